@@ -1,0 +1,30 @@
+"""The command `ttapca`: one file a command, and the only room that prints, reads the environment
+and exits.
+
+Exit codes: 0 for success, 1 for a failure, 2 for a call that makes no sense, 130 for Ctrl-C.
+Results go to standard output; progress and errors to standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+
+EXTRA_OF_PACKAGE = {"typer": "cli", "rich": "cli", "sklearn": "demo"}
+
+
+def main() -> None:
+    """Run the command line and exit with its code; name the extra when a package is missing."""
+    try:
+        from ttapca.cli.app import run
+
+        code = run()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA_OF_PACKAGE:
+            raise
+        sys.stderr.write(
+            f"error: this command needs the package `{package}`, which is not installed; "
+            f"get it with: pip install 'ttapca[{EXTRA_OF_PACKAGE[package]}]'\n"
+        )
+        code = 1
+    sys.exit(code)

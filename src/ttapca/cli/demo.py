@@ -1,0 +1,7 @@
+"""`ttapca demo`."""
+
+from __future__ import annotations
+
+
+def demo() -> None:
+    """Show the library at work."""

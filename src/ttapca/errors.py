@@ -1,0 +1,72 @@
+"""Every error that ttapca raises on purpose.
+
+One root, `TtapcaError`, so that a caller can catch the library and nothing else; and every class is
+also the builtin a Python programmer would expect, so that `except ValueError` keeps working.
+
+A message states the rule, then what was found, then the way out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TtapcaError(Exception):
+    """The root of all errors of this library."""
+
+
+class OptionError(TtapcaError, ValueError):
+    """An option has a value that makes no sense, or does not exist."""
+
+
+class LayerNotFoundError(TtapcaError, KeyError):
+    """No layer of the model has the given dotted path."""
+
+    def __str__(self) -> str:
+        """The message itself: `KeyError` would print its `repr`, quotes and all."""
+        return str(self.args[0])
+
+
+class LayerOutputError(TtapcaError, TypeError):
+    """A layer does not return one tensor, or is not called exactly once a forward."""
+
+
+class ShapeError(TtapcaError, ValueError):
+    """A tensor has another shape than the rule demands."""
+
+
+class NonFiniteError(TtapcaError, ValueError):
+    """Data hold NaN or infinity where finite numbers are needed."""
+
+
+class NotEnoughDataError(TtapcaError, ValueError):
+    """The data cannot give what was asked of them: too few samples, too low a rank."""
+
+
+class AttachError(TtapcaError, RuntimeError):
+    """A surface cannot be put on this model, or was already."""
+
+
+class SavedFilterError(TtapcaError, ValueError):
+    """A saved filter is missing, truncated, tampered with or of another kind."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Offer the known names nearest to `name`.
+
+    Args:
+        name: What was asked for.
+        known: What there is.
+
+    Returns:
+        A sentence that starts with a space, or nothing when no name is near.
+
+    Example:
+        >>> did_you_mean("layr1", ["layer1", "fc"])
+        ' Did you mean `layer1`?'
+    """
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    if not near:
+        return ""
+    return " Did you mean " + " or ".join(f"`{candidate}`" for candidate in near) + "?"
