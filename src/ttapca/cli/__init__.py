@@ -1,6 +1,6 @@
-"""The command `ttapca`: one file a command, and the only room that prints, reads the environment
-and exits.
+"""The command `ttapca`: one file a command.
 
+This is the only room that prints, reads the environment and exits.
 Exit codes: 0 for success, 1 for a failure, 2 for a call that makes no sense, 130 for Ctrl-C.
 Results go to standard output; progress and errors to standard error.
 """

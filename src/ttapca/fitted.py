@@ -1,0 +1,290 @@
+"""A fitted filter: what `ttapca.fit` returns, what is saved, and what is put on a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ttapca._version import __version__
+from ttapca.errors import NotEnoughDataError, OptionError, SavedFilterError
+from ttapca.gains import GainName, make_gain
+from ttapca.layer import SpectralFilter
+from ttapca.store import CONFIG, read_folder, write_folder
+
+Storage = Literal["float64", "float32", "bfloat16", "float16"]
+Route = Literal["folded", "exact", "randomised"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FittedFilter:
+    """The PCA of a layer's output on source data, ready to filter with.
+
+    Names that end in an underscore were learned from the data, as in scikit-learn.
+
+    Attributes:
+        layer: Dotted path of the layer.
+        route: How it was computed: `folded`, `exact` or `randomised`.
+        shape: Of one sample of the tensor that is filtered: the layer's input when folded, its
+            output otherwise.
+        output_shape: Of one sample of the layer's output.
+        mean_: Mean of the layer's output, flattened, float64, shape (p,).
+        singular_values_: Of the centred output, falling, float64, shape (components,).
+        center: Mean of the tensor that is filtered, float64, shape (d,).
+        project: From that tensor, centred, to components, shape (d, components).
+        rebuild: And back; None when it is the same matrix.
+        n_samples_: Number of samples it was fitted on.
+        total_variance_: Variance of the output over all components, kept or not.
+        error_bound_: For the randomised route, for each component a bound on the relative error of
+            its squared singular value, shape (components,); None where the result is exact.
+        versions: Of what computed it.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+        >>> data = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+        >>> import ttapca
+        >>> ttapca.fit(model, "0", data, n_components=3)
+        FittedFilter(layer='0', 3 components, 100 samples, folded (4,) -> (6,))
+    """
+
+    layer: str
+    route: Route
+    shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    mean_: Tensor
+    singular_values_: Tensor
+    center: Tensor
+    project: Tensor
+    rebuild: Tensor | None
+    n_samples_: int
+    total_variance_: float
+    error_bound_: Tensor | None = None
+    versions: dict[str, str] = dataclasses.field(
+        default_factory=lambda: {
+            "ttapca": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+    )
+
+    def __repr__(self) -> str:
+        """One line for a person."""
+        where = f"folded {self.shape} -> {self.output_shape}" if self.folded else f"{self.shape}"
+        return (
+            f"FittedFilter(layer={self.layer!r}, {self.n_components_} components, "
+            f"{self.n_samples_} samples, {where})"
+        )
+
+    @property
+    def folded(self) -> bool:
+        """Whether the filter works on the layer's input instead of its output."""
+        return self.route == "folded"
+
+    @property
+    def rebuild_matrix(self) -> Tensor:
+        """From components to the tensor that is filtered, centred, shape (d, components)."""
+        return self.project if self.rebuild is None else self.rebuild
+
+    @property
+    def n_components_(self) -> int:
+        """Number of components kept."""
+        return len(self.singular_values_)
+
+    @property
+    def explained_variance_(self) -> Tensor:
+        """Variance along each component, shape (components,)."""
+        return self.singular_values_.square() / (self.n_samples_ - 1)
+
+    @property
+    def explained_variance_ratio_(self) -> Tensor:
+        """Share of the total variance along each component, shape (components,)."""
+        return self.explained_variance_ / self.total_variance_
+
+    def truncated(self, n_components: int) -> FittedFilter:
+        """The same filter with its first components only: no new fit is needed for a lower rank.
+
+        Raises:
+            NotEnoughDataError: When it has fewer components than that.
+        """
+        if n_components < 1 or n_components > self.n_components_:
+            raise NotEnoughDataError(
+                f"This filter has {self.n_components_} components and can be truncated to 1 or "
+                f"more of them; found {n_components}."
+            )
+        return dataclasses.replace(
+            self,
+            singular_values_=self.singular_values_[:n_components],
+            project=self.project[:, :n_components],
+            rebuild=None if self.rebuild is None else self.rebuild[:, :n_components],
+            error_bound_=None if self.error_bound_ is None else self.error_bound_[:n_components],
+        )
+
+    def spectral_filter(
+        self,
+        gain: GainName | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        **options: object,
+    ) -> SpectralFilter:
+        """Build the module that filters.
+
+        Args:
+            gain: Which gains it learns; without, it only drops what lies outside its basis.
+            dtype: Precision that it computes in.
+            **options: Of the gain, see `ttapca.gains`.
+        """
+        return SpectralFilter(
+            self.center.to(dtype, copy=True),
+            self.project.to(dtype, copy=True),
+            None if self.rebuild is None else self.rebuild.to(dtype, copy=True),
+            shape=self.shape,
+            gain=make_gain(gain, self.singular_values_.to(dtype), **options) if gain else None,
+        )
+
+    def save(self, path: str | os.PathLike[str], *, dtype: Storage = "float32") -> None:
+        """Write the filter to a folder: `config.json`, `filter.safetensors`, `README.md`.
+
+        Args:
+            path: A new or empty folder, or another saved filter, which is replaced.
+            dtype: How the two large matrices are stored. Half precision halves the folder; means
+                and singular values are always kept in float64.
+
+        Raises:
+            OptionError: When there is no such precision, or float16 cannot hold the numbers.
+            SavedFilterError: When the path holds something else.
+        """
+        stored = _stored_dtype(dtype)
+        tensors = {
+            "output_mean": self.mean_,
+            "singular_values": self.singular_values_,
+            "center": self.center,
+            "error_bound": self.error_bound_,
+            "project": _narrowed(self.project, stored),
+            "rebuild": None if self.rebuild is None else _narrowed(self.rebuild, stored),
+        }
+        config = {
+            "layer": self.layer,
+            "route": self.route,
+            "shape": list(self.shape),
+            "output_shape": list(self.output_shape),
+            "n_components": self.n_components_,
+            "storage": dtype,
+            "source": {
+                "n_samples": self.n_samples_,
+                "total_variance": self.total_variance_,
+                "explained_variance": float(self.explained_variance_ratio_.sum()),
+                "largest_singular_value": float(self.singular_values_[0]),
+                "smallest_singular_value": float(self.singular_values_[-1]),
+            },
+            "versions": self.versions,
+        }
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        write_folder(Path(path), config, present, _card(self, config))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> FittedFilter:
+        """Read a filter that `save` wrote.
+
+        Raises:
+            SavedFilterError: When the folder is missing, foreign, truncated or altered.
+        """
+        config, tensors = read_folder(Path(path))
+        try:
+            fitted = cls(
+                layer=config["layer"],
+                route=config["route"],
+                shape=tuple(config["shape"]),
+                output_shape=tuple(config["output_shape"]),
+                mean_=tensors["output_mean"],
+                singular_values_=tensors["singular_values"],
+                center=tensors["center"],
+                project=tensors["project"],
+                rebuild=tensors.get("rebuild"),
+                n_samples_=config["source"]["n_samples"],
+                total_variance_=config["source"]["total_variance"],
+                error_bound_=tensors.get("error_bound"),
+                versions=config["versions"],
+            )
+        except KeyError as error:
+            raise SavedFilterError(
+                f"`{path}` is not a whole saved filter: {error} is missing. Save the filter again."
+            ) from error
+        _check_shapes(fitted, path)
+        return fitted
+
+
+def _stored_dtype(name: str) -> torch.dtype:
+    if name not in get_args(Storage):
+        raise OptionError(f"`dtype` is one of {', '.join(get_args(Storage))}; found {name!r}.")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _narrowed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    narrow = matrix.to(dtype)
+    if not torch.isfinite(narrow).all():
+        raise OptionError(
+            f"{str(dtype).removeprefix('torch.')} cannot hold numbers as large as those of this "
+            f"filter ({float(matrix.abs().max()):.3g}). Store it as bfloat16, which has their "
+            "range."
+        )
+    return narrow
+
+
+def _check_shapes(fitted: FittedFilter, path: str | os.PathLike[str]) -> None:
+    size, components = math.prod(fitted.shape), fitted.n_components_
+    expected = {
+        "center": (fitted.center, (size,)),
+        "output_mean": (fitted.mean_, (math.prod(fitted.output_shape),)),
+        "project": (fitted.project, (size, components)),
+        "rebuild": (fitted.rebuild, (size, components)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise SavedFilterError(
+                f"`{name}` of the filter in `{path}` must have shape {shape}, by its `{CONFIG}`; "
+                f"found {tuple(tensor.shape)}. Save the filter again."
+            )
+
+
+def _card(fitted: FittedFilter, config: dict[str, Any]) -> str:
+    source = config["source"]
+    applied = "input of the layer (folded)" if fitted.folded else "output of the layer"
+    bound = ""
+    if fitted.error_bound_ is not None:
+        worst = float(fitted.error_bound_.max())
+        bound = f"| worst relative error of a squared singular value | at most {worst:.2g} |\n"
+    return f"""\
+# Spectral filter for `{fitted.layer}`
+
+Principal components of the output of layer `{fitted.layer}` on source data, for test-time
+adaptation with the Python package `ttapca`. It belongs to the network that it was fitted on.
+
+| | |
+|---|---|
+| components | {fitted.n_components_:,} of {math.prod(fitted.output_shape):,} outputs |
+| variance kept | {100 * source["explained_variance"]:.2f} % |
+| fitted on | {fitted.n_samples_:,} samples |
+| shape of a layer's output | {fitted.output_shape} |
+| applied to | the {applied}, shape {fitted.shape} |
+| computed by | the {fitted.route} route, ttapca {fitted.versions["ttapca"]}, \
+torch {fitted.versions["torch"]} |
+{bound}| stored as | {config["storage"]} |
+
+```python
+import ttapca
+
+fitted = ttapca.load("path/to/this/folder")
+adapted = ttapca.adapt(model, "ttapca-relu", filter=fitted)
+logits = adapted(batch)
+```
+
+`config.json` describes the filter, `filter.safetensors` holds its tensors; both carry checksums.
+"""

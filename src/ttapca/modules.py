@@ -1,0 +1,68 @@
+"""Small tools for other people's modules: find a layer, leave every flag as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from ttapca.errors import LayerNotFoundError, did_you_mean
+
+
+def find_layer(model: nn.Module, path: str) -> nn.Module:
+    """Look a layer up by its dotted path.
+
+    Args:
+        model: Any module.
+        path: As in `model.named_modules()`, for example `layer1.0.conv1`.
+
+    Raises:
+        LayerNotFoundError: When there is none; near names are offered.
+
+    Example:
+        >>> find_layer(nn.Sequential(nn.Linear(2, 3)), "0")
+        Linear(in_features=2, out_features=3, bias=True)
+    """
+    layers: dict[str, nn.Module] = {name: module for name, module in model.named_modules() if name}
+    if path not in layers:
+        offer = did_you_mean(path, layers) or f" There are: {_first_names(list(layers))}."
+        raise LayerNotFoundError(f"The model has no layer `{path}`.{offer}")
+    return layers[path]
+
+
+def _first_names(names: list[str], most: int = 8) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:most]) or "none"
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and every module's own flag back afterwards."""
+    flags = training_flags(model)
+    model.eval()
+    try:
+        yield
+    finally:
+        restore_training_flags(flags)
+
+
+def training_flags(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    """The training flag of every module: frozen parts may differ from the rest."""
+    return [(module, module.training) for module in model.modules()]
+
+
+def restore_training_flags(flags: list[tuple[nn.Module, bool]]) -> None:
+    """Set the flags that `training_flags` returned."""
+    for module, training in flags:
+        module.training = training
+
+
+def device_and_dtype(layer: nn.Module, model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where a layer computes, and in which precision: its own tensors tell, else the model's."""
+    for module in (layer, model):
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():
+                return tensor.device, tensor.dtype
+    return torch.device("cpu"), torch.get_default_dtype()

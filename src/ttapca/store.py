@@ -1,0 +1,135 @@
+"""A folder on disk for a fitted filter: `config.json`, `filter.safetensors` and a `README.md` card.
+
+No pickle anywhere: what is read is JSON and raw tensors. The folder appears whole or not at all,
+and every byte of it is covered by a checksum, so a truncated or altered filter is refused instead
+of giving wrong numbers. This room knows folders and checksums; what a filter is, `ttapca.fitted`
+knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from ttapca.errors import SavedFilterError
+
+FORMAT = "ttapca.filter"
+FORMAT_VERSION = 1
+CONFIG = "config.json"
+TENSORS = "filter.safetensors"
+CARD = "README.md"
+
+
+def write_folder(path: Path, config: dict[str, Any], tensors: dict[str, Tensor], card: str) -> None:
+    """Write a folder, replacing a saved filter that is there already.
+
+    Args:
+        path: The folder; its parents are made.
+        config: Anything that JSON can hold, without the keys that this function adds: `format`,
+            `format_version`, `tensors_sha256`, `checksum`.
+        tensors: By name.
+        card: Markdown for a person.
+
+    Raises:
+        SavedFilterError: When the path holds something that is not a saved filter.
+    """
+    _check_target(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        new = staging / "new"
+        new.mkdir()
+        payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
+        (new / TENSORS).write_bytes(payload)
+        config = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            **config,
+            "tensors_sha256": hashlib.sha256(payload).hexdigest(),
+        }
+        config["checksum"] = _checksum(config)
+        (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (new / CARD).write_text(card, encoding="utf-8")
+        if path.exists():
+            path.rename(staging / "old")
+        new.rename(path)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read what `write_folder` wrote: the config and the tensors.
+
+    Raises:
+        SavedFilterError: When the folder is missing, foreign, truncated or altered.
+    """
+    config = _read_config(path)
+    try:
+        payload = (path / TENSORS).read_bytes()
+    except OSError as error:
+        raise SavedFilterError(
+            f"A saved filter holds `{TENSORS}`; `{path}` has none that can be read "
+            f"({error.strerror}). Save the filter again."
+        ) from error
+    if hashlib.sha256(payload).hexdigest() != config.get("tensors_sha256"):
+        raise SavedFilterError(
+            f"`{path / TENSORS}` is not the file that was saved: its checksum differs from the one "
+            f"in `{CONFIG}`, so it was cut short or altered. Copy the folder again, or save the "
+            "filter again."
+        )
+    try:
+        return config, safetensors.torch.load(payload)
+    except SafetensorError as error:
+        raise SavedFilterError(f"`{path / TENSORS}` is not a safetensors file: {error}.") from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SavedFilterError(
+            f"A saved filter is a folder with a `{CONFIG}`; `{path}` has none that can be read "
+            f"({error.strerror}). `fitted.save(path)` writes one."
+        ) from error
+    except ValueError as error:
+        raise SavedFilterError(f"`{file}` is not JSON: {error}. Save the filter again.") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise SavedFilterError(
+            f"`{file}` does not describe a saved filter: its `format` is not `{FORMAT}`."
+        )
+    version = config.get("format_version")
+    if version != FORMAT_VERSION:
+        raise SavedFilterError(
+            f"This ttapca reads saved filters of format version {FORMAT_VERSION}; `{file}` has "
+            f"version {version}. Install the ttapca that wrote it, or fit again."
+        )
+    if config.get("checksum") != _checksum(config):
+        raise SavedFilterError(
+            f"`{file}` was altered after it was saved: its checksum does not match. Copy the "
+            "folder again, or save the filter again."
+        )
+    return config
+
+
+def _check_target(path: Path) -> None:
+    if not path.exists() or (path / CONFIG).is_file():
+        return
+    if not path.is_dir() or any(path.iterdir()):
+        raise SavedFilterError(
+            f"A filter is saved to a new or empty folder, or over another saved filter; `{path}` "
+            "holds something else. Choose another path."
+        )
+
+
+def _checksum(config: dict[str, Any]) -> str:
+    content = {key: value for key, value in config.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,13 @@
+"""Surfaces: the parts of a model that a test-time method may change.
+
+A surface is put on a model, switched on and off, reset to the state it started from, and taken away
+again; none of it touches the model's weights or buffers. What moves a surface is not its business:
+either it computes its own state in the forward pass, or an `Adapter` takes gradient steps on its
+parameters.
+"""
+
+from ttapca.surfaces.base import Surface
+from ttapca.surfaces.batchnorm import BatchNormStatistics
+from ttapca.surfaces.spectral import SpectralGains
+
+__all__ = ["BatchNormStatistics", "SpectralGains", "Surface"]

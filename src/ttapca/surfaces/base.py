@@ -1,0 +1,45 @@
+"""What every surface can do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Surface(nn.Module):
+    """A part of a model that may change at test time.
+
+    A surface's own parameters are what gradient steps may move. `attach` remembers their values and
+    `reset` puts these back, bit for bit.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start: list[Tensor] = []
+
+    def attach(self, model: nn.Module) -> None:
+        """Put the surface on a model; raises `AttachError` when it does not fit."""
+        raise NotImplementedError
+
+    def detach(self) -> None:
+        """Take the surface away, leaving no trace; harmless when it is not attached."""
+        raise NotImplementedError
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the surface acts; set it to switch."""
+        raise NotImplementedError
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        raise NotImplementedError
+
+    def remember(self) -> None:
+        """Take the present state for the one that `reset` returns to."""
+        self._start = [parameter.detach().clone() for parameter in self.parameters()]
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Return to the remembered state."""
+        for parameter, start in zip(self.parameters(), self._start, strict=True):
+            parameter.copy_(start)

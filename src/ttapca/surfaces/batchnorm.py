@@ -1,0 +1,135 @@
+"""The statistics that BatchNorm layers normalise with, as a surface."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ttapca.errors import AttachError, OptionError, ShapeError
+from ttapca.surfaces.base import Surface
+
+
+class BatchNormStatistics(Surface):
+    """Normalise with statistics of the source, of the test batch, or of a mixture of both.
+
+    The mixture is that of two populations, the batch with weight alpha and the source with
+    1 - alpha, so its variance holds the distance between their means:
+
+        mean = alpha m_batch + (1 - alpha) m_source
+        var  = alpha v_batch + (1 - alpha) v_source + alpha (1 - alpha) (m_batch - m_source)^2
+
+    Running statistics are read and never written, in training mode as well. Gradients pass through
+    the statistics of the batch.
+
+    Args:
+        alpha: Weight of the batch, from 0 (source) to 1 (batch).
+        required: Whether a model without BatchNorm is an error.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm1d(1, affine=False)).eval()
+        >>> statistics = BatchNormStatistics(alpha=1.0)
+        >>> statistics.attach(model)
+        >>> [round(value, 2) for value in model(torch.tensor([[5.0], [7.0]])).flatten().tolist()]
+        [-1.0, 1.0]
+        >>> statistics.detach()
+    """
+
+    def __init__(self, alpha: float, *, required: bool = True) -> None:
+        super().__init__()
+        if not 0.0 <= alpha <= 1.0:
+            raise OptionError(
+                f"`alpha`, the weight of the batch, is between 0 and 1; found {alpha}."
+            )
+        self.alpha = float(alpha)
+        self._required = required
+        self._enabled = True
+        self._layers: list[_BatchNorm] = []
+
+    def attach(self, model: nn.Module) -> None:
+        """Take over the normalisation of every BatchNorm layer that has running statistics."""
+        if self._layers:
+            raise AttachError("A surface goes on one model; this one is attached already.")
+        # A layer without running statistics always uses those of the batch: there is no choice.
+        layers = [
+            module
+            for module in model.modules()
+            if isinstance(module, _BatchNorm) and module.running_mean is not None
+        ]
+        if self._required and not layers:
+            raise AttachError(
+                "Batch statistics need BatchNorm layers with running statistics; the model has "
+                "none. Choose a method that does without them."
+            )
+        for layer in layers:
+            if "forward" in vars(layer):
+                raise AttachError(
+                    "A BatchNorm layer takes one set of statistics; something has taken over a "
+                    "layer of this model already. Call `detach()` on what did first."
+                )
+        for layer in layers:
+            # Shadowing `forward` on the instance leaves buffers, keys and hooks as they are, and
+            # is undone by deleting it. A hook could only compute the output a second time.
+            layer.forward = functools.partial(_forward, layer, self)  # type: ignore[method-assign]
+        self._layers = layers
+
+    def detach(self) -> None:
+        """Give every layer its own normalisation back."""
+        for layer in self._layers:
+            del layer.forward
+        self._layers = []
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the surface acts; set it to switch."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._enabled = value
+
+    def extra_repr(self) -> str:
+        """What `print(adapter)` shows."""
+        return f"alpha={self.alpha}, layers={len(self._layers)}"
+
+
+def _forward(layer: _BatchNorm, surface: BatchNormStatistics, x: Tensor) -> Tensor:
+    """What a BatchNorm layer runs while the surface is attached."""
+    if not surface.enabled:
+        return type(layer).forward(layer, x)
+    if surface.alpha == 0.0:
+        return F.batch_norm(
+            x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps
+        )
+    if surface.alpha == 1.0:
+        if x.numel() == x.shape[1]:
+            raise ShapeError(
+                "Batch statistics need more than one value for each channel; found a batch of "
+                f"shape {tuple(x.shape)}. Use a larger batch, or source or mixed statistics."
+            )
+        return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
+    return _mixed(layer, surface.alpha, x)
+
+
+def _mixed(layer: _BatchNorm, alpha: float, x: Tensor) -> Tensor:
+    """Normalise with the mixture: one pass for the statistics, one for scale and shift."""
+    source_mean, source_var = layer.running_mean, layer.running_var
+    if source_mean is None or source_var is None:
+        raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
+    dimensions = [d for d in range(x.dim()) if d != 1]
+    precise = x.to(torch.promote_types(x.dtype, torch.float32))
+    batch_var, batch_mean = torch.var_mean(precise, dim=dimensions, correction=0)
+    between = alpha * (1 - alpha) * (batch_mean - source_mean).square()
+    mean = torch.lerp(source_mean.to(batch_mean), batch_mean, alpha)
+    var = torch.lerp(source_var.to(batch_var), batch_var, alpha) + between
+    scale = torch.rsqrt(var + layer.eps)
+    if layer.weight is not None:
+        scale = scale * layer.weight
+    shift = -mean * scale
+    if layer.bias is not None:
+        shift = shift + layer.bias
+    channels = (1, -1, *[1] * (x.dim() - 2))
+    return torch.addcmul(shift.view(channels), precise, scale.view(channels)).to(x.dtype)
