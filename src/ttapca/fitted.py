@@ -37,9 +37,9 @@ class FittedFilter:
         output_shape: Of one sample of the layer's output.
         mean_: Mean of the layer's output, flattened, float64, shape (p,).
         singular_values_: Of the centred output, falling, float64, shape (components,).
-        center: Mean of the tensor that is filtered, float64, shape (d,).
-        project: From that tensor, centred, to components, shape (d, components).
-        rebuild: And back; None when it is the same matrix.
+        project: From the tensor that is filtered, centred, to components, shape (d, components).
+        rebuild: And back, when folded; None where it is the same matrix.
+        input_mean_: Mean of the layer's input, when folded, float64, shape (d,); None otherwise.
         n_samples_: Number of samples it was fitted on.
         total_variance_: Variance of the output over all components, kept or not.
         error_bound_: For the randomised route, for each component a bound on the relative error of
@@ -60,11 +60,11 @@ class FittedFilter:
     output_shape: tuple[int, ...]
     mean_: Tensor
     singular_values_: Tensor
-    center: Tensor
     project: Tensor
-    rebuild: Tensor | None
     n_samples_: int
     total_variance_: float
+    rebuild: Tensor | None = None
+    input_mean_: Tensor | None = None
     error_bound_: Tensor | None = None
     versions: dict[str, str] = dataclasses.field(
         default_factory=lambda: {
@@ -86,6 +86,11 @@ class FittedFilter:
     def folded(self) -> bool:
         """Whether the filter works on the layer's input instead of its output."""
         return self.route == "folded"
+
+    @property
+    def center(self) -> Tensor:
+        """Mean of the tensor that is filtered, shape (d,)."""
+        return self.mean_ if self.input_mean_ is None else self.input_mean_
 
     @property
     def rebuild_matrix(self) -> Tensor:
@@ -140,10 +145,15 @@ class FittedFilter:
             dtype: Precision that it computes in.
             **options: Of the gain, see `ttapca.gains`.
         """
+
+        def own(tensor: Tensor) -> Tensor:
+            # In one layout, so that a saved filter rounds as the fitted one does.
+            return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
         return SpectralFilter(
-            self.center.to(dtype, copy=True),
-            self.project.to(dtype, copy=True),
-            None if self.rebuild is None else self.rebuild.to(dtype, copy=True),
+            own(self.center),
+            own(self.project),
+            None if self.rebuild is None else own(self.rebuild),
             shape=self.shape,
             gain=make_gain(gain, self.singular_values_.to(dtype), **options) if gain else None,
         )
@@ -164,7 +174,7 @@ class FittedFilter:
         tensors = {
             "output_mean": self.mean_,
             "singular_values": self.singular_values_,
-            "center": self.center,
+            "input_mean": self.input_mean_,
             "error_bound": self.error_bound_,
             "project": _narrowed(self.project, stored),
             "rebuild": None if self.rebuild is None else _narrowed(self.rebuild, stored),
@@ -196,6 +206,7 @@ class FittedFilter:
             SavedFilterError: When the folder is missing, foreign, truncated or altered.
         """
         config, tensors = read_folder(Path(path))
+        folded = config.get("route") == "folded"
         try:
             fitted = cls(
                 layer=config["layer"],
@@ -204,11 +215,11 @@ class FittedFilter:
                 output_shape=tuple(config["output_shape"]),
                 mean_=tensors["output_mean"],
                 singular_values_=tensors["singular_values"],
-                center=tensors["center"],
                 project=tensors["project"],
-                rebuild=tensors.get("rebuild"),
                 n_samples_=config["source"]["n_samples"],
                 total_variance_=config["source"]["total_variance"],
+                rebuild=tensors["rebuild"] if folded else None,
+                input_mean_=tensors["input_mean"] if folded else None,
                 error_bound_=tensors.get("error_bound"),
                 versions=config["versions"],
             )
@@ -241,7 +252,7 @@ def _narrowed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 def _check_shapes(fitted: FittedFilter, path: str | os.PathLike[str]) -> None:
     size, components = math.prod(fitted.shape), fitted.n_components_
     expected = {
-        "center": (fitted.center, (size,)),
+        "input_mean": (fitted.input_mean_, (size,)),
         "output_mean": (fitted.mean_, (math.prod(fitted.output_shape),)),
         "project": (fitted.project, (size, components)),
         "rebuild": (fitted.rebuild, (size, components)),

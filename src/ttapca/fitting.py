@@ -259,11 +259,11 @@ def _fit_folded(source: _Source, shapes: _Shapes, n_components: int | float | No
         output_shape=shapes.output,
         mean_=linear.output_of(pca.mean),
         singular_values_=pca.singular_values,
-        center=pca.mean,
         project=pca.project,
-        rebuild=pca.rebuild,
         n_samples_=pca.n_samples,
         total_variance_=pca.total_variance,
+        rebuild=pca.rebuild,
+        input_mean_=pca.mean,
     )
 
 
@@ -298,9 +298,7 @@ def _fit_output(
         output_shape=shapes.output,
         mean_=pca.mean.cpu(),
         singular_values_=pca.singular_values.cpu(),
-        center=pca.mean.cpu(),
         project=pca.basis.cpu(),
-        rebuild=None,
         n_samples_=pca.n_samples,
         total_variance_=pca.total_variance,
         error_bound_=bound,

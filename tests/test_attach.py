@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from oracles import DensePCA, assert_same_picture, images, left_untouched, picture_of, small_convnet
+from ttapca.errors import AttachError, LayerNotFoundError, ShapeError
+
+DATA = images(150)
+X = images(12, seed=8)
+
+
+@pytest.fixture(params=["conv1", "bn1"], ids=["folded", "unfolded"])
+def fitted(request: pytest.FixtureRequest) -> ttapca.FittedFilter:
+    return ttapca.fit(small_convnet(), request.param, DATA, 20)
+
+
+def test_the_filter_acts_at_its_layer(fitted: ttapca.FittedFilter) -> None:
+    model = small_convnet()
+    stages = list(dict(model.named_children())).index(fitted.layer) + 1
+    with torch.no_grad():
+        dense = DensePCA(model[:stages](DATA))
+        relative = dense.singular_values[:20] / dense.singular_values[0]
+        expected = model[stages:](dense.filter(model[:stages](X), relative / (relative + 0.3)))
+        ttapca.attach(model, fitted, "relu", initial=0.3)
+        torch.testing.assert_close(model(X), expected, rtol=0, atol=1e-9)
+
+
+def test_the_model_keeps_everything_while_it_is_filtered(fitted: ttapca.FittedFilter) -> None:
+    model = small_convnet()
+    before = picture_of(model)
+    attachment = ttapca.attach(model, fitted, "relu")
+    during = picture_of(model)
+    for part in ("parameters", "buffers", "modules", "training"):
+        assert before[part] == during[part]
+    assert before["state"].keys() == during["state"].keys()
+    model.load_state_dict(small_convnet().state_dict(), strict=True)
+    attachment.detach()
+    assert_same_picture(before, picture_of(model))
+
+
+def test_switched_off_is_bit_identical(fitted: ttapca.FittedFilter) -> None:
+    model = small_convnet()
+    plain = model(X)
+    attachment = ttapca.attach(model, fitted, "relu", initial=0.3)
+    filtered = model(X)
+    assert not torch.equal(filtered, plain)
+    with attachment.disabled():
+        assert torch.equal(model(X), plain)
+        with attachment.disabled():
+            assert torch.equal(model(X), plain)
+        assert torch.equal(model(X), plain)
+    assert torch.equal(model(X), filtered)
+    with pytest.raises(KeyboardInterrupt, match="stop"), attachment.disabled():
+        raise KeyboardInterrupt("stop")
+    assert attachment.enabled
+    attachment.detach()
+    attachment.detach()
+    assert torch.equal(model(X), plain)
+
+
+def test_copies_and_pickles_carry_the_filter(fitted: ttapca.FittedFilter) -> None:
+    model = small_convnet()
+    attachment = ttapca.attach(model, fitted, "relu", initial=0.3)
+    expected = model(X)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    copies = [
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(buffer, weights_only=False),
+    ]
+    attachment.detach()
+    for twin in copies:
+        assert torch.equal(twin(X), expected)
+    twin_model, twin_attachment = copy.deepcopy((model, ttapca.attach(model, fitted)))
+    twin_attachment.detach()
+    assert torch.equal(twin_model(X), small_convnet()(X))
+
+
+def test_the_filter_follows_the_model_to_another_device(fitted: ttapca.FittedFilter) -> None:
+    model = small_convnet()
+    attachment = ttapca.attach(model, fitted, "relu")
+    model.to("meta")  # the one other device that every machine has
+    assert model(X.to("meta")).device.type == "meta"
+    assert attachment.filter.mean.device.type == "meta"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_precisions(fitted: ttapca.FittedFilter, dtype: torch.dtype) -> None:
+    reference = small_convnet()
+    ttapca.attach(reference, fitted, "relu", initial=0.3)
+    model = small_convnet().to(dtype)
+    attachment = ttapca.attach(model, fitted, "relu", initial=0.3)
+    assert attachment.filter.mean.dtype == (
+        torch.float64 if dtype == torch.float64 else torch.float32
+    )
+    with torch.no_grad():
+        output, expected = model(X.to(dtype)), reference(X)
+    assert output.dtype == dtype
+    # Eight bits of mantissa over three layers, against sixteen and more.
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.05}[dtype]
+    error = (output.double() - expected).abs().max() / expected.abs().max()
+    assert float(error) < tolerance
+
+
+def test_casting_after_attaching(fitted: ttapca.FittedFilter) -> None:
+    model = small_convnet()
+    ttapca.attach(model, fitted, "relu")
+    expected = model(X).detach()
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
+        output = model.to(dtype)(X.to(dtype)).detach()
+        assert float((output.double() - expected).abs().max() / expected.abs().max()) < tolerance
+
+
+def test_export(fitted: ttapca.FittedFilter) -> None:
+    model = small_convnet()
+    ttapca.attach(model, fitted)
+    program = torch.export.export(
+        model, (X,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},)
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(X[:5]), model(X[:5]))
+
+
+def test_a_layer_called_by_keyword() -> None:
+    class Keyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(input=x)
+
+    positional = nn.Sequential()
+    positional.add_module("layer", nn.Linear(3, 6))
+    model = Keyword()
+    model.load_state_dict(positional.state_dict())
+    data = images(30, shape=(3,)).float()
+    fitted = ttapca.fit(positional, "layer", data, 2)
+    ttapca.attach(model, fitted)
+    ttapca.attach(positional, fitted)
+    assert torch.equal(model(data), positional(data))
+
+
+def test_a_second_filter_is_refused(fitted: ttapca.FittedFilter) -> None:
+    model = small_convnet()
+    attachment = ttapca.attach(model, fitted)
+    with left_untouched(model, X), pytest.raises(AttachError, match="has one already"):
+        ttapca.attach(model, fitted)
+    attachment.detach()
+    ttapca.attach(model, fitted)
+
+
+def test_filters_at_two_layers_live_together() -> None:
+    model = small_convnet()
+    plain = model(X)
+    one, two = (
+        ttapca.attach(model, ttapca.fit(model, layer, DATA, 10)) for layer in ("conv1", "act")
+    )
+    one.detach()
+    assert not torch.equal(model(X), plain)
+    two.detach()
+    assert torch.equal(model(X), plain)
+
+
+def test_a_folded_filter_belongs_to_its_weights() -> None:
+    fitted = ttapca.fit(small_convnet(), "conv1", DATA, 20)
+    stranger = small_convnet(seed=5)
+    with left_untouched(stranger, X), pytest.raises(AttachError, match="belongs to the weights"):
+        ttapca.attach(stranger, fitted)
+    ttapca.attach(small_convnet().to(torch.bfloat16), fitted)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.ReLU(), "`conv1` is a ReLU"),
+        (nn.Conv2d(4, 8, 3, padding=1), r"takes samples of shape \(3, 6, 6\)"),
+        (nn.Conv2d(3, 9, 3, padding=1), "belongs to the weights"),
+    ],
+    ids=["kind", "input", "output"],
+)
+def test_a_folded_filter_on_another_layer(layer: nn.Module, message: str) -> None:
+    fitted = ttapca.fit(small_convnet(), "conv1", DATA, 20)
+    model = nn.Sequential()
+    model.add_module("conv1", layer)
+    with pytest.raises(AttachError, match=message):
+        ttapca.attach(model, fitted)
+    assert not layer._forward_hooks
+    assert not layer._forward_pre_hooks
+
+
+def test_unknown_layer(fitted: ttapca.FittedFilter) -> None:
+    with pytest.raises(LayerNotFoundError, match="no layer"):
+        ttapca.attach(nn.Sequential(nn.Linear(3, 3)), fitted)
+
+
+def test_another_shape_at_test_time(fitted: ttapca.FittedFilter) -> None:
+    model = nn.Sequential()
+    for name, child in list(small_convnet().named_children())[:3]:
+        model.add_module(name, child)
+    attachment = ttapca.attach(model, fitted)
+    with pytest.raises(ShapeError, match=r"found \(\d, 7, 7\)"):
+        model(images(3, shape=(3, 7, 7)))
+    attachment.detach()
+    assert model(images(3, shape=(3, 7, 7))).shape == (3, 8, 7, 7)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from oracles import assert_same_picture, images, left_untouched, picture_of, small_convnet
+from ttapca.errors import AttachError, OptionError, ShapeError
+from ttapca.surfaces import BatchNormStatistics
+
+X = images(12, seed=8)
+
+
+def normalised(alpha: float, layer: nn.Module, x: Tensor) -> Tensor:
+    surface = BatchNormStatistics(alpha)
+    surface.attach(layer)
+    output = layer(x)
+    surface.detach()
+    return output
+
+
+def with_statistics_of(data: Tensor, layer: nn.Module, x: Tensor) -> Tensor:
+    """Plain BatchNorm whose running statistics are those of `data`, population variance."""
+    twin = copy.deepcopy(layer).eval()
+    dims = [d for d in range(data.dim()) if d != 1]
+    with torch.no_grad():
+        twin.running_mean.copy_(data.mean(dims))
+        twin.running_var.copy_(data.var(dims, correction=0))
+    return twin(x)
+
+
+LAYERS = {
+    "1d": (nn.BatchNorm1d(4), (4,)),
+    "1d over time": (nn.BatchNorm1d(3), (3, 5)),
+    "2d": (nn.BatchNorm2d(3), (3, 4, 4)),
+    "2d without affine": (nn.BatchNorm2d(3, affine=False), (3, 4, 4)),
+    "3d": (nn.BatchNorm3d(2), (2, 2, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("source_size", "batch_size"), [(30, 10), (10, 30), (20, 20)])
+def test_the_mixture_is_the_statistics_of_the_pooled_data(
+    name: str, source_size: int, batch_size: int
+) -> None:
+    layer, shape = LAYERS[name]
+    layer = copy.deepcopy(layer).double().eval()
+    source, batch = images(source_size, shape=shape), images(batch_size, 7, shape) * 2 + 1
+    dims = [d for d in range(batch.dim()) if d != 1]
+    with torch.no_grad():
+        layer.running_mean.copy_(source.mean(dims))
+        layer.running_var.copy_(source.var(dims, correction=0))
+        if layer.affine:
+            layer.weight.uniform_(0.5, 2, generator=torch.Generator().manual_seed(1))
+            layer.bias.uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
+    alpha = batch_size / (source_size + batch_size)
+    expected = with_statistics_of(torch.cat([source, batch]), layer, batch)
+    torch.testing.assert_close(normalised(alpha, layer, batch), expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_source_and_batch_are_what_torch_computes(name: str) -> None:
+    layer, shape = LAYERS[name]
+    layer = copy.deepcopy(layer).double().eval()
+    x = images(10, shape=shape)
+    assert torch.equal(normalised(0.0, layer, x), layer(x))
+    trained = copy.deepcopy(layer).train()
+    assert torch.equal(normalised(1.0, layer, x), trained(x))
+
+
+@given(alpha=st.floats(0.001, 0.999))
+@settings(deadline=None, max_examples=20)
+def test_gradients_pass_through_the_statistics(alpha: float) -> None:
+    layer = nn.BatchNorm2d(2).double().eval()
+    surface = BatchNormStatistics(alpha)
+    surface.attach(layer)
+    x = images(3, shape=(2, 2, 2)).requires_grad_()
+    assert torch.autograd.gradcheck(layer, (x,))
+
+
+def test_the_ends_are_limits_of_the_mixture() -> None:
+    layer = small_convnet().bn1
+    x = images(6, shape=(8, 4, 4))
+    for end, near in ((0.0, 1e-9), (1.0, 1 - 1e-9)):
+        torch.testing.assert_close(
+            normalised(end, layer, x), normalised(near, layer, x), rtol=0, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("training", [True, False])
+def test_statistics_are_never_written(alpha: float, training: bool) -> None:
+    model = small_convnet().train(training)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    surface = BatchNormStatistics(alpha)
+    surface.attach(model)
+    model(X).sum().backward()
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+    assert all(module.running_mean is not None for module in (model.bn1, model.bn2))
+
+
+def test_training_mode_is_no_switch() -> None:
+    model = small_convnet()
+    surface = BatchNormStatistics(0.3)
+    surface.attach(model)
+    expected = model(X)
+    assert torch.equal(model.train()(X), expected)
+
+
+def test_detach_leaves_no_trace() -> None:
+    model = small_convnet()
+    before, plain = picture_of(model), model(X)
+    surface = BatchNormStatistics(0.3)
+    surface.attach(model)
+    assert not torch.equal(model(X), plain)
+    surface.enabled = False
+    assert torch.equal(model(X), plain)
+    surface.detach()
+    surface.detach()
+    assert_same_picture(before, picture_of(model))
+    assert torch.equal(model(X), plain)
+
+
+def test_half_precision_keeps_its_type() -> None:
+    model = small_convnet().to(torch.bfloat16)
+    for alpha in (0.0, 0.3, 1.0):
+        surface = BatchNormStatistics(alpha)
+        surface.attach(model)
+        assert model(X.to(torch.bfloat16)).dtype == torch.bfloat16
+        surface.detach()
+
+
+def test_layers_without_running_statistics_are_left_alone() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.BatchNorm2d(3)).double()
+    surface = BatchNormStatistics(0.5)
+    surface.attach(model)
+    assert "forward" not in vars(model[0])
+    assert "forward" in vars(model[1])
+    assert "alpha=0.5, layers=1" in repr(surface)
+
+
+def test_a_model_without_batchnorm() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.GroupNorm(1, 3))
+    x = torch.zeros(2, 3)
+    with left_untouched(model, x), pytest.raises(AttachError, match="the model has none"):
+        BatchNormStatistics(1.0).attach(model)
+    BatchNormStatistics(1.0, required=False).attach(model)
+
+
+def test_taken_twice() -> None:
+    model = small_convnet()
+    surface = BatchNormStatistics(1.0)
+    surface.attach(model)
+    during = model(X)
+    with pytest.raises(AttachError, match="already"):
+        BatchNormStatistics(0.5).attach(model)
+    with pytest.raises(AttachError, match="this one is attached already"):
+        surface.attach(small_convnet())
+    assert torch.equal(model(X), during)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
+def test_weights_that_make_no_sense(alpha: float) -> None:
+    with pytest.raises(OptionError, match="between 0 and 1; found"):
+        BatchNormStatistics(alpha)
+
+
+def test_one_value_a_channel_has_no_variance() -> None:
+    layer = nn.BatchNorm1d(4).eval()
+    surface = BatchNormStatistics(1.0)
+    surface.attach(layer)
+    with pytest.raises(ShapeError, match=r"more than one value.*\(1, 4\)"):
+        layer(torch.zeros(1, 4))
+    surface.detach()
+    for alpha in (0.0, 0.4):  # source and mixed statistics serve a batch of one
+        assert torch.isfinite(normalised(alpha, layer, torch.ones(1, 4))).all()

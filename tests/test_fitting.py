@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from oracles import DensePCA, images, left_untouched, small_convnet
+from ttapca.errors import (
+    AttachError,
+    LayerNotFoundError,
+    LayerOutputError,
+    NonFiniteError,
+    NotEnoughDataError,
+    OptionError,
+    ShapeError,
+)
+
+DATA = images(150)
+PROBE = images(4, seed=8)
+
+
+def pairs() -> Iterator[tuple[Tensor, int]]:
+    for batch in DATA.split(40):
+        yield batch, len(batch)
+
+
+class Reiterable:
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return iter([[batch, batch] for batch in DATA.split(40)])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [DATA, list(DATA.split(40)), pairs(), Reiterable(), iter(DATA.split(7))],
+    ids=["tensor", "list", "generator of pairs", "loader", "iterator"],
+)
+def test_any_source_of_data(data: object) -> None:
+    model = small_convnet()
+    with left_untouched(model, PROBE):
+        fitted = ttapca.fit(model, layer="conv1", data=data, n_components=10)
+    with torch.no_grad():
+        dense = DensePCA(model.conv1(DATA))
+    assert fitted.n_samples_ == 150
+    np.testing.assert_allclose(fitted.singular_values_, dense.singular_values[:10], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("layer", "route"),
+    [("conv1", "folded"), ("bn1", "exact"), ("act", "exact"), ("conv2", "exact"), ("fc", "exact")],
+)
+def test_any_layer(layer: str, route: str) -> None:
+    model = small_convnet()
+    fitted = ttapca.fit(model, layer, DATA, 4)
+    children = list(dict(model.named_children()))
+    with torch.no_grad():
+        dense = DensePCA(model[: children.index(layer) + 1](DATA))
+    assert fitted.route == route
+    np.testing.assert_allclose(fitted.singular_values_, dense.singular_values[:4], rtol=1e-9)
+    np.testing.assert_allclose(fitted.mean_, dense.mean, atol=1e-10)
+    assert fitted.error_bound_ is None
+
+
+def test_tokens_and_vectors() -> None:
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6), nn.Flatten(), nn.Linear(18, 2)).double()
+    data = images(60, shape=(3, 4))
+    for layer, output_shape in (("0", (3, 4)), ("1", (3, 6)), ("2", (18,)), ("3", (2,))):
+        fitted = ttapca.fit(model, layer, data, 2)
+        assert fitted.output_shape == output_shape
+        with torch.no_grad():
+            dense = DensePCA(model[: int(layer) + 1](data))
+        np.testing.assert_allclose(fitted.singular_values_, dense.singular_values[:2], rtol=1e-8)
+
+
+def test_training_flags_are_put_back_and_buffers_not_moved() -> None:
+    model = small_convnet().train()
+    model.bn2.eval()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    ttapca.fit(model, "fc", DATA, 2)
+    assert model.training
+    assert model.bn1.training
+    assert not model.bn2.training
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_callers_without_gradients(mode) -> None:
+    model = small_convnet()
+    expected = ttapca.fit(model, "conv1", DATA, 5)
+    with mode():
+        fitted = ttapca.fit(model, "conv1", DATA.clone(), 5)
+    assert torch.equal(fitted.project, expected.project)
+    assert not fitted.project.is_inference()
+
+
+def test_only_the_part_up_to_the_layer_runs() -> None:
+    model = small_convnet()
+    calls = []
+    model.fc.register_forward_hook(lambda *_: calls.append(1))
+    ttapca.fit(model, "conv1", DATA.split(10), 5)
+    assert len(calls) == 1  # the probe, which has to see whether a layer is called twice
+
+
+def test_progress_wraps_the_batches() -> None:
+    seen = []
+
+    def progress(batches):
+        for batch in batches:
+            seen.append(len(batch))
+            yield batch
+
+    ttapca.fit(small_convnet(), "conv1", DATA.split(50), 5, progress=progress)
+    assert seen == [50, 50, 50]
+
+
+def test_truncated_equals_a_smaller_fit() -> None:
+    model = small_convnet()
+    large, small = ttapca.fit(model, "conv1", DATA, 20), ttapca.fit(model, "conv1", DATA, 6)
+    cut = large.truncated(6)
+    torch.testing.assert_close(cut.project, small.project, rtol=0, atol=1e-12)
+    assert torch.equal(cut.singular_values_, small.singular_values_)
+    assert cut.n_components_ == 6
+    for number in (0, 21):
+        with pytest.raises(NotEnoughDataError, match=f"20 components.*found {number}"):
+            large.truncated(number)
+
+
+def test_explained_variance() -> None:
+    fitted = ttapca.fit(small_convnet(), "conv1", DATA, 0.9)
+    assert float(fitted.explained_variance_ratio_.sum()) >= 0.9
+    everything = ttapca.fit(small_convnet(), "conv1", DATA)
+    assert float(everything.explained_variance_ratio_.sum()) == pytest.approx(1.0)
+
+
+# Bad input: each case leaves the model as it was.
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+        self.pair = Pair()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x)) + self.pair(x)[0]
+
+
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("layer", "`layer` is called 2 times"),
+        ("unused", "`unused` is never called"),
+        ("pair", "`pair` returned a tuple"),
+    ],
+)
+def test_layers_that_cannot_be_filtered(layer: str, message: str) -> None:
+    model = Twice()
+    x = images(20, shape=(4,)).float()
+    with left_untouched(model, x), pytest.raises(LayerOutputError, match=message):
+        ttapca.fit(model, layer, x)
+
+
+def test_a_layer_that_gives_one_number_in_all() -> None:
+    class Total(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum()
+
+    model = nn.Sequential(nn.Linear(4, 4), Total())
+    x = images(20, shape=(4,)).float()
+    with (
+        left_untouched(model, x),
+        pytest.raises(LayerOutputError, match=r"`1` returned a tensor of shape \(\)"),
+    ):
+        ttapca.fit(model, "1", x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("conv3", r"no layer `conv3`\. Did you mean `conv"),
+        ("zzz", r"There are: `conv1`, `bn1`"),
+        ("", "no layer ``"),
+    ],
+)
+def test_unknown_layers(layer: str, message: str) -> None:
+    model = small_convnet()
+    with left_untouched(model, PROBE), pytest.raises(LayerNotFoundError, match=message):
+        ttapca.fit(model, layer, DATA)
+
+
+def test_many_names_are_cut() -> None:
+    model = nn.Sequential(*[nn.Identity() for _ in range(12)])
+    with pytest.raises(LayerNotFoundError, match="and 4 more"):
+        ttapca.fit(model, "nothing", DATA)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("layer", ["conv1", "act"])
+def test_data_that_are_not_finite(layer: str, bad: float) -> None:
+    model = small_convnet()
+    data = DATA.clone()
+    data[73] = bad
+    with (
+        left_untouched(model, PROBE),
+        pytest.raises(NonFiniteError, match="in the data at batch 7"),
+    ):
+        ttapca.fit(model, layer, data.split(10))
+
+
+def test_activations_that_are_not_finite() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softplus())
+    with torch.no_grad():
+        model[0].weight.mul_(1e38)
+    data = images(40, shape=(4,)).float()
+    data[:30] *= 1e-3
+    data[30:] *= 100
+    with (
+        left_untouched(model, data[:5]),
+        pytest.raises(NonFiniteError, match="in the output of `1` at batch 3"),
+    ):
+        ttapca.fit(model, "1", data.split(10))
+
+
+@pytest.mark.parametrize(
+    ("data", "n_components", "error", "message"),
+    [
+        (DATA[:20], 20, NotEnoughDataError, "at least 21 samples; found 20"),
+        (DATA, 109, NotEnoughDataError, "here 108; found n_components=109"),
+        (torch.full((30, 3, 6, 6), 0.25).double(), 2, NotEnoughDataError, "same output"),
+        ([], 2, NotEnoughDataError, "needs data; found none"),
+        (DATA, -3, OptionError, "n_components is a whole number"),
+        ([DATA, {"image": DATA}], 2, OptionError, r"batch 1 \(counting from 0\) is a dict"),
+        ([DATA, images(9, shape=(3, 8, 8))], 2, ShapeError, r"batch 1 gave \(3, 8, 8\)"),
+        (DATA.numpy(), 2, OptionError, "is a ndarray"),
+    ],
+    ids=["few", "rank", "constant", "none", "option", "dict", "shape", "numpy"],
+)
+def test_data_that_cannot_serve(data, n_components, error, message) -> None:
+    model = small_convnet()
+    with left_untouched(model, PROBE), pytest.raises(error, match=message):
+        ttapca.fit(model, "conv1", data, n_components)
+
+
+def test_options_that_make_no_sense() -> None:
+    model = small_convnet()
+    with left_untouched(model, PROBE):
+        with pytest.raises(OptionError, match="`route` is auto, folded"):
+            ttapca.fit(model, "conv1", DATA, route="fast")  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match=r"affine layer .*`act` is a ReLU"):
+            ttapca.fit(model, "act", DATA, route="folded")
+        with pytest.raises(OptionError, match=r"`progress` is a function.*found True"):
+            ttapca.fit(model, "conv1", DATA, progress=True)  # type: ignore[arg-type]
+
+
+def test_a_model_that_fails_half_way_is_left_untouched() -> None:
+    model = small_convnet()
+    with left_untouched(model, PROBE), pytest.raises(RuntimeError, match="channels"):
+        ttapca.fit(model, "conv1", [DATA, torch.zeros(2, 5, 6, 6).double()])
+
+
+def test_fitting_where_a_filter_is_attached() -> None:
+    model = small_convnet()
+    fitted = ttapca.fit(model, "conv1", DATA, 5)
+    attachment = ttapca.attach(model, fitted)
+    with pytest.raises(AttachError, match="`conv1` already carries a filter"):
+        ttapca.fit(model, "conv1", DATA, 5)
+    attachment.detach()
+    assert ttapca.fit(model, "conv1", DATA, 5).folded
+
+
+def test_a_layer_that_is_skipped_for_some_batches() -> None:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) if len(x) != 7 else x
+
+    x = images(27, shape=(4,)).float()
+    with pytest.raises(LayerOutputError, match="`layer` was not called"):
+        ttapca.fit(Sometimes(), "layer", x.split(20))

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ttapca.errors import OptionError
+from ttapca.gains import (
+    ExponentialGain,
+    MultiplicativeGain,
+    ReLUGain,
+    bounded_multiplier,
+    exponential_gain,
+    make_gain,
+    relu_gain,
+)
+
+SPECTRUM = torch.tensor([8.0, 4.0, 1.0, 0.25], dtype=torch.float64)
+numbers = st.floats(-5, 5, allow_nan=False)
+
+
+@given(gamma=numbers, value=st.floats(1e-3, 1.0))
+@settings(deadline=None)
+def test_gains_equal_the_papers_formulas(gamma: float, value: float) -> None:
+    g, s = torch.tensor([gamma]).double(), torch.tensor([value]).double()
+    gamma, value = g.item(), s.item()
+    assert relu_gain(g, s).item() == pytest.approx(value / (value + max(gamma, 0.0)))
+    assert exponential_gain(g, s).item() == pytest.approx(1 / (1 + math.exp(gamma**2 - value)))
+
+
+@pytest.mark.parametrize("function", [relu_gain, exponential_gain])
+def test_gradients_equal_finite_differences(function) -> None:
+    gamma = torch.tensor([0.3, -0.7, 1.2, 0.01], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda g: function(g, SPECTRUM), (gamma,), eps=1e-6)
+
+
+def test_gradient_of_the_multiplier_equals_finite_differences() -> None:
+    h = torch.tensor([0.0, -3.0, 0.5, 9.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda value: bounded_multiplier(value, 4.0), (h,), eps=1e-6)
+
+
+@given(value=st.floats(-1e6, 1e6), limit=st.floats(1.01, 100))
+@settings(deadline=None)
+def test_the_multiplier_is_bounded_and_positive(value: float, limit: float) -> None:
+    a = bounded_multiplier(torch.tensor([value], dtype=torch.float64), limit).item()
+    assert 1 / limit * (1 - 1e-9) <= a <= limit * (1 + 1e-9)
+    if abs(value) < 1e-3:
+        assert a == pytest.approx(math.exp(value), rel=1e-4)
+
+
+def test_singular_values_are_divided_by_the_largest() -> None:
+    assert ReLUGain(SPECTRUM).spectrum.tolist() == [1.0, 0.5, 0.125, 0.03125]
+    assert ReLUGain(SPECTRUM, normalise=False).spectrum.tolist() == SPECTRUM.tolist()
+
+
+def test_the_exponential_filter_starts_as_a_mild_low_pass() -> None:
+    gains = ExponentialGain(SPECTRUM, initial=0.0)()
+    assert bool((gains > 0.5).all())
+    assert bool((gains <= 1 / (1 + math.exp(-1)) + 1e-12).all())
+    assert bool((gains.diff() < 0).all())
+
+
+def gradient_at(gain) -> Tensor:
+    gain().sum().backward()
+    return torch.cat([parameter.grad for parameter in gain.parameters()])
+
+
+@pytest.mark.parametrize("kind", [ReLUGain, ExponentialGain])
+def test_dead_at_zero_alive_by_default(kind) -> None:
+    assert bool((gradient_at(kind(SPECTRUM, initial=0.0)) == 0).all())
+    assert bool((gradient_at(kind(SPECTRUM)) != 0).all())
+
+
+def test_the_default_start_is_close_to_the_start_at_zero() -> None:
+    for kind in (ReLUGain, ExponentialGain):
+        torch.testing.assert_close(
+            kind(SPECTRUM)(), kind(SPECTRUM, initial=0.0)(), rtol=0.02, atol=0
+        )
+
+
+@pytest.mark.parametrize("penalty", ["relu", "exponential"])
+def test_multiplicative_is_the_penalty_times_the_multiplier(penalty: str) -> None:
+    gain = MultiplicativeGain(SPECTRUM, penalty=penalty, limit=3.0, initial=0.4)
+    plain = make_gain(penalty, SPECTRUM, initial=0.4)
+    torch.testing.assert_close(gain(), plain())
+    with torch.no_grad():
+        gain.log_multiplier.copy_(torch.tensor([0.0, 1.0, -1.0, 50.0]))
+    bound = math.log(3.0)
+    factor = [math.exp(bound * math.tanh(h / bound)) for h in (0.0, 1.0, -1.0, 50.0)]
+    np.testing.assert_allclose(gain().detach(), plain().detach().numpy() * factor, rtol=1e-12)
+    assert sum(p.numel() for p in gain.parameters()) == 8
+    assert bool((gradient_at(MultiplicativeGain(SPECTRUM, penalty=penalty)) != 0).all())
+
+
+def test_relu_gain_with_one_gamma_is_ridge_regression() -> None:
+    """The paper's appendix: shrinking by s^2 / (s^2 + gamma) is the ridge solution."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
+    y = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+    gamma = 3.7
+    ridge = torch.linalg.solve(x.T @ x + gamma * torch.eye(5, dtype=torch.float64), x.T @ y)
+    eigenvalues, vectors = torch.linalg.eigh(x.T @ x)
+    gains = relu_gain(torch.full((5,), gamma, dtype=torch.float64), eigenvalues)
+    least_squares = torch.linalg.solve(x.T @ x, x.T @ y)
+    filtered = vectors @ torch.diag(gains) @ vectors.T @ least_squares
+    torch.testing.assert_close(filtered, ridge, rtol=1e-10, atol=1e-12)
+
+
+def test_bad_options() -> None:
+    with pytest.raises(OptionError, match=r"no gain `relo`\. Did you mean `relu`\?"):
+        make_gain("relo", SPECTRUM)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="`initial` is a finite number; found nan"):
+        ReLUGain(SPECTRUM, initial=float("nan"))
+    with pytest.raises(OptionError, match="`limit` is a finite number above 1; found 1"):
+        MultiplicativeGain(SPECTRUM, limit=1.0)
+    with pytest.raises(OptionError, match="`penalty` is 'relu' or 'exponential'; found 'x'"):
+        MultiplicativeGain(SPECTRUM, penalty="x")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="positive singular values"):
+        ReLUGain(torch.tensor([1.0, 0.0]))
+
+
+def test_repr_tells_the_limit() -> None:
+    assert "limit=4.0" in repr(MultiplicativeGain(SPECTRUM))

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ttapca
+from oracles import images, small_convnet
+from ttapca import store
+from ttapca.errors import OptionError, SavedFilterError
+
+DATA = images(150)
+X = images(12, seed=8)
+
+
+@pytest.fixture(params=["conv1", "act"], ids=["folded", "exact"])
+def fitted(request: pytest.FixtureRequest) -> ttapca.FittedFilter:
+    return ttapca.fit(small_convnet(), request.param, DATA, 20)
+
+
+def filtered(fitted: ttapca.FittedFilter, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    model = small_convnet(dtype=dtype)
+    ttapca.attach(model, fitted, "relu", initial=0.3)
+    with torch.no_grad():
+        return model(X.to(dtype))
+
+
+def test_save_then_load_is_equal(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "filter", dtype="float64")
+    loaded = ttapca.load(tmp_path / "filter")
+    for name in ("layer", "route", "shape", "output_shape", "n_samples_", "versions"):
+        assert getattr(loaded, name) == getattr(fitted, name)
+    for name in ("mean_", "singular_values_", "input_mean_", "project", "rebuild"):
+        one, two = getattr(loaded, name), getattr(fitted, name)
+        assert (one is None and two is None) or torch.equal(one, two)
+    assert loaded.total_variance_ == fitted.total_variance_
+    assert torch.equal(filtered(loaded), filtered(fitted))
+
+
+def test_float32_storage_gives_a_float32_network_the_same_bits(
+    fitted: ttapca.FittedFilter, tmp_path: Path
+) -> None:
+    fitted.save(str(tmp_path / "filter"))
+    loaded = ttapca.load(str(tmp_path / "filter"))
+    assert loaded.project.dtype == torch.float32
+    assert torch.equal(filtered(loaded, torch.float32), filtered(fitted, torch.float32))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 3e-3), ("bfloat16", 3e-2)])
+def test_half_precision_storage(
+    fitted: ttapca.FittedFilter, tmp_path: Path, dtype, tolerance: float
+) -> None:
+    fitted.save(tmp_path / "whole")
+    fitted.save(tmp_path / "half", dtype=dtype)
+    whole, half = ((tmp_path / name / store.TENSORS).stat().st_size for name in ("whole", "half"))
+    assert half < 0.65 * whole
+    expected = filtered(fitted)
+    output = filtered(ttapca.load(tmp_path / "half"))
+    assert float((output - expected).abs().max() / expected.abs().max()) < tolerance
+    assert torch.equal(ttapca.load(tmp_path / "half").mean_, fitted.mean_)
+
+
+def test_the_error_bound_is_kept(tmp_path: Path) -> None:
+    fitted = ttapca.fit(small_convnet(), "act", DATA, 20, route="randomised")
+    fitted.save(tmp_path / "filter")
+    assert torch.equal(ttapca.load(tmp_path / "filter").error_bound_, fitted.error_bound_)
+    assert "worst relative error" in (tmp_path / "filter" / "README.md").read_text()
+
+
+def test_the_folder(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "filter"
+    fitted.save(path)
+    assert sorted(file.name for file in path.iterdir()) == sorted(
+        [store.CARD, store.CONFIG, store.TENSORS]
+    )
+    assert [file.name for file in path.parent.iterdir()] == ["filter"]
+    config = json.loads((path / "config.json").read_text())
+    assert config["layer"] == fitted.layer
+    assert config["source"]["n_samples"] == 150
+    assert config["versions"]["ttapca"] == ttapca.__version__
+    assert config["output_shape"] == [8, 6, 6]
+    card = (path / "README.md").read_text()
+    assert f"# Spectral filter for `{fitted.layer}`" in card
+    assert "| components | 20 of 288 outputs |" in card
+
+
+def test_saving_again_replaces(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "filter")
+    fitted.truncated(5).save(tmp_path / "filter")
+    assert ttapca.load(tmp_path / "filter").n_components_ == 5
+    assert [file.name for file in tmp_path.iterdir()] == ["filter"]
+
+
+def test_saving_over_something_else(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    fitted.save(tmp_path / "folder")  # empty: fine
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    for name in ("mine", "file"):
+        with pytest.raises(SavedFilterError, match="holds something else"):
+            fitted.save(tmp_path / name)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "precious"
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_failed_save_leaves_the_old_filter(
+    fitted: ttapca.FittedFilter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.save(tmp_path / "filter")
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        fitted.truncated(5).save(tmp_path / "filter")
+    monkeypatch.undo()
+    assert ttapca.load(tmp_path / "filter").n_components_ == 20
+    assert [file.name for file in tmp_path.iterdir()] == ["filter"]
+
+
+def test_storage_that_makes_no_sense(tmp_path: Path) -> None:
+    fitted = ttapca.fit(small_convnet(), "conv1", DATA, 20)
+    with pytest.raises(OptionError, match="one of float64, float32, bfloat16, float16"):
+        fitted.save(tmp_path / "filter", dtype="int8")  # type: ignore[arg-type]
+    huge = ttapca.fit(small_convnet(), "conv1", DATA * 1e-9, 20)
+    object.__setattr__(huge, "rebuild", huge.rebuild * 1e9)
+    with pytest.raises(OptionError, match=r"float16 cannot hold .* Store it as bfloat16"):
+        huge.save(tmp_path / "filter", dtype="float16")
+    assert not (tmp_path / "filter").exists()
+    huge.save(tmp_path / "filter", dtype="bfloat16")
+
+
+# What is read back is what was written, or an error.
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "filter"
+    ttapca.fit(small_convnet(), "conv1", DATA, 20).save(path)
+    return path
+
+
+@pytest.mark.parametrize("name", [store.CONFIG, store.TENSORS])
+def test_a_missing_file(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    with pytest.raises(SavedFilterError, match=rf"{name}.*No such file"):
+        ttapca.load(saved)
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(SavedFilterError, match="A saved filter is a folder"):
+        ttapca.load(tmp_path / "nothing")
+
+
+def says_the_same(changed: bytes, original: bytes) -> bool:
+    """Whether only white space of the JSON differs."""
+    try:
+        return bool(json.loads(changed) == json.loads(original))
+    except ValueError:
+        return False
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_any_changed_byte_is_refused(tmp_path_factory: pytest.TempPathFactory, data) -> None:
+    path = tmp_path_factory.getbasetemp() / "tampered"
+    if not path.exists():
+        ttapca.fit(small_convnet(), "conv1", DATA, 20).save(path)
+    name = data.draw(st.sampled_from([store.CONFIG, store.TENSORS]))
+    original = (path / name).read_bytes()
+    place = data.draw(st.integers(0, len(original) - 1))
+    kind = data.draw(st.sampled_from(["flip", "cut"]))
+    changed = bytearray(original)
+    if kind == "flip":
+        changed[place] ^= data.draw(st.integers(1, 255))
+    else:
+        del changed[place:]
+    (path / name).write_bytes(changed)
+    try:
+        if name == store.CONFIG and says_the_same(changed, original):
+            assert ttapca.load(path).n_components_ == 20
+        else:
+            with pytest.raises(SavedFilterError, match="tampered"):
+                ttapca.load(path)
+    finally:
+        (path / name).write_bytes(original)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "does not describe a saved filter"),
+        ('{"format": "peft"}', "does not describe a saved filter"),
+        ('{"format": "ttapca.filter", "format_version": 99}', "has version 99"),
+    ],
+)
+def test_a_foreign_config(saved: Path, config: str, message: str) -> None:
+    (saved / store.CONFIG).write_text(config)
+    with pytest.raises(SavedFilterError, match=message):
+        ttapca.load(saved)
+
+
+def rewritten(saved: Path, change_config=None, change_tensors=None) -> Path:
+    """The folder as a stranger would write it: with checksums that fit."""
+    config, tensors = store.read_folder(saved)
+    for key in ("format", "format_version", "tensors_sha256", "checksum"):
+        del config[key]
+    (change_config or (lambda c: None))(config)
+    (change_tensors or (lambda t: None))(tensors)
+    store.write_folder(saved, config, tensors, "")
+    return saved
+
+
+def test_parts_that_do_not_fit(saved: Path) -> None:
+    rewritten(saved, change_config=lambda c: c.update(shape=[3, 6, 7]))
+    with pytest.raises(SavedFilterError, match=r"`input_mean`.*shape \(126,\).*found \(108,\)"):
+        ttapca.load(saved)
+
+
+def test_a_missing_tensor(saved: Path) -> None:
+    rewritten(saved, change_tensors=lambda t: t.pop("project"))
+    with pytest.raises(SavedFilterError, match="'project' is missing"):
+        ttapca.load(saved)
+
+
+def test_a_pickle_is_not_even_opened(saved: Path, tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "exploded",))
+
+    payload = pickle.dumps(Bomb())
+    (saved / store.TENSORS).write_bytes(payload)
+    with pytest.raises(SavedFilterError, match="cut short or altered"):
+        ttapca.load(saved)
+    config = json.loads((saved / store.CONFIG).read_text())
+    config["tensors_sha256"] = hashlib.sha256(payload).hexdigest()
+    config["checksum"] = store._checksum(config)
+    (saved / store.CONFIG).write_text(json.dumps(config))
+    with pytest.raises(SavedFilterError, match="not a safetensors file"):
+        ttapca.load(saved)
+    assert not (tmp_path / "exploded").exists()
