@@ -19,7 +19,7 @@ from ttapca.fitted import FittedFilter
 from ttapca.fitting import fit
 from ttapca.layer import SpectralFilter
 from ttapca.pca import PCA, Moments
-from ttapca.recipes import RECIPES, adapt
+from ttapca.recipes import RECIPES, MethodName, adapt
 from ttapca.surfaces import BatchNormStatistics, SpectralGains, Surface
 
 load = FittedFilter.load
@@ -31,6 +31,7 @@ __all__ = [
     "Attachment",
     "BatchNormStatistics",
     "FittedFilter",
+    "MethodName",
     "Moments",
     "SpectralFilter",
     "SpectralGains",
