@@ -43,8 +43,8 @@ def main() -> None:
     batch = natural_images(BATCH, seed=1).float() / 255
     models = {"plain": stem(), "folded": stem(), "unfolded": stem()}
     attachments = {
-        name: ttapca.attach(models[name], filter, "relu")
-        for name, filter in (("folded", fitted), ("unfolded", unfolded(fitted)))
+        name: ttapca.attach(models[name], version, "relu")
+        for name, version in (("folded", fitted), ("unfolded", unfolded(fitted)))
     }
     with torch.no_grad():
         seconds = interleaved(
