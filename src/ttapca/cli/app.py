@@ -10,6 +10,7 @@ import typer
 
 from ttapca._version import __version__
 from ttapca.cli import demo
+from ttapca.cli.data import data_app
 from ttapca.errors import OptionError, TtapcaError
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)
+app.add_typer(data_app)
 
 
 def _show_version(wanted: bool) -> None:
