@@ -1,7 +1,7 @@
 """Read a pickle that holds numpy arrays and plain containers, and nothing that could act.
 
-A pickle is a program: it names callables and their arguments. Here it can name five, all harmless;
-any other name stops the reading before anything is called.
+A pickle is a program: it names callables and their arguments. Here it can name a handful, all
+harmless; any other name stops the reading before anything is called.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
     return text.encode(encoding)
 
 
+def _no_bytes() -> bytes:
+    # How Python 3 writes an empty bytes object for Python 2. It takes no argument: `bytes(10**12)`
+    # is no way to fill the memory.
+    return b""
+
+
 def _admitted() -> Mapping[tuple[str, str], Callable[..., Any]]:
     sample = np.zeros(1)
     # Asked of numpy itself: the functions have moved between its private modules, and files carry
@@ -43,6 +49,7 @@ def _admitted() -> Mapping[tuple[str, str], Callable[..., Any]]:
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): _plain_dtype,
         ("_codecs", "encode"): _encode,
+        ("__builtin__", "bytes"): _no_bytes,
     }
     for core in ("numpy.core", "numpy._core"):
         names[f"{core}.multiarray", "_reconstruct"] = rebuild
