@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from ttapca.data import Images
-from ttapca.data.catalog import Archive, DataSet, Layout, SplitFacts
 from ttapca.data.cifar import write_cifar_binary
 from ttapca.data.cifar_versions import CIFAR10_BINARY
 from ttapca.data.classes import CIFAR10_CLASSES
+from ttapca.data.sources import Archive, DataSet, Layout, SplitFacts
 
 MakeImages = Callable[..., Images]
 
@@ -85,7 +85,9 @@ def _handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
                     self.send_error(416)
                     return
                 self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+                self.send_header(
+                    "Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}"
+                )
             else:
                 self.send_response(200)
             rest = content[start:]
@@ -142,7 +144,7 @@ def tiny_set(tmp_path: Path, make_images: MakeImages, server: FileServer) -> Dat
     source.mkdir()
     splits = {"train": make_images(10), "test": make_images(10, seed=1)}
     write_cifar_binary(source, CIFAR10_BINARY, splits)
-    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    files = {path.name: path.read_bytes() for path in sorted(source.iterdir())}
     content = tar_of({f"cifar-10-batches-bin/{name}": data for name, data in files.items()})
     server.files["tiny.tar.gz"] = content
     sums = {name: sha256(data) for name, data in files.items() if name.endswith(".bin")}
@@ -151,9 +153,7 @@ def tiny_set(tmp_path: Path, make_images: MakeImages, server: FileServer) -> Dat
         page="http://127.0.0.1/",
         layouts=(Layout("binary version", CIFAR10_BINARY.folder, sums, CIFAR10_BINARY),),
         archives=(
-            Archive(
-                "local", server.url("tiny.tar.gz"), len(content), sha256(content), 1_000_000
-            ),
+            Archive("local", server.url("tiny.tar.gz"), len(content), sha256(content), 1_000_000),
         ),
         splits={
             split: SplitFacts(len(images), images.channel_means(), images.fingerprint())  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ def test_missing_files_are_named(make_images: Any, tmp_path: Path) -> None:
 
 def test_an_unknown_split_is_refused(tmp_path: Path) -> None:
     for read in (read_cifar_binary, read_cifar_python, load):
-        with pytest.raises(OptionError, match="`train` or `test`; found `tset`. Did you mean `te"):
+        with pytest.raises(OptionError, match=r"`train` or `test`; found `tset`. Did you mean `te"):
             read(tmp_path, "tset")  # type: ignore[arg-type]
 
 

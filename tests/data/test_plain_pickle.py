@@ -16,7 +16,12 @@ from ttapca.data.plain_pickle import read_plain_pickle
 from ttapca.errors import DataFormatError
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
 )
 
@@ -120,7 +125,7 @@ def test_noise_is_an_error_of_ours_or_plain_data(content: bytes, tmp_path_factor
 def test_a_truncated_pickle_is_refused(tmp_path: Path) -> None:
     content = pickle.dumps({"data": np.zeros(100, np.uint8)})
     (tmp_path / "batch").write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataFormatError, match="not a readable pickle: .*Get it again"):
+    with pytest.raises(DataFormatError, match=r"not a readable pickle: .*Get it again"):
         read_plain_pickle(tmp_path / "batch")
 
 

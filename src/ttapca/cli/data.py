@@ -12,8 +12,8 @@ import typer
 from ttapca.cli.home import cache_root
 from ttapca.cli.reporting import ConsoleReporter
 from ttapca.data.catalog import DATA_SETS, find_data_set
-from ttapca.data.fetch import fetch
-from ttapca.data.inventory import Holding, inventory
+from ttapca.data.fetching import fetch
+from ttapca.data.holdings import Holding, inventory
 
 data_app = typer.Typer(
     name="data",
@@ -44,7 +44,11 @@ def get(
     root = to or cache_root()
     for data_set in [find_data_set(name) for name in names]:
         with ConsoleReporter(data_set.name) as report:
-            fetched = fetch(data_set, root.expanduser().absolute(), report)
+            try:
+                fetched = fetch(data_set, root.expanduser().absolute(), report)
+            except KeyboardInterrupt:
+                report.note("stopped; the same command goes on from here")
+                raise
             if fetched.kept is not None:
                 report.note(f"the folder that was there is kept as {fetched.kept}")
         holding = fetched.holding
@@ -106,7 +110,7 @@ def _lines(root: Path, holdings: list[Holding]) -> Iterator[str]:
         found = [holding for holding in holdings if holding.name == name]
         for holding in found:
             state = typer.style(holding.state, fg=STATE_COLOURS[holding.state])
-            size = megabytes(holding)
-            yield f"  {name:{width}}  {size:>10}  {state}: {holding.detail}  ({holding.folder.name})"
+            facts = f"{state}: {holding.detail}  ({holding.folder.name})"
+            yield f"  {name:{width}}  {megabytes(holding):>10}  {facts}"
         if not found:
             yield f"  {name:{width}}  {'-':>10}  not there; get it with: ttapca data get {name}"

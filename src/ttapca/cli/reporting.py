@@ -61,7 +61,7 @@ class ConsoleReporter:
 
     def note(self, text: str) -> None:
         """Write one sentence above the bars."""
-        self._console.print(f"{self._title}: {text}", markup=False)
+        self._console.print(f"{self._title}: {text}", markup=False, highlight=False)
 
     def advance(self, task: str, done: int, total: int) -> None:
         """Move the bar of a task, and take it away when the task is finished."""

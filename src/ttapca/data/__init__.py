@@ -13,18 +13,19 @@ what is in it. Nothing here prints or reads the environment: progress goes to a 
 folder is passed in.
 """
 
-from ttapca.data.catalog import DATA_SETS, DataSet, find_data_set
+from ttapca.data.catalog import DATA_SETS, find_data_set
 from ttapca.data.cifar import read_cifar_binary, write_cifar_binary
 from ttapca.data.cifar_c import corruptions_in, read_cifar_c
 from ttapca.data.cifar_python import read_cifar_python
 from ttapca.data.digits import read_digits
-from ttapca.data.fetch import Fetched, fetch
+from ttapca.data.fetching import Fetched, fetch
 from ttapca.data.files import read_image_folder, read_npz
+from ttapca.data.holdings import Holding, inventory
 from ttapca.data.images import Images
-from ttapca.data.inventory import Holding, inventory
 from ttapca.data.loading import load
 from ttapca.data.progress import Reporter, Silent
 from ttapca.data.reading import Split
+from ttapca.data.sources import DataSet
 from ttapca.data.tensors import TensorBatches, to_tensor
 
 __all__ = [

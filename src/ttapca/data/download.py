@@ -9,9 +9,9 @@ import urllib.request
 from pathlib import Path
 from typing import IO
 
-from ttapca.data.catalog import Archive
 from ttapca.data.checksums import CHUNK_BYTES, matches
 from ttapca.data.progress import Reporter
+from ttapca.data.sources import Archive
 from ttapca.data.storage import writing
 from ttapca.errors import SourceError
 

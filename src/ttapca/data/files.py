@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,18 +46,24 @@ def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels"
     path = Path(path)
     with reading(path):
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise DataFormatError("It is not an `.npz` archive.")
+            # Opened here, not by numpy, which leaves the file open when it is no archive.
+            with path.open("rb") as file, _open_archive(file) as archive:
                 pixels = _entry(archive, images)
                 numbers = _entry(archive, labels)
                 named = _entry(archive, "class_names") if "class_names" in archive.files else None
-        except (ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
             if isinstance(error, DataFormatError):
                 raise
             raise DataFormatError(f"{path} is not a plain `.npz` archive: {error}.") from error
     names = None if named is None else tuple(map(str, named.tolist()))
     return make_images(path, pixels, numbers, names)
+
+
+def _open_archive(file: IO[bytes]) -> Any:
+    archive = np.load(file, allow_pickle=False)
+    if isinstance(archive, np.ndarray):
+        raise DataFormatError("It is a single array, not an `.npz` archive.")
+    return archive
 
 
 def _entry(archive: Any, name: str) -> NDArray[Any]:

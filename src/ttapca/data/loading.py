@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ttapca.data.catalog import DATA_SETS, DataSet
+from ttapca.data.catalog import DATA_SETS
 from ttapca.data.cifar import read_cifar_binary
 from ttapca.data.cifar_c import LABELS_FILE, corruptions_in, read_cifar_c
 from ttapca.data.cifar_python import read_cifar_python
@@ -13,6 +13,7 @@ from ttapca.data.digits import read_digits
 from ttapca.data.files import picture_folders, read_image_folder, read_npz
 from ttapca.data.images import Images
 from ttapca.data.reading import Split, check_split
+from ttapca.data.sources import DataSet
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 
 DIGITS = "digits"

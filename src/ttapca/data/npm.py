@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.data.catalog import NpmPackage, SplitFacts
 from ttapca.data.checksums import matches
 from ttapca.data.cifar import write_cifar_binary
 from ttapca.data.cifar_versions import CHANNELS, CIFAR10_BINARY, SIDE
 from ttapca.data.images import Images
 from ttapca.data.progress import Reporter
 from ttapca.data.reading import Split, make_images
+from ttapca.data.sources import NpmPackage, SplitFacts
 from ttapca.data.unpack import unpack_tar
 from ttapca.errors import SourceError
 

@@ -85,7 +85,7 @@ def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> 
 
 
 def _checked_members(tar: tarfile.TarFile, archive: Path, limit: int) -> Iterator[tarfile.TarInfo]:
-    total = 0
+    total, seen = 0, set[str]()
     for number, member in enumerate(tar):
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name:
@@ -104,4 +104,8 @@ def _checked_members(tar: tarfile.TarFile, archive: Path, limit: int) -> Iterato
                 f"{MAX_MEMBERS} entries, which the real one does not."
             )
         if member.isreg():
+            name = _without_top_folder(member)
+            if name in seen:
+                raise DataFormatError(f"{archive} is refused: it has two files called `{name}`.")
+            seen.add(name)
             yield member

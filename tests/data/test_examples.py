@@ -1,0 +1,27 @@
+"""Every example in the docstrings of the data room runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import ttapca.data
+
+MODULES = [module.name for module in pkgutil.iter_modules(ttapca.data.__path__)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    module = importlib.import_module(f"ttapca.data.{name}")
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("name", ttapca.data.__all__)
+def test_every_public_name_has_an_example(name: str) -> None:
+    thing = getattr(ttapca.data, name)
+    if name in {"DATA_SETS", "Split"}:
+        pytest.skip("a table or a type has no docstring of its own")
+    assert ">>>" in (thing.__doc__ or "")
