@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +26,10 @@ def test_every_public_name_has_an_example(name: str) -> None:
     if name in {"DATA_SETS", "Split"}:
         pytest.skip("a table or a type has no docstring of its own")
     assert ">>>" in (thing.__doc__ or "")
+
+
+def test_the_documentation() -> None:
+    page = Path(__file__).parents[2] / "docs" / "data.md"
+    outcome = doctest.testfile(str(page), module_relative=False)
+    assert outcome.attempted > 10
+    assert outcome.failed == 0

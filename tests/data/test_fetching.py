@@ -77,7 +77,9 @@ def test_when_every_source_fails_each_has_its_reason(
 ) -> None:
     second = dataclasses.replace(tiny_set.archives[0], title="second", url=server.url("gone.tar"))
     server.status = 503
-    data_set = dataclasses.replace(tiny_set, archives=(*tiny_set.archives, second))
+    data_set = dataclasses.replace(
+        tiny_set, archives=(*tiny_set.archives, second), made_by="make it in {folder}"
+    )
     with pytest.raises(DownloadError, match="none delivered") as caught:
         fetch(data_set, tmp_path / "root", recorder)
     message = str(caught.value)
@@ -86,6 +88,7 @@ def test_when_every_source_fails_each_has_its_reason(
     assert "- second, http" in message
     assert "the server answers 404" in message
     assert "By hand: download" in message
+    assert f"Or make one like it: make it in {tmp_path / 'root' / FOLDER}" in message
     assert f"put tiny.tar.gz into {tmp_path / 'root'}" in message
     assert str(tmp_path / "root" / FOLDER / "data_batch_1.bin") in message
     assert visible(tmp_path / "root") == []

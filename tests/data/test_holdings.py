@@ -62,6 +62,15 @@ def test_fewer_training_images_in_another_order(
     assert holding.detail == ("5 of 10 training images; all test images, in an order of their own")
 
 
+def test_only_the_split_that_differs_is_remarked_on(
+    tiny_set: DataSet, tmp_path: Path, make_images: Any
+) -> None:
+    order = np.random.default_rng(0).permutation(10)
+    splits = {"train": make_images(10), "test": make_images(10, seed=1).subset(order)}
+    write_cifar_binary(tmp_path, CIFAR10_BINARY, splits)  # type: ignore[arg-type]
+    assert look(tiny_set, tmp_path).detail == "all test images, in an order of their own"
+
+
 def test_other_images_of_the_right_number(
     tiny_set: DataSet, tmp_path: Path, make_images: Any
 ) -> None:

@@ -135,7 +135,16 @@ def test_no_npm_on_the_machine(
 @pytest.mark.parametrize(
     ("outcome", "message"),
     [
-        (subprocess.CompletedProcess([], 1, "", "npm ERR! code\nnpm ERR! 404\n"), "npm ERR! 404"),
+        (
+            subprocess.CompletedProcess(
+                [],
+                1,
+                "",
+                "npm error code E404\nnpm error 404 there is no such package\nnpm error x",
+            ),
+            "failed: npm error 404 there is no such package$",
+        ),
+        (subprocess.CompletedProcess([], 1, "", "\noops\n"), "failed: oops$"),
         (subprocess.CompletedProcess([], 7, "", ""), "`npm pack` failed: exit 7"),
         (subprocess.CompletedProcess([], 0, "", ""), "`npm pack` failed: exit 0"),
         (subprocess.TimeoutExpired("npm", 1), "took longer than"),

@@ -36,7 +36,7 @@ Folder = Annotated[
 @data_app.command("get")
 def get(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help=f"Any of: {', '.join(DATA_SETS)}.")
+        list[str], typer.Argument(metavar="NAME", help=f"Any of: {', '.join(DATA_SETS)}.")
     ],
     to: Folder = None,
 ) -> None:

@@ -144,6 +144,7 @@ CIFAR100 = DataSet(
 CIFAR10_C = DataSet(
     name="cifar10-c",
     page="https://zenodo.org/records/2535967",
+    made_by="ttapca corrupt cifar10 --to {folder}",
     layouts=(
         Layout(
             "CIFAR-C layout",
@@ -188,6 +189,7 @@ CIFAR10_C = DataSet(
 CIFAR100_C = DataSet(
     name="cifar100-c",
     page="https://zenodo.org/records/3555552",
+    made_by="ttapca corrupt cifar100 --to {folder}",
     layouts=(
         Layout(
             "CIFAR-C layout",

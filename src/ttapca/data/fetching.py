@@ -178,9 +178,11 @@ def _all_failed(data_set: DataSet, root: Path, failures: list[str]) -> str:
     layout, archive = data_set.layouts[0], data_set.archives[0]
     example = root / layout.folder / next(iter(layout.checksums))
     reasons = "\n".join(f"  - {failure}" for failure in failures)
+    made = data_set.made_by.format(folder=root / layout.folder)
     return (
         f"{data_set.name} must come from one of its sources; none delivered:\n{reasons}\n"
         f"By hand: download {archive.url} on another machine ({data_set.page}), put "
         f"{archive.file_name} into {root} and run the command again; or unpack it there, so that "
         f"{example} exists. `ttapca data list` then says whether it verifies."
+        + (f"\nOr make one like it: {made}" if made else "")
     )

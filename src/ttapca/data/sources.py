@@ -123,6 +123,7 @@ class DataSet:
         archives: Where it comes from, in the order to try.
         npm: Another place where it comes from.
         splits: What is known about its splits; empty for CIFAR-C.
+        made_by: The command that makes one like it, where there is one; `{folder}` is its place.
 
     Example:
         >>> from ttapca.data.catalog import DATA_SETS
@@ -136,3 +137,4 @@ class DataSet:
     archives: tuple[Archive, ...]
     npm: NpmPackage | None = None
     splits: Mapping[Split, SplitFacts] = field(default_factory=dict)
+    made_by: str = ""
