@@ -28,6 +28,11 @@ def test_every_public_name_has_an_example(name: str) -> None:
     assert ">>>" in (thing.__doc__ or "")
 
 
+def test_a_name_that_does_not_exist() -> None:
+    with pytest.raises(AttributeError, match="has no `read_everything`"):
+        ttapca.data.read_everything  # noqa: B018
+
+
 def test_the_documentation() -> None:
     page = Path(__file__).parents[2] / "docs" / "data.md"
     outcome = doctest.testfile(str(page), module_relative=False)

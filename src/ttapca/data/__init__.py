@@ -13,6 +13,10 @@ what is in it. Nothing here prints or reads the environment: progress goes to a 
 folder is passed in.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ttapca.data.catalog import DATA_SETS, find_data_set
 from ttapca.data.cifar import read_cifar_binary, write_cifar_binary
 from ttapca.data.cifar_c import corruptions_in, read_cifar_c
@@ -26,7 +30,9 @@ from ttapca.data.loading import load
 from ttapca.data.progress import Reporter, Silent
 from ttapca.data.reading import Split
 from ttapca.data.sources import DataSet
-from ttapca.data.tensors import TensorBatches, to_tensor
+
+if TYPE_CHECKING:
+    from ttapca.data.tensors import TensorBatches, to_tensor
 
 __all__ = [
     "DATA_SETS",
@@ -52,3 +58,12 @@ __all__ = [
     "to_tensor",
     "write_cifar_binary",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The only part that needs torch, which takes seconds to import: fetching and listing do not.
+    if name in {"TensorBatches", "to_tensor"}:
+        from ttapca.data import tensors
+
+        return getattr(tensors, name)
+    raise AttributeError(f"module `ttapca.data` has no `{name}`")
