@@ -36,6 +36,20 @@ def test_a_data_set_is_fetched_once(
     assert not list((root / ".downloads").rglob("*.tar.gz"))
 
 
+def test_what_is_there_needs_no_writing(
+    tiny_set: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch(tiny_set, tmp_path)
+
+    def refuse(path: Path) -> None:
+        raise StorageError(f"{path} is read-only")
+
+    monkeypatch.setattr(fetching, "make_folder", refuse)
+    assert fetch(tiny_set, tmp_path).source == "already there"
+    with pytest.raises(StorageError, match="is read-only"):
+        fetch(tiny_set, tmp_path / "new")
+
+
 def test_it_works_without_a_reporter(tiny_set: DataSet, tmp_path: Path) -> None:
     assert fetch(tiny_set, tmp_path / "root").holding.name == "tiny"
 

@@ -60,13 +60,13 @@ def get(
 
 @data_app.command("list")
 def list_(
-    to: Annotated[
+    folder: Annotated[
         Path | None, typer.Option("--in", metavar="DIR", help="Look here, not in the cache.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show which data sets are there, their size, and whether they verify (reads every byte)."""
-    root = (to or cache_root()).expanduser().absolute()
+    root = (folder or cache_root()).expanduser().absolute()
     with ConsoleReporter("list") as report:
         holdings = inventory(root, report)
     if as_json:

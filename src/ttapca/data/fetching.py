@@ -71,13 +71,13 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
         'University of Toronto'
     """
     report = report or Silent()
+    there = _already_there(data_set, root, report)  # before any writing: `root` may be read-only
+    if there is not None:
+        return Fetched(there, "already there", None)
     downloads = root / DOWNLOADS_FOLDER
     workspace = downloads / data_set.name
     make_folder(downloads)
     with locked(downloads, data_set.name):
-        there = _already_there(data_set, root, report)
-        if there is not None:
-            return Fetched(there, "already there", None)
         make_folder(workspace)
         failures: list[str] = []
         for title, deliver in _sources(data_set, root, workspace, report):
