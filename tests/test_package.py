@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -15,17 +16,33 @@ ROOT = Path(__file__).parents[1]
 
 def test_import_is_light() -> None:
     heavy = ["matplotlib", "sklearn", "fastapi", "typer", "rich", "scipy", "pandas", "PIL", "cv2"]
-    code = f"import sys, ttapca; print([name for name in {heavy} if name in sys.modules])"
+    code = (
+        "import sys, ttapca; bare = 'torch' in sys.modules; ttapca.adapt; "
+        f"print(bare, [name for name in {heavy} if name in sys.modules])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert result.stdout.strip() == "[]"
+    assert result.stdout.strip() == "False []"
+
+
+def test_both_lists_of_public_names_agree() -> None:
+    source = Path(ttapca.__file__).read_text()
+    imported = re.findall(r"from ttapca\.(\w+) import \w+ as (\w+)", source)
+    assert {name: home for home, name in imported} == ttapca._HOMES
+    assert dir(ttapca) == sorted(ttapca.__all__)
+
+
+def test_rooms_are_attributes_and_nothing_else_is() -> None:
+    assert ttapca.errors is errors
+    with pytest.raises(AttributeError, match="`ttapca` has no attribute `fitt`"):
+        _ = ttapca.fitt
 
 
 def test_everything_public_is_there_and_documented() -> None:
     for name in ttapca.__all__:
         value = getattr(ttapca, name)
-        if callable(value):
+        if isinstance(value, type) or inspect.isfunction(value):
             assert value.__doc__, name
 
 
@@ -33,7 +50,7 @@ def test_every_error_is_also_a_builtin() -> None:
     for value in vars(errors).values():
         if isinstance(value, type) and value is not errors.TtapcaError:
             assert issubclass(value, errors.TtapcaError)
-            assert issubclass(value, (ValueError, KeyError, TypeError, RuntimeError))
+            assert issubclass(value, (ValueError, KeyError, TypeError, RuntimeError, OSError))
 
 
 def test_near_names() -> None:

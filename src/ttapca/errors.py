@@ -52,6 +52,26 @@ class SavedFilterError(TtapcaError, ValueError):
     """A saved filter is missing, truncated, tampered with or of another kind."""
 
 
+class DataFormatError(TtapcaError, ValueError):
+    """A data file is truncated, of another layout, or holds what must not be there."""
+
+
+class DataNotFoundError(TtapcaError, FileNotFoundError):
+    """The data set, split or corruption asked for is not in the given place."""
+
+
+class SourceError(TtapcaError, OSError):
+    """One source of a data set did not deliver; another may."""
+
+
+class DownloadError(TtapcaError, OSError):
+    """No source of a data set delivered it."""
+
+
+class StorageError(TtapcaError, OSError):
+    """The target cannot be written: read-only, full, in use, or in the way."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Offer the known names nearest to `name`.
 

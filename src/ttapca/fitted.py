@@ -198,37 +198,40 @@ class FittedFilter:
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         write_folder(Path(path), config, present, _card(self, config))
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> FittedFilter:
-        """Read a filter that `save` wrote.
 
-        Raises:
-            SavedFilterError: When the folder is missing, foreign, truncated or altered.
-        """
-        config, tensors = read_folder(Path(path))
-        folded = config.get("route") == "folded"
-        try:
-            fitted = cls(
-                layer=config["layer"],
-                route=config["route"],
-                shape=tuple(config["shape"]),
-                output_shape=tuple(config["output_shape"]),
-                mean_=tensors["output_mean"],
-                singular_values_=tensors["singular_values"],
-                project=tensors["project"],
-                n_samples_=config["source"]["n_samples"],
-                total_variance_=config["source"]["total_variance"],
-                rebuild=tensors["rebuild"] if folded else None,
-                input_mean_=tensors["input_mean"] if folded else None,
-                error_bound_=tensors.get("error_bound"),
-                versions=config["versions"],
-            )
-        except KeyError as error:
-            raise SavedFilterError(
-                f"`{path}` is not a whole saved filter: {error} is missing. Save the filter again."
-            ) from error
-        _check_shapes(fitted, path)
-        return fitted
+def load(path: str | os.PathLike[str]) -> FittedFilter:
+    """Read a filter that `FittedFilter.save` wrote.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        SavedFilterError: When the folder is missing, foreign, truncated or altered.
+    """
+    config, tensors = read_folder(Path(path))
+    folded = config.get("route") == "folded"
+    try:
+        fitted = FittedFilter(
+            layer=config["layer"],
+            route=config["route"],
+            shape=tuple(config["shape"]),
+            output_shape=tuple(config["output_shape"]),
+            mean_=tensors["output_mean"],
+            singular_values_=tensors["singular_values"],
+            project=tensors["project"],
+            n_samples_=config["source"]["n_samples"],
+            total_variance_=config["source"]["total_variance"],
+            rebuild=tensors["rebuild"] if folded else None,
+            input_mean_=tensors["input_mean"] if folded else None,
+            error_bound_=tensors.get("error_bound"),
+            versions=config["versions"],
+        )
+    except KeyError as error:
+        raise SavedFilterError(
+            f"`{path}` is not a whole saved filter: {error} is missing. Save the filter again."
+        ) from error
+    _check_shapes(fitted, path)
+    return fitted
 
 
 def _stored_dtype(name: str) -> torch.dtype:

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ttapca.attach import carries_filter
+from ttapca.attachment import carries_filter
 from ttapca.errors import (
     AttachError,
     LayerOutputError,

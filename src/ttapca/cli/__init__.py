@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-EXTRA_OF_PACKAGE = {"typer": "cli", "rich": "cli", "sklearn": "demo"}
+EXTRA_OF_PACKAGE = {"typer": "cli", "rich": "cli", "sklearn": "demo", "PIL": "data"}
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import typer
 
 from ttapca._version import __version__
 from ttapca.cli import demo
+from ttapca.cli.data import data_app
 from ttapca.errors import OptionError, TtapcaError
 
 app = typer.Typer(
@@ -19,6 +20,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)
+app.add_typer(data_app)
+
+
+INTERRUPTED = 130
+
+
+def _interrupted() -> int:
+    sys.stderr.write("interrupted\n")
+    return INTERRUPTED
 
 
 def _show_version(wanted: bool) -> None:
@@ -54,8 +64,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, OptionError) else 1
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
+        return _interrupted()
     except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # typer has made an exit of Ctrl-C, without a word
+            return _interrupted()
         return stop.code if isinstance(stop.code, int) else 1
     return 0

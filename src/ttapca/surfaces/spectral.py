@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ttapca.attach import Attachment, attach
+from ttapca.attachment import Attachment, attach
 from ttapca.errors import AttachError
 from ttapca.fitted import FittedFilter
 from ttapca.gains import GainName

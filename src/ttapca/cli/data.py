@@ -1,0 +1,116 @@
+"""`ttapca data`: get data sets, and list what is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttapca.cli.home import cache_root
+from ttapca.cli.reporting import ConsoleReporter
+from ttapca.data.catalog import DATA_SETS, find_data_set
+from ttapca.data.fetching import fetch
+from ttapca.data.holdings import Holding, inventory
+
+data_app = typer.Typer(
+    name="data",
+    help="Get CIFAR and CIFAR-C, and list what is there.",
+    no_args_is_help=True,
+)
+STATE_COLOURS = {"verified": "green", "partial": "yellow", "generated": "cyan", "damaged": "red"}
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--to",
+        metavar="DIR",
+        help="The folder of the data sets. Default: $TTAPCA_HOME, else $XDG_CACHE_HOME/ttapca, "
+        "else ~/.cache/ttapca.",
+    ),
+]
+
+
+@data_app.command("get")
+def get(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help=f"Any of: {', '.join(DATA_SETS)}.")
+    ],
+    to: Folder = None,
+) -> None:
+    """Fetch data sets, verified and wholly there; a download that was cut off goes on."""
+    root = to or cache_root()
+    for data_set in [find_data_set(name) for name in names]:
+        with ConsoleReporter(data_set.name) as report:
+            try:
+                fetched = fetch(data_set, root.expanduser().absolute(), report)
+            except KeyboardInterrupt:
+                report.note("stopped; the same command goes on from here")
+                raise
+            if fetched.kept is not None:
+                report.note(f"the folder that was there is kept as {fetched.kept}")
+        holding = fetched.holding
+        typer.echo(
+            f"{holding.name}  {holding.folder}  {megabytes(holding)}  {holding.state}  "
+            f"(source: {fetched.source})"
+        )
+
+
+@data_app.command("list")
+def list_(
+    folder: Annotated[
+        Path | None, typer.Option("--in", metavar="DIR", help="Look here, not in the cache.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show which data sets are there, their size, and whether they verify (reads every byte)."""
+    root = (folder or cache_root()).expanduser().absolute()
+    with ConsoleReporter("list") as report:
+        holdings = inventory(root, report)
+    if as_json:
+        typer.echo(json.dumps([_as_json(holding) for holding in holdings], indent=2))
+        return
+    for line in _lines(root, holdings):
+        typer.echo(line)
+
+
+def megabytes(holding: Holding) -> str:
+    """The size for people.
+
+    Args:
+        holding: What was found.
+
+    Returns:
+        Such as `184.4 MB`.
+
+    Example:
+        >>> megabytes(Holding("x", "y", Path("z"), 1_500_000, "verified", ""))
+        '1.5 MB'
+    """
+    return f"{holding.size / 1e6:,.1f} MB"
+
+
+def _as_json(holding: Holding) -> dict[str, str | int]:
+    return {
+        "name": holding.name,
+        "layout": holding.layout,
+        "folder": str(holding.folder),
+        "bytes": holding.size,
+        "state": holding.state,
+        "detail": holding.detail,
+    }
+
+
+def _lines(root: Path, holdings: list[Holding]) -> Iterator[str]:
+    yield f"Data sets in {root}"
+    width = max(map(len, DATA_SETS))
+    for name in DATA_SETS:
+        found = [holding for holding in holdings if holding.name == name]
+        for holding in found:
+            state = typer.style(holding.state, fg=STATE_COLOURS[holding.state])
+            facts = f"{state}: {holding.detail}  ({holding.folder.name})"
+            yield f"  {name:{width}}  {megabytes(holding):>10}  {facts}"
+        if not found:
+            yield f"  {name:{width}}  {'-':>10}  not there; get it with: ttapca data get {name}"

@@ -1,0 +1,72 @@
+"""Show a long operation on standard error: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+
+class ConsoleReporter:
+    """A `Reporter` for people: finished sentences stay, the bars are cleared at the end.
+
+    Args:
+        title: What each sentence starts with.
+        console: Where to write; standard error by default.
+
+    Example:
+        >>> with ConsoleReporter("cifar10", Console(quiet=True)) as report:
+        ...     report.note("already there")
+    """
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        self._title = title
+        self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._tasks: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        """Start to draw."""
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Clear the bars, whatever happened."""
+        self._progress.stop()
+
+    def note(self, text: str) -> None:
+        """Write one sentence above the bars."""
+        self._console.print(f"{self._title}: {text}", markup=False, highlight=False)
+
+    def advance(self, task: str, done: int, total: int) -> None:
+        """Move the bar of a task, and take it away when the task is finished."""
+        if task not in self._tasks:
+            self._tasks[task] = self._progress.add_task(task, total=total)
+        self._progress.update(self._tasks[task], completed=done, total=total)
+        if done >= total:
+            self._progress.remove_task(self._tasks.pop(task))

@@ -1,0 +1,101 @@
+"""The official python versions of CIFAR, which are also torchvision's folder layout.
+
+Each file is a pickled dict: `data` of shape (n, 3072), planes as in the binary version, and
+`labels` (CIFAR-10) or `fine_labels` (CIFAR-100). Class names lie in `batches.meta` or `meta`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttapca.data.cifar_versions import (
+    CHANNELS,
+    PIXEL_BYTES,
+    PYTHON_VERSIONS,
+    SIDE,
+    PythonVersion,
+    find_split,
+)
+from ttapca.data.images import Images
+from ttapca.data.plain_pickle import read_plain_pickle
+from ttapca.data.reading import Split, check_split, make_images
+from ttapca.errors import DataFormatError
+
+
+def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
+    """Read CIFAR-10 or CIFAR-100 (fine labels) in the official python version.
+
+    The files are pickles; only arrays and plain containers are admitted, nothing is executed.
+
+    Args:
+        folder: `cifar-10-batches-py` or `cifar-100-python`, under any name.
+        split: `train` or `test`.
+
+    Returns:
+        The images, in the order of the files.
+
+    Raises:
+        DataNotFoundError: A file of the split is missing.
+        DataFormatError: A file is damaged, of another kind, or tries to run something.
+
+    Example:
+        >>> import pickle, tempfile, numpy as np
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> batch = {"data": np.zeros((1, 3072), np.uint8), "labels": [7]}
+        >>> _ = (folder / "test_batch").write_bytes(pickle.dumps(batch))
+        >>> read_cifar_python(folder).labels.tolist()
+        [7]
+    """
+    folder, split = Path(folder), check_split(split)
+    version, files = find_split(folder, split, PYTHON_VERSIONS)
+    parts = [_read_batch(path, version) for path in files]
+    pixels = np.concatenate([planes for planes, _ in parts])  # (n, 3, 32, 32)
+    labels = np.concatenate([numbers for _, numbers in parts])
+    return make_images(folder, pixels.transpose(0, 2, 3, 1), labels, _class_names(folder, version))
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    content = read_plain_pickle(path)
+    if not isinstance(content, dict):
+        raise DataFormatError(f"{path} must hold a dict; found {type(content).__name__}.")
+    # Keys are bytes when a Python 3 program copied what it had read with encoding="bytes".
+    return {
+        key.decode("latin1") if isinstance(key, bytes) else str(key): value
+        for key, value in content.items()
+    }
+
+
+def _read_batch(path: Path, version: PythonVersion) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    entries = _entries(path)
+    data, labels = entries.get("data"), entries.get(version.labels_key)
+    if data is None or labels is None:
+        raise DataFormatError(
+            f"{path} must have the entries `data` and `{version.labels_key}`; "
+            f"found {', '.join(f'`{key}`' for key in entries) or 'none'}."
+        )
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2:
+        raise DataFormatError(f"{path}: `data` must be a uint8 array of shape (n, {PIXEL_BYTES}).")
+    if data.shape[1] != PIXEL_BYTES or len(data) != len(labels):
+        raise DataFormatError(
+            f"{path}: `data` must have shape (n, {PIXEL_BYTES}) with n labels; "
+            f"found {data.shape} and {len(labels)} labels."
+        )
+    try:
+        numbers = np.asarray(labels, np.int64)
+    except (TypeError, ValueError) as error:
+        raise DataFormatError(f"{path}: labels must be integers; {error}.") from error
+    return data.reshape(len(data), CHANNELS, SIDE, SIDE), numbers
+
+
+def _class_names(folder: Path, version: PythonVersion) -> tuple[str, ...]:
+    path = folder / version.names_file
+    if not path.is_file():
+        return version.class_names
+    names = _entries(path).get(version.names_key)
+    if not isinstance(names, list) or not names:
+        raise DataFormatError(f"{path} must have a list `{version.names_key}`.")
+    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)

@@ -1,0 +1,162 @@
+"""Tiny images, tiny archives and a local server: no test here needs the network."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ttapca.data import Images
+from ttapca.data.cifar import write_cifar_binary
+from ttapca.data.cifar_versions import CIFAR10_BINARY
+from ttapca.data.classes import CIFAR10_CLASSES
+from ttapca.data.sources import Archive, DataSet, Layout, SplitFacts
+
+MakeImages = Callable[..., Images]
+
+
+@pytest.fixture
+def make_images() -> MakeImages:
+    def make(count: int = 10, shape: tuple[int, int, int] = (32, 32, 3), seed: int = 0) -> Images:
+        random = np.random.default_rng(seed)
+        pixels = random.integers(0, 256, (count, *shape), np.uint8)
+        return Images(pixels, np.arange(count) % len(CIFAR10_CLASSES), CIFAR10_CLASSES)
+
+    return make
+
+
+class Recorder:
+    """A reporter that remembers."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.steps: list[tuple[str, int, int]] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def advance(self, task: str, done: int, total: int) -> None:
+        self.steps.append((task, done, total))
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@dataclass
+class FileServer:
+    """Serves bytes on 127.0.0.1, as well or as badly as told."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True
+    cut_after: int | None = None  # bytes sent by each answer before the connection is dropped
+    status: int = 200
+    requests: list[str | None] = field(default_factory=list)
+    port: int = 0
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.port}/{name}"
+
+
+def _handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            server.requests.append(asked)
+            content = server.files.get(self.path.lstrip("/").partition("?")[0])
+            if content is None or server.status != 200:
+                self.send_error(404 if content is None else server.status)
+                return
+            start = 0
+            match = re.fullmatch(r"bytes=(\d+)-", asked or "")
+            if match and server.ranges:
+                start = int(match[1])
+                if start >= len(content):
+                    self.send_error(416)
+                    return
+                self.send_response(206)
+                self.send_header(
+                    "Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}"
+                )
+            else:
+                self.send_response(200)
+            rest = content[start:]
+            self.send_header("Content-Length", str(len(rest)))
+            self.end_headers()
+            self.wfile.write(rest if server.cut_after is None else rest[: server.cut_after])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    state = FileServer()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(state)) as http:
+        state.port = http.server_address[1]
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield state
+        http.shutdown()
+        thread.join()
+
+
+def sha256(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def tar_of(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def pack() -> Callable[..., bytes]:
+    return tar_of
+
+
+@pytest.fixture
+def digest() -> Callable[[bytes], str]:
+    return sha256
+
+
+@pytest.fixture
+def tiny_set(tmp_path: Path, make_images: MakeImages, server: FileServer) -> DataSet:
+    """A data set like CIFAR-10 with ten images a split, served by `server`."""
+    source = tmp_path / "tiny-source"
+    source.mkdir()
+    splits = {"train": make_images(10), "test": make_images(10, seed=1)}
+    write_cifar_binary(source, CIFAR10_BINARY, splits)
+    files = {path.name: path.read_bytes() for path in sorted(source.iterdir())}
+    content = tar_of({f"cifar-10-batches-bin/{name}": data for name, data in files.items()})
+    server.files["tiny.tar.gz"] = content
+    sums = {name: sha256(data) for name, data in files.items() if name.endswith(".bin")}
+    return DataSet(
+        name="tiny",
+        page="http://127.0.0.1/",
+        layouts=(Layout("binary version", CIFAR10_BINARY.folder, sums, CIFAR10_BINARY),),
+        archives=(
+            Archive("local", server.url("tiny.tar.gz"), len(content), sha256(content), 1_000_000),
+        ),
+        splits={
+            split: SplitFacts(len(images), images.channel_means(), images.fingerprint())  # type: ignore[arg-type]
+            for split, images in splits.items()
+        },
+    )
