@@ -36,6 +36,10 @@ class ShapeError(TtapcaError, ValueError):
     """A tensor has another shape than the rule demands."""
 
 
+class PixelTypeError(TtapcaError, TypeError):
+    """Images are not arrays of grey levels."""
+
+
 class NonFiniteError(TtapcaError, ValueError):
     """Data hold NaN or infinity where finite numbers are needed."""
 
@@ -50,6 +54,26 @@ class AttachError(TtapcaError, RuntimeError):
 
 class SavedFilterError(TtapcaError, ValueError):
     """A saved filter is missing, truncated, tampered with or of another kind."""
+
+
+class DataFormatError(TtapcaError, ValueError):
+    """A data file is truncated, of another layout, or holds what must not be there."""
+
+
+class DataNotFoundError(TtapcaError, FileNotFoundError):
+    """The data set, split or corruption asked for is not in the given place."""
+
+
+class SourceError(TtapcaError, OSError):
+    """One source of a data set did not deliver; another may."""
+
+
+class DownloadError(TtapcaError, OSError):
+    """No source of a data set delivered it."""
+
+
+class StorageError(TtapcaError, OSError):
+    """The target cannot be written: read-only, full, in use, or in the way."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import sys
 
-EXTRA_OF_PACKAGE = {"typer": "cli", "rich": "cli", "sklearn": "demo"}
+EXTRA_OF_PACKAGE = {
+    "typer": "cli",
+    "rich": "cli",
+    "sklearn": "demo",
+    "scipy": "data",
+    "cv2": "data",
+    "PIL": "data",
+}
 
 
 def main() -> None:
