@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ttapca._version import __version__
-from ttapca.cli import demo
+from ttapca.cli import corrupt, demo
 from ttapca.errors import OptionError, TtapcaError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)
+app.command("corrupt")(corrupt.corrupt)
 
 
 def _show_version(wanted: bool) -> None:

@@ -141,16 +141,15 @@ def _write(contents: Mapping[str, bytes], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}.", delete=False) as file:
-                partial = Path(file.name)
-                try:
+            partial = folder / f".{name}.{os.getpid()}.partial"
+            try:
+                with partial.open("wb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
-                    partial.replace(folder / name)
-                except BaseException:
-                    partial.unlink(missing_ok=True)
-                    raise
+                partial.replace(folder / name)
+            finally:
+                partial.unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(
             f"The textures must go to a folder that can be written; {folder} cannot: {error}."
