@@ -34,4 +34,7 @@ def main() -> None:
             f"get it with: pip install 'ttapca[{EXTRA_OF_PACKAGE[package]}]'\n"
         )
         code = 1
+    except KeyboardInterrupt:  # while the packages were still being imported
+        sys.stderr.write("interrupted\n")
+        code = 130
     sys.exit(code)

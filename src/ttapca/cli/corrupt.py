@@ -173,6 +173,7 @@ def _write_data_set(
     jobs: int,
 ) -> None:
     from ttapca.corruptions.export import Export
+    from ttapca.corruptions.files import storage_errors
 
     images, labels = _load_test_images(dataset)
     export = Export(
@@ -184,16 +185,17 @@ def _write_data_set(
         seed=seed,
         textures=cache_root() / "frost",
     )
-    export.check()
-    missing = export.missing()
-    typer.echo(
-        f"{export.to}: {len(names) - len(missing)} of {len(names)} files are there; the rest needs "
-        f"{_megabytes(export.bytes_needed())}, and {_megabytes(export.bytes_free())} are free",
-        err=True,
-    )
-    export.check_space()
-    with file_progress(total=len(missing) * export.shape[0]) as progress:
-        export.run(jobs, progress)
+    with storage_errors(export.to):
+        export.check()
+        missing = export.missing()
+        typer.echo(
+            f"{export.to}: {len(names) - len(missing)} of {len(names)} files are there; the rest "
+            f"needs {_megabytes(export.bytes_needed())}, and "
+            f"{_megabytes(export.bytes_free())} are free",
+            err=True,
+        )
+        with file_progress(total=len(missing) * export.shape[0]) as progress:
+            export.run(jobs, progress)
     typer.echo(f"{export.to}")
 
 

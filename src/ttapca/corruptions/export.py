@@ -94,8 +94,10 @@ class Export:
 
     def bytes_needed(self) -> int:
         """How much disk the missing files and the labels will take."""
-        one = len(files.npy_header(self.shape)) + int(np.prod(self.shape))
-        return one * len(self.missing()) + self.shape[0] + len(files.npy_header(self.shape[:1]))
+        sizes = [files.npy_size(self.shape)] * len(self.missing())
+        if not files.is_whole(self.to / LABELS, self.shape[:1]):
+            sizes.append(files.npy_size(self.shape[:1]))
+        return sum(sizes)
 
     def bytes_free(self) -> int:
         """How much disk there is, once a killed run's leavings are gone."""
@@ -124,11 +126,11 @@ class Export:
                 "The layout stores labels as uint8, from 0 to 255; found "
                 f"{self.labels.min()} to {self.labels.max()}."
             )
-        if any(find(name).needs_textures for name in self.missing()):
-            load_textures(self.textures)
         for name in self.corruptions:  # an empty batch goes through every check of `corrupt`
             for severity in self.severities:
                 corrupt(self.images[:0], name, severity, self.seed, table=self.table, textures=())
+        if any(find(name).needs_textures for name in self.missing()):
+            load_textures(self.textures)
         if self.to.is_dir():
             self.manifest().check(self.to)
 

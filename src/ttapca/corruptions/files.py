@@ -35,10 +35,15 @@ def npy_header(shape: tuple[int, ...]) -> bytes:
     return buffer.getvalue()
 
 
+def npy_size(shape: tuple[int, ...]) -> int:
+    """How many bytes an `.npy` file of uint8 has."""
+    return len(npy_header(shape)) + int(np.prod(shape))
+
+
 def is_whole(path: Path, shape: tuple[int, ...]) -> bool:
     """Whether an `.npy` file of uint8 has this shape and every byte of it."""
     header = npy_header(shape)
-    if not path.is_file() or path.stat().st_size != len(header) + int(np.prod(shape)):
+    if not path.is_file() or path.stat().st_size != npy_size(shape):
         return False
     with path.open("rb") as file:
         return file.read(len(header)) == header
@@ -46,10 +51,9 @@ def is_whole(path: Path, shape: tuple[int, ...]) -> bool:
 
 def reserve(path: Path, shape: tuple[int, ...]) -> None:
     """Begin an `.npy` file and claim its space, so that a full disk shows now and not halfway."""
-    header = npy_header(shape)
-    size = len(header) + int(np.prod(shape))
+    size = npy_size(shape)
     with partial_of(path).open("wb") as file:
-        file.write(header)
+        file.write(npy_header(shape))
         file.flush()
         if hasattr(os, "posix_fallocate"):  # not on every system
             os.posix_fallocate(file.fileno(), 0, size)

@@ -57,7 +57,7 @@ def contact_sheet(
     Example:
         >>> image = np.full((32, 32, 3), 100, dtype=np.uint8)
         >>> contact_sheet(image, corruptions=["fog", "snow"]).size
-        (428, 170)
+        (432, 166)
     """
     if not corruptions or not severities:
         raise OptionError("A sheet shows at least one corruption and one severity; found none.")
