@@ -5,8 +5,10 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,15 @@ MODULES = [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_the_documentations_examples_run():
+    page = Path(__file__).parents[2] / "docs" / "corruptions.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)  # each block goes on where the last ended
 
 
 def test_neither_torch_nor_the_command_line_is_loaded():
