@@ -154,6 +154,18 @@ def test_a_disk_that_fills_up_leaves_no_torn_file(export, monkeypatch, function)
     assert contents(export.to) == before
 
 
+@pytest.mark.parametrize(
+    ("function", "code"), [("os.posix_fallocate", errno.EOPNOTSUPP), ("fcntl.flock", errno.EBADF)]
+)
+def test_a_simple_file_system_will_do(export, monkeypatch, function, code):
+    def unsupported(*_arguments):
+        raise OSError(code, "not here")
+
+    monkeypatch.setattr(function, unsupported)
+    export.run()
+    assert export.missing() == ()
+
+
 def test_a_failing_worker_process_leaves_no_torn_file(export, monkeypatch, tmp_path):
     """The folder vanishes under the workers: the system's answer comes back from their process."""
     monkeypatch.setattr("ttapca.corruptions.export.files.reserve", lambda _path, _shape: None)

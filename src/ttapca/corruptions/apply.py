@@ -124,7 +124,8 @@ def _kind(value: object) -> str:
 
 def _check_whole(name: str, value: object, *, low: int, high: int | None = None) -> None:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
+    number = int(value) if isinstance(value, int | np.integer) else low
+    if not whole or number < low or (high is not None and number > high):
         rule = f"a whole number from {low}" + (f" to {high}" if high is not None else " on")
         raise OptionError(f"`{name}` must be {rule}; found {value!r}.")
 

@@ -44,7 +44,7 @@ class Task:
     last: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no single answer to ==
 class Export:
     """A data set to write: what, how, and where to.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,10 +56,13 @@ def reserve(path: Path, shape: tuple[int, ...]) -> None:
     with partial_of(path).open("wb") as file:
         file.write(npy_header(shape))
         file.flush()
+        file.truncate(size)
         if hasattr(os, "posix_fallocate"):  # not on every system
-            os.posix_fallocate(file.fileno(), 0, size)
-        else:
-            file.truncate(size)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # nor every file system
+                    raise
 
 
 def write_rows(path: Path, shape: tuple[int, ...], first: int, rows: Pixels) -> None:
@@ -109,13 +113,16 @@ def alone_in(folder: Path) -> Iterator[None]:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StorageError(
+                f"One run at a time may write to a folder; another one is at work in {folder}. "
+                "Wait for it to end, or choose another folder."
+            ) from error
+        except OSError:
+            pass  # a network file system without locks: as on Windows
         yield
-    except BlockingIOError as error:
-        raise StorageError(
-            f"One run at a time may write to a folder; another one is at work in {folder}. "
-            "Wait for it to end, or choose another folder."
-        ) from error
     finally:
         os.close(handle)
 
