@@ -234,9 +234,9 @@ from pathlib import Path
 import numpy as np
 from ttapca.corruptions.export import Export
 if __name__ == "__main__":
-    images = np.full((3000, 32, 32, 3), 90, np.uint8)
-    names = ("contrast", "shot_noise", "snow")
-    export = Export(images, np.zeros(3000, int), Path(sys.argv[1]), names)
+    images = np.full((2000, 32, 32, 3), 90, np.uint8)
+    names = ("contrast", "shot_noise")
+    export = Export(images, np.zeros(2000, int), Path(sys.argv[1]), names)
     export.run(jobs=2, progress=lambda *done: print(*done, flush=True))
 """
 
@@ -261,4 +261,4 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     assert "contrast" not in done.stdout
     assert first.stat().st_mtime_ns == mark
     assert not list(to.glob(".*"))
-    assert np.load(to / "snow.npy", mmap_mode="r").shape == (15000, 32, 32, 3)
+    assert np.load(to / "shot_noise.npy", mmap_mode="r").shape == (10000, 32, 32, 3)
