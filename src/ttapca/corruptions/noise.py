@@ -7,7 +7,7 @@ severity by name; it returns new images.
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from ttapca.corruptions.pixels import WHITE, Numbers, Pixels, to_pixels, unit
 from ttapca.corruptions.streams import normals
@@ -46,7 +46,7 @@ def shot_noise(images: Pixels, numbers: Numbers, *, photons: float) -> Pixels:
     expected = np.arange(WHITE + 1) / WHITE * photons
     # Brighter than white is clipped, so counts above `photons` need no entries of their own.
     counts = np.arange(int(np.ceil(photons)))
-    distribution = stats.poisson.cdf(counts[None, :], expected[:, None])  # (levels, counts)
+    distribution = special.pdtr(counts[None, :], expected[:, None])  # (levels, counts)
     offsets = np.arange(WHITE + 1) * 2.0  # keeps the levels apart: a distribution ends at 1
     ascending = (distribution + offsets[:, None]).ravel()
     found = np.searchsorted(ascending, numbers.reshape(images.shape) + offsets[images])
