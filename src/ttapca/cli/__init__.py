@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import sys
 
-EXTRA_OF_PACKAGE = {"typer": "cli", "rich": "cli", "sklearn": "demo", "PIL": "data"}
+EXTRA_OF_PACKAGE = {
+    "typer": "cli",
+    "rich": "cli",
+    "sklearn": "demo",
+    "scipy": "data",
+    "cv2": "data",
+    "PIL": "data",
+}
 
 
 def main() -> None:
@@ -27,4 +34,7 @@ def main() -> None:
             f"get it with: pip install 'ttapca[{EXTRA_OF_PACKAGE[package]}]'\n"
         )
         code = 1
+    except KeyboardInterrupt:  # while the packages were still being imported
+        sys.stderr.write("interrupted\n")
+        code = 130
     sys.exit(code)

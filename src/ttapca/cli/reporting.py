@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +12,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -70,3 +73,35 @@ class ConsoleReporter:
         self._progress.update(self._tasks[task], completed=done, total=total)
         if done >= total:
             self._progress.remove_task(self._tasks.pop(task))
+
+
+@contextmanager
+def file_progress(total: int) -> Iterator[Callable[[str, int, int], None]]:
+    """Show how far a run is that writes files one after another.
+
+    Args:
+        total: Items in all files together.
+
+    Yields:
+        A function to call with a file's name, its items done, and its items in all.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+
+        def say(name: str, done: int, of: int) -> None:
+            if done == of:
+                console.print(f"{name}: done", highlight=False)
+
+        yield say
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        whole = bar.add_task("starting", total=total)
+        before: dict[str, int] = {}
+
+        def advance(name: str, done: int, of: int) -> None:
+            del of
+            bar.update(whole, description=name, advance=done - before.get(name, 0))
+            before[name] = done
+
+        yield advance
