@@ -4,12 +4,14 @@
 |---|---|---|
 | `source` | none | nothing: the model as it is |
 | `bn` | BatchNorm statistics | closed form: those of the batch, or mixed with the source's |
+| `tent` | BatchNorm statistics, scale and shift of the normalisation layers | entropy |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
 
 `adapt` builds any of them by name and takes the same options for all, so that a comparison is one
-loop; a method without gradients has no use for `filter`, `steps`, `lr` and `logits`.
+loop; a method without gradients has no use for `filter`, `steps`, `lr` and `logits`. A method with
+gradients that needs no filter, such as `tent`, moves the gains of one as well when it is given.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
 from ttapca.gains import GainName, PenaltyName
 from ttapca.objectives import Objective, mean_entropy
-from ttapca.surfaces import BatchNormStatistics, SpectralGains, Surface
+from ttapca.surfaces import BatchNormStatistics, NormAffine, SpectralGains, Surface
 
-MethodName = Literal["source", "bn", "ttapca-relu", "ttapca-exp", "ttapca-multiplicative"]
+MethodName = Literal["source", "bn", "tent", "ttapca-relu", "ttapca-exp", "ttapca-multiplicative"]
 Statistics = Literal["source", "batch"] | float
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
 
@@ -42,12 +44,14 @@ class Recipe:
         surfaces: Makes the surfaces from the filter and the method's own options.
         objective: What gradient steps lower; None for a method without gradients.
         logits: Whether the method's paper evaluates before or after the update.
+        needs_filter: Whether it is nothing without a fitted filter.
     """
 
     summary: str
     surfaces: Callable[..., list[Surface]]
     objective: Objective | None = None
     logits: Logits = "after"
+    needs_filter: bool = False
 
 
 def _source(filter: FittedFilter | None) -> list[Surface]:
@@ -55,9 +59,27 @@ def _source(filter: FittedFilter | None) -> list[Surface]:
     return []
 
 
-def _bn(filter: FittedFilter | None, *, alpha: float = 1.0) -> list[Surface]:
+def _bn(
+    filter: FittedFilter | None, *, alpha: float | None = None, prior: float | None = None
+) -> list[Surface]:
     del filter
-    return [BatchNormStatistics(alpha)]
+    if alpha is not None and prior is not None:
+        raise OptionError(
+            "`bn` takes `alpha`, the weight of any batch, or `prior`, by which the weight follows "
+            "from the size of the batch; found both."
+        )
+    return [BatchNormStatistics(1.0 if alpha is None else alpha, prior=prior)]
+
+
+def _tent(
+    filter: FittedFilter | None, *, statistics: Statistics = "batch", gain: GainName = "relu"
+) -> list[Surface]:
+    return [*_statistics(statistics), NormAffine(), *_filter_below(filter, gain)]
+
+
+def _filter_below(filter: FittedFilter | None, gain: GainName) -> list[Surface]:
+    """The surface that a filter adds to a method which does without one."""
+    return [] if filter is None else [SpectralGains(_fitted(filter), gain)]
 
 
 def _ttapca_relu(
@@ -103,14 +125,18 @@ def _ttapca_multiplicative(
 def _spectral(
     filter: FittedFilter | None, gain: GainName, statistics: Statistics, **options: object
 ) -> list[Surface]:
+    given = {name: value for name, value in options.items() if value is not None}
+    return [*_statistics(statistics), SpectralGains(_fitted(filter), gain, **given)]
+
+
+def _fitted(filter: object) -> FittedFilter:
     if not isinstance(filter, FittedFilter):
         raise OptionError(
             "This method needs a fitted filter; found "
             f"{'none' if filter is None else f'a {type(filter).__name__}'}. Fit one with "
             "`ttapca.fit(model, layer, data)` and pass it as `filter=`."
         )
-    given = {name: value for name, value in options.items() if value is not None}
-    return [*_statistics(statistics), SpectralGains(filter, gain, **given)]
+    return filter
 
 
 def _statistics(statistics: Statistics) -> list[Surface]:
@@ -127,14 +153,26 @@ def _statistics(statistics: Statistics) -> list[Surface]:
 RECIPES: dict[str, Recipe] = {
     "source": Recipe("the model as it is", _source),
     "bn": Recipe("BatchNorm with the statistics of the test batch", _bn),
-    "ttapca-relu": Recipe("ReLU spectral filter, learned by entropy", _ttapca_relu, mean_entropy),
+    "tent": Recipe(
+        "scale and shift of the normalisation layers, learned by entropy",
+        _tent,
+        mean_entropy,
+        logits="before",
+    ),
+    "ttapca-relu": Recipe(
+        "ReLU spectral filter, learned by entropy", _ttapca_relu, mean_entropy, needs_filter=True
+    ),
     "ttapca-exp": Recipe(
-        "exponential spectral filter, learned by entropy", _ttapca_exp, mean_entropy
+        "exponential spectral filter, learned by entropy",
+        _ttapca_exp,
+        mean_entropy,
+        needs_filter=True,
     ),
     "ttapca-multiplicative": Recipe(
         "spectral filter with a bounded multiplier, learned by entropy",
         _ttapca_multiplicative,
         mean_entropy,
+        needs_filter=True,
     ),
 }
 
@@ -156,14 +194,15 @@ def adapt(
     Args:
         model: Any trained module that returns logits.
         method: One of `RECIPES`.
-        filter: The fitted filter, for the methods that need one.
+        filter: The fitted filter: needed by the spectral methods; moved along by `tent`.
         episodic: True to forget after each batch (the default), False to adapt online.
         forgetting: `episodic`, `online` or `continual`; says the same with one more choice.
         steps: Gradient steps on each batch.
         lr: Learning rate of Adam.
         logits: From `before` or `after` the update; as in the method's paper by default.
-        **options: Of the method: `alpha` for `bn`; `statistics`, `initial`, `normalise` for the
-            spectral filters, and `penalty` and `limit` for the multiplicative one.
+        **options: Of the method. `bn`: `alpha`, or `prior`. `tent`: `statistics`, and with a filter
+            `gain`. Spectral filters: `statistics`, `initial`, `normalise`; the multiplicative one
+            also `penalty` and `limit`.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.
