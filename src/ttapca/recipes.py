@@ -23,10 +23,11 @@ from typing import Literal
 
 from torch import nn
 
-from ttapca.adapter import DEFAULT_LEARNING_RATE, Adapter, Forgetting, Logits, adam
+from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
 from ttapca.gains import GainName, PenaltyName
+from ttapca.movers import DEFAULT_LEARNING_RATE, GradientSteps, Logits, Mover, adam
 from ttapca.objectives import Objective, mean_entropy
 from ttapca.surfaces import BatchNormStatistics, NormAffine, SpectralGains, Surface
 
@@ -225,15 +226,14 @@ def adapt(
         )
     recipe = RECIPES[method]
     _check_options(method, recipe, options)
-    return Adapter(
-        model,
-        recipe.surfaces(filter, **options),
-        recipe.objective,
-        optimizer=adam(lr),
-        steps=steps,
-        forgetting=_forgetting(episodic, forgetting),
-        logits=logits or recipe.logits,
-    )
+    optimizer = adam(lr)
+    mover: Mover | None = None
+    if recipe.objective is not None:
+        mover = GradientSteps(
+            recipe.objective, optimizer=optimizer, steps=steps, logits=logits or recipe.logits
+        )
+    surfaces = recipe.surfaces(filter, **options)
+    return Adapter(model, surfaces, mover, forgetting=_forgetting(episodic, forgetting))
 
 
 def _check_options(method: str, recipe: Recipe, options: dict[str, object]) -> None:
