@@ -102,7 +102,8 @@ class Descent:
                 "Gradients must reach the adapted parameters; those of this model do not: its "
                 "forward pass detaches them or runs without gradients."
             )
-        gradients = torch.autograd.grad(loss, self.parameters)
+        # A part of the model that the logits do not use, such as a second head, stays where it is.
+        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         finite = all(bool(torch.isfinite(value).all()) for value in (loss, *gradients))
         return gradients if finite else None
 
@@ -125,6 +126,8 @@ class Descent:
 
 class GradientSteps(Mover):
     """Lower an objective of the logits by gradient steps on each batch.
+
+    A method that needs more than an objective of the logits overrides `loss`, `moved` or `output`.
 
     Args:
         objective: A scalar of the logits; one with a `reset` method keeps running state.
@@ -172,17 +175,31 @@ class GradientSteps(Mover):
         """Predict, step, and predict again where the logits are wanted from after the update."""
         for _ in range(self.steps):
             logits = run(*inputs, **options)
-            gradients = self.descent.gradients(self.objective(logits))
+            loss = self.loss(logits, run, *inputs, **options)
+            gradients = None if loss is None else self.descent.gradients(loss)
             if gradients is None:
-                self.skipped += 1
+                self.skipped += loss is not None
                 # Nothing moved, so further steps and a forward pass would repeat this one.
-                return logits
+                return self.output(logits)
             self.descent.move(gradients)
             self.updates += 1
+            self.moved()
         if self.logits == "before":
-            return logits
+            return self.output(logits)
         with torch.no_grad():
-            return run(*inputs, **options)
+            return self.output(run(*inputs, **options))
+
+    def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
+        """What the next step lowers; None for no step on this batch."""
+        del run, inputs, options
+        return self.objective(logits)
+
+    def moved(self) -> None:
+        """Follow a step that was taken: it was finite, so running averages may take it in."""
+
+    def output(self, logits: Tensor) -> Tensor:
+        """What is returned for these logits."""
+        return logits
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the optimiser's state."""
@@ -196,6 +213,17 @@ def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
         OptionError: When the learning rate makes no sense.
     """
     return functools.partial(torch.optim.Adam, lr=check_learning_rate(lr))
+
+
+def sgd(lr: float = DEFAULT_LEARNING_RATE, *, nesterov: bool = False) -> OptimizerFactory:
+    """Stochastic gradient descent with momentum 0.9, as most methods on ImageNet use it.
+
+    Raises:
+        OptionError: When the learning rate makes no sense.
+    """
+    return functools.partial(
+        torch.optim.SGD, lr=check_learning_rate(lr), momentum=0.9, nesterov=nesterov
+    )
 
 
 def check_learning_rate(lr: float) -> float:

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from ttapca.errors import OptionError
 from ttapca.fitted import FittedFilter
 from ttapca.gains import GainName
-from ttapca.movers import DEFAULT_LEARNING_RATE, GradientSteps, Logits, Mover, adam
+from ttapca.movers import (
+    DEFAULT_LEARNING_RATE,
+    GradientSteps,
+    Logits,
+    Mover,
+    OptimizerFactory,
+    adam,
+)
 from ttapca.objectives import Objective
 from ttapca.surfaces import BatchNormStatistics, SpectralGains, Surface
 
 Statistics = Literal["source", "batch"] | float
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
+
+
+class Stepping(TypedDict):
+    """How `GradientSteps` steps, whatever it lowers."""
+
+    optimizer: OptimizerFactory
+    steps: int
+    logits: Logits
 
 
 @dataclass(frozen=True)
@@ -37,12 +52,23 @@ class Wishes:
         self, objective: Objective, *, lr: float = DEFAULT_LEARNING_RATE, logits: Logits = "after"
     ) -> GradientSteps:
         """Adam on an objective: the wishes, and for what is not wished the method's own values."""
-        return GradientSteps(
-            objective,
-            optimizer=adam(lr if self.lr is None else self.lr),
-            steps=1 if self.steps is None else self.steps,
-            logits=self.logits or logits,
-        )
+        return GradientSteps(objective, **self.steps_by(adam, lr=lr, logits=logits))
+
+    def steps_by(
+        self, optimizer: Callable[[float], OptimizerFactory], *, lr: float, logits: Logits
+    ) -> Stepping:
+        """The wishes as the options of `GradientSteps`; what is not wished is the method's own.
+
+        Args:
+            optimizer: Makes the optimiser from a learning rate.
+            lr: The method's own.
+            logits: Likewise.
+        """
+        return {
+            "optimizer": optimizer(lr if self.lr is None else self.lr),
+            "steps": 1 if self.steps is None else self.steps,
+            "logits": self.logits or logits,
+        }
 
     def fitted(self) -> FittedFilter:
         """The filter of a method that is nothing without one."""
