@@ -5,6 +5,7 @@
 | `source` | none | nothing: the model as it is |
 | `bn` | BatchNorm statistics | closed form: those of the batch, or mixed with the source's |
 | `tent` | BatchNorm statistics, scale and shift of the normalisation layers | entropy |
+| `shot` | BatchNorm statistics, all weights but the classifier's | information maximisation |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
@@ -24,16 +25,25 @@ from torch import nn
 from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
-from ttapca.methods import baselines, ttapca
+from ttapca.methods import baselines, shot, ttapca
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
 
-MethodName = Literal["source", "bn", "tent", "ttapca-relu", "ttapca-exp", "ttapca-multiplicative"]
+MethodName = Literal[
+    "source",
+    "bn",
+    "tent",
+    "shot",
+    "ttapca-relu",
+    "ttapca-exp",
+    "ttapca-multiplicative",
+]
 
 RECIPES: dict[str, Recipe] = {
     "source": baselines.SOURCE,
     "bn": baselines.BN,
     "tent": baselines.TENT,
+    "shot": shot.SHOT,
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,

@@ -1,0 +1,203 @@
+"""`shot`: information maximisation on the feature extractor, the classifier frozen.
+
+Liang et al., "Do We Really Need to Access the Source Data? Source Hypothesis Transfer for
+Unsupervised Domain Adaptation" (ICML 2020). There it is trained for epochs on a whole target set;
+here, as in the literature on test-time adaptation, on one batch after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Tensor, nn
+
+from ttapca.errors import AttachError, LayerOutputError, OptionError
+from ttapca.gains import GainName
+from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
+from ttapca.modules import find_layer
+from ttapca.movers import GradientSteps, Run, sgd
+from ttapca.objectives import information_maximisation, log_softmax
+from ttapca.surfaces import Weights
+from ttapca.surfaces.weights import Place
+
+# The official code has 0.01 for new layers, and a tenth of it for those of the source model.
+LEARNING_RATE = 1e-3
+
+
+def _shot(
+    wishes: Wishes,
+    *,
+    classifier: str | None = None,
+    pseudo_labels: float = 0.0,
+    statistics: Statistics = "batch",
+    gain: GainName = "relu",
+) -> Plan:
+    if isinstance(pseudo_labels, bool) or not 0.0 <= pseudo_labels < float("inf"):
+        raise OptionError(
+            "`pseudo_labels`, the weight of their cross-entropy, is finite and not below 0; found "
+            f"{pseudo_labels!r}."
+        )
+    extractor = Weights(
+        functools.partial(feature_extractor, classifier=classifier),
+        "weights of the feature extractor",
+    )
+    surfaces = [*statistics_surface(statistics), extractor, *wishes.filter_below(gain)]
+    stepping = wishes.steps_by(
+        functools.partial(sgd, nesterov=True), lr=LEARNING_RATE, logits="after"
+    )
+    if pseudo_labels == 0.0:
+        return Plan(surfaces, GradientSteps(information_maximisation, **stepping))
+    return Plan(surfaces, PseudoLabelSteps(classifier, pseudo_labels, stepping))
+
+
+def find_classifier(model: nn.Module, path: str | None = None) -> nn.Module:
+    """The layer that turns features into logits: the one at a path, else the last `nn.Linear`.
+
+    Raises:
+        LayerNotFoundError: When there is no layer at the path.
+        AttachError: When no path is given and the model has no `nn.Linear`.
+
+    Example:
+        >>> find_classifier(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5)))
+        Linear(in_features=3, out_features=5, bias=True)
+    """
+    if path is not None:
+        return find_layer(model, path)
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        kinds = sorted({type(module).__name__ for module in model.modules()})
+        raise AttachError(
+            "The classifier is the last `nn.Linear` of a model; this one has none, but "
+            f"{', '.join(kinds)}. Name the layer: `classifier='head'`."
+        )
+    return linear[-1]
+
+
+def feature_extractor(model: nn.Module, *, classifier: str | None = None) -> list[Place]:
+    """Every parameter of a model but those of its classifier.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 5))
+        >>> [tuple(getattr(*place).shape) for place in feature_extractor(model)]
+        [(3, 2), (3,)]
+    """
+    # By identity: weights that the classifier shares with another layer stay frozen in both.
+    frozen = {id(parameter) for parameter in find_classifier(model, classifier).parameters()}
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if id(parameter) not in frozen
+    ]
+
+
+class PseudoLabelSteps(GradientSteps):
+    """Information maximisation, and cross-entropy to labels from the centroids of the features.
+
+    Args:
+        classifier: Dotted path of the layer whose input are the features; the last `nn.Linear` by
+            default.
+        weight: Of the cross-entropy; 0.3 in the paper.
+        stepping: How to step.
+    """
+
+    def __init__(self, classifier: str | None, weight: float, stepping: Stepping) -> None:
+        super().__init__(information_maximisation, **stepping)
+        self.weight = weight
+        self._path = classifier
+        self._features = _Features()
+        self._classifier: nn.Module | None = None
+
+    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """Find the classifier, too."""
+        super().bind(model, parameters)
+        self._classifier = find_classifier(model, self._path)
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Predict and step, with an eye on the features."""
+        if self._classifier is None:
+            raise AttachError("Steps are taken once there is a model; call `bind` first.")
+        with self._features.watching(self._classifier):
+            return super().predict(run, *inputs, **options)
+
+    def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
+        """Information maximisation plus the weighted cross-entropy."""
+        del run, inputs, options
+        labels = centroid_labels(self._features.take(), logits)
+        # Not `F.cross_entropy` on the logits themselves: half precision would lose it.
+        cross_entropy = F.nll_loss(log_softmax(logits), labels)
+        return self.objective(logits) + self.weight * cross_entropy
+
+
+class _Features:
+    """Hook: keeps what the classifier is given."""
+
+    def __init__(self) -> None:
+        self._seen: list[Tensor] = []
+
+    @contextmanager
+    def watching(self, classifier: nn.Module) -> Iterator[None]:
+        """Be on the classifier for a while; no hook is left to copy, pickle or export."""
+        handle = classifier.register_forward_pre_hook(self, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+            self._seen = []
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del module
+        self._seen.append((args or tuple(kwargs.values()))[0].detach())
+
+    def take(self) -> Tensor:
+        """The features of the last forward pass, shape (batch, d)."""
+        seen, self._seen = self._seen, []
+        if len(seen) != 1 or seen[0].dim() != 2:
+            raise LayerOutputError(
+                "Pseudo-labels need a classifier that is called once, on features of shape (batch, "
+                f"d); found inputs of shape {[tuple(features.shape) for features in seen]}. Name "
+                "another layer by `classifier=`."
+            )
+        return seen[0]
+
+
+@torch.no_grad()
+def centroid_labels(features: Tensor, logits: Tensor) -> Tensor:
+    """Label each sample by its nearest class centroid, in cosine distance.
+
+    With features g and probabilities p, the centroid of class k is first the mean of g weighted by
+    p_k, and after one round of labelling the mean of g over the samples labelled k (equations 4 to
+    6 of the paper). A class that no sample was labelled with takes no part in the second round.
+
+    Args:
+        features: Shape (batch, d).
+        logits: Shape (batch, classes).
+
+    Returns:
+        Shape (batch,), whole numbers.
+
+    Example:
+        >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+        >>> logits = torch.tensor([[3.0, 0.0], [0.0, 0.1], [0.0, 3.0]])
+        >>> centroid_labels(features, logits).tolist()
+        [0, 0, 1]
+    """
+    membership = log_softmax(logits).exp()  # (batch, classes)
+    features = features.to(membership.dtype)
+    first = _nearest(features, membership)
+    return _nearest(features, F.one_hot(first, membership.shape[1]).to(membership.dtype))
+
+
+def _nearest(features: Tensor, membership: Tensor) -> Tensor:
+    # The length of a centroid plays no part in a cosine: a weighted sum does for the mean.
+    centroids = F.normalize(membership.T @ features, dim=1)  # (classes, d)
+    similarity = F.normalize(features, dim=1) @ centroids.T  # (batch, classes)
+    return similarity.masked_fill(membership.sum(0) == 0, -torch.inf).argmax(1)
+
+
+SHOT = Recipe("the feature extractor's weights, learned by information maximisation", _shot)
