@@ -6,6 +6,7 @@
 | `bn` | BatchNorm statistics | closed form: those of the batch, or mixed with the source's |
 | `tent` | BatchNorm statistics, scale and shift of the normalisation layers | entropy |
 | `shot` | BatchNorm statistics, all weights but the classifier's | information maximisation |
+| `slr+it` | BatchNorm statistics, input transformation, scale and shift | likelihood ratios |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
@@ -25,7 +26,7 @@ from torch import nn
 from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
-from ttapca.methods import baselines, shot, ttapca
+from ttapca.methods import baselines, shot, slr, ttapca
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
 
@@ -34,6 +35,7 @@ MethodName = Literal[
     "bn",
     "tent",
     "shot",
+    "slr+it",
     "ttapca-relu",
     "ttapca-exp",
     "ttapca-multiplicative",
@@ -44,6 +46,7 @@ RECIPES: dict[str, Recipe] = {
     "bn": baselines.BN,
     "tent": baselines.TENT,
     "shot": shot.SHOT,
+    "slr+it": slr.SLR_IT,
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,

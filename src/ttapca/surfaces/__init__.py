@@ -8,7 +8,15 @@ parameters.
 
 from ttapca.surfaces.base import Surface
 from ttapca.surfaces.batchnorm import BatchNormStatistics
+from ttapca.surfaces.inputs import InputTransform
 from ttapca.surfaces.spectral import SpectralGains
 from ttapca.surfaces.weights import NormAffine, Weights
 
-__all__ = ["BatchNormStatistics", "NormAffine", "SpectralGains", "Surface", "Weights"]
+__all__ = [
+    "BatchNormStatistics",
+    "InputTransform",
+    "NormAffine",
+    "SpectralGains",
+    "Surface",
+    "Weights",
+]
