@@ -28,7 +28,8 @@ def test_every_method_takes_the_same_call(method: str, episodic: bool) -> None:
     assert adapter(X).shape == (12, 5)
     moved = sum(parameter.numel() for parameter in adapter.surfaces.parameters())
     assert adapter.n_parameters == (moved if adapter.mover.needs_gradients else 0)
-    assert adapter.updates == (1 if adapter.mover.needs_gradients else 0)
+    # No prediction of this network is sure enough for `eata`.
+    assert adapter.updates == (adapter.mover.needs_gradients and method != "eata")
     assert adapter.skipped == 0
 
 

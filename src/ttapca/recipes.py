@@ -7,6 +7,7 @@
 | `tent` | BatchNorm statistics, scale and shift of the normalisation layers | entropy |
 | `shot` | BatchNorm statistics, all weights but the classifier's | information maximisation |
 | `slr+it` | BatchNorm statistics, input transformation, scale and shift | likelihood ratios |
+| `eata` | BatchNorm statistics, scale and shift | entropy of reliable samples |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
@@ -26,7 +27,7 @@ from torch import nn
 from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
-from ttapca.methods import baselines, shot, slr, ttapca
+from ttapca.methods import baselines, eata, shot, slr, ttapca
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
 
@@ -36,6 +37,7 @@ MethodName = Literal[
     "tent",
     "shot",
     "slr+it",
+    "eata",
     "ttapca-relu",
     "ttapca-exp",
     "ttapca-multiplicative",
@@ -47,6 +49,7 @@ RECIPES: dict[str, Recipe] = {
     "tent": baselines.TENT,
     "shot": shot.SHOT,
     "slr+it": slr.SLR_IT,
+    "eata": eata.EATA,
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,
