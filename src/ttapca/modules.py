@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ttapca.errors import LayerNotFoundError, did_you_mean
+from ttapca.errors import LayerNotFoundError, ShapeError, did_you_mean
 
 
 def find_layer(model: nn.Module, path: str) -> nn.Module:
@@ -66,3 +67,29 @@ def device_and_dtype(layer: nn.Module, model: nn.Module) -> tuple[torch.device, 
             if tensor.is_floating_point():
                 return tensor.device, tensor.dtype
     return torch.device("cpu"), torch.get_default_dtype()
+
+
+def map_first_tensor(
+    change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Change the first tensor among the arguments of a model: its images, as a rule.
+
+    Args:
+        change: What to do with it; returns another tensor.
+        args: Of the model; left as they were.
+        kwargs: Likewise.
+
+    Raises:
+        ShapeError: When there is no tensor among them.
+
+    Example:
+        >>> map_first_tensor(torch.neg, ("x", torch.tensor(1), torch.tensor(2)), {})
+        (('x', tensor(-1), tensor(2)), {})
+    """
+    for number, value in enumerate(args):
+        if isinstance(value, Tensor):
+            return (*args[:number], change(value), *args[number + 1 :]), kwargs
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor):
+            return args, {**kwargs, name: change(value)}
+    raise ShapeError("This method changes the images given to a model; it was given no tensor.")

@@ -8,6 +8,7 @@
 | `shot` | BatchNorm statistics, all weights but the classifier's | information maximisation |
 | `slr+it` | BatchNorm statistics, input transformation, scale and shift | likelihood ratios |
 | `eata` | BatchNorm statistics, scale and shift | entropy of reliable samples |
+| `roid` | BatchNorm statistics, scale and shift | weighted likelihood ratios, consistency |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
@@ -27,7 +28,7 @@ from torch import nn
 from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
-from ttapca.methods import baselines, eata, shot, slr, ttapca
+from ttapca.methods import baselines, eata, roid, shot, slr, ttapca
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
 
@@ -38,6 +39,7 @@ MethodName = Literal[
     "shot",
     "slr+it",
     "eata",
+    "roid",
     "ttapca-relu",
     "ttapca-exp",
     "ttapca-multiplicative",
@@ -50,6 +52,7 @@ RECIPES: dict[str, Recipe] = {
     "shot": shot.SHOT,
     "slr+it": slr.SLR_IT,
     "eata": eata.EATA,
+    "roid": roid.ROID,
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,

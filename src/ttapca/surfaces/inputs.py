@@ -15,7 +15,7 @@ from torch.nn.utils import skip_init
 from torch.utils.hooks import RemovableHandle
 
 from ttapca.errors import AttachError, OptionError, ShapeError
-from ttapca.modules import device_and_dtype
+from ttapca.modules import device_and_dtype, map_first_tensor
 from ttapca.surfaces.base import Surface
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -131,13 +131,7 @@ class InputTransform(Surface):
         self._depth += 1
         if self._depth > 1 or not self._enabled:
             return None
-        for number, value in enumerate(args):
-            if isinstance(value, Tensor):
-                return (*args[:number], self(value), *args[number + 1 :]), kwargs
-        for name, value in kwargs.items():
-            if isinstance(value, Tensor):
-                return args, {**kwargs, name: self(value)}
-        raise ShapeError("The input transformation takes images; the model was given no tensor.")
+        return map_first_tensor(self, args, kwargs)
 
     def leave(self) -> None:
         """Count a pass of the model that is over."""
