@@ -83,8 +83,11 @@ def adapt(
         lr: Learning rate; likewise.
         logits: From `before` or `after` the update; likewise.
         **options: Of the method. `bn`: `alpha`, or `prior`. `tent`: `statistics`, and with a filter
-            `gain`. Spectral filters: `statistics`, `initial`, `normalise`; the multiplicative one
-            also `penalty` and `limit`.
+            `gain`; so have the four that follow. `shot`: `classifier`, `pseudo_labels`. `slr+it`:
+            `likelihood`, `confidence`, `momentum`, `channels`, `seed`. `eata`: `source`,
+            `e_margin`, `d_margin`, `fisher_alpha`. `roid`: `momentum`, `temperature`,
+            `consistency`, `prior_correction`, `seed`. Spectral filters: `statistics`, `initial`,
+            `normalise`; the multiplicative one also `penalty` and `limit`.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.
