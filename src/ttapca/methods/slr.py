@@ -24,7 +24,7 @@ from ttapca.surfaces import InputTransform, NormAffine
 
 Likelihood = Literal["soft", "hard"]
 
-# The values of the paper, as the reproduction github.com/westend11/dsait4205-reproduction-g8 has them.
+# The values of the paper, as quoted by github.com/westend11/dsait4205-reproduction-g8.
 LEARNING_RATE = 6e-4
 CONFIDENCE_WEIGHT = 0.025
 MARGINAL_MOMENTUM = 0.9
