@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ttapca._version import __version__
-from ttapca.cli import corrupt, demo
+from ttapca.cli import corrupt, demo, methods
 from ttapca.cli.data import data_app
 from ttapca.errors import OptionError, TtapcaError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("corrupt")(corrupt.corrupt)
+app.command("methods")(methods.methods)
 app.add_typer(data_app)
 
 
