@@ -32,10 +32,10 @@ def methods(
         typer.echo(json.dumps(rows, indent=2))
         return
     table = Table()
-    table.add_column("method", min_width=max(len(name) for name in RECIPES))  # never cut
-    for heading in ("what it does", "needs", "options"):
+    table.add_column("method", no_wrap=True)
+    for heading in ("what it does, and its options", "needs"):
         table.add_column(heading)
     for row in rows:
-        options = ", ".join(row["options"])
-        table.add_row(str(row["name"]), str(row["summary"]), str(row["needs"]), options)
+        options = f"\n[dim]{', '.join(row['options'])}[/dim]" if row["options"] else ""
+        table.add_row(str(row["name"]), f"{row['summary']}{options}", str(row["needs"]))
     Console().print(table)
