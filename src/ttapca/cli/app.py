@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ttapca._version import __version__
-from ttapca.cli import demo
+from ttapca.cli import demo, train
 from ttapca.cli.data import data_app
 from ttapca.errors import OptionError, TtapcaError
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)
+app.command("train")(train.train)
 app.add_typer(data_app)
 
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ttapca.data import Images
 from ttapca.errors import OptionError, ShapeError, did_you_mean
 
 CIFAR_SHAPE = (3, 32, 32)
+DIGITS_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,29 @@ def find_normalisation(chosen: str | Normalisation) -> Normalisation:
             f"are: {', '.join(NORMALISATIONS)}; or give a mean and a std."
         )
     return NORMALISATIONS[chosen]
+
+
+def normalisation_of(images: Images) -> Normalisation:
+    """The normalisation under which the pixels of a data set have mean 0 and deviation 1.
+
+    Args:
+        images: Training images.
+
+    Returns:
+        One mean and one deviation a channel, to four digits. A constant channel is not scaled.
+
+    Example:
+        >>> from ttapca.data import read_digits
+        >>> normalisation_of(read_digits("train"))
+        Normalisation(mean=(0.3055,), std=(0.376,))
+    """
+    means = images.channel_means()
+    channels = (images.images[..., number] for number in range(len(means)))
+    deviations = [float(channel.std(dtype="float64")) / 255 for channel in channels]
+    return Normalisation(
+        tuple(round(mean, DIGITS_KEPT) for mean in means),
+        tuple(round(value, DIGITS_KEPT) or 1.0 for value in deviations),
+    )
 
 
 class Normalise(nn.Module):
