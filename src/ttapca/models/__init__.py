@@ -15,7 +15,10 @@ from __future__ import annotations
 
 from ttapca.models.architectures import ARCHITECTURES, Architecture, build
 from ttapca.models.augmentation import Augmentation
+from ttapca.models.digits_network import digits_network
 from ttapca.models.evaluation import Evaluation, evaluate, expected_calibration_error
+from ttapca.models.layers import LayerFacts, LayerTable, describe_layers
+from ttapca.models.loading import load, load_rotation, load_weights, packaged
 from ttapca.models.network import NORMALISATIONS, ImageNetwork, Normalisation, normalisation_of
 from ttapca.models.rotation import RotationHead, RotationNetwork, add_rotation_head, turn
 from ttapca.models.runs import train
@@ -29,6 +32,8 @@ __all__ = [
     "EpochRecord",
     "Evaluation",
     "ImageNetwork",
+    "LayerFacts",
+    "LayerTable",
     "Normalisation",
     "RotationHead",
     "RotationNetwork",
@@ -36,9 +41,15 @@ __all__ = [
     "TrainingOptions",
     "add_rotation_head",
     "build",
+    "describe_layers",
+    "digits_network",
     "evaluate",
     "expected_calibration_error",
+    "load",
+    "load_rotation",
+    "load_weights",
     "normalisation_of",
+    "packaged",
     "train",
     "turn",
 ]
