@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import sys
 
-EXTRA_OF_PACKAGE = {"typer": "cli", "rich": "cli", "sklearn": "demo", "PIL": "data"}
+EXTRA_OF_PACKAGE = {
+    "typer": "cli",
+    "rich": "cli",
+    "sklearn": "demo",
+    "PIL": "data",
+    "tensorboard": "train",
+}
 
 
 def main() -> None:

@@ -67,9 +67,7 @@ def evaluate(
 ) -> None:
     """Measure error, calibration and speed on the test images of a data set."""
     choice = ModelChoice(model, model_option, weights, architecture, normalise, mean, std)
-    images = read_images(
-        data, "test", folder, corruption=corruption, severity=severity, size=size
-    )
+    images = read_images(data, "test", folder, corruption=corruption, severity=severity, size=size)
     images = limited(images, limit)
     adapted = _adapted(choice.load(), method, filter, episodic=episodic, steps=steps, lr=lr)
     facts = {
@@ -86,9 +84,7 @@ def evaluate(
     typer.echo(json.dumps(facts, indent=2) if as_json else _sentence(facts))
 
 
-def _adapted(
-    network: nn.Module, method: str, filter: Path | None, **options: Any
-) -> Adapter:
+def _adapted(network: nn.Module, method: str, filter: Path | None, **options: Any) -> Adapter:
     import ttapca
 
     fitted = None if filter is None else ttapca.load(filter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ttapca.data import Images
-    from ttapca.fitted import FittedFilter
+    from ttapca.fitted import FittedFilter, Storage
 
 PAPERS_COMPONENTS = 2000
 
@@ -45,9 +45,7 @@ def fit(
     layer: Annotated[
         str | None, typer.Option(help="Dotted path [default: what `ttapca layers` recommends].")
     ] = None,
-    components: Annotated[
-        int, typer.Option(min=1, help="How many to keep.")
-    ] = PAPERS_COMPONENTS,
+    components: Annotated[int, typer.Option(min=1, help="How many to keep.")] = PAPERS_COMPONENTS,
     model_option: ModelOption = None,
     weights: WeightsOption = None,
     architecture: ArchitectureOption = None,
@@ -71,7 +69,7 @@ def fit(
     network = choice.load()
     start = time.perf_counter()
     fitted = _fit(network, layer or _recommended(network, images), images, components, batch_size)
-    fitted.save(to, dtype=dtype)  # type: ignore[arg-type] - checked by `save`
+    fitted.save(to, dtype=cast("Storage", dtype))  # which refuses another name
     _print(fitted, to, time.perf_counter() - start, as_json)
 
 
@@ -98,13 +96,14 @@ def _fit(
 
 
 def _print(fitted: FittedFilter, to: Path, seconds: float, as_json: bool) -> None:
+    variance = float(fitted.explained_variance_ratio_.sum())
     facts = {
         "filter": str(to),
         "layer": fitted.layer,
         "route": fitted.route,
         "components": fitted.n_components_,
         "outputs": len(fitted.mean_),
-        "explained_variance": float(fitted.explained_variance_ratio_.sum()),
+        "explained_variance": variance,
         "images": fitted.n_samples_,
         "seconds": seconds,
     }
@@ -113,6 +112,6 @@ def _print(fitted: FittedFilter, to: Path, seconds: float, as_json: bool) -> Non
         return
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "
-        f"{len(fitted.mean_):,} outputs hold {100 * facts['explained_variance']:.2f} % of the "
+        f"{len(fitted.mean_):,} outputs hold {100 * variance:.2f} % of the "
         f"variance of {fitted.n_samples_:,} images  ({seconds:.1f} s)"
     )

@@ -166,16 +166,16 @@ def tensorboard_writer(
     if wanted is None:
         wanted = importlib.util.find_spec("tensorboard") is not None
     if not wanted:
-        yield lambda record: None
+        yield lambda _: None
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(str(folder / "tensorboard")) as writer:  # type: ignore[no-untyped-call]
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
 
         def write(record: EpochRecord) -> None:
             for name, value in dataclasses.asdict(record).items():
                 if name != "epoch" and value is not None:
-                    writer.add_scalar(name, value, record.epoch)  # type: ignore[no-untyped-call]
+                    writer.add_scalar(name, value, record.epoch)
 
         yield write
 

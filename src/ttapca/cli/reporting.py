@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from types import TracebackType
 from typing import Any, Self
 
@@ -110,7 +110,7 @@ class StepReporter(_Bars):
 
     def __call__(self, steps: Iterable[Any]) -> Iterator[Any]:
         """Give the steps one by one, and move the bar."""
-        if self._total is None and hasattr(steps, "__len__"):
+        if self._total is None and isinstance(steps, Sized):
             self._total = len(steps)
             self._progress.update(self._task, total=self._total)
         for step in steps:

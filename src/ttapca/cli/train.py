@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ttapca.data import Images
     from ttapca.models import EpochRecord, TrainingOptions
+    from ttapca.models.schedules import ScheduleName
 
 CROP_FRACTION = 8  # a crop shifts by up to an eighth of the side: 4 pixels of 32
 NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
@@ -89,7 +90,7 @@ def train(
         peak=peak,
         momentum=momentum,
         weight_decay=weight_decay,
-        schedule=schedule,  # type: ignore[arg-type] - checked by the options themselves
+        schedule=cast("ScheduleName", schedule),  # the options refuse another name
         warmup=warmup,
         label_smoothing=label_smoothing,
         padding=images.images.shape[1] // CROP_FRACTION if padding is None else padding,

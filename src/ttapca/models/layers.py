@@ -55,7 +55,7 @@ class LayerTable:
     """All layers of a network.
 
     Attributes:
-        layers: In the order in which they are first called.
+        layers: In the order in which they give their output.
         multiply_adds: Of the forward pass of one image, in convolutions and linear layers.
         parameters: Of the network.
         recommended: Name of the layer to start with; None where no layer can carry a filter.

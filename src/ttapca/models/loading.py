@@ -184,9 +184,7 @@ def _network(
 
 def _own_tensors(weights: Weights) -> dict[str, Any]:
     return {
-        name: tensor
-        for name, tensor in weights.tensors.items()
-        if not name.startswith(HEAD_PREFIX)
+        name: tensor for name, tensor in weights.tensors.items() if not name.startswith(HEAD_PREFIX)
     }
 
 

@@ -2,7 +2,7 @@
 
 | file | content |
 |---|---|
-| `state.safetensors` | all that a resumed run needs: weights, momentum, average, generators, history |
+| `state.safetensors` | what a resumed run needs: weights, momentum, average, generators, log |
 | `weights.safetensors` | what the run delivers so far, with a description; `load` reads it |
 | `log.csv` | one line an epoch |
 
@@ -147,7 +147,9 @@ def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
     saved = _facts(words, path)
     for part in ("options", "description"):
         now = json.loads(json.dumps(facts[part]))  # as it would read: tuples become lists
-        differing = [name for name in {**saved[part], **now} if saved[part].get(name) != now.get(name)]
+        differing = [
+            name for name in {**saved[part], **now} if saved[part].get(name) != now.get(name)
+        ]
         if differing:
             name = differing[0]
             raise OptionError(

@@ -266,7 +266,7 @@ class Training:
         self.network.train()
         order = torch.randperm(len(self._labels), generator=self._generator)
         size = self.options.batch_size
-        batches = order[: self.steps_an_epoch * size].split(size)
+        batches = torch.split(order[: self.steps_an_epoch * size], size)
         totals = {"loss": 0.0, "right": 0.0, "turned_right": 0.0}
         for number, rows in enumerate(progress(batches)):
             step = len(self.history) * self.steps_an_epoch + number
@@ -336,5 +336,3 @@ def _optimizer(network: nn.Module, options: TrainingOptions) -> torch.optim.SGD:
         momentum=options.momentum,
         nesterov=True,
     )
-
-

@@ -176,7 +176,9 @@ def _description(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     try:
         description = json.loads(metadata["description"])
     except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{path} says that ttapca wrote it, but not what: {error}.") from error
+        raise CheckpointError(
+            f"{path} says that ttapca wrote it, but not what: {error}."
+        ) from error
     if not isinstance(description, dict):
         raise CheckpointError(f"The description in {path} must be an object of JSON.")
     return description
