@@ -244,7 +244,7 @@ def test_what_makes_no_sense(call: object, message: str) -> None:
 
 
 def test_images_of_another_size() -> None:
-    with pytest.raises(ShapeError, match="of shape 3x32x32; found 3x64x64. Resize"):
+    with pytest.raises(ShapeError, match=r"of shape 3x32x32; found 3x64x64. Resize"):
         build("wrn-10-1")(torch.rand(1, 3, 64, 64))
 
 

@@ -71,7 +71,7 @@ def test_augmentation_is_repeatable_and_can_be_nothing() -> None:
     assert torch.equal(augment(images, generator(1)), augment(images, generator(1)))
     assert not torch.equal(augment(images, generator(1)), augment(images, generator(2)))
     assert torch.equal(Augmentation(0, False, 0)(images, generator()), images)
-    with pytest.raises(OptionError, match="`cutout` is at least 0; found -1"):
+    with pytest.raises(OptionError, match=r"`cutout` is at least 0; found -1"):
         Augmentation(cutout=-1)
 
 
@@ -110,9 +110,9 @@ def test_the_head_shares_the_network_up_to_the_split() -> None:
 
 
 def test_split_points_that_do_not_work() -> None:
-    with pytest.raises(LayerNotFoundError, match="Did you mean `layer"):
+    with pytest.raises(LayerNotFoundError, match=r"Did you mean `layer"):
         RotationNetwork(build("resnet20"), "layr2", RotationHead(32))
-    with pytest.raises(LayerOutputError, match="`fc` does not. Choose another split"):
+    with pytest.raises(LayerOutputError, match=r"`fc` does not. Choose another split"):
         add_rotation_head(build("resnet20"), "fc", generator())
 
 
@@ -126,7 +126,7 @@ def test_learning_rates_rise_then_fall(schedule: str, steps: int) -> None:
     highest = rates.index(max(rates))
     assert rates[: highest + 1] == sorted(rates[: highest + 1])
     assert rates[highest:] == sorted(rates[highest:], reverse=True)
-    assert 0 < min(rates)
+    assert min(rates) > 0
     assert max(rates) <= 0.5
     if steps == 100:
         assert max(rates) == 0.5
@@ -135,7 +135,7 @@ def test_learning_rates_rise_then_fall(schedule: str, steps: int) -> None:
 
 
 def test_no_such_schedule() -> None:
-    with pytest.raises(OptionError, match="cosine or one-cycle; found `cosin`. Did you mean"):
+    with pytest.raises(OptionError, match=r"cosine or one-cycle; found `cosin`. Did you mean"):
         learning_rate("cosin", 0, 1, peak=1.0)  # type: ignore[arg-type]
 
 

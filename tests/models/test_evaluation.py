@@ -103,12 +103,12 @@ def test_another_number_of_classes() -> None:
 def test_images_that_the_network_does_not_take() -> None:
     with pytest.raises(ShapeError, match=r"cannot take images of shape \(3, 5, 5\): .*mat1"):
         evaluate(network(), random_images(5, side=5))
-    with pytest.raises(ShapeError, match="takes batches of images of shape 3x32x32; found 3x5x5"):
+    with pytest.raises(ShapeError, match=r"takes batches of images of shape 3x32x32; found 3x5x5"):
         evaluate(build("wrn-10-1", classes=3).eval(), random_images(5, side=5))
 
 
 def test_nothing_to_measure() -> None:
-    with pytest.raises(NotEnoughDataError, match="found none"):
+    with pytest.raises(NotEnoughDataError, match=r"found none"):
         evaluate(network(), random_images(0))
 
 
@@ -116,5 +116,5 @@ def test_an_error_of_the_predictor_is_its_own() -> None:
     def fail(images: Tensor) -> Tensor:
         raise OptionError("mine")
 
-    with pytest.raises(OptionError, match="mine"):
+    with pytest.raises(OptionError, match=r"mine"):
         evaluate(fail, random_images(2))

@@ -59,32 +59,32 @@ def test_a_file_without_counters_of_batches(tmp_path: Path) -> None:
 
 
 def test_the_wrong_architecture_names_the_right_one(checkpoint: Path) -> None:
-    with pytest.raises(CheckpointError, match="do not fit `resnet32`: missing") as caught:
+    with pytest.raises(CheckpointError, match=r"do not fit `resnet32`: missing") as caught:
         load(checkpoint, "resnet32", normalisation="none")
     text = str(caught.value)
     assert "missing `layer1.3.conv1.weight`, " in text
     assert " more. They are those of the architecture `resnet20` with 7 classes." in text
-    with pytest.raises(CheckpointError, match="unexpected `layer1.0.*wrong shape `bn1.weight`"):
+    with pytest.raises(CheckpointError, match=r"unexpected `layer1.0.*wrong shape `bn1.weight`"):
         load(checkpoint, "wrn-16-2", normalisation="none")
 
 
 def test_weights_of_an_unknown_network(tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "a.pth")
-    with pytest.raises(CheckpointError, match="start with `weight`, `bias`.*--model package"):
+    with pytest.raises(CheckpointError, match=r"start with `weight`, `bias`.*--model package"):
         load(tmp_path / "a.pth")
-    with pytest.raises(CheckpointError, match="missing `conv1.weight`.*No architecture of ttapca"):
+    with pytest.raises(CheckpointError, match=r"missing `conv1.weight`.*No architecture of ttapca"):
         load(tmp_path / "a.pth", "resnet20", normalisation="none")
 
 
 def test_the_normalisation_must_be_stated_or_known(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="does not say what .*State it: .*none, half, cifar10"):
+    with pytest.raises(OptionError, match=r"does not say what .*State it: .*none, half, cifar10"):
         load(checkpoint)
     told = {"normalisation": {"mean": [0.5], "std": [0.25]}}
     write_weights(tmp_path / "own.safetensors", build("resnet20").state_dict(), told)
     assert load(tmp_path / "own.safetensors").normalise.values.std == (0.25, 0.25, 0.25)
     broken = {"normalisation": {"mean": [0.5]}}
     write_weights(tmp_path / "own.safetensors", build("resnet20").state_dict(), broken)
-    with pytest.raises(CheckpointError, match="normalisation in .* cannot be read"):
+    with pytest.raises(CheckpointError, match=r"normalisation in .* cannot be read"):
         load(tmp_path / "own.safetensors")
 
 
@@ -92,7 +92,7 @@ def test_weights_that_are_not_numbers(tmp_path: Path) -> None:
     tensors = build("resnet20").state_dict()
     tensors["fc.bias"][3] = torch.nan
     torch.save(tensors, tmp_path / "a.pth")
-    with pytest.raises(CheckpointError, match="finite numbers; `fc.bias`"):
+    with pytest.raises(CheckpointError, match=r"finite numbers; `fc.bias`"):
         load(tmp_path / "a.pth", normalisation="none")
 
 
@@ -107,9 +107,9 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "packaged", lambda: {path.stem: path})
     network = load("cifar10-resnet20")
     assert network.conv1.weight.dtype == torch.float32  # whatever it is stored in
-    with pytest.raises(OptionError, match="neither a packaged.* Did you mean `cifar10-resnet20`"):
+    with pytest.raises(OptionError, match=r"neither a packaged.* Did you mean `cifar10-resnet20`"):
         load("cifar-resnet20")
-    with pytest.raises(OptionError, match="`resnet20` is an architecture, which has no weights"):
+    with pytest.raises(OptionError, match=r"`resnet20` is an architecture, which has no weights"):
         load("resnet20")
 
 
@@ -128,7 +128,7 @@ def test_a_rotation_head_travels_with_its_network(tmp_path: Path) -> None:
 
 
 def test_no_rotation_head(checkpoint: Path) -> None:
-    with pytest.raises(CheckpointError, match="has none. Train one with"):
+    with pytest.raises(CheckpointError, match=r"has none. Train one with"):
         load_rotation(checkpoint, normalisation="none")
 
 
@@ -147,17 +147,17 @@ def test_a_network_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         CheckpointError, match=r"do not fit `Linear`: wrong shape `weight` \(3, 3\)"
     ):
         load_weights(network, tmp_path / "a.pth")
-    with pytest.raises(OptionError, match="no function or class `smal`. Did you mean `small`"):
+    with pytest.raises(OptionError, match=r"no function or class `smal`. Did you mean `small`"):
         make("my_networks_4:smal")
-    with pytest.raises(OptionError, match="no function or class `number`"):
+    with pytest.raises(OptionError, match=r"no function or class `number`"):
         make("my_networks_4:number")
-    with pytest.raises(OptionError, match="gives an `nn.Module`; .* gave a int"):
+    with pytest.raises(OptionError, match=r"gives an `nn.Module`; .* gave a int"):
         make("my_networks_4:wrong")
-    with pytest.raises(OptionError, match="no module `my_network_5`"):
+    with pytest.raises(OptionError, match=r"no module `my_network_5`"):
         make("my_network_5:small")
-    with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
+    with pytest.raises(ModuleNotFoundError, match=r"surely_not_installed"):
         make("my_broken_4:small")
-    with pytest.raises(OptionError, match="named `package.module:factory`; found `small`"):
+    with pytest.raises(OptionError, match=r"named `package.module:factory`; found `small`"):
         make("small")
     assert not is_factory("a/b:c")
 

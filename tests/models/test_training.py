@@ -170,11 +170,11 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
 
 def test_a_folder_with_another_run(tmp_path: Path) -> None:
     run(tmp_path)
-    with pytest.raises(OptionError, match="holds a run with epochs=4; found 5. Give the same"):
+    with pytest.raises(OptionError, match=r"holds a run with epochs=4; found 5. Give the same"):
         run(tmp_path, dataclasses.replace(OPTIONS, epochs=5))
-    with pytest.raises(OptionError, match="holds a run with architecture='small-cnn'; found None"):
+    with pytest.raises(OptionError, match=r"holds a run with architecture='small-cnn'; found None"):
         train(network(), digits(), digits("test"), OPTIONS, tmp_path)
-    with pytest.raises(TrainingError, match="not of this network"):
+    with pytest.raises(TrainingError, match=r"not of this network"):
         run(tmp_path, model=build("wrn-10-1", input_shape=(1, 8, 8)))
 
 
@@ -182,34 +182,33 @@ def test_a_damaged_state(tmp_path: Path) -> None:
     run(tmp_path)
     content = (tmp_path / STATE).read_bytes()
     (tmp_path / STATE).write_bytes(content[:-100])
-    with pytest.raises(CheckpointError, match="cut short"):
+    with pytest.raises(CheckpointError, match=r"cut short"):
         run(tmp_path)
     write_safetensors(tmp_path / STATE, {"a": torch.zeros(1)})
-    with pytest.raises(TrainingError, match="not the state of a training run"):
+    with pytest.raises(TrainingError, match=r"not the state of a training run"):
         run(tmp_path)
     words = {"format": "ttapca.training", "facts": '{"history": [{"epoch": 1}]}'}
     write_safetensors(tmp_path / STATE, {"a": torch.zeros(1)}, words)
-    with pytest.raises(CheckpointError, match="history of the run cannot be read"):
+    with pytest.raises(CheckpointError, match=r"history of the run cannot be read"):
         read_history(tmp_path)
 
 
 def test_two_processes_in_one_folder(tmp_path: Path) -> None:
     from ttapca.data.storage import locked
 
-    with locked(tmp_path, "training"), pytest.raises(StorageError, match="Another process"):
+    with locked(tmp_path, "training"), pytest.raises(StorageError, match=r"Another process"):
         run(tmp_path)
 
 
 def test_a_diverging_run_says_so() -> None:
     wild = dataclasses.replace(OPTIONS, peak=1e30, average=0.0)
     training = Training(network(), digits(), digits("test"), wild)
-    with pytest.raises(TrainingError, match="diverged.*lower peak"):
-        for _ in range(3):
-            training.run_epoch()
+    with pytest.raises(TrainingError, match=r"diverged.*lower peak"):
+        training.run_epoch()
 
 
 def test_too_few_images() -> None:
-    with pytest.raises(NotEnoughDataError, match="one batch of 64 images; found 10"):
+    with pytest.raises(NotEnoughDataError, match=r"one batch of 64 images; found 10"):
         Training(network(), digits()[:10], digits("test"), OPTIONS)
 
 

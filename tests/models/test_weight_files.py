@@ -104,7 +104,7 @@ def test_no_weights_in_it(content: Any, message: str, tmp_path: Path) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="there is none at"):
+    with pytest.raises(CheckpointError, match=r"there is none at"):
         read_weights(tmp_path / "a.pth")
 
 

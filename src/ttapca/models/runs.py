@@ -78,9 +78,9 @@ def train(
         >>> sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
         ['log.csv', 'state.safetensors', 'weights.safetensors']
     """
+    training = Training(network, training_images, test_images, options)
     make_folder(folder)
     with locked(folder, "training"):
-        training = Training(network, training_images, test_images, options)
         facts = {"options": dataclasses.asdict(options), "description": description or {}}
         if (folder / STATE).exists():
             _restore(training, folder / STATE, facts)
