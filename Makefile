@@ -43,10 +43,11 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-#   make bench   print the speed ratios of benchmarks/ (minutes)
+#   make bench   print the speed ratios of benchmarks/ (ten minutes)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/forward.py
+	$(BIN)/python benchmarks/corruptions.py --all
 
 #   make clean   remove the virtual environment and all caches
 clean:

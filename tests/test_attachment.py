@@ -122,7 +122,7 @@ def test_casting_after_attaching(fitted: ttapca.FittedFilter) -> None:
 
 def test_export(fitted: ttapca.FittedFilter) -> None:
     model = small_convnet()
-    ttapca.attach(model, fitted)
+    ttapca.attach(model, fitted, "relu", initial=0.2)
     program = torch.export.export(
         model, (X,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},)
     )

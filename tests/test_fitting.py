@@ -265,7 +265,7 @@ def test_options_that_make_no_sense() -> None:
 def test_a_model_that_fails_half_way_is_left_untouched() -> None:
     model = small_convnet()
     with left_untouched(model, PROBE), pytest.raises(RuntimeError, match="channels"):
-        ttapca.fit(model, "conv1", [DATA, torch.zeros(2, 5, 6, 6).double()])
+        ttapca.fit(model, "act", [DATA, torch.zeros(2, 5, 6, 6).double()])
 
 
 def test_fitting_where_a_filter_is_attached() -> None:

@@ -36,6 +36,10 @@ class ShapeError(TtapcaError, ValueError):
     """A tensor has another shape than the rule demands."""
 
 
+class PixelTypeError(TtapcaError, TypeError):
+    """Images are not arrays of grey levels."""
+
+
 class NonFiniteError(TtapcaError, ValueError):
     """Data hold NaN or infinity where finite numbers are needed."""
 

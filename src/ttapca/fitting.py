@@ -211,12 +211,20 @@ class _Source:
     def _run_to_layer(self, samples: Tensor, at: Literal["input", "output"]) -> Tensor:
         seen: list[Tensor] = []
 
-        def catch(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        def catch_input(module: nn.Module, args: tuple[Any, ...]) -> None:
             del module
-            seen.append(args[0] if at == "input" else output)
+            seen.append(args[0])
             raise _StopForward
 
-        handle = self.layer.register_forward_hook(catch)
+        def catch_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            del module, args
+            seen.append(output)
+            raise _StopForward
+
+        if at == "input":
+            handle = self.layer.register_forward_pre_hook(catch_input)
+        else:
+            handle = self.layer.register_forward_hook(catch_output)
         try:
             self.model(samples)
         except _StopForward:

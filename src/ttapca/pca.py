@@ -18,6 +18,10 @@ from torch import Tensor
 
 from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, ShapeError
 
+# Columns of the scatter matrix that are updated at a time: below the diagonal block nothing is done
+# twice, and blocks of this width still multiply at full speed.
+BLOCK = 384
+
 # Two entries of a basis vector whose magnitudes differ by less than this (relatively) count as
 # tied when the vector's sign is fixed: rounding must not decide which of them is the larger.
 TIE = 1e-6
@@ -29,8 +33,6 @@ class Moments:
     Attributes:
         count: Number of samples seen.
         mean: Their mean, float64, shape (size,).
-        scatter: Sum over samples of the outer product of the centred sample with itself, float64,
-            shape (size, size).
 
     Example:
         >>> batch = torch.tensor([[0.0, 1.0], [2.0, 5.0]])
@@ -45,7 +47,13 @@ class Moments:
         self._device = float64_device(device)
         self.count = 0
         self.mean = torch.zeros(size, dtype=torch.float64, device=self._device)
-        self.scatter = torch.zeros(size, size, dtype=torch.float64, device=self._device)
+        # Only the lower triangle counts: the scatter is symmetric, and half the work is enough.
+        self._lower = torch.zeros(size, size, dtype=torch.float64, device=self._device)
+
+    @property
+    def scatter(self) -> Tensor:
+        """Sum over samples of centred sample times itself, float64, shape (size, size)."""
+        return self._lower.tril() + self._lower.tril(-1).T
 
     @property
     def covariance(self) -> Tensor:
@@ -77,7 +85,9 @@ class Moments:
         mean = samples.mean(0)
         centred = samples - mean
         self._shift(count, mean)
-        self.scatter.addmm_(centred.T, centred)
+        for start in range(0, len(mean), BLOCK):
+            block = centred[:, start : start + BLOCK]
+            self._lower[start:, start : start + BLOCK].addmm_(centred[:, start:].T, block)
         return self
 
     @torch.no_grad()
@@ -99,16 +109,16 @@ class Moments:
                 f"{other.mean.numel()}."
             )
         if other.count:
-            scatter = other.scatter.to(self._device).clone()  # `other` may be this accumulator
+            lower = other._lower.to(self._device).clone()  # `other` may be this accumulator
             self._shift(other.count, other.mean.to(self._device))
-            self.scatter += scatter
+            self._lower += lower
         return self
 
     def _shift(self, count: int, mean: Tensor) -> None:
         """Move count and mean; add the scatter between the two means (Chan's cross term)."""
         total = self.count + count
         delta = mean - self.mean
-        self.scatter.addr_(delta, delta, alpha=self.count * count / total)
+        self._lower.addr_(delta, delta, alpha=self.count * count / total)
         self.mean += delta * (count / total)
         self.count = total
 

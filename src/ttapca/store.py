@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from ttapca.disk import make_folder, staged_folder
 from ttapca.errors import SavedFilterError
 
 FORMAT = "ttapca.filter"
@@ -40,29 +39,22 @@ def write_folder(path: Path, config: dict[str, Any], tensors: dict[str, Tensor],
 
     Raises:
         SavedFilterError: When the path holds something that is not a saved filter.
+        StorageError: When the disk is full or the folder cannot be written.
     """
     _check_target(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        new = staging / "new"
-        new.mkdir()
-        payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
-        (new / TENSORS).write_bytes(payload)
-        config = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            **config,
-            "tensors_sha256": hashlib.sha256(payload).hexdigest(),
-        }
-        config["checksum"] = _checksum(config)
-        (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (new / CARD).write_text(card, encoding="utf-8")
-        if path.exists():
-            path.rename(staging / "old")
-        new.rename(path)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
+    config = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        **config,
+        "tensors_sha256": hashlib.sha256(payload).hexdigest(),
+    }
+    config["checksum"] = _checksum(config)
+    make_folder(path.parent)
+    with staged_folder(path, keep_old=False) as folder:
+        (folder / TENSORS).write_bytes(payload)
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / CARD).write_text(card, encoding="utf-8")
 
 
 def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

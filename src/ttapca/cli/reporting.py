@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -116,3 +117,35 @@ class StepReporter(_Bars):
         for step in steps:
             yield step
             self._progress.advance(self._task)
+
+
+@contextmanager
+def file_progress(total: int) -> Iterator[Callable[[str, int, int], None]]:
+    """Show how far a run is that writes files one after another.
+
+    Args:
+        total: Items in all files together.
+
+    Yields:
+        A function to call with a file's name, its items done, and its items in all.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+
+        def say(name: str, done: int, of: int) -> None:
+            if done == of:
+                console.print(f"{name}: done", highlight=False)
+
+        yield say
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        whole = bar.add_task("starting", total=total)
+        before: dict[str, int] = {}
+
+        def advance(name: str, done: int, of: int) -> None:
+            del of
+            bar.update(whole, description=name, advance=done - before.get(name, 0))
+            before[name] = done
+
+        yield advance

@@ -24,6 +24,7 @@ from ttapca.data.cifar_python import read_cifar_python
 from ttapca.data.digits import read_digits
 from ttapca.data.fetching import Fetched, fetch
 from ttapca.data.files import read_image_folder, read_npz
+from ttapca.data.frost import fetch_frost
 from ttapca.data.holdings import Holding, inventory
 from ttapca.data.images import Images
 from ttapca.data.loading import load
@@ -46,6 +47,7 @@ __all__ = [
     "TensorBatches",
     "corruptions_in",
     "fetch",
+    "fetch_frost",
     "find_data_set",
     "inventory",
     "load",

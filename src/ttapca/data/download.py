@@ -12,7 +12,7 @@ from typing import IO
 from ttapca.data.checksums import CHUNK_BYTES, matches
 from ttapca.data.progress import Reporter
 from ttapca.data.sources import Archive
-from ttapca.data.storage import writing
+from ttapca.disk import writing
 from ttapca.errors import SourceError
 
 TIMEOUT_SECONDS = 15.0  # to connect, and for every read: a silent server is a dead one

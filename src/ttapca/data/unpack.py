@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 from ttapca.data.progress import Reporter
-from ttapca.data.storage import writing
+from ttapca.disk import writing
 from ttapca.errors import DataFormatError
 
 MAX_MEMBERS = 1000

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ttapca.data import Images
-from ttapca.data.storage import make_folder, replace_file
+from ttapca.disk import make_folder, replace_file
 from ttapca.errors import TrainingError
 from ttapca.models.evaluation import Evaluation, Progress, evaluate
 from ttapca.models.loading import load

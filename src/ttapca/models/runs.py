@@ -23,7 +23,7 @@ from typing import Any
 from torch import nn
 
 from ttapca.data import Images
-from ttapca.data.storage import locked, make_folder, replace_file
+from ttapca.disk import locked, make_folder, replace_file
 from ttapca.errors import CheckpointError, OptionError, TrainingError
 from ttapca.models.evaluation import Progress
 from ttapca.models.training import EpochRecord, Training, TrainingOptions
@@ -80,7 +80,7 @@ def train(
     """
     training = Training(network, training_images, test_images, options)
     make_folder(folder)
-    with locked(folder, "training"):
+    with locked(folder):
         facts = {"options": dataclasses.asdict(options), "description": description or {}}
         if (folder / STATE).exists():
             _restore(training, folder / STATE, facts)

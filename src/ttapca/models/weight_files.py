@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ttapca.data.storage import make_folder, replace_file
+from ttapca.disk import make_folder, replace_file
 from ttapca.errors import CheckpointError
 
 SAFETENSORS = ".safetensors"

@@ -1,4 +1,4 @@
-"""Put files in their place so that they are wholly there or not at all."""
+"""Files and folders that are wholly there or not at all, and what to say when the disk refuses."""
 
 from __future__ import annotations
 
@@ -89,49 +89,54 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 @contextmanager
-def locked(folder: Path, name: str) -> Iterator[None]:
-    """Keep two processes from filling one place; the operating system frees a dead one's lock.
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of a folder; the operating system frees a dead one's lock.
 
     Args:
         folder: An existing folder.
-        name: What is being filled.
 
     Yields:
         Nothing; work inside.
 
     Raises:
-        StorageError: Another process is at work on it.
+        StorageError: Another process is at work in it.
 
     Example:
-        >>> with locked(Path(tempfile.mkdtemp()), "cifar10"):
+        >>> with locked(Path(tempfile.mkdtemp())):
         ...     pass
     """
     try:
         import fcntl
-    except ImportError:  # pragma: no cover - Windows: checksums still catch a collision
+    except ImportError:  # pragma: no cover - Windows: no lock, and renames are still atomic
         yield
         return
-    path = folder / f".{name}.lock"
-    with writing(path), path.open("w") as file:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StorageError(
-                f"Another process is getting {name} into {folder}. Wait for it to end."
+                f"One process at a time may fill {folder}; another one is at work there. Wait for "
+                "it to end, or choose another place with `--to DIR`."
             ) from error
+        except OSError:
+            pass  # a network file system without locks: as on Windows
         yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager
-def staged_folder(target: Path) -> Iterator[Path]:
+def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
     """Fill a folder beside its place and move it there in one step.
 
     When the block ends well the files are flushed to disk and the folder takes the place of
-    `target`; what was there before is kept under another name. When it does not, for whatever
-    reason, the unfinished folder is removed. What a killed process left is removed by the next.
+    `target`. When it does not, for whatever reason, the unfinished folder is removed. What a killed
+    process left is removed by the next.
 
     Args:
         target: Where the folder shall be.
+        keep_old: Whether what was there before is kept, under the name of `spare_name`.
 
     Yields:
         The folder to fill, on the same disk.
@@ -153,11 +158,15 @@ def staged_folder(target: Path) -> Iterator[Path]:
         try:
             yield Path(staging)
             Path(staging).chmod(0o777 & ~_umask())  # `mkdtemp` makes folders for one user only
-            _flush(Path(staging))
+            for path in (*Path(staging).rglob("*"), Path(staging)):
+                flush(path)
+            old = spare_name(target)
             if target.exists():
-                target.rename(spare_name(target))
+                target.rename(old)
             Path(staging).rename(target)
-            _flush_entry(target.parent)
+            flush(target.parent)
+            if not keep_old:
+                shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
@@ -182,9 +191,9 @@ def replace_file(target: Path, content: bytes) -> None:
     staging = target.with_name(f".{target.name}{STAGING_MARK}")
     with writing(target):
         staging.write_bytes(content)
-        _flush_entry(staging)
+        flush(staging)
         staging.replace(target)
-        _flush_entry(target.parent)
+        flush(target.parent)
 
 
 def spare_name(target: Path) -> Path:
@@ -210,13 +219,8 @@ def _umask() -> int:
     return mask
 
 
-def _flush(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        _flush_entry(path)
-    _flush_entry(folder)
-
-
-def _flush_entry(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Make a file, or the names in a folder, last through a power cut."""
     if os.name == "nt":  # pragma: no cover - Windows cannot flush a folder
         return
     handle = os.open(path, os.O_RDONLY)

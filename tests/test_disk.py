@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ttapca.data import storage
-from ttapca.data.storage import check_space, locked, make_folder, staged_folder
+from ttapca import disk
+from ttapca.disk import check_space, locked, make_folder, staged_folder
 from ttapca.errors import SourceError, StorageError
 
 
@@ -24,7 +24,7 @@ def test_a_staged_folder_appears_at_once(tmp_path: Path) -> None:
         assert not target.exists()
     assert (target / "a").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
-    assert target.stat().st_mode & 0o777 == 0o777 & ~storage._umask()
+    assert target.stat().st_mode & 0o777 == 0o777 & ~disk._umask()
 
 
 def fail_halfway(target: Path, error: BaseException) -> None:
@@ -51,6 +51,14 @@ def test_what_was_there_is_kept(tmp_path: Path) -> None:
             (folder / "a").write_text(text)
     found = {path.name: (path / "a").read_text() for path in tmp_path.iterdir()}
     assert found == {"data": "3", "data.before-1": "1", "data.before-2": "2"}
+
+
+def test_what_was_there_can_be_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    for text in ("1", "2"):
+        with staged_folder(target, keep_old=False) as folder:
+            (folder / "a").write_text(text)
+    assert {path.name: (path / "a").read_text() for path in tmp_path.iterdir()} == {"data": "2"}
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
@@ -85,7 +93,7 @@ def test_too_little_space_is_known_before(tmp_path: Path) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-from ttapca.data.storage import staged_folder
+from ttapca.disk import staged_folder
 with staged_folder(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("half")
     print("started", flush=True)
@@ -120,8 +128,8 @@ def test_a_killed_process_leaves_nothing_half_there(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ttapca.data.storage import locked
-with locked(Path(sys.argv[1]), "cifar10"):
+from ttapca.disk import locked
+with locked(Path(sys.argv[1])):
     print("started", flush=True)
     time.sleep(60)
 """
@@ -130,15 +138,15 @@ with locked(Path(sys.argv[1]), "cifar10"):
 def test_two_processes_do_not_fill_one_place(tmp_path: Path) -> None:
     with start(HOLDER, str(tmp_path)) as process:
         with (
-            pytest.raises(StorageError, match="Another process is getting cifar10"),
-            locked(tmp_path, "cifar10"),
+            pytest.raises(StorageError, match="another one is at work there"),
+            locked(tmp_path),
         ):
             pass
         process.kill()
     entered = False
     for _ in range(100):  # the system frees the lock of a dead process, in its own time
         try:
-            with locked(tmp_path, "cifar10"):
+            with locked(tmp_path):
                 entered = True
                 break
         except StorageError:
@@ -147,5 +155,5 @@ def test_two_processes_do_not_fill_one_place(tmp_path: Path) -> None:
 
 
 def test_an_error_inside_a_lock_stays_what_it_is(tmp_path: Path, monkeypatch: Any) -> None:
-    with pytest.raises(SourceError, match="of its own"), locked(tmp_path, "x"):
+    with pytest.raises(SourceError, match="of its own"), locked(tmp_path):
         raise SourceError("of its own")

@@ -1,0 +1,97 @@
+"""What a folder of corrupted images was made from, so that two runs never mix in it.
+
+`corruptions.json` lies beside the `.npy` files. The official archives have none; a reader that does
+not know it can ignore it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttapca._version import __version__
+from ttapca.corruptions.pixels import Pixels
+from ttapca.errors import DataFormatError, OptionError
+
+MANIFEST = "corruptions.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything that decides the bytes of a folder, except which corruptions are in it.
+
+    Attributes:
+        images: How many images a block of one severity holds.
+        images_sha256: Of the clean grey levels.
+        labels_sha256: Of the labels.
+        severities: The blocks of each file, in order; the official files have all five.
+        seed: Of the random numbers.
+        table: The name of the table of severities.
+        table_sha256: Of its file.
+        version: Of this library.
+    """
+
+    images: int
+    images_sha256: str
+    labels_sha256: str
+    severities: tuple[int, ...]
+    seed: int
+    table: str
+    table_sha256: str
+    version: str = __version__
+
+    def dumps(self) -> bytes:
+        """The manifest as a JSON file."""
+        return (json.dumps(asdict(self), indent=2) + "\n").encode()
+
+    def check(self, folder: Path) -> None:
+        """Compare with what the folder was begun with.
+
+        Args:
+            folder: Where files may lie already.
+
+        Raises:
+            OptionError: The folder was begun with other options, or not by this library.
+            DataFormatError: Its manifest cannot be read.
+        """
+        path = folder / MANIFEST
+        if not path.exists():
+            strangers = sorted(each.name for each in folder.glob("*.npy"))
+            if strangers:
+                raise OptionError(
+                    f"Corrupted images go to a folder of their own; {folder} has no {MANIFEST} and "
+                    f"holds {strangers[0]} from elsewhere. Choose another folder."
+                )
+            return
+        found = _loads(path)
+        for field in fields(self):
+            before, now = getattr(found, field.name), getattr(self, field.name)
+            if before != now:
+                raise OptionError(
+                    f"A folder holds files of one run only; {folder} was begun with "
+                    f"{field.name} = {before}, and now it is {now}. Choose another folder, or "
+                    "delete this one."
+                )
+
+
+def _loads(path: Path) -> Manifest:
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        content["severities"] = tuple(content["severities"])
+        return Manifest(**content)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataFormatError(
+            f"{MANIFEST} must be the one that a run wrote; {path} is not: {error}. "
+            "Choose another folder, or delete this one."
+        ) from error
+
+
+def digest(array: Pixels | NDArray[np.integer[Any]]) -> str:
+    """SHA-256 of an array's bytes."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()

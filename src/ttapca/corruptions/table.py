@@ -1,0 +1,124 @@
+"""Severities as data: what each corruption's numbers are at each of the five severities.
+
+A table is a TOML file. `cifar_c.toml` in this folder is the one of CIFAR-10-C and CIFAR-100-C;
+another file with the same sections and names is another benchmark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+from ttapca.errors import OptionError, did_you_mean
+
+Parameter = float | int | str
+Parameters = Mapping[str, Parameter]
+
+SEVERITIES = (1, 2, 3, 4, 5)
+CIFAR_C = "cifar-c"
+
+_FILES = {CIFAR_C: Path(__file__).with_name("cifar_c.toml")}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The parameters of every corruption at every severity.
+
+    Attributes:
+        name: What the file calls itself.
+        digest: SHA-256 of the file, to tell whether two runs used the same numbers.
+        sections: By corruption, then by parameter: five values, or one for all severities.
+
+    Example:
+        >>> load_table().parameters("fog", 3)["amount"]
+        0.75
+    """
+
+    name: str
+    digest: str
+    sections: Mapping[str, Mapping[str, Parameter | list[Parameter]]]
+
+    def parameters(self, corruption: str, severity: int) -> Parameters:
+        """The numbers of one corruption at one severity.
+
+        Args:
+            corruption: A section of the table.
+            severity: From 1 to 5.
+
+        Returns:
+            Values by name.
+
+        Raises:
+            OptionError: The table has no such corruption.
+        """
+        if corruption not in self.sections:
+            raise OptionError(
+                f"A table needs a section for each corruption that is asked for; `{self.name}` has "
+                f"none for `{corruption}`.{did_you_mean(corruption, self.sections)}"
+            )
+        values = self.sections[corruption]
+        return {
+            name: value[severity - 1] if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+
+
+def load_table(source: str | Path = CIFAR_C) -> Table:
+    """Read a table of severities.
+
+    Args:
+        source: The name of a table that comes with the library, or the path of a TOML file.
+
+    Returns:
+        The table.
+
+    Raises:
+        OptionError: There is no such table, or it is not in the form of a table.
+
+    Example:
+        >>> load_table("cifar-c").name
+        'cifar-c'
+    """
+    known = _FILES.get(str(source))
+    path = known or Path(source)
+    if not path.is_file():
+        raise OptionError(
+            f"A table is one of {', '.join(sorted(_FILES))}, or the path of a TOML file; "
+            f"found neither for `{source}`.{did_you_mean(str(source), _FILES)}"
+        )
+    return _read(path.resolve(), path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, changed: int) -> Table:
+    del changed  # part of the cache's key only: an edited file is read again
+    content = path.read_bytes()
+    try:
+        document = tomllib.loads(content.decode())
+    except ValueError as error:  # bad TOML and bad UTF-8 alike
+        raise OptionError(f"A table must be a TOML file; {path} is not: {error}.") from error
+    name = str(document.pop("name", path.stem))
+    for corruption, values in document.items():
+        _check_section(path, corruption, values)
+    return Table(name, hashlib.sha256(content).hexdigest(), MappingProxyType(document))
+
+
+def _check_section(path: Path, corruption: str, values: object) -> None:
+    if not isinstance(values, dict):
+        raise OptionError(
+            f"Everything in a table but `name` must be a section [corruption]; in {path} "
+            f"`{corruption}` is a {type(values).__name__}."
+        )
+    for parameter, value in values.items():
+        entries = value if isinstance(value, list) else [value] * len(SEVERITIES)
+        plain = all(isinstance(entry, int | float | str) for entry in entries)
+        if len(entries) != len(SEVERITIES) or not plain:
+            raise OptionError(
+                f"A parameter must be one value or a list of {len(SEVERITIES)}, one a severity; "
+                f"in {path} `{corruption}.{parameter}` is {value!r}."
+            )

@@ -1,0 +1,152 @@
+"""`ttapca corrupt`, as a user meets it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ttapca.cli.app import run
+from ttapca.cli.corrupt import parse_corruptions, parse_severities
+from ttapca.corruptions import CORRUPTIONS, EXTRA, STANDARD, corrupt
+from ttapca.errors import OptionError
+
+
+@pytest.fixture
+def data(images, tmp_path) -> str:
+    path = tmp_path / "data.npz"
+    np.savez(path, images=images, labels=np.arange(12))
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TTAPCA_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_it_writes_the_layout_and_says_how_much_disk_it_needs(data, images, tmp_path, capsys):
+    to = tmp_path / "out"
+    words = ["corrupt", data, "--to", str(to), "--corruptions", "fog,pixelate", "--jobs", "1"]
+    assert run(words) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == str(to)
+    assert "0 of 2 files are there; the rest needs 0.4 MB, and " in said.err
+    assert "fog: done\npixelate: done" in said.err
+    assert (np.load(to / "fog.npy")[24:36] == corrupt(images, "fog", 3)).all()
+    assert run(words) == 0
+    assert "2 of 2 files are there; the rest needs 0.0 MB" in capsys.readouterr().err
+
+
+def test_limit_and_severities(data, images, tmp_path):
+    words = ["corrupt", data, "--to", str(tmp_path / "out"), "--corruptions", "fog"]
+    assert run([*words, "--jobs", "1", "--limit", "3", "--severities", "5", "--seed", "7"]) == 0
+    found = np.load(tmp_path / "out" / "fog.npy")
+    assert (found == corrupt(images[:3], "fog", 5, seed=7)).all()
+
+
+def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
+    (home / "frost").mkdir(parents=True)
+    for name, texture in zip(
+        ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg", "frost6.jpg"),
+        textures,
+        strict=True,
+    ):
+        Image.fromarray(texture).save(home / "frost" / name)
+    sheet = tmp_path / "sheet.png"
+    assert run(["corrupt", data, "--sheet", str(sheet), "--image", "2"]) == 0
+    with Image.open(sheet) as drawn:
+        assert drawn.size == (4 * 140 + 12, 4 * 154 + 12)
+    every = ["--all-severities", "--corruptions", "fog,frost"]
+    assert run(["corrupt", data, "--sheet", str(sheet), *every]) == 0
+    with Image.open(sheet) as drawn:
+        assert drawn.size == (6 * 140 + 12, 2 * 154 + 12)
+    assert run(["corrupt", data, "--sheet", str(sheet), "--image", "12"]) == 2
+    assert "`--image` must be below the number of images, 12; found 12" in capsys.readouterr().err
+
+
+def test_a_sheet_that_cannot_be_written_is_an_error(data, tmp_path, capsys):
+    where = tmp_path / "none" / "sheet.png"
+    assert run(["corrupt", data, "--sheet", str(where), "--corruptions", "fog"]) == 1
+    assert "Cannot write to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "takes either --to DIR or --sheet FILE; found neither"),
+        (["--to", "{out}", "--sheet", "x.png"], 2, "found both"),
+        (["--to", "{out}", "--corruptions", "fogg"], 2, "Did you mean `fog`"),
+        (["--to", "{out}", "--corruptions", "standart"], 2, "Did you mean `standard`"),
+        (["--to", "{out}", "--corruptions", ","], 2, "at least one name"),
+        (["--to", "{out}", "--severities", "0-5"], 2, "numbers from 1 to 5"),
+        (["--to", "{out}", "--severities", "6"], 2, "numbers from 1 to 5"),
+        (["--to", "{out}", "--seed", "-1"], 2, "`seed` must be a whole number from 0 on"),
+        (["--to", "{out}", "--jobs", "0"], 2, "--jobs"),
+        (["--to", "{out}", "--corruptions", "frost"], 1, "`ttapca data get frost`"),
+        (["--to", "{file}/out", "--corruptions", "fog"], 1, "Cannot write to"),
+    ],
+)
+def test_bad_calls_have_a_code_and_a_reason(data, tmp_path, capsys, words, code, message):
+    given = [word.format(out=tmp_path / "out", file=data) for word in words]
+    assert run(["corrupt", data, *given]) == code
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bad_data_set_is_named(tmp_path, capsys):
+    to = ["--to", str(tmp_path / "out")]
+    assert run(["corrupt", str(tmp_path / "none.npz"), *to]) == 1
+    assert "is neither a data set nor a path" in capsys.readouterr().err
+    torn = tmp_path / "torn.npz"
+    torn.write_bytes(b"PK")
+    assert run(["corrupt", str(torn), *to]) == 1
+    assert "is not a plain `.npz` archive" in capsys.readouterr().err
+    pickled = tmp_path / "pickled.npz"
+    np.savez(pickled, images=np.array([{}], dtype=object), labels=np.zeros(1))
+    assert run(["corrupt", str(pickled), *to]) == 1
+    assert "is not a plain `.npz` archive" in capsys.readouterr().err
+    floats = tmp_path / "floats.npz"
+    np.savez(floats, images=np.zeros((1, 32, 32, 3)), labels=np.zeros(1, int))
+    assert run(["corrupt", str(floats), *to]) == 1
+    assert "Images must be uint8" in capsys.readouterr().err
+
+
+def test_groups_and_ranges():
+    assert parse_corruptions("all") == CORRUPTIONS
+    assert parse_corruptions("standard") == STANDARD
+    assert parse_corruptions("extra, fog,fog") == (*EXTRA, "fog")
+    assert parse_severities("1-3,5") == (1, 2, 3, 5)
+    for bad in ("", "a", "3-", "-3", "3-1"):
+        with pytest.raises(OptionError, match="numbers from 1 to 5"):
+            parse_severities(bad)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_ends_with_130_and_whole_files(tmp_path, jobs):
+    data, to = tmp_path / "data.npz", tmp_path / "out"
+    np.savez(data, images=np.full((8000, 32, 32, 3), 90, np.uint8), labels=np.zeros(8000, int))
+    script = tmp_path / "script.py"
+    script.write_text("from ttapca.cli import main\nif __name__ == '__main__':\n    main()\n")
+    words = ["corrupt", str(data), "--to", str(to), "--corruptions", "shot_noise", "--jobs", jobs]
+    with subprocess.Popen(
+        [sys.executable, str(script), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        while not (to / ".shot_noise.npy.partial").exists() and process.poll() is None:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert {each.name for each in to.iterdir()} == {"corruptions.json", "labels.npy"}

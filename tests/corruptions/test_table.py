@@ -1,0 +1,65 @@
+"""Tables of severities."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttapca.corruptions import CORRUPTIONS, SEVERITIES, corrupt, find, load_table
+from ttapca.errors import OptionError
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_the_table_of_cifar_c_has_what_every_corruption_takes(name):
+    table = load_table()
+    assert set(table.sections) == set(CORRUPTIONS)
+    for severity in SEVERITIES:
+        assert set(table.parameters(name, severity)) == find(name).arguments
+
+
+def test_published_values():
+    table = load_table()
+    assert table.parameters("gaussian_noise", 5) == {"deviation": 0.10}
+    assert table.parameters("glass_blur", 4)["iterations"] == 2
+    assert table.parameters("jpeg_compression", 1) == {"quality": 80}
+
+
+def test_another_table_is_a_file(tmp_path, images):
+    path = tmp_path / "mine.toml"
+    path.write_text("[contrast]\nfactor = [0.9, 0.8, 0.7, 0.6, 1.0]\n")
+    table = load_table(path)
+    assert table.name == "mine"
+    spoilt = corrupt(images, "contrast", 5, table=path)
+    assert abs(spoilt.astype(int) - images).max() <= 1
+    assert (corrupt(images, "contrast", 5, table=table) == spoilt).all()
+    with pytest.raises(OptionError, match="`mine` has none for `fog`"):
+        corrupt(images, "fog", 1, table=table)
+
+
+def test_an_edited_table_is_read_again(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("[contrast]\nfactor = 0.5\n")
+    assert load_table(path).parameters("contrast", 1) == {"factor": 0.5}
+    path.write_text("[contrast]\nfactor = 0.25\n")
+    assert load_table(path).parameters("contrast", 1) == {"factor": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[contrast", "must be a TOML file"),
+        ("contrast = 3", r"must be a section \[corruption\].*`contrast` is a int"),
+        ("[contrast]\nfactor = [1, 2]", r"a list of 5.*`contrast.factor` is \[1, 2\]"),
+        ("[contrast]\nfactor = [[1], 2, 3, 4, 5]", "one value or a list of 5"),
+        ("[contrast]\nfaktor = 1.0", r"lacks \['factor'\] and has unknown \['faktor'\]"),
+    ],
+)
+def test_a_bad_table_says_what_is_wrong(tmp_path, images, content, message):
+    path = tmp_path / "bad.toml"
+    path.write_text(content)
+    with pytest.raises(OptionError, match=message):
+        corrupt(images, "contrast", 1, table=path)
+
+
+def test_a_table_that_is_not_there_gets_near_names():
+    with pytest.raises(OptionError, match=r"found neither for `cifarc`\. Did you mean `cifar-c`"):
+        load_table("cifarc")
