@@ -96,7 +96,7 @@ class ModelChoice:
     def load(self) -> nn.Module:
         """Load the network, in evaluation mode."""
         from ttapca import models
-        from ttapca.models.digits_network import DIGITS_NETWORK
+        from ttapca.models.digits_network import DIGITS_NETWORK, training_steps
         from ttapca.models.factories import is_factory
 
         if is_factory(self.name):
@@ -105,8 +105,9 @@ class ModelChoice:
             return models.load_weights(network, self.weights) if self.weights else network.eval()
         self._refuse("weights")
         if self.name == DIGITS_NETWORK:
-            with StepReporter(f"{DIGITS_NETWORK}, trained once") as progress:
-                return models.digits_network(cache_root() / "models" / DIGITS_NETWORK, progress)
+            folder = cache_root() / "models" / DIGITS_NETWORK
+            with StepReporter(f"{DIGITS_NETWORK}, trained once", training_steps()) as progress:
+                return models.digits_network(folder, progress=progress)
         return models.load(self.name, self.architecture, normalisation=self.normalisation())
 
     def normalisation(self) -> str | Normalisation | None:

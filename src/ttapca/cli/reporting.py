@@ -87,7 +87,7 @@ class StepReporter(_Bars):
 
     Args:
         title: What stands beside the bar, and what each sentence starts with.
-        total: Steps in all; the length of what is wrapped first by default.
+        total: Steps in all; by default as many as there are in what was wrapped so far.
         done: Steps that were done before.
         console: Where to write; standard error by default.
 
@@ -107,12 +107,13 @@ class StepReporter(_Bars):
     ) -> None:
         super().__init__(title, console, MofNCompleteColumn())
         self._task = self._progress.add_task(title, total=total, completed=done)
-        self._total = total
+        self._fixed = total is not None
+        self._total = total or 0
 
     def __call__(self, steps: Iterable[Any]) -> Iterator[Any]:
         """Give the steps one by one, and move the bar."""
-        if self._total is None and isinstance(steps, Sized):
-            self._total = len(steps)
+        if not self._fixed and isinstance(steps, Sized):
+            self._total += len(steps)
             self._progress.update(self._task, total=self._total)
         for step in steps:
             yield step
