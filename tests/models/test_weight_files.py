@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ttapca.errors import CheckpointError
 from ttapca.models.weight_files import read_weights, write_weights
@@ -69,9 +73,40 @@ def test_a_hostile_file_runs_nothing(zipped: bool, tmp_path: Path) -> None:
     path, mark = tmp_path / "a.pth", tmp_path / "mark"
     content = {"state_dict": WEIGHTS, "extra": Hostile(mark)}
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match=r"would run code.*refused.*weights_only=False"):
+    with pytest.raises(CheckpointError, match=r"asks for `posix.system`.*run code.*refused"):
         read_weights(path)
     assert not mark.exists()
+
+
+def test_the_conversion_that_is_offered_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {
+        "options": {"net": WEIGHTS, "options": argparse.Namespace(epochs=3)},
+        "a whole module": nn.Linear(2, 3),
+    }
+    monkeypatch.chdir(tmp_path)
+    for name, content in contents.items():
+        torch.save(content, tmp_path / f"{name}.pth")
+        with pytest.raises(CheckpointError, match=r"convert it once:\n") as caught:
+            read_weights(tmp_path / f"{name}.pth")
+        command = str(caught.value).partition("convert it once:\n")[2]
+        words = [sys.executable, *shlex.split(command)[1:]]
+        subprocess.run(words, check=True, capture_output=True)
+        found = read_weights(tmp_path / "weights.pth").tensors
+        assert same(found) if name == "options" else found["weight"].shape == (3, 2)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "content",
+    [b"hello world", b"<html><body>404 not found</body></html>", bytes(range(256)) * 4],
+    ids=["text", "page", "bytes"],
+)
+def test_a_file_of_another_kind(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"cut short or is of another kind"):
+        read_weights(tmp_path / "a.pth")
 
 
 @pytest.mark.parametrize("kept", [0.99, 0.6, 0.1, 0.0])

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import shlex
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,16 @@ SAFETENSORS = ".safetensors"
 WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
 PREFIXES = ("module.", "model.")
 FORMAT = "ttapca.weights"
+
+# How torch names what a file asks for and is not allowed: classes and functions.
+UNSAFE_NAME = re.compile(r"(?:GLOBAL|class|function)\s+`?([\w.]+\.[\w.]+)")
+CONVERSION = (
+    'python -c "import sys, torch; c = torch.load(sys.argv[1], weights_only=False, '
+    "map_location='cpu'); c = c.state_dict() if hasattr(c, 'state_dict') else c; "
+    "c = next((c[k] for k in {names} if k in c), c); "
+    'torch.save({{k: v for k, v in c.items() if torch.is_tensor(v)}}, sys.argv[2])" '
+    "{path} weights.pth"
+)
 
 
 @dataclass(frozen=True)
@@ -116,31 +129,28 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _read_torch(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old files: what counts is whether they are read
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if "weights_only" not in str(error).lower() and "weights only" not in str(error).lower():
+        unsafe = UNSAFE_NAME.search(str(error))
+        if unsafe is None:
             raise _damaged(path, error) from error
         raise CheckpointError(
-            f"{path} holds more than tensors, and reading it would run code from the file "
-            f"({_first_line(error)}); it is refused. If you trust its author, convert it once: "
-            'python -c "import sys, torch; torch.save(torch.load(sys.argv[1], '
-            "weights_only=False, map_location='cpu')['state_dict'], sys.argv[2])\" "
-            f"{path} weights.pth (the key may have another name, or be none)."
+            f"{path} holds more than tensors: it asks for `{unsafe[1]}`, and reading that would "
+            "run code from the file, so it is refused. If you trust its author, convert it once:\n"
+            f"{CONVERSION.format(names=WRAPPERS, path=shlex.quote(str(path)))}"
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise _damaged(path, error) from error
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
+    # What torch says about it is long and about its own options; the cause is kept for who looks.
     return CheckpointError(
-        f"{path} is not a whole PyTorch checkpoint ({_first_line(error)}): it was cut short or is "
-        "of another kind. Copy or download it again."
+        f"{path} is not a whole PyTorch checkpoint: it was cut short or is of another kind "
+        f"({type(error).__name__} while reading it). Copy or download it again."
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160].rstrip(". ") if lines else type(error).__name__
 
 
 def _unwrapped(content: Any) -> Any:
