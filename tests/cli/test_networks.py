@@ -17,7 +17,7 @@ import ttapca
 from ttapca.cli.app import run
 from ttapca.data import Images, write_cifar_binary
 from ttapca.data.cifar_versions import CIFAR10_BINARY
-from ttapca.models import build
+from ttapca.models import build, runs
 from ttapca.models.runs import WEIGHTS
 
 
@@ -334,3 +334,16 @@ def test_training_on_a_named_data_set(
     words = f"train cifar10 wrn-10-1 --epochs 1 --batch-size 25 --to {tmp_path / 'run'} --json"
     assert run(words.split()) == 0
     assert printed(capsys)["epoch"] == 1
+
+
+def test_ctrl_c_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "train", interrupted)
+    assert run(["train", "digits", "small-cnn", "--to", str(tmp_path / "run")]) == 130
+    error = capsys.readouterr().err
+    assert "train: stopped; the same command goes on after the last whole epoch\n" in error
+    assert error.endswith("interrupted\n")

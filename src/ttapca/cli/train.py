@@ -166,16 +166,20 @@ def _run(
         if done:
             reporter.note(f"going on after epoch {done} of {options.epochs}")
         write = stack.enter_context(tensorboard_writer(to, tensorboard))
-        return train(
-            network,
-            images,
-            test,
-            options,
-            to,
-            description=description,
-            progress=reporter,
-            on_epoch=_announcer(reporter, options.epochs, write),
-        )
+        try:
+            return train(
+                network,
+                images,
+                test,
+                options,
+                to,
+                description=description,
+                progress=reporter,
+                on_epoch=_announcer(reporter, options.epochs, write),
+            )
+        except KeyboardInterrupt:
+            reporter.note("stopped; the same command goes on after the last whole epoch")
+            raise
 
 
 def _announcer(
