@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import ttapca
 from ttapca.cli.app import run
@@ -347,3 +348,30 @@ def test_ctrl_c_says_how_to_go_on(
     error = capsys.readouterr().err
     assert "train: stopped; the same command goes on after the last whole epoch\n" in error
     assert error.endswith("interrupted\n")
+
+
+def pictures(folder: Path) -> Path:
+    random = np.random.default_rng(0)
+    for name, light in (("dark", 0), ("light", 120)):
+        (folder / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = random.integers(0, 100, (12, 12, 3)) + light
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number}.png")
+    return folder
+
+
+def test_folders_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "test"):
+        pictures(tmp_path / "both" / split)
+    options = f"wrn-10-1 --size 8 --batch-size 10 --epochs 2 --to {tmp_path / 'run'}"
+    assert run(f"train {tmp_path / 'both' / 'train'} {options}".split()) == 0
+    assert "no test split, so accuracy is that of the training" in capsys.readouterr().err
+    weights = tmp_path / "run" / WEIGHTS
+    assert run(f"eval {weights} --data {tmp_path / 'both'} --size 8 --json".split()) == 0
+    assert float(printed(capsys)["accuracy"]) > 90  # type: ignore[arg-type]
+    assert run(f"eval {weights} --data {tmp_path / 'both'}".split()) == 1
+    assert "images of shape 3x8x8; found 3x12x12. Resize" in capsys.readouterr().err
+    pictures(tmp_path / "one" / "test")
+    fit = f"fit {weights} --data {tmp_path / 'one'} --size 8 --to {tmp_path / 'filter'}"
+    assert run(fit.split()) == 1
+    assert "The train split must lie in" in capsys.readouterr().err

@@ -102,7 +102,10 @@ def train(
         seed=seed,
     )
     network, description = _network(architecture, model, images, rotation_head, seed)
-    description["data"] = {"name": str(data), "training_images": images.fingerprint()}
+    fingerprint = images.fingerprint()
+    if fingerprint == test.fingerprint():  # a path to one set of images serves as both
+        typer.echo("train: no test split, so accuracy is that of the training images", err=True)
+    description["data"] = {"name": str(data), "training_images": fingerprint}
     records = _run(network, images, test, options, to, description, tensorboard)
     _print(records, to, as_json)
 
