@@ -204,6 +204,7 @@ def resnet(tmp_path: Path) -> Path:
         ("eval {trained} --data digits --method tnt", 2, "There is no method `tnt`"),
         ("eval {trained} --data digits --method ttapca-relu", 2, "needs a fitted filter"),
         ("eval {trained} --data digits --filter nowhere", 1, "has none that can be read"),
+        ("eval digits-small-cnn --data digits --mean 0 --std 1", 2, "--mean has no meaning for"),
         ("eval torch.nn:Identity --data digits", 2, "one logit for each of the 10 classes"),
         ("eval torch.nn:Identity --data digits --normalise none", 2, "--normalise has no meaning"),
         ("fit {trained} --data cifar10 --to x", 1, "ttapca data get cifar10"),

@@ -53,7 +53,7 @@ def evaluate(
     corruption: Annotated[str | None, typer.Option(help="For a folder of CIFAR-C.")] = None,
     severity: Annotated[int | None, typer.Option(help="For a folder of CIFAR-C: 1 to 5.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use the first images only [default: all].")
+        int | None, typer.Option(min=1, help="Use the first images only (default: all).")
     ] = None,
     model_option: ModelOption = None,
     weights: WeightsOption = None,

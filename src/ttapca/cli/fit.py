@@ -43,7 +43,7 @@ def fit(
     data: DataOption,
     to: Annotated[Path, typer.Option(metavar="DIR", help="The folder that the filter goes to.")],
     layer: Annotated[
-        str | None, typer.Option(help="Dotted path [default: what `ttapca layers` recommends].")
+        str | None, typer.Option(help="Dotted path (default: what `ttapca layers` recommends).")
     ] = None,
     components: Annotated[int, typer.Option(min=1, help="How many to keep.")] = PAPERS_COMPONENTS,
     model_option: ModelOption = None,
@@ -55,7 +55,7 @@ def fit(
     folder: DataFolder = None,
     size: ImageSize = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use the first images only [default: all].")
+        int | None, typer.Option(min=1, help="Use the first images only (default: all).")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images read at a time.")] = 250,
     dtype: Annotated[

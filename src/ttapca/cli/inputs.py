@@ -43,7 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="A packaged network, a file of weights, digits-small-cnn, or package.module:factory.",
     ),
 ]
@@ -93,8 +93,12 @@ class ModelChoice:
             raise OptionError(f"Name one network, as MODEL or with --model; found {found}.")
         return str(self.argument or self.option)
 
-    def load(self) -> nn.Module:
-        """Load the network, in evaluation mode."""
+    def load(self, *, assumed: str | None = None) -> nn.Module:
+        """Load the network, in evaluation mode.
+
+        Args:
+            assumed: The normalisation where neither the user nor the file says one.
+        """
         from ttapca import models
         from ttapca.models.digits_network import DIGITS_NETWORK, training_steps
         from ttapca.models.factories import is_factory
@@ -105,10 +109,12 @@ class ModelChoice:
             return models.load_weights(network, self.weights) if self.weights else network.eval()
         self._refuse("weights")
         if self.name == DIGITS_NETWORK:
+            self._refuse("architecture", "normalise", "mean", "std")
             folder = cache_root() / "models" / DIGITS_NETWORK
             with StepReporter(f"{DIGITS_NETWORK}, trained once", training_steps()) as progress:
                 return models.digits_network(folder, progress=progress)
-        return models.load(self.name, self.architecture, normalisation=self.normalisation())
+        stated = self.normalisation() or assumed
+        return models.load(self.name, self.architecture, normalisation=stated)
 
     def normalisation(self) -> str | Normalisation | None:
         """What was said about it, if anything."""

@@ -37,7 +37,7 @@ def layers(
     architecture: ArchitectureOption = None,
     input_shape: Annotated[
         str | None,
-        typer.Option("--input", metavar="CxHxW", help="Shape of an image [default: the model's]."),
+        typer.Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
     ] = None,
     components: Annotated[
         int, typer.Option(min=1, help="Of the filter whose cost is shown.")
@@ -50,7 +50,7 @@ def layers(
     """
     from ttapca import models
 
-    network = _network(ModelChoice(model, model_option, weights, architecture, normalise=None))
+    network = _network(ModelChoice(model, model_option, weights, architecture))
     shape = _shape(input_shape, network)
     table = models.describe_layers(network, shape, components)
     if as_json:
@@ -61,14 +61,11 @@ def layers(
 
 def _network(choice: ModelChoice) -> nn.Module:
     from ttapca import models
-    from ttapca.models.factories import is_factory
 
     if choice.name in models.ARCHITECTURES and choice.name not in models.packaged():
         return models.build(choice.name)
-    if not is_factory(choice.name):
-        # Layers and their cost do not depend on it, and not every file says it.
-        choice = dataclasses.replace(choice, normalise="none")
-    return choice.load()
+    # Layers and their cost do not depend on the normalisation, and not every file says it.
+    return choice.load(assumed="none")
 
 
 def _shape(words: str | None, network: nn.Module) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
 def train(
     data: DataArgument,
     architecture: Annotated[
-        str | None, typer.Argument(help="Such as resnet20, wrn-16-2 or resnet26-gn.")
+        str | None,
+        typer.Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ..."),
     ] = None,
     *,
     to: Annotated[
@@ -56,11 +57,11 @@ def train(
     weight_decay: Annotated[float, typer.Option(help="On weights, not on norms.")] = 5e-4,
     label_smoothing: Annotated[float, typer.Option(help="Spread over all classes.")] = 0.0,
     padding: Annotated[
-        int | None, typer.Option(help="Largest shift of a random crop [default: side / 8].")
+        int | None, typer.Option(help="Largest shift of a random crop (default: side / 8).")
     ] = None,
     flip: Annotated[
         bool | None,
-        typer.Option("--flip/--no-flip", help="Mirror half of the images [default: not digits]."),
+        typer.Option("--flip/--no-flip", help="Mirror half of the images (default: not digits)."),
     ] = None,
     cutout: Annotated[int, typer.Option(help="Side of a blanked square; 0 for none.")] = 0,
     average: Annotated[
@@ -76,7 +77,7 @@ def train(
     size: ImageSize = None,
     folder: DataFolder = None,
     tensorboard: Annotated[
-        bool | None, typer.Option(help="Write events [default: where it is installed].")
+        bool | None, typer.Option(help="Write events (default: where it is installed).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -22,7 +22,8 @@ from ttapca.models.loading import load, load_rotation, load_weights, packaged
 from ttapca.models.network import NORMALISATIONS, ImageNetwork, Normalisation, normalisation_of
 from ttapca.models.rotation import RotationHead, RotationNetwork, add_rotation_head, turn
 from ttapca.models.runs import train
-from ttapca.models.training import EpochRecord, Training, TrainingOptions
+from ttapca.models.training import Training
+from ttapca.models.training_options import EpochRecord, TrainingOptions
 
 __all__ = [
     "ARCHITECTURES",

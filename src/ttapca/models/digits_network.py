@@ -14,7 +14,8 @@ from ttapca.models.loading import load
 from ttapca.models.network import ImageNetwork
 from ttapca.models.runs import WEIGHTS, train
 from ttapca.models.small_cnn import DIGITS_SHAPE
-from ttapca.models.training import Training, TrainingOptions
+from ttapca.models.training import Training
+from ttapca.models.training_options import TrainingOptions
 
 DIGITS_NETWORK = "digits-small-cnn"
 ARCHITECTURE = "small-cnn"

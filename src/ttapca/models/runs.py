@@ -26,7 +26,8 @@ from ttapca.data import Images
 from ttapca.disk import locked, make_folder, replace_file
 from ttapca.errors import CheckpointError, OptionError, TrainingError
 from ttapca.models.evaluation import Progress
-from ttapca.models.training import EpochRecord, Training, TrainingOptions
+from ttapca.models.training import Training
+from ttapca.models.training_options import EpochRecord, TrainingOptions
 from ttapca.models.weight_files import read_safetensors, write_safetensors, write_weights
 
 STATE = "state.safetensors"
