@@ -48,8 +48,12 @@ def evaluate(
         bool, typer.Option("--episodic/--online", help="Forget after each batch, or never.")
     ] = True,
     batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = PAPERS_BATCH,
-    steps: Annotated[int, typer.Option(help="Gradient steps on each batch.")] = 1,
-    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
+    steps: Annotated[
+        int | None, typer.Option(help="Gradient steps on each batch; the method's own by default.")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate; the method's own by default.")
+    ] = None,
     corruption: Annotated[str | None, typer.Option(help="For a folder of CIFAR-C.")] = None,
     severity: Annotated[int | None, typer.Option(help="For a folder of CIFAR-C: 1 to 5.")] = None,
     limit: Annotated[
