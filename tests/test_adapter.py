@@ -20,8 +20,8 @@ from oracles import (
     small_convnet,
 )
 from ttapca import Adapter, BatchNormStatistics, SpectralGains
-from ttapca.adapter import adam
 from ttapca.errors import AttachError, LayerOutputError, OptionError
+from ttapca.movers import GradientSteps, adam
 from ttapca.objectives import mean_entropy, softmax_entropy
 
 DATA = images(150)
@@ -211,7 +211,9 @@ def test_a_gradient_that_is_not_finite_is_skipped() -> None:
         # Finite, with a gradient that is not: the square root's at zero.
         return torch.sqrt(logits.sum() * 0)
 
-    adapter = Adapter(small_convnet(), [SpectralGains(FITTED, "relu")], cliff, forgetting="online")
+    adapter = Adapter(
+        small_convnet(), [SpectralGains(FITTED, "relu")], GradientSteps(cliff), forgetting="online"
+    )
     before = gains_of(adapter)
     output = adapter(X)
     assert torch.isfinite(output).all()
@@ -337,7 +339,7 @@ def test_repr_tells_what_it_does() -> None:
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
     model = small_convnet()
     with left_untouched(model, X), pytest.raises(OptionError, match=message):
-        Adapter(model, [SpectralGains(FITTED, "relu")], mean_entropy, **options)  # type: ignore[arg-type]
+        ttapca.adapt(model, "ttapca-relu", filter=FITTED, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("lr", [0.0, -1e-3, float("nan"), float("inf"), "fast", True])
@@ -349,7 +351,7 @@ def test_learning_rates_that_make_no_sense(lr: object) -> None:
 def test_nothing_to_move() -> None:
     model = small_convnet()
     with left_untouched(model, X), pytest.raises(OptionError, match="a surface with parameters"):
-        Adapter(model, [BatchNormStatistics(1.0)], mean_entropy)
+        Adapter(model, [BatchNormStatistics(1.0)], GradientSteps(mean_entropy))
 
 
 def test_no_surface() -> None:
@@ -362,7 +364,11 @@ def test_a_surface_that_does_not_fit_takes_the_others_away() -> None:
     model = small_convnet()
     stranger = ttapca.fit(small_convnet(seed=5), "conv1", DATA, 20)
     with left_untouched(model, X), pytest.raises(AttachError, match="belongs to the weights"):
-        Adapter(model, [BatchNormStatistics(1.0), SpectralGains(stranger, "relu")], mean_entropy)
+        Adapter(
+            model,
+            [BatchNormStatistics(1.0), SpectralGains(stranger, "relu")],
+            GradientSteps(mean_entropy),
+        )
 
 
 def test_two_adapters_on_one_model() -> None:
@@ -377,10 +383,10 @@ def test_two_adapters_on_one_model() -> None:
 
 def test_a_surface_already_in_use_stays_in_use() -> None:
     surface = SpectralGains(FITTED, "relu", initial=0.05)
-    first = Adapter(small_convnet(), [surface], mean_entropy)
+    first = Adapter(small_convnet(), [surface], GradientSteps(mean_entropy))
     during = first(X)
     with pytest.raises(AttachError, match="attached already"):
-        Adapter(small_convnet(), [surface], mean_entropy)
+        Adapter(small_convnet(), [surface], GradientSteps(mean_entropy))
     assert torch.equal(first(X), during)
 
 

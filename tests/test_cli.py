@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ from ttapca.errors import OptionError, SavedFilterError
 def test_demo_prints_every_row() -> None:
     result = CliRunner().invoke(command_line.app, ["demo", "--epochs", "2", "--seed", "4"])
     assert result.exit_code == 0, result.output
-    for method in ("source", "bn", "ttapca-relu", "ttapca-exp"):
+    for method in ("source", "bn", "tent", "ttapca-relu", "ttapca-exp"):
         assert result.stdout.count(method) == 2  # episodic and online
     for column in ("clean", "noise", "blur", "contrast"):
         assert column in result.stdout
@@ -32,12 +33,13 @@ def test_demo_learns_and_repairs() -> None:
     ]
     assert tables[0] == tables[1]
     rows = [line.split("│") for line in tables[0].splitlines() if "│" in line]
-    errors = {row[2].strip(): [float(cell) for cell in row[3:8]] for row in rows[:4]}
+    errors = {row[2].strip(): [float(cell) for cell in row[3:8]] for row in rows[:5]}
     clean, noise, *_, mean = zip(*errors.values(), strict=True)
-    source, bn, relu, exponential = mean
+    source, *adapted = mean
     assert clean[0] < 10
-    assert max(bn, relu, exponential) < source - 20
-    assert noise[3] < noise[1]  # the exponential filter helps against noise
+    assert max(adapted) < source - 20
+    assert errors["tent"] == errors["bn"]  # one episodic step, logits from before it
+    assert noise[4] < noise[1]  # the exponential filter helps against noise
 
 
 @pytest.mark.parametrize(
@@ -105,3 +107,13 @@ def test_main_exits_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line, "run", lambda: 7)
     with pytest.raises(SystemExit, match="7"):
         cli.main()
+
+
+def test_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.run(["methods", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert list(rows) == list(ttapca.RECIPES)
+    assert rows["bn"]["options"] == ["alpha", "prior"]
+    assert rows["ttapca-relu"]["needs"] == "source data, unlabelled"
+    assert command_line.run(["methods"]) == 0
+    assert "tent" in capsys.readouterr().out

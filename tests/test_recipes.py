@@ -26,9 +26,9 @@ def test_every_method_takes_the_same_call(method: str, episodic: bool) -> None:
         logits="after",
     )
     assert adapter(X).shape == (12, 5)
-    parameters = {"source": 0, "bn": 0, "ttapca-multiplicative": 40}
+    parameters = {"source": 0, "bn": 0, "tent": 28 + 20, "ttapca-multiplicative": 40}
     assert adapter.n_parameters == parameters.get(method, 20)
-    assert adapter.updates == (1 if method.startswith("ttapca") else 0)
+    assert adapter.updates == (0 if method in ("source", "bn") else 1)
     assert adapter.skipped == 0
 
 
@@ -90,6 +90,9 @@ def test_a_network_without_batchnorm_can_be_filtered() -> None:
         ("ttapca-relu", {"filter": FITTED, "statistics": 2.0}, "between 0 and 1; found 2.0"),
         ("source", {"alpha": 0.5}, "`source` has no option `alpha`; it has none of its own"),
         ("bn", {"alpha": 1.5}, "between 0 and 1; found 1.5"),
+        ("bn", {"prior": -1.0}, "`prior`, a number of samples, is finite and not below 0"),
+        ("bn", {"alpha": 0.5, "prior": 8}, "found both"),
+        ("tent", {"filter": "wrn-conv1/"}, "needs a fitted filter; found a str"),
         ("ttapca-exp", {"filter": FITTED, "lr": -1.0}, "`lr` is a finite number above 0"),
         ("ttapca-exp", {"filter": FITTED, "steps": 0}, "`steps` is a whole number"),
         ("bn", {"episodic": True, "forgetting": "online"}, "contradict each other"),

@@ -4,138 +4,40 @@
 |---|---|---|
 | `source` | none | nothing: the model as it is |
 | `bn` | BatchNorm statistics | closed form: those of the batch, or mixed with the source's |
+| `tent` | BatchNorm statistics, scale and shift of the normalisation layers | entropy |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
 
 `adapt` builds any of them by name and takes the same options for all, so that a comparison is one
-loop; a method without gradients has no use for `filter`, `steps`, `lr` and `logits`.
+loop; a method without gradients has no use for `filter`, `steps`, `lr` and `logits`. A method with
+gradients that needs no filter, such as `tent`, moves the gains of one as well when it is given.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
 
-from ttapca.adapter import DEFAULT_LEARNING_RATE, Adapter, Forgetting, Logits, adam
+from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
-from ttapca.gains import GainName, PenaltyName
-from ttapca.objectives import Objective, mean_entropy
-from ttapca.surfaces import BatchNormStatistics, SpectralGains, Surface
+from ttapca.guards import CollapseGuard, GuardAction, make_guard
+from ttapca.methods import baselines, ttapca
+from ttapca.methods.plan import Recipe, Wishes
+from ttapca.movers import Logits
 
-MethodName = Literal["source", "bn", "ttapca-relu", "ttapca-exp", "ttapca-multiplicative"]
-Statistics = Literal["source", "batch"] | float
-NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """One method.
-
-    Attributes:
-        summary: One line for a person.
-        surfaces: Makes the surfaces from the filter and the method's own options.
-        objective: What gradient steps lower; None for a method without gradients.
-        logits: Whether the method's paper evaluates before or after the update.
-    """
-
-    summary: str
-    surfaces: Callable[..., list[Surface]]
-    objective: Objective | None = None
-    logits: Logits = "after"
-
-
-def _source(filter: FittedFilter | None) -> list[Surface]:
-    del filter
-    return []
-
-
-def _bn(filter: FittedFilter | None, *, alpha: float = 1.0) -> list[Surface]:
-    del filter
-    return [BatchNormStatistics(alpha)]
-
-
-def _ttapca_relu(
-    filter: FittedFilter | None,
-    *,
-    statistics: Statistics = "batch",
-    initial: float | None = None,
-    normalise: bool = True,
-) -> list[Surface]:
-    return _spectral(filter, "relu", statistics, initial=initial, normalise=normalise)
-
-
-def _ttapca_exp(
-    filter: FittedFilter | None,
-    *,
-    statistics: Statistics = "batch",
-    initial: float | None = None,
-    normalise: bool = True,
-) -> list[Surface]:
-    return _spectral(filter, "exponential", statistics, initial=initial, normalise=normalise)
-
-
-def _ttapca_multiplicative(
-    filter: FittedFilter | None,
-    *,
-    statistics: Statistics = "batch",
-    initial: float | None = None,
-    normalise: bool = True,
-    penalty: PenaltyName = "relu",
-    limit: float | None = None,
-) -> list[Surface]:
-    return _spectral(
-        filter,
-        "multiplicative",
-        statistics,
-        initial=initial,
-        normalise=normalise,
-        penalty=penalty,
-        limit=limit,
-    )
-
-
-def _spectral(
-    filter: FittedFilter | None, gain: GainName, statistics: Statistics, **options: object
-) -> list[Surface]:
-    if not isinstance(filter, FittedFilter):
-        raise OptionError(
-            "This method needs a fitted filter; found "
-            f"{'none' if filter is None else f'a {type(filter).__name__}'}. Fit one with "
-            "`ttapca.fit(model, layer, data)` and pass it as `filter=`."
-        )
-    given = {name: value for name, value in options.items() if value is not None}
-    return [*_statistics(statistics), SpectralGains(filter, gain, **given)]
-
-
-def _statistics(statistics: Statistics) -> list[Surface]:
-    alpha = NAMED_STATISTICS.get(statistics) if isinstance(statistics, str) else statistics
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
-        raise OptionError(
-            "`statistics` is 'source', 'batch' or the weight of the batch between 0 and 1; found "
-            f"{statistics!r}."
-        )
-    # A network without BatchNorm has no statistics to choose, and the filter serves it as well.
-    return [BatchNormStatistics(alpha, required=False)]
-
+MethodName = Literal["source", "bn", "tent", "ttapca-relu", "ttapca-exp", "ttapca-multiplicative"]
 
 RECIPES: dict[str, Recipe] = {
-    "source": Recipe("the model as it is", _source),
-    "bn": Recipe("BatchNorm with the statistics of the test batch", _bn),
-    "ttapca-relu": Recipe("ReLU spectral filter, learned by entropy", _ttapca_relu, mean_entropy),
-    "ttapca-exp": Recipe(
-        "exponential spectral filter, learned by entropy", _ttapca_exp, mean_entropy
-    ),
-    "ttapca-multiplicative": Recipe(
-        "spectral filter with a bounded multiplier, learned by entropy",
-        _ttapca_multiplicative,
-        mean_entropy,
-    ),
+    "source": baselines.SOURCE,
+    "bn": baselines.BN,
+    "tent": baselines.TENT,
+    "ttapca-relu": ttapca.RELU,
+    "ttapca-exp": ttapca.EXPONENTIAL,
+    "ttapca-multiplicative": ttapca.MULTIPLICATIVE,
 }
 
 
@@ -146,9 +48,10 @@ def adapt(
     filter: FittedFilter | None = None,
     episodic: bool | None = None,
     forgetting: Forgetting | None = None,
-    steps: int = 1,
-    lr: float = DEFAULT_LEARNING_RATE,
+    steps: int | None = None,
+    lr: float | None = None,
     logits: Logits | None = None,
+    guard: CollapseGuard | GuardAction | None = None,
     **options: object,
 ) -> Adapter:
     """Put a test-time method on a model.
@@ -156,14 +59,17 @@ def adapt(
     Args:
         model: Any trained module that returns logits.
         method: One of `RECIPES`.
-        filter: The fitted filter, for the methods that need one.
+        filter: The fitted filter: needed by the spectral methods; moved along by `tent`.
         episodic: True to forget after each batch (the default), False to adapt online.
         forgetting: `episodic`, `online` or `continual`; says the same with one more choice.
-        steps: Gradient steps on each batch.
-        lr: Learning rate of Adam.
-        logits: From `before` or `after` the update; as in the method's paper by default.
-        **options: Of the method: `alpha` for `bn`; `statistics`, `initial`, `normalise` for the
-            spectral filters, and `penalty` and `limit` for the multiplicative one.
+        steps: Gradient steps on each batch; as in the method's paper by default.
+        lr: Learning rate; likewise.
+        logits: From `before` or `after` the update; likewise.
+        guard: `rollback` or `reset` when adaptation collapses, or a `CollapseGuard` of your own;
+            what it did is in `events` of the adapter.
+        **options: Of the method. `bn`: `alpha`, or `prior`. `tent`: `statistics`, and with a filter
+            `gain`. Spectral filters: `statistics`, `initial`, `normalise`; the multiplicative one
+            also `penalty` and `limit`.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.
@@ -186,19 +92,13 @@ def adapt(
         )
     recipe = RECIPES[method]
     _check_options(method, recipe, options)
-    return Adapter(
-        model,
-        recipe.surfaces(filter, **options),
-        recipe.objective,
-        optimizer=adam(lr),
-        steps=steps,
-        forgetting=_forgetting(episodic, forgetting),
-        logits=logits or recipe.logits,
-    )
+    plan = recipe.plan(Wishes(filter, steps, lr, logits), **options)
+    when = _forgetting(episodic, forgetting)
+    return Adapter(model, plan.surfaces, plan.mover, forgetting=when, guard=make_guard(guard))
 
 
 def _check_options(method: str, recipe: Recipe, options: dict[str, object]) -> None:
-    known = [name for name in inspect.signature(recipe.surfaces).parameters if name != "filter"]
+    known = list(inspect.signature(recipe.plan).parameters)[1:]  # after the wishes
     for name in options:
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none of its own"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ttapca._version import __version__
-from ttapca.cli import corrupt, demo, evaluate, fit, layers, train
+from ttapca.cli import corrupt, demo, evaluate, fit, layers, methods, train
 from ttapca.cli.data import data_app
 from ttapca.errors import OptionError, TtapcaError
 
@@ -25,6 +25,7 @@ app.command("train")(train.train)
 app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
 app.command("corrupt")(corrupt.corrupt)
+app.command("methods")(methods.methods)
 app.add_typer(data_app)
 
 

@@ -19,11 +19,11 @@ from ttapca.fitted import FittedFilter
 from ttapca.fitting import fit
 from ttapca.models import digits_network
 from ttapca.models.evaluation import Progress
-from ttapca.recipes import MethodName, adapt
+from ttapca.recipes import RECIPES, MethodName, adapt
 
 BATCH = 100
 COMPONENTS = 40
-METHODS: tuple[MethodName, ...] = ("source", "bn", "ttapca-relu", "ttapca-exp")
+METHODS: tuple[MethodName, ...] = ("source", "bn", "tent", "ttapca-relu", "ttapca-exp")
 SETTINGS = ("episodic", "online")
 
 
@@ -86,7 +86,8 @@ def _error(
     labels: Tensor,
     setting: str,
 ) -> float:
-    adapted = adapt(model, method, filter=fitted, episodic=setting == "episodic")
+    given = fitted if RECIPES[method].needs_filter else None
+    adapted = adapt(model, method, filter=given, episodic=setting == "episodic")
     wrong = sum(
         int((adapted(batch).argmax(1) != truth).sum())
         for batch, truth in zip(torch.split(images, BATCH), torch.split(labels, BATCH), strict=True)

@@ -9,5 +9,6 @@ parameters.
 from ttapca.surfaces.base import Surface
 from ttapca.surfaces.batchnorm import BatchNormStatistics
 from ttapca.surfaces.spectral import SpectralGains
+from ttapca.surfaces.weights import NormAffine, Weights
 
-__all__ = ["BatchNormStatistics", "SpectralGains", "Surface"]
+__all__ = ["BatchNormStatistics", "NormAffine", "SpectralGains", "Surface", "Weights"]

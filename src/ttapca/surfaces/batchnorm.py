@@ -27,6 +27,9 @@ class BatchNormStatistics(Surface):
 
     Args:
         alpha: Weight of the batch, from 0 (source) to 1 (batch).
+        prior: Instead of `alpha`: how many samples the source statistics count for. A batch of n
+            then has the weight n / (n + prior), after Schneider et al. (2020), whose variance
+            leaves out the distance between the means.
         required: Whether a model without BatchNorm is an error.
 
     Example:
@@ -38,13 +41,20 @@ class BatchNormStatistics(Surface):
         >>> statistics.detach()
     """
 
-    def __init__(self, alpha: float, *, required: bool = True) -> None:
+    def __init__(
+        self, alpha: float = 1.0, *, prior: float | None = None, required: bool = True
+    ) -> None:
         super().__init__()
+        if prior is not None and not 0.0 <= prior < float("inf"):
+            raise OptionError(
+                f"`prior`, a number of samples, is finite and not below 0; found {prior}."
+            )
         if not 0.0 <= alpha <= 1.0:
             raise OptionError(
                 f"`alpha`, the weight of the batch, is between 0 and 1; found {alpha}."
             )
         self.alpha = float(alpha)
+        self.prior = prior
         self._required = required
         self._enabled = True
         self._layers: list[_BatchNorm] = []
@@ -91,27 +101,33 @@ class BatchNormStatistics(Surface):
     def enabled(self, value: bool) -> None:
         self._enabled = value
 
+    def weight_of(self, batch_size: int) -> float:
+        """Weight of a batch of this size in the mixture."""
+        return self.alpha if self.prior is None else batch_size / (batch_size + self.prior)
+
     def extra_repr(self) -> str:
         """What `print(adapter)` shows."""
-        return f"alpha={self.alpha}, layers={len(self._layers)}"
+        weight = f"alpha={self.alpha}" if self.prior is None else f"prior={self.prior}"
+        return f"{weight}, layers={len(self._layers)}"
 
 
 def _forward(layer: _BatchNorm, surface: BatchNormStatistics, x: Tensor) -> Tensor:
     """What a BatchNorm layer runs while the surface is attached."""
     if not surface.enabled:
         return type(layer).forward(layer, x)
-    if surface.alpha == 0.0:
+    alpha = surface.weight_of(len(x))
+    if alpha == 0.0:
         return F.batch_norm(
             x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps
         )
-    if surface.alpha == 1.0:
+    if alpha == 1.0:
         if x.numel() == x.shape[1]:
             raise ShapeError(
                 "Batch statistics need more than one value for each channel; found a batch of "
                 f"shape {tuple(x.shape)}. Use a larger batch, or source or mixed statistics."
             )
         return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
-    return _mixed(layer, surface.alpha, x)
+    return _mixed(layer, alpha, x)
 
 
 def _mixed(layer: _BatchNorm, alpha: float, x: Tensor) -> Tensor:

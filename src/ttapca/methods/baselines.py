@@ -1,0 +1,35 @@
+"""`source`, `bn` and `tent`: what the paper compares with."""
+
+from __future__ import annotations
+
+from ttapca.errors import OptionError
+from ttapca.gains import GainName
+from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.objectives import mean_entropy
+from ttapca.surfaces import BatchNormStatistics, NormAffine
+
+
+def _source(wishes: Wishes) -> Plan:
+    del wishes
+    return Plan([])
+
+
+def _bn(wishes: Wishes, *, alpha: float | None = None, prior: float | None = None) -> Plan:
+    del wishes
+    if alpha is not None and prior is not None:
+        raise OptionError(
+            "`bn` takes `alpha`, the weight of any batch, or `prior`, by which the weight follows "
+            "from the size of the batch; found both."
+        )
+    return Plan([BatchNormStatistics(1.0 if alpha is None else alpha, prior=prior)])
+
+
+def _tent(wishes: Wishes, *, statistics: Statistics = "batch", gain: GainName = "relu") -> Plan:
+    surfaces = [*statistics_surface(statistics), NormAffine(), *wishes.filter_below(gain)]
+    # The official code returns the logits from before the update.
+    return Plan(surfaces, wishes.descent(mean_entropy, logits="before"))
+
+
+SOURCE = Recipe("the model as it is", _source)
+BN = Recipe("BatchNorm with the statistics of the test batch", _bn)
+TENT = Recipe("scale and shift of the normalisation layers, learned by entropy", _tent)

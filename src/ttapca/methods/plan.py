@@ -1,0 +1,100 @@
+"""What a recipe is given, and what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ttapca.errors import OptionError
+from ttapca.fitted import FittedFilter
+from ttapca.gains import GainName
+from ttapca.movers import DEFAULT_LEARNING_RATE, GradientSteps, Logits, Mover, adam
+from ttapca.objectives import Objective
+from ttapca.surfaces import BatchNormStatistics, SpectralGains, Surface
+
+Statistics = Literal["source", "batch"] | float
+SourceNeed = Literal["model", "data", "training"]
+NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller of `adapt` wishes of any method; None is for the method to decide.
+
+    Attributes:
+        filter: A fitted filter.
+        steps: Gradient steps on each batch.
+        lr: Learning rate.
+        logits: From `before` or `after` the update.
+    """
+
+    filter: FittedFilter | None = None
+    steps: int | None = None
+    lr: float | None = None
+    logits: Logits | None = None
+
+    def descent(
+        self, objective: Objective, *, lr: float = DEFAULT_LEARNING_RATE, logits: Logits = "after"
+    ) -> GradientSteps:
+        """Adam on an objective: the wishes, and for what is not wished the method's own values."""
+        return GradientSteps(
+            objective,
+            optimizer=adam(lr if self.lr is None else self.lr),
+            steps=1 if self.steps is None else self.steps,
+            logits=self.logits or logits,
+        )
+
+    def fitted(self) -> FittedFilter:
+        """The filter of a method that is nothing without one."""
+        if not isinstance(self.filter, FittedFilter):
+            found = "none" if self.filter is None else f"a {type(self.filter).__name__}"
+            raise OptionError(
+                f"This method needs a fitted filter; found {found}. Fit one with "
+                "`ttapca.fit(model, layer, data)` and pass it as `filter=`."
+            )
+        return self.filter
+
+    def filter_below(self, gain: GainName) -> list[Surface]:
+        """The surface that a filter adds to a method which does without one."""
+        return [] if self.filter is None else [SpectralGains(self.fitted(), gain)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Surfaces, and what moves them."""
+
+    surfaces: list[Surface]
+    mover: Mover | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One method.
+
+    Attributes:
+        summary: One line for a person.
+        plan: Makes the plan from the wishes and the method's own options.
+        needs_filter: Whether it is nothing without a fitted filter.
+        source: What it needs of the source domain before the test: nothing but the `model`, its
+            unlabelled `data`, or a `training` of its own.
+    """
+
+    summary: str
+    plan: Callable[..., Plan]
+    needs_filter: bool = False
+    source: SourceNeed = "model"
+
+
+def statistics_surface(statistics: Statistics) -> list[Surface]:
+    """BatchNorm statistics by name or by the weight of the batch.
+
+    A network without BatchNorm has no statistics to choose, and is no error here.
+    """
+    alpha = NAMED_STATISTICS.get(statistics) if isinstance(statistics, str) else statistics
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+        raise OptionError(
+            "`statistics` is 'source', 'batch' or the weight of the batch between 0 and 1; found "
+            f"{statistics!r}."
+        )
+    return [BatchNormStatistics(alpha, required=False)]

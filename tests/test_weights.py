@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import ttapca
+from oracles import images, left_untouched, plain_entropy, small_convnet
+from ttapca.errors import AttachError
+from ttapca.surfaces import NormAffine, Weights
+
+BATCHES = list(images(120, seed=8).split(12))
+X = BATCHES[0]
+
+
+def group_norm_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)
+    ).double()
+
+
+def layer_norm_net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(108, 9), nn.LayerNorm(9), nn.Linear(9, 4)).double()
+
+
+def official_tent(
+    model: nn.Module, batches: list[Tensor], *, episodic: bool, steps: int, lr: float
+) -> list[Tensor]:
+    """TENT as its paper describes it: a copy of the model in training mode, torch's own Adam."""
+    network = copy.deepcopy(model).train()
+    for module in network.modules():
+        if isinstance(module, _BatchNorm):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = None
+    norms = [
+        m for m in network.modules() if isinstance(m, (_BatchNorm, nn.GroupNorm, nn.LayerNorm))
+    ]
+    parameters = [p for m in norms for p in (m.weight, m.bias)]
+    start = copy.deepcopy(network.state_dict())
+    optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.999))
+    fresh = copy.deepcopy(optimizer.state_dict())
+    outputs = []
+    for x in batches:
+        if episodic:
+            network.load_state_dict(start)
+            optimizer.load_state_dict(copy.deepcopy(fresh))
+        for _ in range(steps):
+            logits = network(x)
+            optimizer.zero_grad()
+            plain_entropy(logits).backward()
+            optimizer.step()
+        outputs.append(logits.detach())
+    return outputs
+
+
+@pytest.mark.parametrize("make", [small_convnet, group_norm_net, layer_norm_net])
+@pytest.mark.parametrize("episodic", [True, False])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_tent_equals_its_official_form(make, episodic: bool, steps: int) -> None:
+    expected = official_tent(make(), BATCHES, episodic=episodic, steps=steps, lr=1e-2)
+    adapter = ttapca.adapt(make(), "tent", episodic=episodic, steps=steps, lr=1e-2)
+    for x, reference in zip(BATCHES, expected, strict=True):
+        torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-9)
+
+
+def test_one_episodic_step_of_tent_is_bn_bit_for_bit() -> None:
+    tent = ttapca.adapt(small_convnet(), "tent", episodic=True)
+    after = ttapca.adapt(small_convnet(), "tent", episodic=True, logits="after")
+    bn = ttapca.adapt(small_convnet(), "bn")
+    for x in BATCHES:
+        assert torch.equal(tent(x), bn(x))
+        assert not torch.equal(after(x), bn(x))
+    assert tent.n_parameters == 28
+
+
+def test_the_models_weights_are_never_touched() -> None:
+    model = small_convnet()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    parameters = dict(model.named_parameters())
+    adapter = ttapca.adapt(model, "tent", episodic=False, lr=0.1)
+    for x in BATCHES:
+        adapter(x)
+    assert {name: id(p) for name, p in model.named_parameters()} == {
+        name: id(p) for name, p in parameters.items()
+    }
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    adapted = model(X)
+    adapter.detach()
+    assert not torch.equal(adapted, small_convnet().train()(X))
+
+
+def test_a_forward_pass_that_fails_gives_the_weights_back() -> None:
+    model = small_convnet()
+    adapter = ttapca.adapt(model, "tent", episodic=False, lr=0.1)
+    adapter(X)
+    with pytest.raises(RuntimeError, match="channels"):
+        adapter(torch.zeros(4, 5, 6, 6).double())
+    assert torch.equal(model.bn1.weight, small_convnet().bn1.weight)
+    assert torch.isfinite(adapter(X)).all()
+
+
+def test_tied_weights_stay_tied() -> None:
+    model = nn.Sequential(
+        nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+    ).double()
+    model[2].weight = model[0].weight
+    x = images(20, shape=(6,))
+    adapter = ttapca.adapt(model, "tent", episodic=False, lr=0.1)
+    assert adapter.n_parameters == 18
+    adapter(x)
+    seen = []
+    model[2].register_forward_pre_hook(lambda module, args: seen.append(module.weight))
+    model[0].register_forward_pre_hook(lambda module, args: seen.append(module.weight))
+    model(x)
+    assert seen[0] is seen[1]
+
+
+def test_a_model_that_calls_itself() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, x: Tensor, again: bool = True) -> Tensor:
+            return self(self.norm(x), again=False) if again else self.norm(x) * 3
+
+    model = Twice().double()
+    x = images(9, shape=(4,))
+    adapter = ttapca.adapt(model, "tent", episodic=False, lr=0.1, logits="after")
+    moved = adapter(x)
+    assert not torch.equal(moved, Twice().double()(x))
+    assert torch.equal(model.norm.weight, torch.ones(4).double())
+
+
+def test_tent_over_a_filter_moves_both() -> None:
+    fitted = ttapca.fit(small_convnet(), "conv1", images(150), 20)
+    adapter = ttapca.adapt(small_convnet(), "tent", filter=fitted, episodic=False, lr=0.05)
+    gains = adapter.surfaces[-1].filter.gains().detach()
+    adapter(X)
+    assert adapter.n_parameters == 28 + 20
+    assert not torch.equal(adapter.surfaces[-1].filter.gains().detach(), gains)
+    exponential = ttapca.adapt(small_convnet(), "tent", filter=fitted, gain="exponential")
+    assert not torch.equal(exponential(X), ttapca.adapt(small_convnet(), "tent", filter=fitted)(X))
+
+
+def test_the_copies_follow_the_model_to_another_device() -> None:
+    model = small_convnet()
+    surface = NormAffine()
+    surface.attach(model)
+    model.to("meta")
+    assert model(X.to("meta")).device.type == "meta"
+
+
+def test_what_cannot_be_moved() -> None:
+    plain = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, affine=False))
+    x = torch.zeros(4, 3)
+    with left_untouched(plain.eval(), x), pytest.raises(AttachError, match="the model has none"):
+        ttapca.adapt(plain, "tent")
+    model = small_convnet()
+    surface = NormAffine()
+    surface.attach(model)
+    with pytest.raises(AttachError, match="attached already"):
+        surface.attach(small_convnet())
+    with pytest.raises(AttachError, match="taken them over already"):
+        NormAffine().attach(model)
+    surface.detach()
+    surface.detach()
+    NormAffine().attach(model)
+
+
+def test_repr_counts() -> None:
+    surface = Weights(lambda model: [(model, "weight")], "weights of a layer")
+    surface.attach(nn.Linear(3, 2))
+    assert "weights of a layer: 6 numbers" in repr(surface)
+
+
+@pytest.mark.parametrize(("size", "prior"), [(1, 16.0), (4, 16.0), (12, 16.0), (12, 0.0)])
+def test_a_prior_weighs_a_batch_by_its_size(size: int, prior: float) -> None:
+    weighed = ttapca.adapt(small_convnet(), "bn", prior=prior)
+    fixed = ttapca.adapt(small_convnet(), "bn", alpha=size / (size + prior))
+    assert torch.equal(weighed(X[:size]), fixed(X[:size]))
+    assert f"prior={prior}" in repr(weighed)
