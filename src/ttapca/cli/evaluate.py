@@ -40,7 +40,7 @@ def evaluate(
     model: ModelArgument = None,
     *,
     data: DataOption,
-    method: Annotated[str, typer.Option(help="source, bn, ttapca-relu, ...")] = "source",
+    method: Annotated[str, typer.Option(help="One that `ttapca methods` lists.")] = "source",
     filter: Annotated[
         Path | None, typer.Option("--filter", metavar="DIR", help="What `ttapca fit` saved.")
     ] = None,
@@ -49,11 +49,9 @@ def evaluate(
     ] = True,
     batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = PAPERS_BATCH,
     steps: Annotated[
-        int | None, typer.Option(help="Gradient steps on each batch; the method's own by default.")
+        int | None, typer.Option(help="Gradient steps on each batch (default: the method's).")
     ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate; the method's own by default.")
-    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (default: the method's).")] = None,
     corruption: Annotated[str | None, typer.Option(help="For a folder of CIFAR-C.")] = None,
     severity: Annotated[int | None, typer.Option(help="For a folder of CIFAR-C: 1 to 5.")] = None,
     limit: Annotated[
