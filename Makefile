@@ -47,6 +47,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/forward.py
+	$(BIN)/python benchmarks/wrn.py
 	$(BIN)/python benchmarks/corruptions.py --all
 
 #   make clean   remove the virtual environment and all caches

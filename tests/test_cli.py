@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -106,3 +107,13 @@ def test_main_exits_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line, "run", lambda: 7)
     with pytest.raises(SystemExit, match="7"):
         cli.main()
+
+
+def test_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.run(["methods", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert list(rows) == list(ttapca.RECIPES)
+    assert rows["bn"]["options"] == ["alpha", "prior"]
+    assert rows["ttapca-relu"]["needs"] == "source data, unlabelled"
+    assert command_line.run(["methods"]) == 0
+    assert "tent" in capsys.readouterr().out

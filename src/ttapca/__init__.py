@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from ttapca.adapter import Adapter as Adapter
     from ttapca.attachment import Attachment as Attachment
     from ttapca.attachment import attach as attach
+    from ttapca.costs import Cost as Cost
+    from ttapca.costs import measure_cost as measure_cost
     from ttapca.errors import TtapcaError as TtapcaError
     from ttapca.fitted import FittedFilter as FittedFilter
     from ttapca.fitted import load as load
     from ttapca.fitting import fit as fit
+    from ttapca.guards import CollapseGuard as CollapseGuard
     from ttapca.layer import SpectralFilter as SpectralFilter
     from ttapca.pca import PCA as PCA
     from ttapca.pca import Moments as Moments
@@ -44,10 +47,13 @@ _HOMES = {
     "Adapter": "adapter",
     "Attachment": "attachment",
     "attach": "attachment",
+    "Cost": "costs",
+    "measure_cost": "costs",
     "TtapcaError": "errors",
     "FittedFilter": "fitted",
     "load": "fitted",
     "fit": "fitting",
+    "CollapseGuard": "guards",
     "SpectralFilter": "layer",
     "PCA": "pca",
     "Moments": "pca",

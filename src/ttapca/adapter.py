@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.errors import AttachError, OptionError
+from ttapca.guards import CollapseGuard, GuardEvent
 from ttapca.modules import restore_training_flags, training_flags
 from ttapca.movers import Mover
 from ttapca.surfaces import Surface
@@ -34,6 +35,10 @@ class Adapter(nn.Module):
             in the forward pass are all there is.
         forgetting: `episodic` starts afresh at each batch, `online` when `start_condition()` is
             called, `continual` never. `reset()` always does.
+        guard: Watches for collapse and intervenes; episodic adaptation has no use for it.
+
+    Attributes:
+        events: What the guard did, in order.
 
     Raises:
         OptionError: When an option makes no sense.
@@ -56,6 +61,7 @@ class Adapter(nn.Module):
         mover: Mover | None = None,
         *,
         forgetting: Forgetting = "episodic",
+        guard: CollapseGuard | None = None,
     ) -> None:
         super().__init__()
         if forgetting not in get_args(Forgetting):
@@ -69,6 +75,10 @@ class Adapter(nn.Module):
         self.surfaces = nn.ModuleList(surfaces)
         self.mover = mover or Mover()
         self.forgetting: Forgetting = forgetting
+        self.guard = guard
+        self.events: list[GuardEvent] = []
+        self._calls = 0
+        self._good: list[list[list[Tensor]]] = []  # states that a window has confirmed, or will
         self._enabled = True
         self._attached = True
         self._flags = training_flags(model)
@@ -123,10 +133,15 @@ class Adapter(nn.Module):
             with torch.no_grad():
                 return self.mover.predict(self.model, *inputs, **options)
         # Gradients need tensors that were made outside of inference mode.
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False):
             inputs = tuple(_without_inference(value) for value in inputs)
             options = {name: _without_inference(value) for name, value in options.items()}
-            return self.mover.predict(self.model, *inputs, **options).detach()
+            with torch.enable_grad():
+                logits = self.mover.predict(self.model, *inputs, **options).detach()
+            if self.guard is not None and self._intervened(self.guard, logits):
+                with torch.no_grad():
+                    logits = cast(Tensor, self.model(*inputs, **options))
+        return logits
 
     def reset(self) -> None:
         """Forget all adaptation: every surface returns, bit for bit, to where it started."""
@@ -134,6 +149,9 @@ class Adapter(nn.Module):
             for surface in self._each_surface():
                 surface.reset()
             self.mover.reset()
+        self._good = []
+        if self.guard is not None:
+            self.guard.forget()
 
     def start_condition(self) -> None:
         """Say that the data change from here on: `online` adaptation forgets, `continual` not."""
@@ -174,6 +192,24 @@ class Adapter(nn.Module):
         """What `print(adapter)` shows."""
         how = f", {self.mover!r}" if self.mover.needs_gradients else ""
         return f"forgetting={self.forgetting}{how}"
+
+    def _intervened(self, guard: CollapseGuard, logits: Tensor) -> bool:
+        """Let the guard look; go back when it sees a collapse, and keep good states when not."""
+        call, self._calls = self._calls, self._calls + 1
+        if guard.collapsed(logits):
+            self.events.append(
+                GuardEvent(call, guard.action, guard.effective_classes, guard.mean_entropy)
+            )
+            good = self._good[:1]
+            self.reset()
+            if guard.action == "rollback" and good:
+                for surface, snapshot in zip(self._each_surface(), good[0], strict=True):
+                    surface.restore(snapshot)
+            return True
+        if guard.full and self._calls % guard.window == 0:
+            # Two are kept: the newer may lie on the way to a collapse that is not seen yet.
+            self._good = [*self._good, [s.snapshot() for s in self._each_surface()]][-2:]
+        return False
 
     def _each_surface(self) -> list[Surface]:
         return cast("list[Surface]", list(self.surfaces))

@@ -171,6 +171,31 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
             shutil.rmtree(staging, ignore_errors=True)
 
 
+def replace_file(target: Path, content: bytes) -> None:
+    """Put a file in its place in one step: whoever reads it finds the old one or the new one.
+
+    Args:
+        target: The file; its folder is there.
+        content: All of it.
+
+    Raises:
+        StorageError: The operating system refuses to write.
+
+    Example:
+        >>> target = Path(tempfile.mkdtemp()) / "log.csv"
+        >>> replace_file(target, b"all of it")
+        >>> target.read_text()
+        'all of it'
+    """
+    # One fixed name, so that what a killed process left is overwritten by the next.
+    staging = target.with_name(f".{target.name}{STAGING_MARK}")
+    with writing(target):
+        staging.write_bytes(content)
+        flush(staging)
+        staging.replace(target)
+        flush(target.parent)
+
+
 def spare_name(target: Path) -> Path:
     """A free name beside `target` to keep what was there before.
 

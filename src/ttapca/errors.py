@@ -56,6 +56,14 @@ class SavedFilterError(TtapcaError, ValueError):
     """A saved filter is missing, truncated, tampered with or of another kind."""
 
 
+class CheckpointError(TtapcaError, ValueError):
+    """A file of weights is missing, cut short, unsafe, or does not fit the network."""
+
+
+class TrainingError(TtapcaError, RuntimeError):
+    """A training run cannot go on."""
+
+
 class DataFormatError(TtapcaError, ValueError):
     """A data file is truncated, of another layout, or holds what must not be there."""
 

@@ -64,6 +64,15 @@ class Mover:
         """
         return run(*inputs, **options)
 
+    @property
+    def backwards(self) -> int:
+        """Backward passes since it was made."""
+        return 0
+
+    def tensors(self) -> list[Tensor]:
+        """What it keeps between batches beyond the surfaces' own tensors."""
+        return []
+
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert own tensors when the adapter is moved or cast."""
         del fn
@@ -80,6 +89,7 @@ class Descent:
         self._make = optimizer or adam()
         self._optimizer: Optimizer | None = None
         self.parameters: list[nn.Parameter] = []
+        self.backwards = 0
 
     def bind(self, parameters: list[nn.Parameter]) -> None:
         """Take these parameters to move, and a fresh optimiser."""
@@ -102,6 +112,7 @@ class Descent:
                 "Gradients must reach the adapted parameters; those of this model do not: its "
                 "forward pass detaches them or runs without gradients."
             )
+        self.backwards += 1
         # A part of the model that the logits do not use, such as a second head, stays where it is.
         gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         finite = all(bool(torch.isfinite(value).all()) for value in (loss, *gradients))
@@ -115,6 +126,11 @@ class Descent:
             parameter.grad = gradient
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> list[Tensor]:
+        """What the optimiser keeps."""
+        states = self._optimizer.state.values() if self._optimizer else ()
+        return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the optimiser's state along with the parameters."""
@@ -200,6 +216,15 @@ class GradientSteps(Mover):
     def output(self, logits: Tensor) -> Tensor:
         """What is returned for these logits."""
         return logits
+
+    @property
+    def backwards(self) -> int:
+        """Backward passes since it was made."""
+        return self.descent.backwards
+
+    def tensors(self) -> list[Tensor]:
+        """The optimiser's state."""
+        return self.descent.tensors()
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the optimiser's state."""

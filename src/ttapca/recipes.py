@@ -28,6 +28,7 @@ from torch import nn
 from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
+from ttapca.guards import CollapseGuard, GuardAction, make_guard
 from ttapca.methods import baselines, eata, roid, shot, slr, ttapca
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
@@ -69,6 +70,7 @@ def adapt(
     steps: int | None = None,
     lr: float | None = None,
     logits: Logits | None = None,
+    guard: CollapseGuard | GuardAction | None = None,
     **options: object,
 ) -> Adapter:
     """Put a test-time method on a model.
@@ -82,6 +84,8 @@ def adapt(
         steps: Gradient steps on each batch; as in the method's paper by default.
         lr: Learning rate; likewise.
         logits: From `before` or `after` the update; likewise.
+        guard: `rollback` or `reset` when adaptation collapses, or a `CollapseGuard` of your own;
+            what it did is in `events` of the adapter.
         **options: Of the method. `bn`: `alpha`, or `prior`. `tent`: `statistics`, and with a filter
             `gain`; so have the four that follow. `shot`: `classifier`, `pseudo_labels`. `slr+it`:
             `likelihood`, `confidence`, `momentum`, `channels`, `seed`. `eata`: `source`,
@@ -112,7 +116,7 @@ def adapt(
     _check_options(method, recipe, options)
     plan = recipe.plan(Wishes(filter, steps, lr, logits), **options)
     when = _forgetting(episodic, forgetting)
-    return Adapter(model, plan.surfaces, plan.mover, forgetting=when)
+    return Adapter(model, plan.surfaces, plan.mover, forgetting=when, guard=make_guard(guard))
 
 
 def _check_options(method: str, recipe: Recipe, options: dict[str, object]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
+
+from ttapca.cli.reporting import StepReporter
 
 if TYPE_CHECKING:
     from ttapca.cli.digits import Outcome
@@ -23,12 +23,11 @@ def demo(
     out, log = Console(), Console(stderr=True)
     start = time.perf_counter()
 
-    def bar(epochs: range) -> Iterable[int]:
-        return track(epochs, "training a network on digits", console=log, transient=True)
-
     from ttapca.cli import digits  # torch takes seconds to import: only who needs it waits
+    from ttapca.models.digits_network import training_steps
 
-    outcome = digits.run(seed, epochs, bar)
+    with StepReporter("training a network on digits", training_steps(epochs), console=log) as bar:
+        outcome = digits.run(seed, epochs, bar)
     out.print(_table(outcome))
     out.print(
         f"{outcome.test_images} test digits, batches of {digits.BATCH}, seed {seed}. The filter "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -14,6 +14,7 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -21,27 +22,16 @@ from rich.progress import (
 )
 
 
-class ConsoleReporter:
-    """A `Reporter` for people: finished sentences stay, the bars are cleared at the end.
+class _Bars:
+    """What all reporters share: finished sentences stay, the bars are cleared at the end."""
 
-    Args:
-        title: What each sentence starts with.
-        console: Where to write; standard error by default.
-
-    Example:
-        >>> with ConsoleReporter("cifar10", Console(quiet=True)) as report:
-        ...     report.note("already there")
-    """
-
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(self, title: str, console: Console | None, *columns: ProgressColumn) -> None:
         self._title = title
         self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        self._tasks: dict[str, TaskID] = {}
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
+            *columns,
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
@@ -66,6 +56,23 @@ class ConsoleReporter:
         """Write one sentence above the bars."""
         self._console.print(f"{self._title}: {text}", markup=False, highlight=False)
 
+
+class ConsoleReporter(_Bars):
+    """A `Reporter` for people: bytes that arrive or are checked.
+
+    Args:
+        title: What each sentence starts with.
+        console: Where to write; standard error by default.
+
+    Example:
+        >>> with ConsoleReporter("cifar10", Console(quiet=True)) as report:
+        ...     report.note("already there")
+    """
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        super().__init__(title, console, DownloadColumn(), TransferSpeedColumn())
+        self._tasks: dict[str, TaskID] = {}
+
     def advance(self, task: str, done: int, total: int) -> None:
         """Move the bar of a task, and take it away when the task is finished."""
         if task not in self._tasks:
@@ -73,6 +80,44 @@ class ConsoleReporter:
         self._progress.update(self._tasks[task], completed=done, total=total)
         if done >= total:
             self._progress.remove_task(self._tasks.pop(task))
+
+
+class StepReporter(_Bars):
+    """One bar for a known number of steps, with the time left; call it to wrap the steps.
+
+    Args:
+        title: What stands beside the bar, and what each sentence starts with.
+        total: Steps in all; by default as many as there are in what was wrapped so far.
+        done: Steps that were done before.
+        console: Where to write; standard error by default.
+
+    Example:
+        >>> with StepReporter("training", console=Console(quiet=True)) as steps:
+        ...     sum(steps([1, 2, 3]))
+        6
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: int | None = None,
+        *,
+        done: int = 0,
+        console: Console | None = None,
+    ) -> None:
+        super().__init__(title, console, MofNCompleteColumn())
+        self._task = self._progress.add_task(title, total=total, completed=done)
+        self._fixed = total is not None
+        self._total = total or 0
+
+    def __call__(self, steps: Iterable[Any]) -> Iterator[Any]:
+        """Give the steps one by one, and move the bar."""
+        if not self._fixed and isinstance(steps, Sized):
+            self._total += len(steps)
+            self._progress.update(self._task, total=self._total)
+        for step in steps:
+            yield step
+            self._progress.advance(self._task)
 
 
 @contextmanager

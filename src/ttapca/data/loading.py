@@ -132,6 +132,11 @@ def _load_folder(
         return read_image_folder(folder / split, size=size)
     if picture_folders(folder):
         return read_image_folder(folder, size=size)
+    other = "test" if split == "train" else "train"
+    if picture_folders(folder / other):
+        raise DataNotFoundError(
+            f"The {split} split must lie in {folder / split}; there are pictures in `{other}` only."
+        )
     raise DataFormatError(
         f"{folder} is of no known layout: neither CIFAR (binary or python version), nor CIFAR-C "
         "(`labels.npy` beside one `.npy` a corruption), nor folders of pictures by class."

@@ -21,6 +21,7 @@ from ttapca.objectives import Objective
 from ttapca.surfaces import BatchNormStatistics, SpectralGains, Surface
 
 Statistics = Literal["source", "batch"] | float
+SourceNeed = Literal["model", "data", "training"]
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
 
 
@@ -101,11 +102,14 @@ class Recipe:
         summary: One line for a person.
         plan: Makes the plan from the wishes and the method's own options.
         needs_filter: Whether it is nothing without a fitted filter.
+        source: What it needs of the source domain before the test: nothing but the `model`, its
+            unlabelled `data`, or a `training` of its own.
     """
 
     summary: str
     plan: Callable[..., Plan]
     needs_filter: bool = False
+    source: SourceNeed = "model"
 
 
 def statistics_surface(statistics: Statistics) -> list[Surface]:

@@ -47,12 +47,16 @@ def _spectral(wishes: Wishes, gain: GainName, statistics: Statistics, **options:
     return Plan([*statistics_surface(statistics), gains], wishes.descent(mean_entropy))
 
 
-RELU = Recipe("ReLU spectral filter, learned by entropy", _relu, needs_filter=True)
+RELU = Recipe("ReLU spectral filter, learned by entropy", _relu, needs_filter=True, source="data")
 EXPONENTIAL = Recipe(
-    "exponential spectral filter, learned by entropy", _exponential, needs_filter=True
+    "exponential spectral filter, learned by entropy",
+    _exponential,
+    needs_filter=True,
+    source="data",
 )
 MULTIPLICATIVE = Recipe(
     "spectral filter with a bounded multiplier, learned by entropy",
     _multiplicative,
     needs_filter=True,
+    source="data",
 )

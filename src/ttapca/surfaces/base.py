@@ -36,10 +36,18 @@ class Surface(nn.Module):
 
     def remember(self) -> None:
         """Take the present state for the one that `reset` returns to."""
-        self._start = [parameter.detach().clone() for parameter in self.parameters()]
+        self._start = self.snapshot()
+
+    def snapshot(self) -> list[Tensor]:
+        """The present state of the parameters, for `restore`."""
+        return [parameter.detach().clone() for parameter in self.parameters()]
 
     @torch.no_grad()
+    def restore(self, snapshot: list[Tensor]) -> None:
+        """Return to the state of a snapshot, bit for bit."""
+        for parameter, value in zip(self.parameters(), snapshot, strict=True):
+            parameter.copy_(value)
+
     def reset(self) -> None:
         """Return to the remembered state."""
-        for parameter, start in zip(self.parameters(), self._start, strict=True):
-            parameter.copy_(start)
+        self.restore(self._start)

@@ -1,0 +1,124 @@
+"""`ttapca eval`: how well a network predicts, as it is or with a test-time method."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ttapca.cli.inputs import (
+    ArchitectureOption,
+    AsJson,
+    DataFolder,
+    DataOption,
+    ImageSize,
+    MeanOption,
+    ModelArgument,
+    ModelChoice,
+    ModelOption,
+    NormalisationOption,
+    StdOption,
+    WeightsOption,
+    limited,
+    read_images,
+)
+from ttapca.cli.reporting import StepReporter
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ttapca.adapter import Adapter
+    from ttapca.data import Images
+
+PAPERS_BATCH = 200
+
+
+def evaluate(
+    model: ModelArgument = None,
+    *,
+    data: DataOption,
+    method: Annotated[str, typer.Option(help="One that `ttapca methods` lists.")] = "source",
+    filter: Annotated[
+        Path | None, typer.Option("--filter", metavar="DIR", help="What `ttapca fit` saved.")
+    ] = None,
+    episodic: Annotated[
+        bool, typer.Option("--episodic/--online", help="Forget after each batch, or never.")
+    ] = True,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = PAPERS_BATCH,
+    steps: Annotated[
+        int | None, typer.Option(help="Gradient steps on each batch (default: the method's).")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (default: the method's).")] = None,
+    corruption: Annotated[str | None, typer.Option(help="For a folder of CIFAR-C.")] = None,
+    severity: Annotated[int | None, typer.Option(help="For a folder of CIFAR-C: 1 to 5.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use the first images only (default: all).")
+    ] = None,
+    model_option: ModelOption = None,
+    weights: WeightsOption = None,
+    architecture: ArchitectureOption = None,
+    normalise: NormalisationOption = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    folder: DataFolder = None,
+    size: ImageSize = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure error, calibration and speed on the test images of a data set."""
+    choice = ModelChoice(model, model_option, weights, architecture, normalise, mean, std)
+    images = read_images(data, "test", folder, corruption=corruption, severity=severity, size=size)
+    images = limited(images, limit)
+    adapted = _adapted(choice.load(), method, filter, episodic=episodic, steps=steps, lr=lr)
+    facts = {
+        "model": choice.name,
+        "data": data,
+        "corruption": corruption,
+        "severity": severity,
+        "method": method,
+        "setting": "episodic" if episodic else "online",
+        "batch_size": batch_size,
+        **_measured(adapted, images, batch_size),
+        "parameters_adapted": adapted.n_parameters,
+    }
+    typer.echo(json.dumps(facts, indent=2) if as_json else _sentence(facts))
+
+
+def _adapted(network: nn.Module, method: str, filter: Path | None, **options: Any) -> Adapter:
+    import ttapca
+
+    fitted = None if filter is None else ttapca.load(filter)
+    return ttapca.adapt(network, method, filter=fitted, **options)  # type: ignore[arg-type]
+
+
+def _measured(adapted: Adapter, images: Images, batch_size: int) -> dict[str, Any]:
+    from ttapca import models
+
+    with StepReporter("evaluating") as progress:
+        outcome = models.evaluate(adapted, images, batch_size=batch_size, progress=progress)
+    values = dataclasses.asdict(outcome)
+    by_class = dict(zip(images.class_names, values.pop("accuracy_of_class"), strict=True))
+    return {
+        **values,
+        "accuracy": outcome.accuracy,
+        "images_per_second": outcome.images_per_second,
+        "accuracy_of_class": by_class,
+    }
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    what = facts["data"]
+    if facts["corruption"]:
+        what += f", {facts['corruption']} {facts['severity']}"
+    how = facts["method"]
+    if how != "source":
+        how += f", {facts['setting']}, batches of {facts['batch_size']}"
+    return (
+        f"{facts['model']} on {facts['images']:,} images of {what} ({how})\n"
+        f"  error              {facts['error']:6.2f} %   (accuracy {facts['accuracy']:.2f} %)\n"
+        f"  calibration error  {facts['calibration_error']:6.2f} %\n"
+        f"  speed              {facts['images_per_second']:6.0f} images/s\n"
+        f"  parameters adapted {facts['parameters_adapted']:6,}"
+    )

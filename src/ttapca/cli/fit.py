@@ -1,0 +1,117 @@
+"""`ttapca fit`: decompose a layer's output on training images, and save the filter."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from ttapca.cli.inputs import (
+    ArchitectureOption,
+    AsJson,
+    DataFolder,
+    DataOption,
+    ImageSize,
+    MeanOption,
+    ModelArgument,
+    ModelChoice,
+    ModelOption,
+    NormalisationOption,
+    StdOption,
+    WeightsOption,
+    limited,
+    read_images,
+)
+from ttapca.cli.reporting import StepReporter
+from ttapca.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ttapca.data import Images
+    from ttapca.fitted import FittedFilter, Storage
+
+PAPERS_COMPONENTS = 2000
+
+
+def fit(
+    model: ModelArgument = None,
+    *,
+    data: DataOption,
+    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder that the filter goes to.")],
+    layer: Annotated[
+        str | None, typer.Option(help="Dotted path (default: what `ttapca layers` recommends).")
+    ] = None,
+    components: Annotated[int, typer.Option(min=1, help="How many to keep.")] = PAPERS_COMPONENTS,
+    model_option: ModelOption = None,
+    weights: WeightsOption = None,
+    architecture: ArchitectureOption = None,
+    normalise: NormalisationOption = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    folder: DataFolder = None,
+    size: ImageSize = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use the first images only (default: all).")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images read at a time.")] = 250,
+    dtype: Annotated[
+        str, typer.Option(help="Storage: float64, float32, bfloat16 or float16.")
+    ] = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Fit a spectral filter on the training images of a data set, and save it to a folder."""
+    choice = ModelChoice(model, model_option, weights, architecture, normalise, mean, std)
+    images = limited(read_images(data, "train", folder, size=size), limit)
+    network = choice.load()
+    start = time.perf_counter()
+    fitted = _fit(network, layer or _recommended(network, images), images, components, batch_size)
+    fitted.save(to, dtype=cast("Storage", dtype))  # which refuses another name
+    _print(fitted, to, time.perf_counter() - start, as_json)
+
+
+def _recommended(network: nn.Module, images: Images) -> str:
+    from ttapca import models
+
+    height, width, channels = images.images.shape[1:]
+    layer = models.describe_layers(network, (channels, height, width)).recommended
+    if layer is None:
+        raise OptionError("No layer of this network can carry a filter: name one with --layer.")
+    return layer
+
+
+def _fit(
+    network: nn.Module, layer: str, images: Images, components: int, batch_size: int
+) -> FittedFilter:
+    import ttapca
+    from ttapca.data import TensorBatches
+
+    with StepReporter(f"fitting {layer}") as progress:
+        return ttapca.fit(
+            network, layer, TensorBatches(images, batch_size), components, progress=progress
+        )
+
+
+def _print(fitted: FittedFilter, to: Path, seconds: float, as_json: bool) -> None:
+    variance = float(fitted.explained_variance_ratio_.sum())
+    facts = {
+        "filter": str(to),
+        "layer": fitted.layer,
+        "route": fitted.route,
+        "components": fitted.n_components_,
+        "outputs": len(fitted.mean_),
+        "explained_variance": variance,
+        "images": fitted.n_samples_,
+        "seconds": seconds,
+    }
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    typer.echo(
+        f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "
+        f"{len(fitted.mean_):,} outputs hold {100 * variance:.2f} % of the "
+        f"variance of {fitted.n_samples_:,} images  ({seconds:.1f} s)"
+    )

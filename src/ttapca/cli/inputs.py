@@ -1,0 +1,192 @@
+"""What the commands about networks take alike: a network, images, and how they are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttapca.cli.home import cache_root
+from ttapca.cli.reporting import StepReporter
+from ttapca.data.loading import load
+from ttapca.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ttapca.data import Images, Split
+    from ttapca.models import EpochRecord, Normalisation
+
+DataArgument = Annotated[
+    str, typer.Argument(metavar="DATA", help="cifar10, cifar100, digits, or a path to images.")
+]
+DataOption = Annotated[
+    str,
+    typer.Option("--data", metavar="DATA", help="cifar10, cifar100, digits, or a path to images."),
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--in", metavar="DIR", help="Where data sets with a name lie, if not the cache."),
+]
+ImageSize = Annotated[
+    int | None, typer.Option("--size", help="For folders of pictures: resize to this side.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A packaged network, a file of weights, digits-small-cnn, or package.module:factory.",
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODULE:FACTORY", help="The same as MODEL, by option."),
+]
+WeightsOption = Annotated[
+    Path | None,
+    typer.Option("--weights", metavar="FILE", help="Weights for a network of your own."),
+]
+ArchitectureOption = Annotated[
+    str | None,
+    typer.Option("--architecture", metavar="NAME", help="Of the file; else found out from it."),
+]
+NormalisationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--normalise",
+        metavar="NAME",
+        help="What the network of a foreign file expects: none, half, cifar10 or cifar100.",
+    ),
+]
+MeanOption = Annotated[
+    str | None, typer.Option("--mean", metavar="M[,M,M]", help="The same by numbers.")
+]
+StdOption = Annotated[str | None, typer.Option("--std", metavar="S[,S,S]", help="Beside --mean.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelChoice:
+    """Which network the user means: the words of the command line, not yet looked at."""
+
+    argument: str | None
+    option: str | None = None
+    weights: Path | None = None
+    architecture: str | None = None
+    normalise: str | None = None
+    mean: str | None = None
+    std: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The one name given."""
+        if (self.argument is None) == (self.option is None):
+            found = "neither" if self.argument is None else "both"
+            raise OptionError(f"Name one network, as MODEL or with --model; found {found}.")
+        return str(self.argument or self.option)
+
+    def load(self, *, assumed: str | None = None) -> nn.Module:
+        """Load the network, in evaluation mode.
+
+        Args:
+            assumed: The normalisation where neither the user nor the file says one.
+        """
+        from ttapca import models
+        from ttapca.models.digits_network import DIGITS_NETWORK, training_steps
+        from ttapca.models.factories import is_factory
+
+        if is_factory(self.name):
+            self._refuse("architecture", "normalise", "mean", "std")
+            network = users_factory(self.name)
+            return models.load_weights(network, self.weights) if self.weights else network.eval()
+        self._refuse("weights")
+        if self.name == DIGITS_NETWORK:
+            self._refuse("architecture", "normalise", "mean", "std")
+            folder = cache_root() / "models" / DIGITS_NETWORK
+            with StepReporter(f"{DIGITS_NETWORK}, trained once", training_steps()) as progress:
+                return models.digits_network(folder, progress=progress)
+        stated = self.normalisation() or assumed
+        return models.load(self.name, self.architecture, normalisation=stated)
+
+    def normalisation(self) -> str | Normalisation | None:
+        """What was said about it, if anything."""
+        from ttapca.models import Normalisation
+
+        if self.mean is None and self.std is None:
+            return self.normalise
+        if self.normalise is not None or self.mean is None or self.std is None:
+            raise OptionError("Give --normalise NAME, or both --mean and --std.")
+        return Normalisation(_numbers("--mean", self.mean), _numbers("--std", self.std))
+
+    def _refuse(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise OptionError(f"--{name} has no meaning for `{self.name}`.")
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(
+            f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
+        ) from None
+
+
+def read_images(
+    data: str,
+    split: Split,
+    folder: Path | None,
+    *,
+    corruption: str | None = None,
+    severity: int | None = None,
+    size: int | None = None,
+) -> Images:
+    """Labelled images by name, from the cache or the given folder, or by path."""
+    root = (folder or cache_root()).expanduser()
+    return load(data, split, root=root, corruption=corruption, severity=severity, size=size)
+
+
+def users_factory(name: str) -> nn.Module:
+    """Call `package.module:factory`; modules in the current directory can be named."""
+    from ttapca.models.factories import make
+
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return make(name)
+
+
+@contextmanager
+def tensorboard_writer(
+    folder: Path, wanted: bool | None
+) -> Iterator[Callable[[EpochRecord], None]]:
+    """Where TensorBoard's events of a run go: nowhere, when it is neither wanted nor there."""
+    if wanted is None:
+        wanted = importlib.util.find_spec("tensorboard") is not None
+    if not wanted:
+        yield lambda _: None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
+
+        def write(record: EpochRecord) -> None:
+            for name, value in dataclasses.asdict(record).items():
+                if name != "epoch" and value is not None:
+                    writer.add_scalar(name, value, record.epoch)
+
+        yield write
+
+
+def limited(images: Images, limit: int | None) -> Images:
+    """The first images only, where there is a limit."""
+    return images if limit is None else images[:limit]

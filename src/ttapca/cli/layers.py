@@ -1,0 +1,121 @@
+"""`ttapca layers`: where a filter can go in a network, and what it costs there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ttapca.cli.inputs import (
+    ArchitectureOption,
+    AsJson,
+    ModelArgument,
+    ModelChoice,
+    ModelOption,
+    WeightsOption,
+)
+from ttapca.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ttapca.models import LayerFacts, LayerTable
+
+PAPERS_COMPONENTS = 2000
+TABLE_WIDTH = 120  # where the output is no terminal
+
+
+def layers(
+    model: ModelArgument = None,
+    model_option: ModelOption = None,
+    weights: WeightsOption = None,
+    architecture: ArchitectureOption = None,
+    input_shape: Annotated[
+        str | None,
+        typer.Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
+    ] = None,
+    components: Annotated[
+        int, typer.Option(min=1, help="Of the filter whose cost is shown.")
+    ] = PAPERS_COMPONENTS,
+    as_json: AsJson = False,
+) -> None:
+    """List the layers of a network, what a filter costs at each, and which to choose.
+
+    MODEL may also be an architecture without weights, such as wrn-28-10.
+    """
+    from ttapca import models
+
+    network = _network(ModelChoice(model, model_option, weights, architecture))
+    shape = _shape(input_shape, network)
+    table = models.describe_layers(network, shape, components)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(table), indent=2))
+    else:
+        _print(table, shape)
+
+
+def _network(choice: ModelChoice) -> nn.Module:
+    from ttapca import models
+
+    if choice.name in models.ARCHITECTURES and choice.name not in models.packaged():
+        return models.build(choice.name)
+    # Layers and their cost do not depend on the normalisation, and not every file says it.
+    return choice.load(assumed="none")
+
+
+def _shape(words: str | None, network: nn.Module) -> tuple[int, ...]:
+    from ttapca.models import ImageNetwork
+    from ttapca.models.network import CIFAR_SHAPE
+
+    if words is None:
+        return network.input_shape if isinstance(network, ImageNetwork) else CIFAR_SHAPE
+    parts = words.lower().split("x")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise OptionError(f"--input takes a shape such as 3x32x32; found `{words}`.")
+    return tuple(int(part) for part in parts)
+
+
+def _print(table: LayerTable, shape: tuple[int, ...]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    grid = Table(box=None, pad_edge=False)
+    for heading in ("layer", "kind"):
+        grid.add_column(heading, no_wrap=True)
+    for heading in ("output", "p", "folds", "components", "filter [MB]", "cost [%]"):
+        grid.add_column(heading, justify="right", no_wrap=True)
+    for layer in table.layers:
+        style = "bold" if layer.name == table.recommended else None
+        grid.add_row(*_cells(layer), style=style)
+    console.print(grid)
+    times = "x".join(map(str, shape))
+    console.print(
+        f"\n{table.parameters:,} parameters, {table.multiply_adds / 1e6:,.1f} million "
+        f"multiply-adds for an image of {times}. Cost: of a filter, relative to that."
+    )
+    if table.recommended is None:
+        console.print("No layer gives a tensor once in a forward pass: none can carry a filter.")
+    else:
+        console.print(f"Recommended: {table.recommended}")
+
+
+def _cells(layer: LayerFacts) -> tuple[str, ...]:
+    shape = "x".join(map(str, layer.output_shape))
+    if layer.calls != 1:
+        return (layer.name, layer.kind, shape, f"{layer.outputs:,}", f"called {layer.calls} times")
+    cost = math.nan if layer.relative_cost is None else 100 * layer.relative_cost
+    return (
+        layer.name,
+        layer.kind,
+        shape,
+        f"{layer.outputs:,}",
+        "yes" if layer.folds else "no",
+        f"{layer.components:,}",
+        f"{layer.filter_bytes / 1e6:,.1f}",
+        f"{cost:,.1f}",
+    )

@@ -1,0 +1,254 @@
+"""The networks against published facts, and against forward passes written out by hand."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from ttapca.data import Images
+from ttapca.errors import OptionError, ShapeError
+from ttapca.models import ARCHITECTURES, Normalisation, build, normalisation_of
+from ttapca.models.architectures import shapes_of
+from ttapca.models.network import find_normalisation
+from ttapca.models.resnet import ResNet
+from ttapca.models.wide_resnet import WideResNet
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "weights"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")
+
+# Of RobustBench's Standard WRN-28-10: SHA-256 of the sorted lines "name shape".
+ROBUSTBENCH_NAMES = "733853da8aaa8952f93cc846d83f8ae7c5665e5a202157657c90cf5cddea0dec"
+ROBUSTBENCH_ENTRIES = 155
+ROBUSTBENCH_PARAMETERS = 36_479_194
+ROBUSTBENCH_BATCH_NORM = 17_952
+
+
+def count(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_wrn_28_10_has_the_names_and_shapes_of_robustbench() -> None:
+    shapes = shapes_of("wrn-28-10", 10, 3)
+    lines = "\n".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
+    assert len(shapes) == ROBUSTBENCH_ENTRIES
+    assert hashlib.sha256(lines.encode()).hexdigest() == ROBUSTBENCH_NAMES
+
+
+def test_wrn_28_10_has_as_many_parameters() -> None:
+    with torch.device("meta"):
+        network = WideResNet(28, 10)
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert count(network) == ROBUSTBENCH_PARAMETERS
+    assert sum(count(norm) for norm in norms) == ROBUSTBENCH_BATCH_NORM
+
+
+@needs_shared
+def test_the_frozen_facts_are_those_of_the_list() -> None:
+    listed = json.loads((SHARED / "robustbench_standard_wrn28_10_keys.json").read_text())
+    assert shapes_of("wrn-28-10", 10, 3) == {name: tuple(shape) for name, shape in listed.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        # Published counts: chenyaofo's for convolutions; those of the common
+        # reimplementations of He and others for zeros.
+        ("resnet20", 272_474),
+        ("resnet32", 466_906),
+        ("resnet44", 661_338),
+        ("resnet56", 855_770),
+        ("resnet20-zeros", 269_722),
+        ("resnet32-zeros", 464_154),
+        ("resnet44-zeros", 658_586),
+        ("resnet56-zeros", 853_018),
+        ("resnet110-zeros", 1_727_962),
+        ("wrn-40-2", 2_243_546),
+    ],
+)
+def test_published_parameter_counts(name: str, parameters: int) -> None:
+    with torch.device("meta"):
+        network = ARCHITECTURES[name].make(10, "half", (3, 32, 32))
+    assert count(network) == parameters
+
+
+class ByHand:
+    """Forward passes with nothing but a state dict: what the layouts mean, written out."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.weights = {name: value.double() for name, value in network.state_dict().items()}
+
+    def conv(self, name: str, x: Tensor, stride: int = 1) -> Tensor:
+        weight = self.weights[f"{name}.weight"]
+        return F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        mean, var = (self.weights[f"{name}.running_{what}"] for what in ("mean", "var"))
+        scale, shift = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        columns = [part[None, :, None, None] for part in (mean, var, scale, shift)]
+        return (x - columns[0]) / torch.sqrt(columns[1] + 1e-5) * columns[2] + columns[3]
+
+    def group_norm(self, name: str, x: Tensor) -> Tensor:
+        groups = x.reshape(len(x), 8, -1)
+        centred = groups - groups.mean(2, keepdim=True)
+        scaled = centred / torch.sqrt(centred.square().mean(2, keepdim=True) + 1e-5)
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        return scaled.reshape(x.shape) * weight[:, None, None] + bias[:, None, None]
+
+    def classify(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3)) @ self.weights["fc.weight"].T + self.weights["fc.bias"]
+
+
+def wide_by_hand(hand: ByHand, x: Tensor) -> Tensor:
+    x = hand.conv("conv1", x)
+    for stage in (1, 2, 3):
+        block = f"block{stage}.layer.0"
+        stride = 1 if stage == 1 else 2
+        active = hand.norm(f"{block}.bn1", x).clamp(min=0)
+        out = hand.norm(f"{block}.bn2", hand.conv(f"{block}.conv1", active, stride)).clamp(min=0)
+        if f"{block}.convShortcut.weight" in hand.weights:
+            x = hand.conv(f"{block}.convShortcut", active, stride)
+        x = x + hand.conv(f"{block}.conv2", out)
+    return hand.classify(hand.norm("bn1", x).clamp(min=0))
+
+
+def residual_by_hand(hand: ByHand, x: Tensor, *, zeros: bool) -> Tensor:
+    x = hand.norm("bn1", hand.conv("conv1", x)).clamp(min=0)
+    for stage in (1, 2, 3):
+        block = f"layer{stage}.0"
+        stride = 1 if stage == 1 else 2
+        out = hand.norm(f"{block}.bn1", hand.conv(f"{block}.conv1", x, stride)).clamp(min=0)
+        out = hand.norm(f"{block}.bn2", hand.conv(f"{block}.conv2", out))
+        if stage > 1 and zeros:
+            nothing = torch.zeros_like(x[:, : x.shape[1] // 2, ::2, ::2])
+            x = torch.cat([nothing, x[:, :, ::2, ::2], nothing], 1)
+        elif stage > 1:
+            x = hand.norm(f"{block}.downsample.1", hand.conv(f"{block}.downsample.0", x, stride))
+        x = (x + out).clamp(min=0)
+    return hand.classify(x)
+
+
+def group_norm_by_hand(hand: ByHand, x: Tensor) -> Tensor:
+    x = hand.conv("conv1", x)
+    for stage in (1, 2, 3):
+        for number in range(4):
+            block = f"layer{stage}.{number}"
+            halved = stage > 1 and number == 0
+            out = hand.group_norm(f"{block}.bn1", x).clamp(min=0)
+            out = hand.conv(f"{block}.conv1", out, 2 if halved else 1)
+            out = hand.conv(f"{block}.conv2", hand.group_norm(f"{block}.bn2", out).clamp(min=0))
+            if halved:
+                corners = [x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)]
+                pooled = torch.stack(corners).mean(0)
+                x = torch.cat([pooled, torch.zeros_like(pooled)], 1)
+            x = x + out
+    return hand.classify(hand.group_norm("bn", x).clamp(min=0))
+
+
+def randomise_norms(network: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(1)
+    for name, value in network.state_dict().items():
+        if value.dim() == 1 and value.is_floating_point():
+            value.copy_(torch.rand(value.shape, generator=generator, dtype=value.dtype) + 0.5)
+        assert name
+    return network.double().eval()
+
+
+@pytest.mark.parametrize("width", [1, 2])  # with and without a convolution in the first shortcut
+def test_wide_forward(width: int) -> None:
+    images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    network = randomise_norms(WideResNet(10, width, input_shape=(3, 16, 16)))
+    torch.testing.assert_close(network(images), wide_by_hand(ByHand(network), images))
+
+
+@pytest.mark.parametrize("shortcut", ["convolution", "zeros"])
+def test_residual_forward(shortcut: str) -> None:
+    images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    network = randomise_norms(ResNet(8, input_shape=(3, 16, 16), shortcut=shortcut))  # type: ignore[arg-type]
+    expected = residual_by_hand(ByHand(network), images, zeros=shortcut == "zeros")
+    torch.testing.assert_close(network(images), expected)
+
+
+def test_group_norm_forward() -> None:
+    images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    network = randomise_norms(build("resnet26-gn", input_shape=(3, 16, 16)))
+    torch.testing.assert_close(network(images), group_norm_by_hand(ByHand(network), images))
+
+
+def test_normalisation_is_part_of_the_network_and_not_of_its_weights() -> None:
+    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    plain = build("wrn-10-1").eval()
+    normal = build("wrn-10-1", normalisation=Normalisation(mean, std)).eval()
+    assert list(normal.state_dict()) == list(plain.state_dict())
+    images = torch.rand(4, 3, 32, 32)
+    scaled = (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    torch.testing.assert_close(normal(images), plain(scaled))
+    for other in (copy.deepcopy(normal), pickle.loads(pickle.dumps(normal))):
+        assert torch.equal(other(images), normal(images))
+
+
+def test_build_is_repeatable_and_leaves_the_random_state() -> None:
+    before = torch.get_rng_state()
+    one, two = (build("resnet20").state_dict() for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    other = build("resnet20", generator=torch.Generator().manual_seed(1)).state_dict()
+    assert not torch.equal(one["conv1.weight"], other["conv1.weight"])
+
+
+def test_the_stem_is_the_papers() -> None:
+    for name in ("wrn-28-10", "resnet20", "resnet26-gn"):
+        assert shapes_of(name, 10, 3)["conv1.weight"] == (16, 3, 3, 3)
+
+
+def test_normalisation_of_a_data_set() -> None:
+    pixels = torch.randint(0, 256, (20, 4, 4, 3), generator=torch.Generator().manual_seed(0))
+    pixels[..., 2] = 51
+    images = Images(pixels.to(torch.uint8).numpy(), torch.zeros(20).long().numpy(), ("a",))
+    found = normalisation_of(images)
+    scaled = pixels.double() / 255
+    assert found.mean == pytest.approx(scaled.mean((0, 1, 2)).tolist(), abs=1e-4)
+    assert found.std[:2] == pytest.approx(
+        scaled.std((0, 1, 2), correction=0).tolist()[:2], abs=1e-4
+    )
+    assert found.std[2] == 1.0  # a constant channel
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: build("wrn28-10"), "no architecture `wrn28-10`. Did you mean `wrn-28-10`"),
+        (lambda: WideResNet(27, 10), r"depth of 6 n \+ 4 .* found depth 27 and width 10"),
+        (lambda: ResNet(21), r"depth of 6 n \+ 2 .* found 21"),
+        (lambda: ResNet(20, shortcut="none"), "convolution or zeros; found none"),  # type: ignore[arg-type]
+        (lambda: build("resnet20", classes=0), "at least 1 class; found 0"),
+        (lambda: build("resnet20", normalisation="cifar"), "Did you mean `cifar10`"),
+        (lambda: Normalisation((0.5,), (0.0,)), "above 0; found"),
+        (lambda: Normalisation((), (1.0,)), "one or more finite numbers; found"),
+        (
+            lambda: build("resnet20", normalisation=Normalisation((0.1, 0.2), (1.0,))),
+            "one for each of the 3 channels; found 2",
+        ),
+    ],
+)
+def test_what_makes_no_sense(call: object, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        call()  # type: ignore[operator]
+
+
+def test_images_of_another_size() -> None:
+    with pytest.raises(ShapeError, match=r"of shape 3x32x32; found 3x64x64. Resize"):
+        build("wrn-10-1")(torch.rand(1, 3, 64, 64))
+
+
+def test_a_normalisation_is_found_as_itself() -> None:
+    own = Normalisation((0.0,), (1.0,))
+    assert find_normalisation(own) is own
+    assert "3x32x32" in repr(build("wrn-10-1").normalise)

@@ -1,0 +1,120 @@
+"""Measuring, against loops over single images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from ttapca.data import Images, to_tensor
+from ttapca.errors import NotEnoughDataError, OptionError, ShapeError
+from ttapca.models import Evaluation, build, evaluate, expected_calibration_error
+
+
+def random_images(n: int, classes: int = 3, side: int = 4) -> Images:
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (n, side, side, 3), dtype=np.uint8)
+    names = tuple(str(number) for number in range(classes))
+    return Images(pixels, random.integers(0, classes - 1, n), names)
+
+
+def network(classes: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, classes)).eval()
+
+
+def slow_calibration(confidence: list[float], correct: list[bool], bins: int) -> float:
+    total = 0.0
+    for number in range(bins):
+        low, high = number / bins, (number + 1) / bins
+        inside = [
+            (c, r)
+            for c, r in zip(confidence, correct, strict=True)
+            if low < c <= high or (number == 0 and c == 0)
+        ]
+        if inside:
+            accuracy = sum(r for _, r in inside) / len(inside)
+            total += len(inside) * abs(accuracy - sum(c for c, _ in inside) / len(inside))
+    return total / len(confidence)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.booleans()), min_size=1, max_size=40),
+    st.integers(1, 20),
+)
+def test_calibration_error(pairs: list[tuple[int, bool]], bins: int) -> None:
+    # Off the edges of the bins, where rounding would decide.
+    confidence = [(value + 0.123) / 1001 for value, _ in pairs]
+    correct = [right for _, right in pairs]
+    found = expected_calibration_error(
+        torch.tensor(confidence, dtype=torch.float64), torch.tensor(correct), bins
+    )
+    assert found == pytest.approx(slow_calibration(confidence, correct, bins), abs=1e-12)
+
+
+@pytest.mark.parametrize(("confidence", "expected"), [(0.0, 1.0), (1.0, 0.0)])
+def test_calibration_at_the_ends(confidence: float, expected: float) -> None:
+    assert expected_calibration_error(torch.tensor([confidence]), torch.tensor([True])) == expected
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 50, 200])
+def test_measured_as_one_by_one(batch_size: int) -> None:
+    images, model = random_images(50), network()
+    outcome = evaluate(model, images, batch_size=batch_size)
+    probabilities = model(to_tensor(images.images)).softmax(1)
+    predicted = probabilities.argmax(1).numpy()
+    right = predicted == images.labels
+    assert outcome.images == 50
+    assert outcome.error == pytest.approx(100 * (1 - right.mean()))
+    assert outcome.accuracy == pytest.approx(100 * right.mean())
+    by_class = [100 * right[images.labels == label].mean() for label in (0, 1)]
+    assert outcome.accuracy_of_class[:2] == pytest.approx(by_class)
+    assert outcome.accuracy_of_class[2] is None  # no image has it
+    slow = slow_calibration(probabilities.amax(1).tolist(), right.tolist(), 15)
+    assert outcome.calibration_error == pytest.approx(100 * slow, abs=1e-4)
+    assert outcome.seconds > 0
+
+
+def test_progress_sees_every_batch() -> None:
+    seen = []
+
+    def watch(batches: object) -> object:
+        for batch in batches:  # type: ignore[attr-defined]
+            seen.append(len(batch[1]))
+            yield batch
+
+    evaluate(network(), random_images(5), batch_size=2, progress=watch)  # type: ignore[arg-type]
+    assert seen == [2, 2, 1]
+
+
+def test_speed() -> None:
+    assert Evaluation(100, 0.0, 0.0, (), seconds=0.5).images_per_second == 200
+    assert Evaluation(100, 0.0, 0.0, (), seconds=0.0).images_per_second == float("inf")
+
+
+def test_another_number_of_classes() -> None:
+    with pytest.raises(OptionError, match=r"each of the 3 classes of the labels; it gives \(10,\)"):
+        evaluate(network(10), random_images(5))
+
+
+def test_images_that_the_network_does_not_take() -> None:
+    with pytest.raises(ShapeError, match=r"cannot take images of shape \(3, 5, 5\): .*mat1"):
+        evaluate(network(), random_images(5, side=5))
+    with pytest.raises(ShapeError, match=r"takes batches of images of shape 3x32x32; found 3x5x5"):
+        evaluate(build("wrn-10-1", classes=3).eval(), random_images(5, side=5))
+
+
+def test_nothing_to_measure() -> None:
+    with pytest.raises(NotEnoughDataError, match=r"found none"):
+        evaluate(network(), random_images(0))
+
+
+def test_an_error_of_the_predictor_is_its_own() -> None:
+    def fail(images: Tensor) -> Tensor:
+        raise OptionError("mine")
+
+    with pytest.raises(OptionError, match=r"mine"):
+        evaluate(fail, random_images(2))

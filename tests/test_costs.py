@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ttapca
+from oracles import assert_same_picture, images, picture_of, small_convnet
+from ttapca import measure_cost
+
+X = images(12, seed=8)
+FITTED = ttapca.fit(small_convnet(), "conv1", images(150), 20)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        ("source", {}, (0, 1, 0)),
+        ("bn", {}, (0, 1, 0)),
+        ("tent", {}, (28, 1, 1)),
+        ("tent", {"logits": "after"}, (28, 2, 1)),
+        ("tent", {"steps": 3}, (28, 3, 3)),
+        ("ttapca-relu", {"filter": FITTED}, (20, 2, 1)),
+        ("ttapca-exp", {"filter": FITTED, "steps": 4}, (20, 5, 4)),
+        ("ttapca-multiplicative", {"filter": FITTED, "logits": "before"}, (40, 1, 1)),
+    ],
+)
+def test_passes_and_parameters(method: str, options: dict[str, object], expected: tuple) -> None:
+    cost = measure_cost(ttapca.adapt(small_convnet(), method, **options), X)
+    assert (cost.parameters, cost.forwards, cost.backwards) == expected
+
+
+def test_memory_that_is_kept() -> None:
+    def kept(method: str, **options: object) -> int:
+        return measure_cost(ttapca.adapt(small_convnet(), method, **options), X).kept_bytes
+
+    assert kept("source") == kept("bn") == 0
+    # Copies of 28 numbers, Adam's two moments of each, and a step count for each of 4 tensors.
+    assert kept("tent") == 3 * 28 * 8 + 4 * 4
+    # Two matrices of 108 x 20, the mean, the spectrum, gamma and its moments.
+    assert kept("ttapca-relu", filter=FITTED) == (2 * 108 * 20 + 108 + 4 * 20) * 8 + 4
+
+
+def test_memory_of_the_graph() -> None:
+    model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)).double()
+    x = images(10, shape=(6,))
+    plain = measure_cost(ttapca.adapt(model, "source"), x)
+    assert plain.graph_bytes == 0
+    small, large = (
+        measure_cost(ttapca.adapt(small_convnet(), "tent"), images(n)).graph_bytes for n in (6, 12)
+    )
+    # Activations grow with the batch; what does not grow is small.
+    assert 1.9 * small < large <= 2 * small
+
+
+def test_a_measurement_leaves_no_trace() -> None:
+    model = small_convnet()
+    adapter = ttapca.adapt(model, "tent", episodic=False, lr=0.1)
+    before = picture_of(model)
+    first = adapter(X)
+    adapter.reset()
+    measure_cost(adapter, X)
+    assert_same_picture(before, picture_of(model))
+    assert torch.equal(adapter(X), first)
