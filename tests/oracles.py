@@ -162,5 +162,7 @@ def left_untouched(model: nn.Module, x: Tensor) -> Iterator[None]:
 
 def required_options(method: str, model: nn.Module) -> dict[str, Any]:
     """What a method cannot do without, for these small networks."""
-    del method, model
+    convolutions = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    if method == "slr+it" and not convolutions:
+        return {"channels": 3}
     return {}

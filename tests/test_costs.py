@@ -20,6 +20,13 @@ FITTED = ttapca.fit(small_convnet(), "conv1", images(150), 20)
         ("tent", {}, (28, 1, 1)),
         ("tent", {"logits": "after"}, (28, 2, 1)),
         ("tent", {"steps": 3}, (28, 3, 3)),
+        ("shot", {}, (690, 2, 1)),
+        ("shot", {"pseudo_labels": 0.3, "logits": "before"}, (690, 1, 1)),
+        ("slr+it", {}, (890 + 28, 2, 1)),
+        ("eata", {"e_margin": 9.0}, (28, 1, 1)),
+        ("eata", {"e_margin": 1e-9}, (28, 1, 0)),
+        ("roid", {}, (28, 2, 1)),
+        ("roid", {"consistency": False}, (28, 1, 1)),
         ("ttapca-relu", {"filter": FITTED}, (20, 2, 1)),
         ("ttapca-exp", {"filter": FITTED, "steps": 4}, (20, 5, 4)),
         ("ttapca-multiplicative", {"filter": FITTED, "logits": "before"}, (40, 1, 1)),
@@ -37,6 +44,11 @@ def test_memory_that_is_kept() -> None:
     assert kept("source") == kept("bn") == 0
     # Copies of 28 numbers, Adam's two moments of each, and a step count for each of 4 tensors.
     assert kept("tent") == 3 * 28 * 8 + 4 * 4
+    # Where the weights started, Adam's, and the mean prediction of five classes.
+    assert kept("roid") == kept("tent") + (28 + 5) * 8
+    # Fisher information and start; the copies and one momentum of each; the mean.
+    eata = kept("eata", source=images(20), e_margin=9.0)
+    assert eata == (4 * 28 + 5) * 8
     # Two matrices of 108 x 20, the mean, the spectrum, gamma and its moments.
     assert kept("ttapca-relu", filter=FITTED) == (2 * 108 * 20 + 108 + 4 * 20) * 8 + 4
 

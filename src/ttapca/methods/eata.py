@@ -148,6 +148,11 @@ class ReliableSteps(GradientSteps):
         """Take the samples of the step into the mean prediction."""
         self.mean = self._next_mean
 
+    def tensors(self) -> list[Tensor]:
+        """The optimiser's state, the Fisher information and where it was taken, the mean."""
+        mean = [] if self.mean is None else [self.mean]
+        return [*super().tensors(), *self.fisher, *self._start, *mean]
+
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the Fisher information as well, and where it was taken."""
         super().apply(fn)

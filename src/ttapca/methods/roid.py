@@ -145,6 +145,11 @@ class EnsembledSteps(GradientSteps):
         """The logits, whose softmax is the corrected prediction."""
         return corrected_by_prior(logits) if self.prior_correction else logits
 
+    def tensors(self) -> list[Tensor]:
+        """The optimiser's state, the source weights, the mean prediction."""
+        mean = [] if self.mean is None else [self.mean]
+        return [*super().tensors(), *self._start, *mean]
+
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert where the parameters started as well."""
         super().apply(fn)
