@@ -161,7 +161,7 @@ def test_disabled_is_the_untouched_model(method: str) -> None:
         assert torch.equal(model(X), plain)
     for name, value in adapter.state_dict().items():
         assert torch.equal(value, state[name])
-    if method != "source":
+    if method not in ("source", "lame"):  # these leave the model itself as it is
         assert not torch.equal(model(X), plain)
 
 

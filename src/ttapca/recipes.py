@@ -5,6 +5,7 @@
 | `source` | none | nothing: the model as it is |
 | `bn` | BatchNorm statistics | closed form: those of the batch, or mixed with the source's |
 | `tent` | BatchNorm statistics, scale and shift of the normalisation layers | entropy |
+| `lame` | none | closed form: near samples of a batch agree |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
@@ -24,16 +25,25 @@ from torch import nn
 from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
-from ttapca.methods import baselines, ttapca
+from ttapca.methods import baselines, lame, ttapca
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
 
-MethodName = Literal["source", "bn", "tent", "ttapca-relu", "ttapca-exp", "ttapca-multiplicative"]
+MethodName = Literal[
+    "source",
+    "bn",
+    "tent",
+    "lame",
+    "ttapca-relu",
+    "ttapca-exp",
+    "ttapca-multiplicative",
+]
 
 RECIPES: dict[str, Recipe] = {
     "source": baselines.SOURCE,
     "bn": baselines.BN,
     "tent": baselines.TENT,
+    "lame": lame.LAME,
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,
@@ -64,8 +74,9 @@ def adapt(
         lr: Learning rate; likewise.
         logits: From `before` or `after` the update; likewise.
         **options: Of the method. `bn`: `alpha`, or `prior`. `tent`: `statistics`, and with a filter
-            `gain`. Spectral filters: `statistics`, `initial`, `normalise`; the multiplicative one
-            also `penalty` and `limit`.
+            `gain`. `lame`: `affinity`, `neighbours`, `iterations`, `symmetric`, `classifier`,
+            `statistics`. Spectral filters: `statistics`, `initial`, `normalise`; the multiplicative
+            one also `penalty` and `limit`.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.
