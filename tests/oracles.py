@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def small_convnet(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -33,6 +34,30 @@ def small_convnet(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Modul
     return model.to(dtype).eval()
 
 
+def group_norm_net() -> nn.Module:
+    """A GroupNorm network for the same images and four classes."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)
+    ).double()
+
+
+def layer_norm_net() -> nn.Module:
+    """A LayerNorm network for the same images and four classes."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(108, 9), nn.LayerNorm(9), nn.Linear(9, 4)).double()
+
+
+def with_batch_statistics(model: nn.Module) -> nn.Module:
+    """A copy whose BatchNorm layers know only the batch, as the official codes make it."""
+    network = copy.deepcopy(model).train()
+    for module in network.modules():
+        if isinstance(module, _BatchNorm):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = None
+    return network
+
+
 def images(n: int, seed: int = 1, shape: tuple[int, ...] = (3, 6, 6)) -> Tensor:
     """Correlated samples with a slowly falling spectrum and a mean that is not zero."""
     generator = torch.Generator().manual_seed(seed)
@@ -41,6 +66,14 @@ def images(n: int, seed: int = 1, shape: tuple[int, ...] = (3, 6, 6)) -> Tensor:
     mixing *= torch.arange(1, size + 1, dtype=torch.float64) ** -0.7
     samples = torch.randn(n, size, generator=generator, dtype=torch.float64) @ mixing.T
     return (samples + 0.5).reshape(n, *shape)
+
+
+def options_of(method: str) -> dict[str, Any]:
+    """What a method needs to run, and to move, on `small_convnet`."""
+    options: dict[str, dict[str, Any]] = {
+        "sar": {"margin": 0.99},  # by default it finds no reliable sample here
+    }
+    return options.get(method, {})
 
 
 class DensePCA:

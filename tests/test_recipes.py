@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import ttapca
-from oracles import images, left_untouched, small_convnet
+from oracles import images, left_untouched, options_of, small_convnet
 from ttapca.errors import AttachError, OptionError
 
 DATA = images(150)
@@ -24,6 +24,7 @@ def test_every_method_takes_the_same_call(method: str, episodic: bool) -> None:
         steps=1,
         lr=1e-3,
         logits="after",
+        **options_of(method),
     )
     assert adapter(X).shape == (12, 5)
     parameters = {
@@ -31,6 +32,7 @@ def test_every_method_takes_the_same_call(method: str, episodic: bool) -> None:
         "bn": 0,
         "lame": 0,
         "tent": 28 + 20,
+        "sar": 28 + 20,
         "ttapca-multiplicative": 40,
     }
     assert adapter.n_parameters == parameters.get(method, 20)

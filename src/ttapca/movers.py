@@ -102,7 +102,16 @@ class Descent:
                 "Gradients must reach the adapted parameters; those of this model do not: its "
                 "forward pass detaches them or runs without gradients."
             )
-        gradients = torch.autograd.grad(loss, self.parameters)
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        if all(gradient is None for gradient in found):
+            raise AttachError(
+                "Gradients must reach the adapted parameters; this loss depends on none of them."
+            )
+        # A parameter that took no part in this forward pass stays where it is.
+        gradients = tuple(
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(self.parameters, found, strict=True)
+        )
         finite = all(bool(torch.isfinite(value).all()) for value in (loss, *gradients))
         return gradients if finite else None
 
@@ -145,11 +154,9 @@ class GradientSteps(Mover):
         logits: Logits = "after",
     ) -> None:
         super().__init__()
-        if logits not in get_args(Logits):
-            raise OptionError(f"`logits` is one of before, after; found {logits!r}.")
         self.objective = objective
+        self.logits = check_logits(logits)
         self.steps = check_steps(steps)
-        self.logits: Logits = logits
         self.descent = Descent(optimizer)
 
     def __repr__(self) -> str:
@@ -198,6 +205,16 @@ def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
     return functools.partial(torch.optim.Adam, lr=check_learning_rate(lr))
 
 
+def sgd(lr: float | None = None, *, momentum: float = 0.0) -> OptimizerFactory:
+    """Stochastic gradient descent with this learning rate.
+
+    Raises:
+        OptionError: When the learning rate makes no sense.
+    """
+    rate = check_learning_rate(DEFAULT_LEARNING_RATE if lr is None else lr)
+    return functools.partial(torch.optim.SGD, lr=rate, momentum=momentum)
+
+
 def check_learning_rate(lr: float) -> float:
     """Raise `OptionError` unless this is a finite number above 0."""
     if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < lr < float("inf"):
@@ -210,3 +227,10 @@ def check_steps(steps: int) -> int:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise OptionError(f"`steps` is a whole number of at least 1; found {steps!r}.")
     return steps
+
+
+def check_logits(logits: Logits) -> Logits:
+    """Raise `OptionError` unless this says when the logits are taken."""
+    if logits not in get_args(Logits):
+        raise OptionError(f"`logits` is one of before, after; found {logits!r}.")
+    return logits

@@ -6,6 +6,7 @@
 | `bn` | BatchNorm statistics | closed form: those of the batch, or mixed with the source's |
 | `tent` | BatchNorm statistics, scale and shift of the normalisation layers | entropy |
 | `lame` | none | closed form: near samples of a batch agree |
+| `sar` | as `tent` | entropy of reliable samples at the worst point nearby; a way back |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
@@ -25,7 +26,7 @@ from torch import nn
 from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
-from ttapca.methods import baselines, lame, ttapca
+from ttapca.methods import baselines, lame, sar, ttapca
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
 
@@ -34,6 +35,7 @@ MethodName = Literal[
     "bn",
     "tent",
     "lame",
+    "sar",
     "ttapca-relu",
     "ttapca-exp",
     "ttapca-multiplicative",
@@ -44,6 +46,7 @@ RECIPES: dict[str, Recipe] = {
     "bn": baselines.BN,
     "tent": baselines.TENT,
     "lame": lame.LAME,
+    "sar": sar.SAR,
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,
@@ -75,8 +78,9 @@ def adapt(
         logits: From `before` or `after` the update; likewise.
         **options: Of the method. `bn`: `alpha`, or `prior`. `tent`: `statistics`, and with a filter
             `gain`. `lame`: `affinity`, `neighbours`, `iterations`, `symmetric`, `classifier`,
-            `statistics`. Spectral filters: `statistics`, `initial`, `normalise`; the multiplicative
-            one also `penalty` and `limit`.
+            `statistics`. `sar`: `margin`, `radius`, `recover_below`, `leave_out`, `statistics`.
+            Spectral filters: `statistics`, `initial`, `normalise`; the multiplicative one also
+            `penalty` and `limit`.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.

@@ -7,24 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from oracles import images, left_untouched, small_convnet
+from oracles import group_norm_net, images, layer_norm_net, left_untouched, small_convnet
 from ttapca.errors import AttachError, LayerNotFoundError, LayerOutputError, OptionError
 from ttapca.methods.lame import affinities_of
 
 BATCHES = list(images(120, seed=8).split(12))
 X = BATCHES[0]
-
-
-def group_norm_net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)
-    ).double()
-
-
-def layer_norm_net() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Flatten(), nn.Linear(108, 9), nn.LayerNorm(9), nn.Linear(9, 4)).double()
 
 
 def plain_lame(model: nn.Module, x: Tensor, kind: str, k: int) -> Tensor:
