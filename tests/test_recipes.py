@@ -33,10 +33,11 @@ def test_every_method_takes_the_same_call(method: str, episodic: bool) -> None:
         "lame": 0,
         "tent": 28 + 20,
         "sar": 28 + 20,
+        "memo": 815 + 20,
         "ttapca-multiplicative": 40,
     }
     assert adapter.n_parameters == parameters.get(method, 20)
-    assert adapter.updates == {"source": 0, "bn": 0, "lame": 0}.get(method, 1)
+    assert adapter.updates == {"source": 0, "bn": 0, "lame": 0, "memo": 12}.get(method, 1)
     assert adapter.skipped == 0
 
 

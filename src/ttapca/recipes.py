@@ -7,6 +7,7 @@
 | `tent` | BatchNorm statistics, scale and shift of the normalisation layers | entropy |
 | `lame` | none | closed form: near samples of a batch agree |
 | `sar` | as `tent` | entropy of reliable samples at the worst point nearby; a way back |
+| `memo` | all weights | entropy of the mean prediction over views, image by image |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
@@ -26,7 +27,7 @@ from torch import nn
 from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
-from ttapca.methods import baselines, lame, sar, ttapca
+from ttapca.methods import baselines, lame, memo, sar, ttapca
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
 
@@ -36,6 +37,7 @@ MethodName = Literal[
     "tent",
     "lame",
     "sar",
+    "memo",
     "ttapca-relu",
     "ttapca-exp",
     "ttapca-multiplicative",
@@ -47,6 +49,7 @@ RECIPES: dict[str, Recipe] = {
     "tent": baselines.TENT,
     "lame": lame.LAME,
     "sar": sar.SAR,
+    "memo": memo.MEMO,
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,
@@ -79,8 +82,8 @@ def adapt(
         **options: Of the method. `bn`: `alpha`, or `prior`. `tent`: `statistics`, and with a filter
             `gain`. `lame`: `affinity`, `neighbours`, `iterations`, `symmetric`, `classifier`,
             `statistics`. `sar`: `margin`, `radius`, `recover_below`, `leave_out`, `statistics`.
-            Spectral filters: `statistics`, `initial`, `normalise`; the multiplicative one also
-            `penalty` and `limit`.
+            `memo`: `views`, `seed`, `prior`. Spectral filters: `statistics`, `initial`,
+            `normalise`; the multiplicative one also `penalty` and `limit`.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.
