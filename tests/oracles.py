@@ -71,6 +71,7 @@ def images(n: int, seed: int = 1, shape: tuple[int, ...] = (3, 6, 6)) -> Tensor:
 def options_of(method: str) -> dict[str, Any]:
     """What a method needs to run, and to move, on `small_convnet`."""
     options: dict[str, dict[str, Any]] = {
+        "cotta": {"views": 3},
         "memo": {"views": 3},  # fewer views: quicker tests
         "sar": {"margin": 0.99},  # by default it finds no reliable sample here
     }

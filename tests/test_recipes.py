@@ -34,6 +34,7 @@ def test_every_method_takes_the_same_call(method: str, episodic: bool) -> None:
         "tent": 28 + 20,
         "sar": 28 + 20,
         "memo": 815 + 20,
+        "cotta": 815 + 20,
         "ttapca-multiplicative": 40,
     }
     assert adapter.n_parameters == parameters.get(method, 20)

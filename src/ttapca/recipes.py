@@ -8,6 +8,7 @@
 | `lame` | none | closed form: near samples of a batch agree |
 | `sar` | as `tent` | entropy of reliable samples at the worst point nearby; a way back |
 | `memo` | all weights | entropy of the mean prediction over views, image by image |
+| `cotta` | BatchNorm statistics, all weights | a slow teacher; some return to the source |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
@@ -27,7 +28,7 @@ from torch import nn
 from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
-from ttapca.methods import baselines, lame, memo, sar, ttapca
+from ttapca.methods import baselines, cotta, lame, memo, sar, ttapca
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
 
@@ -38,6 +39,7 @@ MethodName = Literal[
     "lame",
     "sar",
     "memo",
+    "cotta",
     "ttapca-relu",
     "ttapca-exp",
     "ttapca-multiplicative",
@@ -50,6 +52,7 @@ RECIPES: dict[str, Recipe] = {
     "lame": lame.LAME,
     "sar": sar.SAR,
     "memo": memo.MEMO,
+    "cotta": cotta.COTTA,
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,
@@ -82,8 +85,9 @@ def adapt(
         **options: Of the method. `bn`: `alpha`, or `prior`. `tent`: `statistics`, and with a filter
             `gain`. `lame`: `affinity`, `neighbours`, `iterations`, `symmetric`, `classifier`,
             `statistics`. `sar`: `margin`, `radius`, `recover_below`, `leave_out`, `statistics`.
-            `memo`: `views`, `seed`, `prior`. Spectral filters: `statistics`, `initial`,
-            `normalise`; the multiplicative one also `penalty` and `limit`.
+            `memo`: `views`, `seed`, `prior`. `cotta`: `views`, `threshold`, `momentum`, `restore`,
+            `seed`, `statistics`. Spectral filters: `statistics`, `initial`, `normalise`; the
+            multiplicative one also `penalty` and `limit`.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.
