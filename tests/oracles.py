@@ -68,6 +68,16 @@ def images(n: int, seed: int = 1, shape: tuple[int, ...] = (3, 6, 6)) -> Tensor:
     return (samples + 0.5).reshape(n, *shape)
 
 
+def rotation_head(features: int) -> nn.Module:
+    """Four logits from as many features."""
+    head = nn.Sequential(nn.Flatten(), nn.Linear(features, 4)).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for tensor in head.parameters():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
+    return head
+
+
 def options_of(method: str) -> dict[str, Any]:
     """What a method needs to run, and to move, on `small_convnet`."""
     options: dict[str, dict[str, Any]] = {
@@ -75,6 +85,8 @@ def options_of(method: str) -> dict[str, Any]:
         "memo": {"views": 3},  # fewer views: quicker tests
         "sar": {"margin": 0.99},  # by default it finds no reliable sample here
     }
+    if method == "ttt":
+        return {"head": rotation_head(288), "split": "bn1"}
     return options.get(method, {})
 
 

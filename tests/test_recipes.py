@@ -35,6 +35,7 @@ def test_every_method_takes_the_same_call(method: str, episodic: bool) -> None:
         "sar": 28 + 20,
         "memo": 815 + 20,
         "cotta": 815 + 20,
+        "ttt": 240 + 20,
         "ttapca-multiplicative": 40,
     }
     assert adapter.n_parameters == parameters.get(method, 20)

@@ -9,6 +9,7 @@
 | `sar` | as `tent` | entropy of reliable samples at the worst point nearby; a way back |
 | `memo` | all weights | entropy of the mean prediction over views, image by image |
 | `cotta` | BatchNorm statistics, all weights | a slow teacher; some return to the source |
+| `ttt` | weights up to a split | telling rotations apart, with a head trained for it |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
@@ -28,7 +29,7 @@ from torch import nn
 from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
-from ttapca.methods import baselines, cotta, lame, memo, sar, ttapca
+from ttapca.methods import baselines, cotta, lame, memo, sar, ttapca, ttt
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
 
@@ -40,6 +41,7 @@ MethodName = Literal[
     "sar",
     "memo",
     "cotta",
+    "ttt",
     "ttapca-relu",
     "ttapca-exp",
     "ttapca-multiplicative",
@@ -53,6 +55,7 @@ RECIPES: dict[str, Recipe] = {
     "sar": sar.SAR,
     "memo": memo.MEMO,
     "cotta": cotta.COTTA,
+    "ttt": ttt.TTT,
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,
@@ -86,8 +89,9 @@ def adapt(
             `gain`. `lame`: `affinity`, `neighbours`, `iterations`, `symmetric`, `classifier`,
             `statistics`. `sar`: `margin`, `radius`, `recover_below`, `leave_out`, `statistics`.
             `memo`: `views`, `seed`, `prior`. `cotta`: `views`, `threshold`, `momentum`, `restore`,
-            `seed`, `statistics`. Spectral filters: `statistics`, `initial`, `normalise`; the
-            multiplicative one also `penalty` and `limit`.
+            `seed`, `statistics`. `ttt`: `head` and `split`, both needed, `rotations`, `seed`,
+            `statistics`. Spectral filters: `statistics`, `initial`, `normalise`; the multiplicative
+            one also `penalty` and `limit`.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.
