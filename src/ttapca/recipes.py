@@ -88,10 +88,10 @@ def adapt(
         **options: Of the method. `bn`: `alpha`, or `prior`. `tent`: `statistics`, and with a filter
             `gain`. `lame`: `affinity`, `neighbours`, `iterations`, `symmetric`, `classifier`,
             `statistics`. `sar`: `margin`, `radius`, `recover_below`, `leave_out`, `statistics`.
-            `memo`: `views`, `seed`, `prior`. `cotta`: `views`, `threshold`, `momentum`, `restore`,
-            `seed`, `statistics`. `ttt`: `head` and `split`, both needed, `rotations`, `seed`,
-            `statistics`. Spectral filters: `statistics`, `initial`, `normalise`; the multiplicative
-            one also `penalty` and `limit`.
+            `memo`: `views`, `flip`, `seed`, `prior`. `cotta`: `views`, `flip`, `threshold`,
+            `momentum`, `restore`, `seed`, `statistics`. `ttt`: `head` and `split`, both needed,
+            `rotations`, `seed`, `statistics`. Spectral filters: `statistics`, `initial`,
+            `normalise`; the multiplicative one also `penalty` and `limit`.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.

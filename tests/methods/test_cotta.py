@@ -128,6 +128,13 @@ def test_logits_after_are_the_moved_teachers() -> None:
         torch.testing.assert_close(after(X), teacher(X))
 
 
+def test_flips_are_a_choice() -> None:
+    options = {"views": 3, "threshold": 1.0}
+    flipped = ttapca.adapt(small_convnet(), "cotta", **options)
+    upright = ttapca.adapt(small_convnet(), "cotta", flip=False, **options)
+    assert not torch.equal(flipped(X), upright(X))
+
+
 def test_a_poisoned_batch_leaves_no_mark() -> None:
     clean, adapter = (
         ttapca.adapt(small_convnet(), "cotta", views=2, episodic=False, lr=0.05) for _ in "ab"

@@ -79,6 +79,7 @@ def test_seeds_and_views_matter() -> None:
     assert torch.equal(output(), output(views=32, seed=0))
     assert not torch.equal(output(), output(seed=1))
     assert not torch.equal(output(), output(views=8))
+    assert not torch.equal(output(), output(flip=False))
     torch.testing.assert_close(output(logits="before"), small_convnet()(X).detach())
 
 

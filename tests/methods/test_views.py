@@ -6,7 +6,7 @@ from torch import Generator, nn
 
 from oracles import images
 from ttapca.methods.exchanging import exchanged
-from ttapca.methods.views import CROP_AND_FLIP, GENTLE, Jitter, mixed_views
+from ttapca.methods.views import CROP, GENTLE, Jitter, mixed_views
 
 X = images(40, shape=(3, 16, 12))
 
@@ -63,7 +63,7 @@ def test_noise_has_the_size_that_was_asked_for() -> None:
     assert float((ratio - 0.1).abs().max()) < 0.02
 
 
-@pytest.mark.parametrize("jitter", [CROP_AND_FLIP, GENTLE])
+@pytest.mark.parametrize("jitter", [CROP, GENTLE])
 def test_a_seed_gives_the_same_views_and_touches_nothing_else(jitter: Jitter) -> None:
     state, before = torch.random.get_rng_state(), X.clone()
     assert torch.equal(draw(jitter), draw(jitter))

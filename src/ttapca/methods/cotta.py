@@ -13,6 +13,7 @@ and y is the prediction.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ class TeacherAndStudent(Mover):
         logits: `before`: the target of the last step, as in the official code; `after`: what the
             moved teacher says of the batch itself.
         views: Over how many the teacher's prediction is averaged.
+        flip: Whether half of them are mirrored; not for what means something else then, as digits.
         threshold: Mean confidence of the source below which it is.
         momentum: m, how much of the teacher stays at each step.
         restore: p, the part of the student's weights that returns to the source at each step.
@@ -70,6 +72,7 @@ class TeacherAndStudent(Mover):
         steps: int = 1,
         logits: Logits = "before",
         views: int = 32,
+        flip: bool = True,
         threshold: float = 0.92,
         momentum: float = 0.999,
         restore: float = 0.01,
@@ -83,6 +86,7 @@ class TeacherAndStudent(Mover):
         self.steps = check_steps(steps)
         self.logits = check_logits(logits)
         self.views = check_count("views", views)
+        self.jitter = replace(STRONG, flip=flip)
         self.threshold = threshold
         self.momentum = momentum
         self.restore = restore
@@ -151,9 +155,9 @@ class TeacherAndStudent(Mover):
         with exchanged(parameters, self.teacher):
             if not confidence < self.threshold:
                 return forward(images)
-            total = forward(STRONG(images, self._generator))
+            total = forward(self.jitter(images, self._generator))
             for _ in range(self.views - 1):
-                total = total + forward(STRONG(images, self._generator))
+                total = total + forward(self.jitter(images, self._generator))
             return total / self.views
 
     @torch.no_grad()
@@ -197,6 +201,7 @@ def _cotta(
     wishes: Wishes,
     *,
     views: int = 32,
+    flip: bool = True,
     threshold: float = 0.92,
     momentum: float = 0.999,
     restore: float = 0.01,
@@ -209,6 +214,7 @@ def _cotta(
         steps=1 if wishes.steps is None else wishes.steps,
         logits=wishes.logits or "before",
         views=views,
+        flip=flip,
         threshold=threshold,
         momentum=momentum,
         restore=restore,

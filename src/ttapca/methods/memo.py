@@ -47,6 +47,7 @@ class MarginalEntropySteps(Mover):
         steps: Steps on each image, each on new views.
         logits: From `after` the update, or from `before`: the source's own.
         views: How many.
+        flip: Whether half of them are mirrored; not for what means something else then, as digits.
         seed: Of the views; a reset draws the same ones again.
     """
 
@@ -59,12 +60,14 @@ class MarginalEntropySteps(Mover):
         steps: int = 1,
         logits: Logits = "after",
         views: int = 32,
+        flip: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.steps = check_steps(steps)
         self.logits = check_logits(logits)
         self.views = check_count("views", views)
+        self.flip = flip
         self.seed = seed
         self.descent = Descent(optimizer or sgd(LEARNING_RATE))
         self._generator = Generator().manual_seed(seed)
@@ -113,7 +116,7 @@ class MarginalEntropySteps(Mover):
             with torch.no_grad():
                 before = forward(image)
         for _ in range(self.steps):
-            views = mixed_views(image, self.views, self._generator)
+            views = mixed_views(image, self.views, self._generator, flip=self.flip)
             gradients = self.descent.gradients(marginal_entropy(forward(views)))
             if gradients is None:
                 self.skipped += 1
@@ -155,6 +158,7 @@ def _memo(
     wishes: Wishes,
     *,
     views: int = 32,
+    flip: bool = True,
     seed: int = 0,
     prior: float | None = None,
     gain: GainName = "relu",
@@ -171,6 +175,7 @@ def _memo(
         steps=1 if wishes.steps is None else wishes.steps,
         logits=wishes.logits or "after",
         views=views,
+        flip=flip,
         seed=seed,
     )
     weights = Weights(all_parameters, "weights")

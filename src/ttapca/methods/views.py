@@ -8,7 +8,7 @@ standardised ones, and nothing is clipped to a range that the method cannot know
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class Jitter:
         brightness: In standard deviations of the image.
         contrast: Relative change.
         noise: Standard deviation of Gaussian noise, in standard deviations of the image.
-        flip: Whether to mirror every second image, left to right.
+        flip: Whether to mirror half of the images, left to right.
     """
 
     degrees: float = 0.0
@@ -84,13 +84,13 @@ class Jitter:
         return torch.stack([first, second], 1).to(images.dtype)
 
 
-# Random crops after padding by an eighth, and flips: how networks for CIFAR are trained.
-CROP_AND_FLIP = Jitter(shift=1 / 8, flip=True)
+# Random crops after padding by an eighth: with flips, how networks for CIFAR are trained.
+CROP = Jitter(shift=1 / 8)
 # In place of a chain of AugMix at its lowest severity.
 GENTLE = Jitter(degrees=3, shift=1 / 32, shear=0.03, brightness=0.1, contrast=0.3)
 
 
-def mixed_views(image: Tensor, count: int, generator: Generator) -> Tensor:
+def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool = True) -> Tensor:
     """Views of one image, each a mixture of itself and of three gently changed versions.
 
     After AugMix (Hendrycks et al., 2020): the versions' weights come from a flat Dirichlet
@@ -100,6 +100,7 @@ def mixed_views(image: Tensor, count: int, generator: Generator) -> Tensor:
         image: Shape (1, channels, height, width).
         count: How many views.
         generator: Of the CPU.
+        flip: Whether half of them are mirrored, left to right.
 
     Returns:
         Shape (count, channels, height, width).
@@ -108,7 +109,7 @@ def mixed_views(image: Tensor, count: int, generator: Generator) -> Tensor:
         >>> mixed_views(torch.zeros(1, 3, 8, 8), 5, torch.Generator().manual_seed(0)).shape
         torch.Size([5, 3, 8, 8])
     """
-    base = CROP_AND_FLIP(image.expand(count, -1, -1, -1), generator)
+    base = replace(CROP, flip=flip)(image.expand(count, -1, -1, -1), generator)
     versions = GENTLE(base.repeat(CHAINS, 1, 1, 1), generator).view(CHAINS, *base.shape)
     uniform = _uniform(base, CHAINS + 1, generator).T.add(1).div(2)  # (4, count), from 0 to 1
     exponential = -torch.log1p(-uniform[:CHAINS])
