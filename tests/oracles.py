@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def small_convnet(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -33,6 +34,30 @@ def small_convnet(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Modul
     return model.to(dtype).eval()
 
 
+def group_norm_net() -> nn.Module:
+    """A GroupNorm network for the same images and four classes."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)
+    ).double()
+
+
+def layer_norm_net() -> nn.Module:
+    """A LayerNorm network for the same images and four classes."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(108, 9), nn.LayerNorm(9), nn.Linear(9, 4)).double()
+
+
+def with_batch_statistics(model: nn.Module) -> nn.Module:
+    """A copy whose BatchNorm layers know only the batch, as the official codes make it."""
+    network = copy.deepcopy(model).train()
+    for module in network.modules():
+        if isinstance(module, _BatchNorm):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = None
+    return network
+
+
 def images(n: int, seed: int = 1, shape: tuple[int, ...] = (3, 6, 6)) -> Tensor:
     """Correlated samples with a slowly falling spectrum and a mean that is not zero."""
     generator = torch.Generator().manual_seed(seed)
@@ -41,6 +66,28 @@ def images(n: int, seed: int = 1, shape: tuple[int, ...] = (3, 6, 6)) -> Tensor:
     mixing *= torch.arange(1, size + 1, dtype=torch.float64) ** -0.7
     samples = torch.randn(n, size, generator=generator, dtype=torch.float64) @ mixing.T
     return (samples + 0.5).reshape(n, *shape)
+
+
+def rotation_head(features: int) -> nn.Module:
+    """Four logits from as many features."""
+    head = nn.Sequential(nn.Flatten(), nn.Linear(features, 4)).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for tensor in head.parameters():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
+    return head
+
+
+def options_of(method: str) -> dict[str, Any]:
+    """What a method needs to run, and to move, on `small_convnet`."""
+    options: dict[str, dict[str, Any]] = {
+        "cotta": {"views": 3},
+        "memo": {"views": 3},  # fewer views: quicker tests
+        "sar": {"margin": 0.99},  # by default it finds no reliable sample here
+    }
+    if method == "ttt":
+        return {"head": rotation_head(288), "split": "bn1"}
+    return options.get(method, {})
 
 
 class DensePCA:
@@ -160,9 +207,17 @@ def left_untouched(model: nn.Module, x: Tensor) -> Iterator[None]:
     assert torch.equal(torch.random.get_rng_state(), random)
 
 
-def required_options(method: str, model: nn.Module) -> dict[str, Any]:
-    """What a method cannot do without, for these small networks."""
+def required_options(method: str, model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
+    """What a method cannot do without, for any small network whose first layer is `conv1`."""
     convolutions = any(isinstance(module, nn.Conv2d) for module in model.modules())
     if method == "slr+it" and not convolutions:
-        return {"channels": 3}
-    return {}
+        return {"channels": shape[0]}
+    if method == "ttt":
+        seen: list[Tensor] = []
+        handle = model.conv1.register_forward_hook(lambda *call: seen.append(call[2]))
+        parameter = next(model.parameters())
+        model(torch.zeros(2, *shape, dtype=parameter.dtype))
+        handle.remove()
+        head = rotation_head(seen[0][0].numel()).to(parameter.dtype)
+        return {"head": head, "split": "conv1"}
+    return {"memo": {"views": 4}, "cotta": {"views": 4}}.get(method, {})

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import ttapca
-from oracles import images, left_untouched, small_convnet
+from oracles import images, left_untouched, options_of, small_convnet
 from ttapca.errors import AttachError, OptionError
 
 DATA = images(150)
@@ -24,12 +24,14 @@ def test_every_method_takes_the_same_call(method: str, episodic: bool) -> None:
         steps=1,
         lr=1e-3,
         logits="after",
+        **options_of(method),
     )
     assert adapter(X).shape == (12, 5)
     moved = sum(parameter.numel() for parameter in adapter.surfaces.parameters())
     assert adapter.n_parameters == (moved if adapter.mover.needs_gradients else 0)
-    # No prediction of this network is sure enough for `eata`.
-    assert adapter.updates == (adapter.mover.needs_gradients and method != "eata")
+    # `memo` steps on each image; no prediction of this network is sure enough for `eata`.
+    steps = {"memo": 12, "eata": 0}
+    assert adapter.updates == steps.get(method, int(adapter.mover.needs_gradients))
     assert adapter.skipped == 0
 
 

@@ -26,6 +26,7 @@ OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 Run = Callable[..., Tensor]
 
 DEFAULT_LEARNING_RATE = 1e-3
+MOMENTUM = 0.9  # of stochastic gradient descent, wherever a method uses it
 
 
 class Mover:
@@ -34,11 +35,13 @@ class Mover:
     Attributes:
         needs_gradients: Whether it takes gradient steps; its calls are then made with gradients
             enabled and on tensors that allow them.
+        descent: What takes its gradient steps, if anything does.
         updates: Steps taken since it was made.
         skipped: Batches whose step was skipped because its loss or gradient was not finite.
     """
 
     needs_gradients = False
+    descent: Descent | None = None
 
     def __init__(self) -> None:
         self.updates = 0
@@ -67,15 +70,16 @@ class Mover:
     @property
     def backwards(self) -> int:
         """Backward passes since it was made."""
-        return 0
+        return 0 if self.descent is None else self.descent.backwards
 
     def tensors(self) -> list[Tensor]:
         """What it keeps between batches beyond the surfaces' own tensors."""
-        return []
+        return [] if self.descent is None else self.descent.tensors()
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert own tensors when the adapter is moved or cast."""
-        del fn
+        if self.descent is not None:
+            self.descent.apply(fn)
 
 
 class Descent:
@@ -113,8 +117,16 @@ class Descent:
                 "forward pass detaches them or runs without gradients."
             )
         self.backwards += 1
-        # A part of the model that the logits do not use, such as a second head, stays where it is.
-        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        if all(gradient is None for gradient in found):
+            raise AttachError(
+                "Gradients must reach the adapted parameters; this loss depends on none of them."
+            )
+        # A parameter that took no part in this forward pass stays where it is.
+        gradients = tuple(
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(self.parameters, found, strict=True)
+        )
         finite = all(bool(torch.isfinite(value).all()) for value in (loss, *gradients))
         return gradients if finite else None
 
@@ -154,6 +166,7 @@ class GradientSteps(Mover):
     """
 
     needs_gradients = True
+    descent: Descent
 
     def __init__(
         self,
@@ -164,11 +177,9 @@ class GradientSteps(Mover):
         logits: Logits = "after",
     ) -> None:
         super().__init__()
-        if logits not in get_args(Logits):
-            raise OptionError(f"`logits` is one of before, after; found {logits!r}.")
         self.objective = objective
+        self.logits = check_logits(logits)
         self.steps = check_steps(steps)
-        self.logits: Logits = logits
         self.descent = Descent(optimizer)
 
     def __repr__(self) -> str:
@@ -217,19 +228,6 @@ class GradientSteps(Mover):
         """What is returned for these logits."""
         return logits
 
-    @property
-    def backwards(self) -> int:
-        """Backward passes since it was made."""
-        return self.descent.backwards
-
-    def tensors(self) -> list[Tensor]:
-        """The optimiser's state."""
-        return self.descent.tensors()
-
-    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the optimiser's state."""
-        self.descent.apply(fn)
-
 
 def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
     """Adam with this learning rate, as the paper uses it.
@@ -240,14 +238,16 @@ def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
     return functools.partial(torch.optim.Adam, lr=check_learning_rate(lr))
 
 
-def sgd(lr: float = DEFAULT_LEARNING_RATE, *, nesterov: bool = False) -> OptimizerFactory:
-    """Stochastic gradient descent with momentum 0.9, as most methods on ImageNet use it.
+def sgd(
+    lr: float = DEFAULT_LEARNING_RATE, *, momentum: float = 0.0, nesterov: bool = False
+) -> OptimizerFactory:
+    """Stochastic gradient descent with this learning rate.
 
     Raises:
         OptionError: When the learning rate makes no sense.
     """
     return functools.partial(
-        torch.optim.SGD, lr=check_learning_rate(lr), momentum=0.9, nesterov=nesterov
+        torch.optim.SGD, lr=check_learning_rate(lr), momentum=momentum, nesterov=nesterov
     )
 
 
@@ -263,3 +263,10 @@ def check_steps(steps: int) -> int:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise OptionError(f"`steps` is a whole number of at least 1; found {steps!r}.")
     return steps
+
+
+def check_logits(logits: Logits) -> Logits:
+    """Raise `OptionError` unless this says when the logits are taken."""
+    if logits not in get_args(Logits):
+        raise OptionError(f"`logits` is one of before, after; found {logits!r}.")
+    return logits

@@ -9,6 +9,11 @@
 | `slr+it` | BatchNorm statistics, input transformation, scale and shift | likelihood ratios |
 | `eata` | BatchNorm statistics, scale and shift | entropy of reliable samples |
 | `roid` | BatchNorm statistics, scale and shift | weighted likelihood ratios, consistency |
+| `lame` | none | closed form: near samples of a batch agree |
+| `sar` | as `tent` | entropy of reliable samples at the worst point nearby; a way back |
+| `memo` | all weights | entropy of the mean prediction over views, image by image |
+| `cotta` | BatchNorm statistics, all weights | a slow teacher; some return to the source |
+| `ttt` | weights up to a split | telling rotations apart, with a head trained for it |
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
@@ -29,7 +34,19 @@ from ttapca.adapter import Adapter, Forgetting
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
 from ttapca.guards import CollapseGuard, GuardAction, make_guard
-from ttapca.methods import baselines, eata, roid, shot, slr, ttapca
+from ttapca.methods import (
+    baselines,
+    cotta,
+    eata,
+    lame,
+    memo,
+    roid,
+    sar,
+    shot,
+    slr,
+    ttapca,
+    ttt,
+)
 from ttapca.methods.plan import Recipe, Wishes
 from ttapca.movers import Logits
 
@@ -41,6 +58,11 @@ MethodName = Literal[
     "slr+it",
     "eata",
     "roid",
+    "lame",
+    "sar",
+    "memo",
+    "cotta",
+    "ttt",
     "ttapca-relu",
     "ttapca-exp",
     "ttapca-multiplicative",
@@ -54,6 +76,11 @@ RECIPES: dict[str, Recipe] = {
     "slr+it": slr.SLR_IT,
     "eata": eata.EATA,
     "roid": roid.ROID,
+    "lame": lame.LAME,
+    "sar": sar.SAR,
+    "memo": memo.MEMO,
+    "cotta": cotta.COTTA,
+    "ttt": ttt.TTT,
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,
@@ -78,7 +105,8 @@ def adapt(
     Args:
         model: Any trained module that returns logits.
         method: One of `RECIPES`.
-        filter: The fitted filter: needed by the spectral methods; moved along by `tent`.
+        filter: The fitted filter: needed by the spectral methods; any other method with gradients
+            moves its gains as well.
         episodic: True to forget after each batch (the default), False to adapt online.
         forgetting: `episodic`, `online` or `continual`; says the same with one more choice.
         steps: Gradient steps on each batch; as in the method's paper by default.
@@ -86,12 +114,7 @@ def adapt(
         logits: From `before` or `after` the update; likewise.
         guard: `rollback` or `reset` when adaptation collapses, or a `CollapseGuard` of your own;
             what it did is in `events` of the adapter.
-        **options: Of the method. `bn`: `alpha`, or `prior`. `tent`: `statistics`, and with a filter
-            `gain`; so have the four that follow. `shot`: `classifier`, `pseudo_labels`. `slr+it`:
-            `likelihood`, `confidence`, `momentum`, `channels`, `seed`. `eata`: `source`,
-            `e_margin`, `d_margin`, `fisher_alpha`. `roid`: `momentum`, `temperature`,
-            `consistency`, `prior_correction`, `seed`. Spectral filters: `statistics`, `initial`,
-            `normalise`; the multiplicative one also `penalty` and `limit`.
+        **options: Of the method; `ttapca methods` lists them, docs/methods.md explains them.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.

@@ -12,8 +12,7 @@ import ttapca
 from networks import group_norm_net, layer_norm_net, sharp, with_batch_statistics
 from oracles import images, left_untouched, small_convnet
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
-from ttapca.methods.jitter import ImageJitter
-from ttapca.methods.roid import corrected_by_prior, prediction_weights
+from ttapca.methods.roid import VIEWS, corrected_by_prior, prediction_weights
 
 BATCHES = list(images(120, seed=8).split(12))
 X = BATCHES[0]
@@ -66,7 +65,7 @@ def plain_roid(
     outputs = []
     for x in batches:
         if episodic or fresh:
-            fresh, mean, jitter = False, None, ImageJitter(0)
+            fresh, mean, draws = False, None, torch.Generator().manual_seed(0)
             optimizer = torch.optim.Adam(parameters, lr=1e-3)
             for parameter, value in zip(parameters, start, strict=True):
                 parameter.data = value.clone()
@@ -76,7 +75,7 @@ def plain_roid(
             mean = torch.full_like(p[0], 1 / p.shape[1]).detach() if mean is None else mean
             weights = plain_weights(p.detach(), mean)
             mean = 0.9 * mean + 0.1 * p.detach().mean(0)
-            q = torch.softmax(network(jitter(x)), 1) if consistency else None
+            q = torch.softmax(network(VIEWS(x, draws)), 1) if consistency else None
             optimizer.zero_grad()
             plain_loss(p, q, weights).backward()
             optimizer.step()
@@ -206,42 +205,3 @@ def test_models_that_cannot_be_served() -> None:
     dense = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).double()
     with pytest.raises(LayerOutputError, match=r"found \(12, 4, 6, 6\)"):
         ttapca.adapt(dense, "roid")(X)
-
-
-# The views.
-
-
-def plain_view(image: Tensor, draws: list[float]) -> Tensor:
-    """One image, pixel by pixel."""
-    flip, down, right, brightness, contrast = draws
-    channels, height, width = image.shape
-
-    def source(place: int, size: int, draw: float) -> int:
-        most = max(1, round(size / 16))
-        place += int(draw * (2 * most + 1)) - most
-        place = -place if place < 0 else place
-        return 2 * (size - 1) - place if place > size - 1 else place
-
-    view = torch.zeros_like(image)
-    for c in range(channels):
-        for i in range(height):
-            for j in range(width):
-                column = source(j, width, right)
-                column = width - 1 - column if flip < 0.5 else column
-                view[c, i, j] = image[c, source(i, height, down), column]
-    view = view * (0.6 + 0.8 * brightness)
-    return view.mean() + (0.7 + 0.6 * contrast) * (view - view.mean())
-
-
-def test_views_pixel_by_pixel() -> None:
-    batch = images(20, shape=(2, 5, 32))
-    draws = torch.rand(5, 20, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    before = batch.clone()
-    views = ImageJitter(7)(batch)
-    for image, view, draw in zip(batch, views, draws.T.tolist(), strict=True):
-        torch.testing.assert_close(view, plain_view(image, draw))
-    assert torch.equal(batch, before)
-
-
-def test_views_of_single_pixels() -> None:
-    assert torch.isfinite(ImageJitter()(torch.ones(4, 3, 1, 1))).all()

@@ -6,6 +6,7 @@ data there is no Fisher information, hence no penalty: the method is then the pa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from ttapca.errors import LayerOutputError, NonFiniteError, NotEnoughDataError, 
 from ttapca.gains import GainName
 from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
 from ttapca.modules import device_and_dtype, evaluation_mode
-from ttapca.movers import GradientSteps, Run, sgd
+from ttapca.movers import MOMENTUM, GradientSteps, Run, sgd
 from ttapca.objectives import log_softmax, mean_entropy, softmax_entropy
 from ttapca.surfaces import NormAffine
 
@@ -49,7 +50,9 @@ def _eata(
         d_margin=d_margin,
         fisher_alpha=fisher_alpha,
         # The official code returns the logits from before the update.
-        stepping=wishes.steps_by(sgd, lr=LEARNING_RATE, logits="before"),
+        stepping=wishes.steps_by(
+            functools.partial(sgd, momentum=MOMENTUM), lr=LEARNING_RATE, logits="before"
+        ),
     )
     surfaces = [*statistics_surface(statistics), NormAffine(), *wishes.filter_below(gain)]
     return Plan(surfaces, mover)

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.errors import LayerOutputError, OptionError
+from ttapca.errors import LayerOutputError, OptionError, ShapeError
 from ttapca.gains import GainName
-from ttapca.methods.jitter import ImageJitter
 from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
+from ttapca.methods.views import Jitter
 from ttapca.modules import map_first_tensor
 from ttapca.movers import GradientSteps, Run, adam
 from ttapca.objectives import class_marginal, log_softmax, soft_likelihood_ratio
@@ -26,6 +26,8 @@ from ttapca.surfaces import NormAffine
 # All are the official code's; the learning rate is its for CIFAR-10-C.
 LEARNING_RATE = 1e-3
 SOURCE_MOMENTUM = 0.99
+# In place of the official chain of colour, affine and noise transformations.
+VIEWS = Jitter(shift=1 / 16, brightness=0.4, contrast=0.3, flip=True)
 TEMPERATURE = 1 / 3
 MEAN_MOMENTUM = 0.9
 LARGEST_PROBABILITY = 0.99
@@ -45,7 +47,8 @@ def _roid(
     mover = EnsembledSteps(
         momentum=momentum,
         temperature=temperature,
-        jitter=ImageJitter(seed) if consistency else None,
+        views=VIEWS if consistency else None,
+        seed=seed,
         prior_correction=prior_correction,
         # The official code returns the logits from before the update.
         stepping=wishes.steps_by(adam, lr=LEARNING_RATE, logits="before"),
@@ -68,7 +71,8 @@ class EnsembledSteps(GradientSteps):
     Args:
         momentum: Weight of the adapted against the source weights.
         temperature: Of the samples' weights; small ones prefer few samples.
-        jitter: Makes the views; without, there is no consistency term.
+        views: Makes the views; without, there is no consistency term.
+        seed: Of their draws.
         prior_correction: Whether predictions are weighted by the batch's own class marginal.
         stepping: How to step.
 
@@ -81,7 +85,8 @@ class EnsembledSteps(GradientSteps):
         *,
         momentum: float,
         temperature: float,
-        jitter: ImageJitter | None,
+        views: Jitter | None,
+        seed: int,
         prior_correction: bool,
         stepping: Stepping,
     ) -> None:
@@ -98,7 +103,9 @@ class EnsembledSteps(GradientSteps):
         self.temperature = temperature
         self.prior_correction = prior_correction
         self.mean: Tensor | None = None
-        self._jitter = jitter
+        self._views = views
+        self._seed = seed
+        self._generator = torch.Generator().manual_seed(seed)
         self._start: list[Tensor] = []
         self._next_mean: Tensor | None = None
 
@@ -111,8 +118,7 @@ class EnsembledSteps(GradientSteps):
         """Forget the optimiser's moments, the mean prediction and how far the draws went."""
         super().reset()
         self.mean = None
-        if self._jitter is not None:
-            self._jitter.reset()
+        self._generator.manual_seed(self._seed)
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
         """The weighted loss of a batch, with one more forward pass for the views."""
@@ -129,10 +135,18 @@ class EnsembledSteps(GradientSteps):
         self._next_mean = torch.lerp(predictions.mean(0), mean, MEAN_MOMENTUM)
         weights = prediction_weights(predictions, mean, self.temperature)
         each = self.objective(logits)
-        if self._jitter is not None:
-            args, kwargs = map_first_tensor(self._jitter, inputs, options)
+        if self._views is not None:
+            args, kwargs = map_first_tensor(self._view, inputs, options)
             each = each + symmetric_cross_entropy(logits, run(*args, **kwargs))
         return (weights * each).mean()
+
+    def _view(self, images: Tensor) -> Tensor:
+        if self._views is None or images.dim() != 4:
+            raise ShapeError(
+                "Views are made of images of shape (batch, channels, height, width); found "
+                f"{tuple(images.shape)}. Switch them off with `consistency=False`."
+            )
+        return self._views(images, self._generator)
 
     def moved(self) -> None:
         """Take the batch into the mean prediction, and pull the weights to the source."""

@@ -8,8 +8,6 @@ here, as in the literature on test-time adaptation, on one batch after the other
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,9 +16,9 @@ from torch import Tensor, nn
 
 from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.gains import GainName
+from ttapca.methods.catching import caught_inputs, find_classifier
 from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
-from ttapca.modules import find_layer
-from ttapca.movers import GradientSteps, Run, sgd
+from ttapca.movers import MOMENTUM, GradientSteps, Run, sgd
 from ttapca.objectives import information_maximisation, log_softmax
 from ttapca.surfaces import Weights
 from ttapca.surfaces.weights import Place
@@ -48,34 +46,11 @@ def _shot(
     )
     surfaces = [*statistics_surface(statistics), extractor, *wishes.filter_below(gain)]
     stepping = wishes.steps_by(
-        functools.partial(sgd, nesterov=True), lr=LEARNING_RATE, logits="after"
+        functools.partial(sgd, momentum=MOMENTUM, nesterov=True), lr=LEARNING_RATE, logits="after"
     )
     if pseudo_labels == 0.0:
         return Plan(surfaces, GradientSteps(information_maximisation, **stepping))
     return Plan(surfaces, PseudoLabelSteps(classifier, pseudo_labels, stepping))
-
-
-def find_classifier(model: nn.Module, path: str | None = None) -> nn.Module:
-    """The layer that turns features into logits: the one at a path, else the last `nn.Linear`.
-
-    Raises:
-        LayerNotFoundError: When there is no layer at the path.
-        AttachError: When no path is given and the model has no `nn.Linear`.
-
-    Example:
-        >>> find_classifier(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5)))
-        Linear(in_features=3, out_features=5, bias=True)
-    """
-    if path is not None:
-        return find_layer(model, path)
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        kinds = sorted({type(module).__name__ for module in model.modules()})
-        raise AttachError(
-            "The classifier is the last `nn.Linear` of a model; this one has none, but "
-            f"{', '.join(kinds)}. Name the layer: `classifier='head'`."
-        )
-    return linear[-1]
 
 
 def feature_extractor(model: nn.Module, *, classifier: str | None = None) -> list[Place]:
@@ -110,7 +85,7 @@ class PseudoLabelSteps(GradientSteps):
         super().__init__(information_maximisation, **stepping)
         self.weight = weight
         self._path = classifier
-        self._features = _Features()
+        self._caught: list[Tensor] = []
         self._classifier: nn.Module | None = None
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
@@ -122,48 +97,28 @@ class PseudoLabelSteps(GradientSteps):
         """Predict and step, with an eye on the features."""
         if self._classifier is None:
             raise AttachError("Steps are taken once there is a model; call `bind` first.")
-        with self._features.watching(self._classifier):
+        with caught_inputs(self._classifier) as self._caught:
             return super().predict(run, *inputs, **options)
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
         """Information maximisation plus the weighted cross-entropy."""
         del run, inputs, options
-        labels = centroid_labels(self._features.take(), logits)
+        labels = centroid_labels(_only_features(self._caught), logits)
+        self._caught.clear()  # the next step sees its own pass only, and no copy sees this one
         # Not `F.cross_entropy` on the logits themselves: half precision would lose it.
         cross_entropy = F.nll_loss(log_softmax(logits), labels)
         return self.objective(logits) + self.weight * cross_entropy
 
 
-class _Features:
-    """Hook: keeps what the classifier is given."""
-
-    def __init__(self) -> None:
-        self._seen: list[Tensor] = []
-
-    @contextmanager
-    def watching(self, classifier: nn.Module) -> Iterator[None]:
-        """Be on the classifier for a while; no hook is left to copy, pickle or export."""
-        handle = classifier.register_forward_pre_hook(self, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
-            self._seen = []
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        del module
-        self._seen.append((args or tuple(kwargs.values()))[0].detach())
-
-    def take(self) -> Tensor:
-        """The features of the last forward pass, shape (batch, d)."""
-        seen, self._seen = self._seen, []
-        if len(seen) != 1 or seen[0].dim() != 2:
-            raise LayerOutputError(
-                "Pseudo-labels need a classifier that is called once, on features of shape (batch, "
-                f"d); found inputs of shape {[tuple(features.shape) for features in seen]}. Name "
-                "another layer by `classifier=`."
-            )
-        return seen[0]
+def _only_features(caught: list[Tensor]) -> Tensor:
+    """The features of one forward pass, shape (batch, d)."""
+    if len(caught) != 1 or caught[0].dim() != 2:
+        raise LayerOutputError(
+            "Pseudo-labels need a classifier that is called once, on features of shape (batch, d); "
+            f"found inputs of shape {[tuple(features.shape) for features in caught]}. Name another "
+            "layer by `classifier=`."
+        )
+    return caught[0].detach()
 
 
 @torch.no_grad()

@@ -177,3 +177,18 @@ def norm_affine(model: nn.Module) -> list[Place]:
         if places:
             return places
     return []
+
+
+def all_parameters(model: nn.Module) -> list[Place]:
+    """Every parameter of real numbers that a model has.
+
+    Example:
+        >>> [name for _, name in all_parameters(nn.Linear(3, 2, bias=False))]
+        ['weight']
+    """
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.is_floating_point()
+    ]

@@ -1,0 +1,194 @@
+"""`lame`: correct the outputs of a batch by what its samples have in common.
+
+Boudiaf et al., "Parameter-free Online Test-time Adaptation", CVPR 2022. No parameter of the network
+moves. With q_i the network's prediction and w_ij the affinity of two samples, the assignments z
+minimise
+
+    sum_i KL(z_i | q_i) - sum_ij w_ij z_i . z_j
+
+by the concave-convex procedure: z_i <- softmax(log q_i + sum_j w_ij z_j), until the bound rests.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Tensor, nn
+
+from ttapca.errors import LayerOutputError, OptionError
+from ttapca.methods.catching import caught_inputs, find_classifier
+from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.movers import Mover, Run
+
+Affinity = Literal["knn", "rbf", "linear"]
+
+# As in the official code: what keeps the logarithm finite, and when the bound rests.
+SMALLEST_PROBABILITY = 1e-10
+RESTS = 1e-8
+
+
+class LaplacianCorrection(Mover):
+    """Predict, then let samples that are near each other agree.
+
+    Args:
+        affinity: `knn`: 1 for each of the nearest neighbours, else 0; `rbf`: a Gaussian of the
+            distance, as wide as the mean distance to the last neighbour; `linear`: the cosine.
+        neighbours: How many.
+        iterations: At most.
+        symmetric: Whether to average the affinities of (i, j) and (j, i), which makes the
+            procedure's descent certain.
+        classifier: Dotted path of the layer whose input are the features.
+    """
+
+    def __init__(
+        self,
+        affinity: Affinity = "knn",
+        neighbours: int = 5,
+        *,
+        iterations: int = 100,
+        symmetric: bool = False,
+        classifier: str | None = None,
+    ) -> None:
+        super().__init__()
+        if affinity not in get_args(Affinity):
+            raise OptionError(
+                f"`affinity` is one of {', '.join(get_args(Affinity))}; found {affinity!r}."
+            )
+        for name, value in (("neighbours", neighbours), ("iterations", iterations)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise OptionError(f"`{name}` is a whole number of at least 1; found {value!r}.")
+        self.affinity: Affinity = affinity
+        self.neighbours = neighbours
+        self.iterations = iterations
+        self.symmetric = symmetric
+        self._path = classifier
+        self._classifier: nn.Module | None = None
+
+    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """Find the classifier."""
+        del parameters
+        self._classifier = find_classifier(model, self._path)
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Give corrected log-probabilities, shape (batch, classes).
+
+        A batch of one has no neighbours, and one with numbers that are not finite no distances:
+        both keep the network's own prediction.
+        """
+        if self._classifier is None:
+            raise LayerOutputError("Features come from a classifier; call `bind` first.")
+        with caught_inputs(self._classifier) as caught:
+            logits = run(*inputs, **options)
+        features = _features(caught, logits)
+        own = logits.log_softmax(1)
+        if len(logits) == 1:
+            return own
+        if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
+            self.skipped += 1
+            return own
+        affinities = affinities_of(features, self.affinity, self.neighbours).to(own.dtype)
+        if self.symmetric:
+            affinities = (affinities + affinities.T) / 2
+        return concave_convex(own, affinities, self.iterations)
+
+
+def affinities_of(features: Tensor, kind: Affinity, neighbours: int) -> Tensor:
+    """How much each two samples have in common.
+
+    Args:
+        features: Shape (batch, d), compared by direction: each is scaled to length 1.
+        kind: Which affinity.
+        neighbours: How many count, for `knn` and for the width of `rbf`.
+
+    Returns:
+        Shape (batch, batch).
+
+    Example:
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+        >>> affinities_of(features, "knn", 1).tolist()
+        [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    """
+    directions = F.normalize(features, dim=-1)  # (batch, d)
+    if kind == "linear":
+        return directions @ directions.T
+    # By differences: the quick way by scalar products loses what tells near neighbours apart.
+    distances = torch.cdist(
+        directions, directions, compute_mode="donot_use_mm_for_euclid_dist"
+    )  # (batch, batch)
+    if kind == "rbf":
+        nearest = distances.topk(min(neighbours, len(distances)), largest=False).values
+        width = nearest[:, -1].mean().clamp_min(torch.finfo(distances.dtype).eps)
+        return torch.exp(-distances.square() / (2 * width.square()))
+    others = distances.fill_diagonal_(float("inf"))
+    count = min(neighbours, len(distances) - 1)
+    index = others.topk(count, largest=False).indices  # (batch, neighbours)
+    return torch.zeros_like(distances).scatter_(1, index, 1.0)
+
+
+def concave_convex(own: Tensor, affinities: Tensor, iterations: int) -> Tensor:
+    """Iterate until the bound rests.
+
+    Args:
+        own: The network's log-probabilities, shape (batch, classes).
+        affinities: Shape (batch, batch).
+        iterations: At most.
+
+    Returns:
+        Log-probabilities of the assignments, shape (batch, classes).
+    """
+    unary = torch.log(own.exp() + SMALLEST_PROBABILITY)
+    assigned = unary.log_softmax(1)
+    last = float("inf")
+    for iteration in range(iterations):
+        pairwise = affinities @ assigned.exp()
+        assigned = (unary + pairwise).log_softmax(1)
+        bound = float((assigned.exp() * (assigned - unary - pairwise)).sum())
+        if iteration > 1 and abs(bound - last) <= RESTS * abs(last):
+            break
+        last = bound
+    return assigned
+
+
+def _features(caught: list[Any], logits: Tensor) -> Tensor:
+    """The classifier's input, one row for each prediction."""
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise LayerOutputError(
+            f"`lame` corrects logits of shape (batch, classes); found {found}. Choose another "
+            "method for such outputs."
+        )
+    if len(caught) != 1 or not isinstance(caught[0], Tensor) or len(caught[0]) != len(logits):
+        calls = [tuple(getattr(value, "shape", ())) for value in caught]
+        raise LayerOutputError(
+            "The classifier is called once in a forward pass, on one row of features for each of "
+            f"the {len(logits)} samples; found calls on {calls}. Name the right layer with "
+            "`classifier=`."
+        )
+    features: Tensor = caught[0].flatten(1)
+    return features.to(torch.promote_types(features.dtype, torch.float32))
+
+
+def _lame(
+    wishes: Wishes,
+    *,
+    affinity: Affinity = "knn",
+    neighbours: int = 5,
+    iterations: int = 100,
+    symmetric: bool = False,
+    classifier: str | None = None,
+    statistics: Statistics = "source",
+) -> Plan:
+    del wishes
+    mover = LaplacianCorrection(
+        affinity,
+        neighbours,
+        iterations=iterations,
+        symmetric=symmetric,
+        classifier=classifier,
+    )
+    return Plan([*statistics_surface(statistics)], mover)
+
+
+LAME = Recipe("the batch's outputs, corrected by the affinity of its samples", _lame)

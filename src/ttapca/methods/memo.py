@@ -1,0 +1,188 @@
+"""`memo`: one image at a time, made to mean the same in all its views.
+
+Zhang et al., "MEMO: Test Time Robustness via Adaptation and Augmentation", NeurIPS 2022. For each
+image, from the source weights: with p(y | x_b) the predictions for views x_1 .. x_B and
+
+    q = mean_b p(. | x_b),    loss = - sum_y q(y) log q(y)
+
+one step of all weights on the loss, then the prediction for the image itself. The rest of the batch
+plays no part, so a batch of one is as good as any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ttapca.errors import OptionError
+from ttapca.gains import GainName
+from ttapca.methods.exchanging import copies_of, put_back
+from ttapca.methods.plan import Plan, Recipe, Wishes
+from ttapca.methods.views import check_count, check_images, mixed_views
+from ttapca.movers import (
+    Descent,
+    Logits,
+    Mover,
+    OptimizerFactory,
+    Run,
+    check_logits,
+    check_steps,
+    sgd,
+)
+from ttapca.surfaces import BatchNormStatistics, Weights
+from ttapca.surfaces.weights import all_parameters
+
+LEARNING_RATE = 0.005  # of the official code for CIFAR-10
+
+
+class MarginalEntropySteps(Mover):
+    """Adapt to each image by itself, and forget it.
+
+    Args:
+        optimizer: Makes the optimiser; SGD by default.
+        steps: Steps on each image, each on new views.
+        logits: From `after` the update, or from `before`: the source's own.
+        views: How many.
+        flip: Whether half of them are mirrored; not for what means something else then, as digits.
+        seed: Of the views; a reset draws the same ones again.
+    """
+
+    needs_gradients = True
+    descent: Descent
+
+    def __init__(
+        self,
+        optimizer: OptimizerFactory | None = None,
+        *,
+        steps: int = 1,
+        logits: Logits = "after",
+        views: int = 32,
+        flip: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.steps = check_steps(steps)
+        self.logits = check_logits(logits)
+        self.views = check_count("views", views)
+        self.flip = flip
+        self.seed = seed
+        self.descent = Descent(optimizer or sgd(LEARNING_RATE))
+        self._generator = Generator().manual_seed(seed)
+        self._start: list[Tensor] = []
+
+    def __repr__(self) -> str:
+        """One line for a person."""
+        return f"steps={self.steps}, logits={self.logits}, views={self.views}"
+
+    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """Take the parameters to move, and remember where they start."""
+        del model
+        self.descent.bind(parameters)
+        self._start = copies_of(parameters)
+
+    def reset(self) -> None:
+        """Forget the optimiser's state, and draw from the start again."""
+        self.descent.reset()
+        self._generator.manual_seed(self.seed)
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Adapt to and predict each image.
+
+        Args:
+            run: Runs the model.
+            *inputs: Images, shape (batch, channels, height, width); what follows is given to the
+                model with each image and its views.
+            **options: Likewise.
+
+        Returns:
+            Logits, shape (batch, classes, ...).
+        """
+        images, further = check_images("memo", inputs)
+        if not len(images):
+            return run(*inputs, **options)
+
+        def forward(views: Tensor) -> Tensor:
+            return run(views, *further, **options)
+
+        return torch.cat([self._adapt_to(image, forward) for image in images.unsqueeze(1)])
+
+    def _adapt_to(self, image: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
+        put_back(self.descent.parameters, self._start)
+        self.descent.reset()
+        if self.logits == "before":
+            with torch.no_grad():
+                before = forward(image)
+        for _ in range(self.steps):
+            views = mixed_views(image, self.views, self._generator, flip=self.flip)
+            gradients = self.descent.gradients(marginal_entropy(forward(views)))
+            if gradients is None:
+                self.skipped += 1
+                break
+            self.descent.move(gradients)
+            self.updates += 1
+        if self.logits == "before":
+            return before
+        with torch.no_grad():
+            return forward(image)
+
+    def tensors(self) -> list[Tensor]:
+        """The optimiser's state and the remembered start."""
+        return [*super().tensors(), *self._start]
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the optimiser's state and the remembered start."""
+        self.descent.apply(fn)
+        self._start = [fn(value) for value in self._start]
+
+
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the mean prediction, in nats.
+
+    Args:
+        logits: Shape (views, classes, ...).
+
+    Returns:
+        A number.
+
+    Example:
+        >>> sure_of_different_things = torch.tensor([[99.0, 0.0], [0.0, 99.0]])
+        >>> round(marginal_entropy(sure_of_different_things).item(), 4)  # log 2
+        0.6931
+    """
+    precise = torch.promote_types(logits.dtype, torch.float32)
+    log_probabilities = logits.log_softmax(1, dtype=precise)
+    log_mean = log_probabilities.logsumexp(0) - math.log(len(logits))  # (classes, ...)
+    return -(log_mean.exp() * log_mean).sum(0).mean()
+
+
+def _memo(
+    wishes: Wishes,
+    *,
+    views: int = 32,
+    flip: bool = True,
+    seed: int = 0,
+    prior: float | None = None,
+    gain: GainName = "relu",
+) -> Plan:
+    if prior is not None and not 0 <= prior < float("inf"):
+        raise OptionError(
+            f"`prior`, a number of samples, is finite and not below 0; found {prior!r}."
+        )
+    # As in the official code, the views of an image count as one sample, however many they are.
+    alpha = 0.0 if prior is None else 1 / (1 + prior)
+    statistics = BatchNormStatistics(alpha, required=False)
+    mover = MarginalEntropySteps(
+        **wishes.steps_by(sgd, lr=LEARNING_RATE, logits="after"),
+        views=views,
+        flip=flip,
+        seed=seed,
+    )
+    weights = Weights(all_parameters, "weights")
+    return Plan([statistics, weights, *wishes.filter_below(gain)], mover)
+
+
+MEMO = Recipe("all weights, learned for each image by the entropy over its views", _memo)

@@ -1,0 +1,225 @@
+"""`sar`: entropy on reliable samples, in a region where it is flat, with a way back.
+
+Niu et al., "Towards Stable Test-Time Adaptation in Dynamic Wild World", ICLR 2023. With E the
+entropy and S the samples whose entropy is below E0 = 0.4 ln C, one step is
+
+    probe    e = rho g / |g|,   g = gradient of mean_S E(theta)
+    step     theta <- theta - lr * gradient of mean_{S, E < E0} E(theta + e)
+
+and theta returns to the source when the moving average of the second loss falls below 0.2: the
+network is then about to say the same of everything.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ttapca.errors import OptionError
+from ttapca.gains import GainName
+from ttapca.methods.exchanging import copies_of, exchanged, put_back
+from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.movers import (
+    DEFAULT_LEARNING_RATE,
+    MOMENTUM,
+    Descent,
+    Logits,
+    Mover,
+    OptimizerFactory,
+    Run,
+    check_logits,
+    check_steps,
+    sgd,
+)
+from ttapca.objectives import softmax_entropy
+from ttapca.surfaces import Weights
+from ttapca.surfaces.weights import Place, norm_affine
+
+# The official code's: the last stage of a ResNet, the last three blocks of a ViT-Base and its last
+# norm, which are near the output and drift first.
+LAST_BLOCKS = ("*layer4*", "*blocks.9*", "*blocks.10*", "*blocks.11*", "norm", "*norm.*")
+MEMORY = 0.9  # of the moving average
+
+
+class SharpnessAwareSteps(Mover):
+    """Lower the entropy of reliable samples at the worst point nearby.
+
+    Args:
+        optimizer: Makes the optimiser; SGD with momentum by default.
+        steps: Steps on each batch.
+        logits: From `before` or `after` the update.
+        margin: E0 as a part of the largest entropy, ln C.
+        radius: rho, how far the probe goes.
+        recover_below: The moving average at which to return to the source; 0 for never.
+
+    Attributes:
+        recoveries: How often the source was returned to.
+        average: The moving average of the loss; None until there is one.
+    """
+
+    needs_gradients = True
+    descent: Descent
+
+    def __init__(
+        self,
+        optimizer: OptimizerFactory | None = None,
+        *,
+        steps: int = 1,
+        logits: Logits = "before",
+        margin: float = 0.4,
+        radius: float = 0.05,
+        recover_below: float = 0.2,
+    ) -> None:
+        super().__init__()
+        for name, value in (("margin", margin), ("radius", radius)):
+            if not 0 < value < float("inf"):
+                raise OptionError(f"`{name}` is a finite number above 0; found {value!r}.")
+        if not 0 <= recover_below < float("inf"):
+            raise OptionError(
+                f"`recover_below`, an entropy, is finite and not below 0; found {recover_below!r}."
+            )
+        self.steps = check_steps(steps)
+        self.logits = check_logits(logits)
+        self.margin = margin
+        self.radius = radius
+        self.recover_below = recover_below
+        self.recoveries = 0
+        self.average: float | None = None
+        self.descent = Descent(optimizer or sgd(momentum=MOMENTUM))
+        self._start: list[Tensor] = []
+
+    def __repr__(self) -> str:
+        """One line for a person."""
+        return f"steps={self.steps}, logits={self.logits}, recoveries={self.recoveries}"
+
+    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """Take the parameters to move, and remember where they start."""
+        del model
+        self.descent.bind(parameters)
+        self._start = copies_of(parameters)
+
+    def reset(self) -> None:
+        """Forget the momentum and the moving average."""
+        self.descent.reset()
+        self.average = None
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Predict, and step where there are reliable samples."""
+        for _ in range(self.steps):
+            logits = run(*inputs, **options)
+            if not self._step(logits, functools.partial(run, *inputs, **options)):
+                break  # nothing moved: a further step would repeat this one
+        if self.logits == "before":
+            return logits
+        with torch.no_grad():
+            return run(*inputs, **options)
+
+    def _step(self, logits: Tensor, again: Callable[[], Tensor]) -> bool:
+        """One step; False where nothing moved."""
+        entropies = softmax_entropy(logits)  # (batch, ...)
+        limit = self.margin * math.log(logits.shape[1])
+        if not torch.isfinite(entropies).all():
+            self.skipped += 1
+            return False
+        reliable = entropies < limit
+        if not reliable.any():
+            return False
+        first = self.descent.gradients(entropies[reliable].mean())
+        if first is None:
+            self.skipped += 1
+            return False
+        with exchanged(self.descent.parameters, self._probe(first)):
+            nearby = softmax_entropy(again())[reliable]
+            kept = nearby[nearby < limit]
+            if not len(kept) and torch.isfinite(nearby).all():
+                return False
+            loss = kept.mean()
+            second = self.descent.gradients(loss)
+        if second is None:
+            self.skipped += 1
+            return False
+        self.descent.move(second)
+        self.updates += 1
+        self._watch(float(loss.detach()))
+        return True
+
+    def _probe(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
+        """The parameters at the highest point within the radius, to first order."""
+        length = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        scale = self.radius / (length + 1e-12)
+        return [
+            parameter.detach() + scale * gradient
+            for parameter, gradient in zip(self.descent.parameters, gradients, strict=True)
+        ]
+
+    def _watch(self, loss: float) -> None:
+        """Follow the loss, and return to the source when it vanishes."""
+        before = loss if self.average is None else self.average
+        self.average = MEMORY * before + (1 - MEMORY) * loss
+        if self.average < self.recover_below:
+            put_back(self.descent.parameters, self._start)
+            self.reset()
+            self.recoveries += 1
+
+    def tensors(self) -> list[Tensor]:
+        """The optimiser's state and the remembered start."""
+        return [*super().tensors(), *self._start]
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the optimiser's state and the remembered start."""
+        self.descent.apply(fn)
+        self._start = [fn(value) for value in self._start]
+
+
+def norm_affine_but(model: nn.Module, leave_out: Sequence[str]) -> list[Place]:
+    """Scale and shift of the normalisation layers, but for those whose path fits a pattern.
+
+    Args:
+        model: Any module.
+        leave_out: Shell patterns of dotted paths.
+
+    Example:
+        >>> model = nn.Sequential(nn.LayerNorm(2), nn.LayerNorm(2))
+        >>> len(norm_affine_but(model, ["1"]))
+        2
+    """
+    paths = {module: path for path, module in model.named_modules()}
+    return [
+        (module, name)
+        for module, name in norm_affine(model)
+        if not any(fnmatch.fnmatchcase(paths[module], pattern) for pattern in leave_out)
+    ]
+
+
+def _sar(
+    wishes: Wishes,
+    *,
+    margin: float = 0.4,
+    radius: float = 0.05,
+    recover_below: float = 0.2,
+    leave_out: Sequence[str] = LAST_BLOCKS,
+    statistics: Statistics = "batch",
+    gain: GainName = "relu",
+) -> Plan:
+    if isinstance(leave_out, str):
+        raise OptionError(f"`leave_out` is a list of patterns; found {leave_out!r} alone.")
+    select = functools.partial(norm_affine_but, leave_out=tuple(leave_out))
+    affine = Weights(select, "scale and shift of normalisation layers that are not left out")
+    mover = SharpnessAwareSteps(
+        **wishes.steps_by(
+            functools.partial(sgd, momentum=MOMENTUM), lr=DEFAULT_LEARNING_RATE, logits="before"
+        ),
+        margin=margin,
+        radius=radius,
+        recover_below=recover_below,
+    )
+    return Plan([*statistics_surface(statistics), affine, *wishes.filter_below(gain)], mover)
+
+
+SAR = Recipe("scale and shift, learned by the entropy of reliable samples nearby", _sar)

@@ -1,0 +1,279 @@
+"""`ttt`: learn to see which way up the test images are, with the layers that also classify them.
+
+Sun et al., "Test-Time Training with Self-Supervision for Generalization under Distribution Shifts",
+ICML 2020. A head h, trained jointly with the network, tells the four rotations of an image apart
+from the features f at a split point. At test time the weights of f take steps on
+
+    cross-entropy(h(f(rotated x)), rotation)
+
+while the head and the layers after the split stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Generator, Tensor, nn
+
+from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
+from ttapca.gains import GainName
+from ttapca.methods.catching import stopped_after
+from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.methods.views import check_images
+from ttapca.modules import evaluation_mode, find_layer
+from ttapca.movers import (
+    DEFAULT_LEARNING_RATE,
+    Descent,
+    Logits,
+    Mover,
+    OptimizerFactory,
+    Run,
+    check_logits,
+    check_steps,
+    sgd,
+)
+from ttapca.surfaces import Weights
+from ttapca.surfaces.weights import Place, all_parameters
+
+Rotations = Literal["all", "random"]
+
+
+class RotationSteps(Mover):
+    """Lower the rotation loss of each batch.
+
+    Args:
+        head: Maps the split layer's output to four logits; used as it is, in evaluation mode.
+        split: Dotted path of the last layer that both tasks share.
+        optimizer: Makes the optimiser; SGD by default.
+        steps: Steps on each batch.
+        logits: From `after` the update, or from `before`.
+        rotations: `all`: each image in all four; `random`: each in one.
+        seed: Of the random rotations; a reset draws the same again.
+    """
+
+    needs_gradients = True
+    descent: Descent
+
+    def __init__(
+        self,
+        head: nn.Module,
+        split: str,
+        optimizer: OptimizerFactory | None = None,
+        *,
+        steps: int = 1,
+        logits: Logits = "after",
+        rotations: Rotations = "all",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if rotations not in get_args(Rotations):
+            raise OptionError(f"`rotations` is one of all, random; found {rotations!r}.")
+        self.head = head
+        self.split = split
+        self.steps = check_steps(steps)
+        self.logits = check_logits(logits)
+        self.rotations: Rotations = rotations
+        self.seed = seed
+        self.descent = Descent(optimizer or sgd())
+        self._generator = Generator().manual_seed(seed)
+        self._model: nn.Module | None = None
+        self._checked = False
+
+    def __repr__(self) -> str:
+        """One line for a person."""
+        return f"steps={self.steps}, logits={self.logits}, split={self.split}"
+
+    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """Take the parameters to move."""
+        find_layer(model, self.split)
+        self.descent.bind(parameters)
+        self._model = model
+
+    def reset(self) -> None:
+        """Forget the optimiser's state, and draw from the start again."""
+        self.descent.reset()
+        self._generator.manual_seed(self.seed)
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Step on the rotations of the batch, and predict it.
+
+        Args:
+            run: Runs the model.
+            *inputs: Square images, shape (batch, channels, side, side); what follows is given to
+                the model with the rotated images as well.
+            **options: Likewise.
+
+        Returns:
+            Logits, shape (batch, classes, ...).
+        """
+        images, further = check_images("ttt", inputs)
+
+        def forward(views: Tensor) -> Tensor:
+            return run(views, *further, **options)
+
+        if self.logits == "before":
+            with torch.no_grad():
+                before = forward(images)
+        for _ in range(self.steps):
+            draws = self._generator.get_state()
+            rotated, labels = self._rotated(images)
+            loss = F.cross_entropy(self._answers(rotated, forward), labels)
+            self._check_reach(loss)
+            gradients = self.descent.gradients(loss)
+            if gradients is None:
+                self.skipped += 1
+                self._generator.set_state(draws)  # a skipped batch leaves no mark
+                break
+            self.descent.move(gradients)
+            self.updates += 1
+        if self.logits == "before":
+            return before
+        with torch.no_grad():
+            return forward(images)
+
+    def _rotated(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        rotated, labels = four_rotations(images)
+        if self.rotations == "all":
+            return rotated, labels
+        chosen = torch.randint(4, (len(images),), generator=self._generator).to(labels.device)
+        index = chosen * len(images) + torch.arange(len(images), device=labels.device)
+        return rotated[index], chosen
+
+    def _answers(self, images: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
+        """The head's logits, shape (images, 4)."""
+        if self._model is None:
+            raise AttachError("Features come from a model; call `bind` first.")
+        with stopped_after(find_layer(self._model, self.split)) as caught:
+            forward(images)
+        if not caught or not isinstance(caught[0], Tensor):
+            found = f"a {type(caught[0]).__name__}" if caught else "that it is never called"
+            raise LayerOutputError(
+                f"The split layer `{self.split}` returns one tensor in a forward pass; found "
+                f"{found}. Choose another layer."
+            )
+        with evaluation_mode(self.head):
+            answers = self.head(caught[0])
+        if not isinstance(answers, Tensor) or answers.shape != (len(images), 4):
+            shape = tuple(getattr(answers, "shape", ())) or f"a {type(answers).__name__}"
+            raise LayerOutputError(
+                f"The head returns four logits for each image, shape ({len(images)}, 4); found "
+                f"{shape} for the output of `{self.split}`, shape {tuple(caught[0].shape)}."
+            )
+        return answers
+
+    def _check_reach(self, loss: Tensor) -> None:
+        """Once: no weight outside of the surface has a part in the loss."""
+        if self._checked or self._model is None:
+            return
+        outside = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        if outside and loss.requires_grad:
+            # The surface's copies stand in for what it moves, so only what is outside shows up.
+            found = torch.autograd.grad(
+                loss, list(outside.values()), allow_unused=True, retain_graph=True
+            )
+            late = [name for name, value in zip(outside, found, strict=True) if value is not None]
+            if late:
+                raise AttachError(
+                    "Weights up to the split are those registered before its end; "
+                    f"{', '.join(f'`{name}`' for name in late)} come later but lead to "
+                    f"`{self.split}`. Choose a split that is registered after them."
+                )
+        self._checked = True
+
+    def tensors(self) -> list[Tensor]:
+        """The optimiser's state, and the head."""
+        return [*super().tensors(), *self.head.parameters(), *self.head.buffers()]
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the optimiser's state, and take the head along."""
+        self.descent.apply(fn)
+        self.head._apply(fn)  # type: ignore[no-untyped-call]
+
+
+def four_rotations(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Images turned by 0, 90, 180 and 270 degrees against the clock, and by which.
+
+    Args:
+        images: Shape (batch, channels, side, side).
+
+    Returns:
+        Rotated images, shape (4 batch, channels, side, side), all of one rotation together; and
+        labels 0 to 3, shape (4 batch,).
+
+    Raises:
+        ShapeError: When the images are not square.
+
+    Example:
+        >>> rotated, labels = four_rotations(torch.tensor([[[[1, 2], [3, 4]]]]))
+        >>> rotated[1, 0].tolist(), labels.tolist()
+        ([[2, 4], [1, 3]], [0, 1, 2, 3])
+    """
+    if images.shape[-2] != images.shape[-1]:
+        raise ShapeError(
+            f"Rotations need square images; found shape {tuple(images.shape)}. Crop or resize them."
+        )
+    rotated = torch.cat([torch.rot90(images, quarter, (-2, -1)) for quarter in range(4)])
+    labels = torch.arange(4, device=images.device).repeat_interleave(len(images))
+    return rotated, labels
+
+
+def weights_up_to(model: nn.Module, split: str) -> list[Place]:
+    """The parameters that are registered before the end of a layer.
+
+    Args:
+        model: Any module.
+        split: Dotted path of the layer.
+
+    Raises:
+        LayerNotFoundError: When there is none; near names are offered.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> len(weights_up_to(model, "1"))
+        2
+    """
+    end = find_layer(model, split)
+    modules = list(model.modules())
+    inside = {id(module) for module in end.modules()}
+    last = max(number for number, module in enumerate(modules) if id(module) in inside)
+    before = {id(module) for module in modules[: last + 1]}
+    return [(module, name) for module, name in all_parameters(model) if id(module) in before]
+
+
+def _ttt(
+    wishes: Wishes,
+    *,
+    head: nn.Module | None = None,
+    split: str | None = None,
+    rotations: Rotations = "all",
+    seed: int = 0,
+    statistics: Statistics = "source",
+    gain: GainName = "relu",
+) -> Plan:
+    if not isinstance(head, nn.Module):
+        found = "none" if head is None else f"a {type(head).__name__}"
+        raise OptionError(
+            f"`ttt` needs a rotation head that was trained jointly with the model; found {found}. "
+            "Pass the module as `head=`, and as `split=` the layer whose output it takes."
+        )
+    if not isinstance(split, str):
+        raise OptionError(
+            "`ttt` needs the dotted path of the layer whose output the head takes; found "
+            f'{split!r}. Pass it as `split="layer2"`.'
+        )
+    mover = RotationSteps(
+        head,
+        split,
+        **wishes.steps_by(sgd, lr=DEFAULT_LEARNING_RATE, logits="after"),
+        rotations=rotations,
+        seed=seed,
+    )
+    shared = Weights(functools.partial(weights_up_to, split=split), "weights up to the split")
+    return Plan([*statistics_surface(statistics), shared, *wishes.filter_below(gain)], mover)
+
+
+TTT = Recipe("the weights up to a split, learned by telling rotations apart", _ttt)

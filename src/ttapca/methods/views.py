@@ -1,0 +1,146 @@
+"""Changed views of images, for methods that ask a network to say the same of them.
+
+Everything is drawn from a generator that is passed in, on the CPU, so that a seed gives the same
+views on every device and nobody else's random numbers are used up. Changes of brightness, contrast
+and noise are in units of each image's own spread: they mean the same for pixels from 0 to 1 and for
+standardised ones, and nothing is clipped to a range that the method cannot know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Generator, Tensor
+
+from ttapca.errors import OptionError, ShapeError
+
+CHAINS = 3
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """A random change of each image of a batch, as large as these limits.
+
+    Attributes:
+        degrees: Rotation.
+        shift: As a part of the image's width and height; rounded to whole pixels.
+        zoom: Relative change of size.
+        shear: As a part of the height.
+        brightness: In standard deviations of the image.
+        contrast: Relative change.
+        noise: Standard deviation of Gaussian noise, in standard deviations of the image.
+        flip: Whether to mirror half of the images, left to right.
+    """
+
+    degrees: float = 0.0
+    shift: float = 0.0
+    zoom: float = 0.0
+    shear: float = 0.0
+    brightness: float = 0.0
+    contrast: float = 0.0
+    noise: float = 0.0
+    flip: bool = False
+
+    def __call__(self, images: Tensor, generator: Generator) -> Tensor:
+        """Change every image in its own way.
+
+        Args:
+            images: Shape (batch, channels, height, width).
+            generator: Of the CPU.
+
+        Example:
+            >>> images = torch.zeros(4, 3, 8, 8)
+            >>> Jitter(degrees=15, flip=True)(images, torch.Generator().manual_seed(0)).shape
+            torch.Size([4, 3, 8, 8])
+        """
+        draws = _uniform(images, 8, generator)  # (batch, 8), from -1 to 1
+        grid = F.affine_grid(self._maps(images, draws), list(images.shape), align_corners=False)
+        moved = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+        spread, mean = torch.std_mean(moved, dim=(1, 2, 3), correction=0, keepdim=True)
+        contrast = (1 + self.contrast * draws[:, 5]).view(-1, 1, 1, 1)
+        brightness = (self.brightness * draws[:, 6]).view(-1, 1, 1, 1)
+        changed = mean + contrast * (moved - mean) + brightness * spread
+        if self.noise:
+            noise = torch.randn(images.shape, generator=generator, dtype=torch.float64)
+            changed = changed + self.noise * spread * noise.to(changed)
+        return changed
+
+    def _maps(self, images: Tensor, draws: Tensor) -> Tensor:
+        """From where each pixel of the output is taken, shape (batch, 2, 3)."""
+        height, width = images.shape[-2:]
+        angle = draws[:, 0] * (self.degrees * torch.pi / 180)
+        size = 1 + self.zoom * draws[:, 1]
+        cos, sin = torch.cos(angle) / size, torch.sin(angle) / size
+        # Coordinates run from -1 to 1 in both directions, whatever the sides.
+        across = 2 / width * torch.round(self.shift * width * draws[:, 2])
+        down = 2 / height * torch.round(self.shift * height * draws[:, 3])
+        mirror = torch.where(draws[:, 7] < 0, -1.0, 1.0) if self.flip else torch.ones_like(angle)
+        sheared = self.shear * draws[:, 4] - sin
+        first = torch.stack([mirror * cos, sheared * height / width, across], 1)
+        second = torch.stack([mirror * sin * width / height, cos, down], 1)
+        return torch.stack([first, second], 1).to(images.dtype)
+
+
+# Random crops after padding by an eighth: with flips, how networks for CIFAR are trained.
+CROP = Jitter(shift=1 / 8)
+# In place of a chain of AugMix at its lowest severity.
+GENTLE = Jitter(degrees=3, shift=1 / 32, shear=0.03, brightness=0.1, contrast=0.3)
+
+
+def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool = True) -> Tensor:
+    """Views of one image, each a mixture of itself and of three gently changed versions.
+
+    After AugMix (Hendrycks et al., 2020): the versions' weights come from a flat Dirichlet
+    distribution, the part of the unchanged one from a uniform one.
+
+    Args:
+        image: Shape (1, channels, height, width).
+        count: How many views.
+        generator: Of the CPU.
+        flip: Whether half of them are mirrored, left to right.
+
+    Returns:
+        Shape (count, channels, height, width).
+
+    Example:
+        >>> mixed_views(torch.zeros(1, 3, 8, 8), 5, torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 3, 8, 8])
+    """
+    base = replace(CROP, flip=flip)(image.expand(count, -1, -1, -1), generator)
+    versions = GENTLE(base.repeat(CHAINS, 1, 1, 1), generator).view(CHAINS, *base.shape)
+    uniform = _uniform(base, CHAINS + 1, generator).T.add(1).div(2)  # (4, count), from 0 to 1
+    exponential = -torch.log1p(-uniform[:CHAINS])
+    weights = (exponential / exponential.sum(0)).view(CHAINS, -1, 1, 1, 1)
+    own = uniform[CHAINS].view(-1, 1, 1, 1)
+    return own * base + (1 - own) * (weights * versions).sum(0)
+
+
+def check_images(method: str, inputs: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+    """The images among a model's inputs, and what else there is.
+
+    Raises:
+        ShapeError: When the first input is no batch of images.
+    """
+    if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].dim() != 4:
+        found = [tuple(getattr(value, "shape", ())) for value in inputs[:1]] or "no input"
+        raise ShapeError(
+            f"`{method}` changes images: the model's first input is a batch of shape (batch, "
+            f"channels, height, width); found {found}. Choose another method for such inputs."
+        )
+    return inputs[0], inputs[1:]
+
+
+def check_count(name: str, count: int) -> int:
+    """Raise `OptionError` unless this is a whole number of at least 1."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise OptionError(f"`{name}` is a whole number of at least 1; found {count!r}.")
+    return count
+
+
+def _uniform(images: Tensor, count: int, generator: Generator) -> Tensor:
+    """Uniform draws from -1 to 1 for each image, shape (batch, count)."""
+    draws = torch.rand(len(images), count, generator=generator, dtype=torch.float64)
+    return draws.mul(2).sub(1).to(images)

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+import ttapca
+from oracles import (
+    group_norm_net,
+    images,
+    layer_norm_net,
+    left_untouched,
+    rotation_head,
+    small_convnet,
+)
+from ttapca.errors import AttachError, LayerNotFoundError, LayerOutputError, OptionError, ShapeError
+
+BATCHES = list(images(120, seed=8).split(12))
+X = BATCHES[0]
+CASES = [(small_convnet, "act", 288), (group_norm_net, "1", 128), (layer_norm_net, "2", 9)]
+
+
+def turned(image: Tensor, quarters: int) -> Tensor:
+    """Against the clock: the right column becomes the top row."""
+    for _ in range(quarters):
+        image = torch.stack([image[:, :, -1 - i] for i in range(image.shape[2])], 1)
+    return image
+
+
+def plain_ttt(
+    model: nn.Module,
+    split: str,
+    head: nn.Module,
+    batches: list[Tensor],
+    *,
+    episodic: bool,
+    steps: int,
+    lr: float,
+    random: bool,
+) -> list[Tensor]:
+    """A whole copy of the network, its first layers moved by plain gradient descent."""
+    names = [name for name, _ in model.named_children()]
+    end = names.index(split) + 1
+    network, generator, outputs = copy.deepcopy(model).eval(), Generator().manual_seed(0), []
+    for x in batches:
+        if episodic:
+            network, generator = copy.deepcopy(model).eval(), Generator().manual_seed(0)
+        for _ in range(steps):
+            if random:
+                labels = torch.randint(4, (len(x),), generator=generator).tolist()
+                pairs = [(turned(image, k), k) for image, k in zip(x, labels, strict=True)]
+            else:
+                pairs = [(turned(image, k), k) for image in x for k in range(4)]
+            logits = head(network[:end](torch.stack([image for image, _ in pairs])))
+            log_p = torch.log(logits.softmax(1))
+            loss = -sum(row[k] for row, (_, k) in zip(log_p, pairs, strict=True)) / len(pairs)
+            weights = list(network[:end].parameters())
+            gradients = torch.autograd.grad(loss, weights)
+            with torch.no_grad():
+                for weight, gradient in zip(weights, gradients, strict=True):
+                    weight -= lr * gradient
+        outputs.append(network(x).detach())
+    return outputs
+
+
+@pytest.mark.parametrize(("make", "split", "features"), CASES)
+@pytest.mark.parametrize("episodic", [True, False])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("rotations", ["all", "random"])
+def test_equals_a_plain_loop(
+    make, split: str, features: int, episodic: bool, steps: int, rotations: str
+) -> None:
+    options = {"episodic": episodic, "steps": steps, "lr": 0.02}
+    head = rotation_head(features)
+    expected = plain_ttt(make(), split, head, BATCHES, random=rotations == "random", **options)
+    adapter = ttapca.adapt(make(), "ttt", head=head, split=split, rotations=rotations, **options)
+    for x, reference in zip(BATCHES, expected, strict=True):
+        torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-9)
+    assert adapter.updates == steps * len(BATCHES)
+
+
+def adapted(**options: object) -> ttapca.Adapter:
+    given = {"head": rotation_head(288), "split": "act", "episodic": False, "lr": 0.05} | options
+    return ttapca.adapt(small_convnet(), "ttt", **given)  # type: ignore[arg-type]
+
+
+def test_the_rotation_loss_falls() -> None:
+    head = rotation_head(288)
+    adapter = adapted(head=head, steps=30)
+    adapter(X)
+    moved, _ = ttapca.methods.ttt.four_rotations(X)
+    labels = torch.arange(4).repeat_interleave(12)
+    losses = []
+    for _ in range(2):
+        features: list[Tensor] = []
+        handle = adapter.model.act.register_forward_hook(
+            lambda module, args, output, features=features: features.append(output.detach())
+        )
+        adapter.model(moved)
+        handle.remove()
+        losses.append(float(nn.functional.cross_entropy(head(features[0]), labels).detach()))
+        adapter.reset()
+    assert losses[0] < losses[1]
+
+
+def test_nothing_of_the_caller_changes() -> None:
+    model, head = small_convnet(), rotation_head(288).train()
+    state = copy.deepcopy(head.state_dict())
+    with left_untouched(model, X):
+        adapter = ttapca.adapt(model, "ttt", head=head, split="act", rotations="random")
+        for x in BATCHES:
+            adapter(x)
+        adapter.detach()
+    assert head.training
+    assert all(torch.equal(value, state[name]) for name, value in head.state_dict().items())
+    assert all(p.grad is None for p in (*model.parameters(), *head.parameters()))
+
+
+def test_only_what_leads_to_the_split_moves() -> None:
+    assert adapted(split="act").n_parameters == 240
+    assert adapted(split="bn2", head=rotation_head(24)).n_parameters == 690
+    assert adapted(split="conv1").n_parameters == 224
+
+
+def test_logits_before_and_statistics() -> None:
+    assert torch.equal(adapted(logits="before")(X), small_convnet()(X).detach())
+    bn = ttapca.adapt(small_convnet(), "bn")
+    assert torch.equal(adapted(logits="before", statistics="batch")(X), bn(X))
+
+
+def test_a_poisoned_batch_leaves_no_mark() -> None:
+    clean, adapter = adapted(rotations="random"), adapted(rotations="random")
+    poisoned = X.clone()
+    poisoned[3, 0, 0, 0] = float("nan")
+    for x in BATCHES:
+        assert torch.equal(adapter(x), clean(x))
+        adapter(poisoned)
+    assert adapter.skipped == len(BATCHES)
+
+
+def test_copies_pickles_and_casts_take_the_head_along() -> None:
+    adapter = adapted()
+    adapter(X)
+    twins = [copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]
+    expected = adapter(X)
+    assert all(torch.equal(twin(X), expected) for twin in twins)
+    assert adapter.float()(X.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("make", "split", "features"), CASES)
+def test_small_batches(make, split: str, features: int, size: int) -> None:
+    adapter = ttapca.adapt(make(), "ttt", head=rotation_head(features), split=split)
+    assert torch.isfinite(adapter(X[:size])).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"head": None}, OptionError, "needs a rotation head.*found none"),
+        ({"head": "linear"}, OptionError, "found a str"),
+        ({"split": None}, OptionError, "needs the dotted path.*found None"),
+        ({"split": "bm1"}, LayerNotFoundError, "Did you mean `bn1`"),
+        ({"rotations": "two"}, OptionError, "`rotations` is one of all, random; found 'two'"),
+        ({"lr": -1.0}, OptionError, "`lr` is a finite number above 0"),
+        ({"steps": 0}, OptionError, "`steps` is a whole number"),
+        ({"logits": "both"}, OptionError, "`logits` is one of before, after"),
+    ],
+)
+def test_bad_options(options: dict[str, object], error: type[Exception], message: str) -> None:
+    model = small_convnet()
+    given = {"head": nn.Identity(), "split": "bn1"} | options
+    with left_untouched(model, X), pytest.raises(error, match=message):
+        ttapca.adapt(model, "ttt", **given)  # type: ignore[arg-type]
+
+
+def test_heads_and_inputs_that_do_not_fit() -> None:
+    with pytest.raises(LayerOutputError, match=r"shape \(48, 4\); found \(48, 288\)"):
+        adapted(head=nn.Flatten())(X)
+    with pytest.raises(ShapeError, match=r"square images; found shape \(5, 3, 6, 4\)"):
+        adapted()(X[:5, :, :, :4])
+    with pytest.raises(ShapeError, match="`ttt` changes images"):
+        adapted()(torch.zeros(5, 3))
+
+
+def test_models_that_do_not_run_in_order() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second, self.unused = nn.Conv2d(3, 3, 1), nn.Identity()
+            self.first, self.fc = nn.Conv2d(3, 3, 1), nn.Linear(108, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.second(self.first(x)).flatten(1))
+
+    model = Odd().double()
+    with pytest.raises(AttachError, match=r"`first\.weight`, `first\.bias` come later but lead to"):
+        ttapca.adapt(model, "ttt", head=rotation_head(108), split="second")(X)
+    model = Odd().double()
+    with pytest.raises(LayerOutputError, match=r"`unused` returns one tensor.*never called"):
+        ttapca.adapt(model, "ttt", head=rotation_head(108), split="unused")(X)
+    model = Odd().double()
+    adapter = ttapca.adapt(model, "ttt", head=rotation_head(108), split="first")
+    assert adapter(X).shape == (12, 2)  # what takes no part stays where it is
