@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.attachment import carries_filter
+from ttapca.catching import stopped_at
 from ttapca.errors import (
     AttachError,
     LayerOutputError,
@@ -105,10 +106,6 @@ class _Shapes:
 
     input: tuple[int, ...] | None
     output: tuple[int, ...]
-
-
-class _StopForward(Exception):  # noqa: N818 - a signal, not an error
-    """Ends a forward pass once the layer has been reached: the rest is not needed."""
 
 
 class _Source:
@@ -209,31 +206,12 @@ class _Source:
             yield from rest
 
     def _run_to_layer(self, samples: Tensor, at: Literal["input", "output"]) -> Tensor:
-        seen: list[Tensor] = []
-
-        def catch_input(module: nn.Module, args: tuple[Any, ...]) -> None:
-            del module
-            seen.append(args[0])
-            raise _StopForward
-
-        def catch_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            del module, args
-            seen.append(output)
-            raise _StopForward
-
-        if at == "input":
-            handle = self.layer.register_forward_pre_hook(catch_input)
-        else:
-            handle = self.layer.register_forward_hook(catch_output)
-        try:
+        with stopped_at(self.layer, before=at == "input") as seen:
             self.model(samples)
-        except _StopForward:
-            pass
-        finally:
-            handle.remove()
         if not seen:
             raise LayerOutputError(f"`{self.path}` was not called in the forward pass of a batch.")
-        return seen[0]
+        activation: Tensor = seen[0]
+        return activation
 
 
 def _choose_route(

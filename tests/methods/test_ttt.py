@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Generator, Tensor, nn
 
 import ttapca
@@ -16,7 +17,11 @@ from oracles import (
     rotation_head,
     small_convnet,
 )
+from ttapca.cli import app as command_line
+from ttapca.data import read_digits, to_tensor
 from ttapca.errors import AttachError, LayerNotFoundError, LayerOutputError, OptionError, ShapeError
+from ttapca.methods.ttt import four_rotations
+from ttapca.models import load_rotation
 
 BATCHES = list(images(120, seed=8).split(12))
 X = BATCHES[0]
@@ -205,3 +210,25 @@ def test_models_that_do_not_run_in_order() -> None:
     model = Odd().double()
     adapter = ttapca.adapt(model, "ttt", head=rotation_head(108), split="first")
     assert adapter(X).shape == (12, 2)  # what takes no part stays where it is
+
+
+def test_with_a_head_that_was_trained_jointly(tmp_path) -> None:
+    """What `ttapca train --rotation-head` leaves is what the method takes."""
+    words = ["train", "digits", "small-cnn", "--to", str(tmp_path / "run"), "--epochs", "15"]
+    assert command_line.run([*words, "--rotation-head", "conv2"]) == 0
+    twofold = load_rotation(tmp_path / "run" / "weights.safetensors")
+    digits = to_tensor(read_digits("test").images)[:100]
+    adapter = ttapca.adapt(
+        twofold.network, "ttt", head=twofold.head, split=twofold.split, episodic=False, steps=5
+    )
+    rotated, labels = four_rotations(digits)
+    with torch.no_grad():
+        guessed = twofold.rotation_logits(rotated).argmax(1)
+        before = F.cross_entropy(twofold.rotation_logits(rotated), labels)
+        adapter(digits)
+        after = F.cross_entropy(twofold.rotation_logits(rotated), labels)
+    # The method turns images as the training did: else the head would guess, one in four.
+    assert (guessed == labels).double().mean() > 0.6
+    assert adapter.updates == 5
+    assert after < before
+    adapter.detach()

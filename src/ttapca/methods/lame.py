@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca.catching import caught_inputs, find_classifier
 from ttapca.errors import LayerOutputError, OptionError
-from ttapca.methods.catching import caught_inputs, find_classifier
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.movers import Mover, Run
 

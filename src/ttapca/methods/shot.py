@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca.catching import caught_inputs, find_classifier
 from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.gains import GainName
-from ttapca.methods.catching import caught_inputs, find_classifier
 from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
 from ttapca.movers import MOMENTUM, GradientSteps, Run, sgd
 from ttapca.objectives import information_maximisation, log_softmax

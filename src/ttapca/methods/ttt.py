@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Generator, Tensor, nn
 
+from ttapca.catching import stopped_at
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
 from ttapca.gains import GainName
-from ttapca.methods.catching import stopped_after
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.methods.views import check_images
 from ttapca.modules import evaluation_mode, find_layer
@@ -147,7 +147,7 @@ class RotationSteps(Mover):
         """The head's logits, shape (images, 4)."""
         if self._model is None:
             raise AttachError("Features come from a model; call `bind` first.")
-        with stopped_after(find_layer(self._model, self.split)) as caught:
+        with stopped_at(find_layer(self._model, self.split)) as caught:
             forward(images)
         if not caught or not isinstance(caught[0], Tensor):
             found = f"a {type(caught[0]).__name__}" if caught else "that it is never called"
@@ -276,4 +276,6 @@ def _ttt(
     return Plan([*statistics_surface(statistics), shared, *wishes.filter_below(gain)], mover)
 
 
-TTT = Recipe("the weights up to a split, learned by telling rotations apart", _ttt)
+TTT = Recipe(
+    "the weights up to a split, learned by telling rotations apart", _ttt, source="training"
+)

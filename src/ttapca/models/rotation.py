@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttapca.catching import stopped_at
 from ttapca.errors import LayerOutputError
 from ttapca.models.network import conv3x3, initialise
 from ttapca.modules import evaluation_mode, find_layer
@@ -51,10 +51,6 @@ class RotationHead(nn.Module):
         x = torch.relu(self.norm2(self.conv2(x)))
         logits: Tensor = self.fc(x.mean((2, 3)))
         return logits
-
-
-class _Reached(Exception):  # noqa: N818 - a signal, not an error
-    """Ends a forward pass at the split point."""
 
 
 class RotationNetwork(nn.Module):
@@ -112,26 +108,15 @@ def features_at(network: nn.Module, split: str, images: Tensor) -> Tensor:
     Raises:
         LayerOutputError: The layer is not called, or gives no tensor of shape (batch, c, h, w).
     """
-    seen: list[Any] = []
-
-    def catch(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        del module, args
-        seen.append(output)
-        raise _Reached
-
-    handle = find_layer(network, split).register_forward_hook(catch)
-    try:
+    with stopped_at(find_layer(network, split)) as seen:
         network(images)
-    except _Reached:
-        pass
-    finally:
-        handle.remove()
     if not seen or not isinstance(seen[0], Tensor) or seen[0].dim() != 4:
         raise LayerOutputError(
             "A rotation head goes after a layer that is called and gives a tensor of shape "
             f"(batch, channels, height, width); `{split}` does not. Choose another split point."
         )
-    return seen[0]
+    features: Tensor = seen[0]
+    return features
 
 
 def add_rotation_head(

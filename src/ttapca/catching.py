@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ttapca.errors import AttachError
 from ttapca.modules import find_layer
@@ -31,7 +31,7 @@ def caught_inputs(layer: nn.Module) -> Iterator[list[Any]]:
 
     def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del module
-        caught.append(args[0] if args else next(iter(kwargs.values()), None))
+        caught.append(_first(args, kwargs))
 
     handle = layer.register_forward_pre_hook(catch, with_kwargs=True)
     try:
@@ -45,31 +45,47 @@ class _Reached(Exception):  # noqa: N818 - a signal, not an error
 
 
 @contextmanager
-def stopped_after(layer: nn.Module) -> Iterator[list[Any]]:
+def stopped_at(layer: nn.Module, *, before: bool = False) -> Iterator[list[Any]]:
     """Collect a layer's output and leave the block: what comes after the layer is not computed.
+
+    Args:
+        layer: The layer.
+        before: Collect its first input instead, and do not compute the layer either.
 
     Example:
         >>> import torch
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-        >>> with stopped_after(model[0]) as caught:
+        >>> with stopped_at(model[0]) as caught:
         ...     output = model(torch.zeros(5, 3))
         >>> [value.shape for value in caught]
         [torch.Size([5, 2])]
     """
     caught: list[Any] = []
 
-    def catch(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def catch_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del module
+        caught.append(_first(args, kwargs))
+        raise _Reached
+
+    def catch_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         del module, args
         caught.append(output)
         raise _Reached
 
-    handle = layer.register_forward_hook(catch)
+    if before:
+        handle = layer.register_forward_pre_hook(catch_input, with_kwargs=True)
+    else:
+        handle = layer.register_forward_hook(catch_output)
     try:
         yield caught
     except _Reached:
         pass
     finally:
         handle.remove()
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)
 
 
 def find_classifier(model: nn.Module, path: str | None) -> nn.Module:
