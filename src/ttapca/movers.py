@@ -152,7 +152,61 @@ class Descent:
                     state[name] = fn(value)
 
 
-class GradientSteps(Mover):
+class Stepper(Mover):
+    """A mover that takes gradient steps: what all of them need.
+
+    Args:
+        optimizer: Makes the optimiser; Adam by default.
+        steps: Steps on each batch.
+        logits: From `before` or `after` the update.
+
+    Attributes:
+        start: Where the parameters started, for a method that says `remembers_start`.
+    """
+
+    needs_gradients = True
+    remembers_start = False
+    descent: Descent
+
+    def __init__(
+        self,
+        *,
+        optimizer: OptimizerFactory | None = None,
+        steps: int = 1,
+        logits: Logits = "after",
+    ) -> None:
+        super().__init__()
+        self.steps = check_steps(steps)
+        self.logits = check_logits(logits)
+        self.descent = Descent(optimizer)
+        self.start: list[Tensor] = []
+
+    def __repr__(self) -> str:
+        """One line for a person."""
+        return f"steps={self.steps}, logits={self.logits}"
+
+    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """Take the parameters to move."""
+        del model
+        self.descent.bind(parameters)
+        if self.remembers_start:
+            self.start = [parameter.detach().clone() for parameter in parameters]
+
+    def reset(self) -> None:
+        """Forget the optimiser's state."""
+        self.descent.reset()
+
+    def tensors(self) -> list[Tensor]:
+        """The optimiser's state, and the start."""
+        return [*super().tensors(), *self.start]
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the optimiser's state, and the start."""
+        super().apply(fn)
+        self.start = [fn(value) for value in self.start]
+
+
+class GradientSteps(Stepper):
     """Lower an objective of the logits by gradient steps on each batch.
 
     A method that needs more than an objective of the logits overrides `loss`, `moved` or `output`.
@@ -165,9 +219,6 @@ class GradientSteps(Mover):
             more `after` it, as in the paper.
     """
 
-    needs_gradients = True
-    descent: Descent
-
     def __init__(
         self,
         objective: Objective,
@@ -176,24 +227,12 @@ class GradientSteps(Mover):
         steps: int = 1,
         logits: Logits = "after",
     ) -> None:
-        super().__init__()
+        super().__init__(optimizer=optimizer, steps=steps, logits=logits)
         self.objective = objective
-        self.logits = check_logits(logits)
-        self.steps = check_steps(steps)
-        self.descent = Descent(optimizer)
-
-    def __repr__(self) -> str:
-        """One line for a person."""
-        return f"steps={self.steps}, logits={self.logits}"
-
-    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """Take the parameters to move."""
-        del model
-        self.descent.bind(parameters)
 
     def reset(self) -> None:
         """Forget the optimiser's moments and the objective's running state."""
-        self.descent.reset()
+        super().reset()
         reset = getattr(self.objective, "reset", None)
         if reset is not None:
             reset()

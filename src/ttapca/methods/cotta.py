@@ -24,17 +24,7 @@ from ttapca.gains import GainName
 from ttapca.methods.exchanging import copies_of, exchanged
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.methods.views import Jitter, check_count, check_images
-from ttapca.movers import (
-    DEFAULT_LEARNING_RATE,
-    Descent,
-    Logits,
-    Mover,
-    OptimizerFactory,
-    Run,
-    adam,
-    check_logits,
-    check_steps,
-)
+from ttapca.movers import DEFAULT_LEARNING_RATE, Logits, OptimizerFactory, Run, Stepper, adam
 from ttapca.surfaces import Weights
 from ttapca.surfaces.weights import all_parameters
 
@@ -44,7 +34,7 @@ STRONG = Jitter(
 )
 
 
-class TeacherAndStudent(Mover):
+class TeacherAndStudent(Stepper):
     """The surfaces hold the student; the teacher and the source are values kept here.
 
     Args:
@@ -63,8 +53,7 @@ class TeacherAndStudent(Mover):
         teacher: Its values, one tensor for each parameter of the student.
     """
 
-    needs_gradients = True
-    descent: Descent
+    remembers_start = True
 
     def __init__(
         self,
@@ -79,13 +68,11 @@ class TeacherAndStudent(Mover):
         restore: float = 0.01,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(optimizer=optimizer, steps=steps, logits=logits)
         parts = (("threshold", threshold), ("momentum", momentum), ("restore", restore))
         for name, value in parts:
             if not 0 <= value <= 1:
                 raise OptionError(f"`{name}` is between 0 and 1; found {value!r}.")
-        self.steps = check_steps(steps)
-        self.logits = check_logits(logits)
         self.views = check_count("views", views)
         self.jitter = replace(STRONG, flip=flip)
         self.threshold = threshold
@@ -93,25 +80,21 @@ class TeacherAndStudent(Mover):
         self.restore = restore
         self.seed = seed
         self.teacher: list[Tensor] = []
-        self.descent = Descent(optimizer)
         self._generator = Generator().manual_seed(seed)
-        self._source: list[Tensor] = []
 
     def __repr__(self) -> str:
         """One line for a person."""
-        return f"steps={self.steps}, logits={self.logits}, views={self.views}"
+        return f"{super().__repr__()}, views={self.views}"
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Take the parameters for the student; teacher and source begin as the same."""
-        del model
-        self.descent.bind(parameters)
-        self._source = copies_of(parameters)
+        super().bind(model, parameters)
         self.teacher = copies_of(parameters)
 
     def reset(self) -> None:
         """Begin again: the teacher is the source, the optimiser fresh, the draws the same."""
-        self.descent.reset()
-        self.teacher = copies_of(self._source)
+        super().reset()
+        self.teacher = copies_of(self.start)
         self._generator.manual_seed(self.seed)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
@@ -151,7 +134,7 @@ class TeacherAndStudent(Mover):
     def _target(self, images: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
         """What the teacher says, of the images or on average of their views."""
         parameters = self.descent.parameters
-        with exchanged(parameters, self._source):
+        with exchanged(parameters, self.start):
             confidence = forward(images).softmax(1).amax(1).mean()
         with exchanged(parameters, self.teacher):
             if not confidence < self.threshold:
@@ -165,7 +148,7 @@ class TeacherAndStudent(Mover):
     def _follow(self) -> None:
         """Move the teacher towards the student, then part of the student back to the source."""
         students = self.descent.parameters
-        for teacher, student, source in zip(self.teacher, students, self._source, strict=True):
+        for teacher, student, source in zip(self.teacher, students, self.start, strict=True):
             teacher.mul_(self.momentum).add_(student, alpha=1 - self.momentum)
             if self.restore:
                 draws = torch.rand(student.shape, generator=self._generator)
@@ -173,13 +156,12 @@ class TeacherAndStudent(Mover):
                 student.copy_(torch.where(returns, source, student))
 
     def tensors(self) -> list[Tensor]:
-        """The optimiser's state, the teacher and the source."""
-        return [*super().tensors(), *self._source, *self.teacher]
+        """The optimiser's state, the source and the teacher."""
+        return [*super().tensors(), *self.teacher]
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the optimiser's state, the teacher and the source."""
-        self.descent.apply(fn)
-        self._source = [fn(value) for value in self._source]
+        super().apply(fn)
         self.teacher = [fn(value) for value in self.teacher]
 
 

@@ -102,7 +102,7 @@ class ReliableSteps(GradientSteps):
         self.fisher: list[Tensor] = []
         self.mean: Tensor | None = None
         self._source = source
-        self._start: list[Tensor] = []
+        self.remembers_start = source is not None  # for the penalty alone
         self._next_mean: Tensor | None = None
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
@@ -111,7 +111,6 @@ class ReliableSteps(GradientSteps):
         if self._source is None:
             return
         self.fisher = fisher_information(model, parameters, self._source)
-        self._start = [parameter.detach().clone() for parameter in parameters]
         self._source = None  # an adapter is copied and pickled without the data
 
     def reset(self) -> None:
@@ -154,19 +153,18 @@ class ReliableSteps(GradientSteps):
     def tensors(self) -> list[Tensor]:
         """The optimiser's state, the Fisher information and where it was taken, the mean."""
         mean = [] if self.mean is None else [self.mean]
-        return [*super().tensors(), *self.fisher, *self._start, *mean]
+        return [*super().tensors(), *self.fisher, *mean]
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the Fisher information as well, and where it was taken."""
         super().apply(fn)
         self.fisher = [fn(value) for value in self.fisher]
-        self._start = [fn(value) for value in self._start]
 
     def _penalty(self) -> Tensor | float:
         return self.fisher_alpha * sum(
             (importance * (parameter - start).square()).sum()
             for importance, parameter, start in zip(
-                self.fisher, self.descent.parameters, self._start, strict=False
+                self.fisher, self.descent.parameters, self.start, strict=False
             )
         )
 

@@ -16,30 +16,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from ttapca.errors import OptionError
 from ttapca.gains import GainName
-from ttapca.methods.exchanging import copies_of, put_back
+from ttapca.methods.exchanging import put_back
 from ttapca.methods.plan import Plan, Recipe, Wishes
 from ttapca.methods.views import check_count, check_images, mixed_views
-from ttapca.movers import (
-    Descent,
-    Logits,
-    Mover,
-    OptimizerFactory,
-    Run,
-    check_logits,
-    check_steps,
-    sgd,
-)
+from ttapca.movers import Logits, OptimizerFactory, Run, Stepper, sgd
 from ttapca.surfaces import BatchNormStatistics, Weights
 from ttapca.surfaces.weights import all_parameters
 
 LEARNING_RATE = 0.005  # of the official code for CIFAR-10
 
 
-class MarginalEntropySteps(Mover):
+class MarginalEntropySteps(Stepper):
     """Adapt to each image by itself, and forget it.
 
     Args:
@@ -51,8 +42,7 @@ class MarginalEntropySteps(Mover):
         seed: Of the views; a reset draws the same ones again.
     """
 
-    needs_gradients = True
-    descent: Descent
+    remembers_start = True
 
     def __init__(
         self,
@@ -64,29 +54,19 @@ class MarginalEntropySteps(Mover):
         flip: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        self.logits = check_logits(logits)
+        super().__init__(optimizer=optimizer or sgd(LEARNING_RATE), steps=steps, logits=logits)
         self.views = check_count("views", views)
         self.flip = flip
         self.seed = seed
-        self.descent = Descent(optimizer or sgd(LEARNING_RATE))
         self._generator = Generator().manual_seed(seed)
-        self._start: list[Tensor] = []
 
     def __repr__(self) -> str:
         """One line for a person."""
-        return f"steps={self.steps}, logits={self.logits}, views={self.views}"
-
-    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """Take the parameters to move, and remember where they start."""
-        del model
-        self.descent.bind(parameters)
-        self._start = copies_of(parameters)
+        return f"{super().__repr__()}, views={self.views}"
 
     def reset(self) -> None:
         """Forget the optimiser's state, and draw from the start again."""
-        self.descent.reset()
+        super().reset()
         self._generator.manual_seed(self.seed)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
@@ -111,7 +91,7 @@ class MarginalEntropySteps(Mover):
         return torch.cat([self._adapt_to(image, forward) for image in images.unsqueeze(1)])
 
     def _adapt_to(self, image: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
-        put_back(self.descent.parameters, self._start)
+        put_back(self.descent.parameters, self.start)
         self.descent.reset()
         if self.logits == "before":
             with torch.no_grad():
@@ -128,15 +108,6 @@ class MarginalEntropySteps(Mover):
             return before
         with torch.no_grad():
             return forward(image)
-
-    def tensors(self) -> list[Tensor]:
-        """The optimiser's state and the remembered start."""
-        return [*super().tensors(), *self._start]
-
-    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the optimiser's state and the remembered start."""
-        self.descent.apply(fn)
-        self._start = [fn(value) for value in self._start]
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
-from torch import Tensor, nn
+from torch import Tensor
 
 from ttapca.errors import LayerOutputError, OptionError, ShapeError
 from ttapca.gains import GainName
@@ -80,6 +80,8 @@ class EnsembledSteps(GradientSteps):
         OptionError: When an option makes no sense.
     """
 
+    remembers_start = True
+
     def __init__(
         self,
         *,
@@ -106,13 +108,7 @@ class EnsembledSteps(GradientSteps):
         self._views = views
         self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
-        self._start: list[Tensor] = []
         self._next_mean: Tensor | None = None
-
-    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """Take the parameters to move, and remember where they start."""
-        super().bind(model, parameters)
-        self._start = [parameter.detach().clone() for parameter in parameters]
 
     def reset(self) -> None:
         """Forget the optimiser's moments, the mean prediction and how far the draws went."""
@@ -152,7 +148,7 @@ class EnsembledSteps(GradientSteps):
         """Take the batch into the mean prediction, and pull the weights to the source."""
         self.mean = self._next_mean
         with torch.no_grad():
-            for parameter, start in zip(self.descent.parameters, self._start, strict=True):
+            for parameter, start in zip(self.descent.parameters, self.start, strict=True):
                 parameter.lerp_(start.to(parameter), 1 - self.momentum)
 
     def output(self, logits: Tensor) -> Tensor:
@@ -162,12 +158,11 @@ class EnsembledSteps(GradientSteps):
     def tensors(self) -> list[Tensor]:
         """The optimiser's state, the source weights, the mean prediction."""
         mean = [] if self.mean is None else [self.mean]
-        return [*super().tensors(), *self._start, *mean]
+        return [*super().tensors(), *mean]
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert where the parameters started as well."""
         super().apply(fn)
-        self._start = [fn(value) for value in self._start]
 
 
 def prediction_weights(predictions: Tensor, mean: Tensor, temperature: float) -> Tensor:

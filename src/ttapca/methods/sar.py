@@ -23,18 +23,15 @@ from torch import Tensor, nn
 
 from ttapca.errors import OptionError
 from ttapca.gains import GainName
-from ttapca.methods.exchanging import copies_of, exchanged, put_back
+from ttapca.methods.exchanging import exchanged, put_back
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.movers import (
     DEFAULT_LEARNING_RATE,
     MOMENTUM,
-    Descent,
     Logits,
-    Mover,
     OptimizerFactory,
     Run,
-    check_logits,
-    check_steps,
+    Stepper,
     sgd,
 )
 from ttapca.objectives import softmax_entropy
@@ -47,7 +44,7 @@ LAST_BLOCKS = ("*layer4*", "*blocks.9*", "*blocks.10*", "*blocks.11*", "norm", "
 MEMORY = 0.9  # of the moving average
 
 
-class SharpnessAwareSteps(Mover):
+class SharpnessAwareSteps(Stepper):
     """Lower the entropy of reliable samples at the worst point nearby.
 
     Args:
@@ -63,8 +60,7 @@ class SharpnessAwareSteps(Mover):
         average: The moving average of the loss; None until there is one.
     """
 
-    needs_gradients = True
-    descent: Descent
+    remembers_start = True
 
     def __init__(
         self,
@@ -76,7 +72,7 @@ class SharpnessAwareSteps(Mover):
         radius: float = 0.05,
         recover_below: float = 0.2,
     ) -> None:
-        super().__init__()
+        super().__init__(optimizer=optimizer or sgd(momentum=MOMENTUM), steps=steps, logits=logits)
         for name, value in (("margin", margin), ("radius", radius)):
             if not 0 < value < float("inf"):
                 raise OptionError(f"`{name}` is a finite number above 0; found {value!r}.")
@@ -84,29 +80,19 @@ class SharpnessAwareSteps(Mover):
             raise OptionError(
                 f"`recover_below`, an entropy, is finite and not below 0; found {recover_below!r}."
             )
-        self.steps = check_steps(steps)
-        self.logits = check_logits(logits)
         self.margin = margin
         self.radius = radius
         self.recover_below = recover_below
         self.recoveries = 0
         self.average: float | None = None
-        self.descent = Descent(optimizer or sgd(momentum=MOMENTUM))
-        self._start: list[Tensor] = []
 
     def __repr__(self) -> str:
         """One line for a person."""
-        return f"steps={self.steps}, logits={self.logits}, recoveries={self.recoveries}"
-
-    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """Take the parameters to move, and remember where they start."""
-        del model
-        self.descent.bind(parameters)
-        self._start = copies_of(parameters)
+        return f"{super().__repr__()}, recoveries={self.recoveries}"
 
     def reset(self) -> None:
         """Forget the momentum and the moving average."""
-        self.descent.reset()
+        super().reset()
         self.average = None
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
@@ -163,18 +149,9 @@ class SharpnessAwareSteps(Mover):
         before = loss if self.average is None else self.average
         self.average = MEMORY * before + (1 - MEMORY) * loss
         if self.average < self.recover_below:
-            put_back(self.descent.parameters, self._start)
+            put_back(self.descent.parameters, self.start)
             self.reset()
             self.recoveries += 1
-
-    def tensors(self) -> list[Tensor]:
-        """The optimiser's state and the remembered start."""
-        return [*super().tensors(), *self._start]
-
-    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the optimiser's state and the remembered start."""
-        self.descent.apply(fn)
-        self._start = [fn(value) for value in self._start]
 
 
 def norm_affine_but(model: nn.Module, leave_out: Sequence[str]) -> list[Place]:

@@ -25,24 +25,14 @@ from ttapca.gains import GainName
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.methods.views import check_images
 from ttapca.modules import evaluation_mode, find_layer
-from ttapca.movers import (
-    DEFAULT_LEARNING_RATE,
-    Descent,
-    Logits,
-    Mover,
-    OptimizerFactory,
-    Run,
-    check_logits,
-    check_steps,
-    sgd,
-)
+from ttapca.movers import DEFAULT_LEARNING_RATE, Logits, OptimizerFactory, Run, Stepper, sgd
 from ttapca.surfaces import Weights
 from ttapca.surfaces.weights import Place, all_parameters
 
 Rotations = Literal["all", "random"]
 
 
-class RotationSteps(Mover):
+class RotationSteps(Stepper):
     """Lower the rotation loss of each batch.
 
     Args:
@@ -55,9 +45,6 @@ class RotationSteps(Mover):
         seed: Of the random rotations; a reset draws the same again.
     """
 
-    needs_gradients = True
-    descent: Descent
-
     def __init__(
         self,
         head: nn.Module,
@@ -69,33 +56,30 @@ class RotationSteps(Mover):
         rotations: Rotations = "all",
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(optimizer=optimizer or sgd(), steps=steps, logits=logits)
         if rotations not in get_args(Rotations):
             raise OptionError(f"`rotations` is one of all, random; found {rotations!r}.")
         self.head = head
         self.split = split
-        self.steps = check_steps(steps)
-        self.logits = check_logits(logits)
         self.rotations: Rotations = rotations
         self.seed = seed
-        self.descent = Descent(optimizer or sgd())
         self._generator = Generator().manual_seed(seed)
         self._model: nn.Module | None = None
         self._checked = False
 
     def __repr__(self) -> str:
         """One line for a person."""
-        return f"steps={self.steps}, logits={self.logits}, split={self.split}"
+        return f"{super().__repr__()}, split={self.split}"
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Take the parameters to move."""
         find_layer(model, self.split)
-        self.descent.bind(parameters)
+        super().bind(model, parameters)
         self._model = model
 
     def reset(self) -> None:
         """Forget the optimiser's state, and draw from the start again."""
-        self.descent.reset()
+        super().reset()
         self._generator.manual_seed(self.seed)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
@@ -190,7 +174,7 @@ class RotationSteps(Mover):
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the optimiser's state, and take the head along."""
-        self.descent.apply(fn)
+        super().apply(fn)
         self.head._apply(fn)  # type: ignore[no-untyped-call]
 
 
