@@ -16,6 +16,7 @@ class Surface(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._start: list[Tensor] = []
+        self._enabled = True
 
     def attach(self, model: nn.Module) -> None:
         """Put the surface on a model; raises `AttachError` when it does not fit."""
@@ -28,11 +29,11 @@ class Surface(nn.Module):
     @property
     def enabled(self) -> bool:
         """Whether the surface acts; set it to switch."""
-        raise NotImplementedError
+        return self._enabled
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        raise NotImplementedError
+        self._enabled = value
 
     def remember(self) -> None:
         """Take the present state for the one that `reset` returns to."""

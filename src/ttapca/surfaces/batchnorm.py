@@ -56,7 +56,6 @@ class BatchNormStatistics(Surface):
         self.alpha = float(alpha)
         self.prior = prior
         self._required = required
-        self._enabled = True
         self._layers: list[_BatchNorm] = []
 
     def attach(self, model: nn.Module) -> None:
@@ -91,15 +90,6 @@ class BatchNormStatistics(Surface):
         for layer in self._layers:
             del layer.forward
         self._layers = []
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the surface acts; set it to switch."""
-        return self._enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        self._enabled = value
 
     def weight_of(self, batch_size: int) -> float:
         """Weight of a batch of this size in the mixture."""

@@ -58,7 +58,6 @@ class InputTransform(Surface):
         self.width = width
         self.seed = seed
         self.residual: nn.Module = nn.Identity()
-        self._enabled = True
         self._depth = 0
         self._handles: list[RemovableHandle] = []
 
@@ -90,15 +89,6 @@ class InputTransform(Surface):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the transformation acts; set it to switch."""
-        return self._enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        self._enabled = value
 
     def forward(self, images: Tensor) -> Tensor:
         """Transform a batch.

@@ -37,7 +37,6 @@ class Weights(Surface):
         self.copies = nn.ParameterList()
         self._select = select
         self._what = what
-        self._enabled = True
         self._places: list[list[Place]] = []  # tied weights: one copy, several places
         self._originals: list[Tensor] = []  # while the copies stand in for them
         self._depth = 0
@@ -76,15 +75,6 @@ class Weights(Surface):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the copies stand in; set it to switch."""
-        return self._enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        self._enabled = value
 
     @torch.no_grad()
     def reset(self) -> None:
