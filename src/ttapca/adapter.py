@@ -140,7 +140,7 @@ class Adapter(nn.Module):
                 logits = self.mover.predict(self.model, *inputs, **options).detach()
             if self.guard is not None and self._intervened(self.guard, logits):
                 with torch.no_grad():
-                    logits = cast(Tensor, self.model(*inputs, **options))
+                    logits = self.mover.output(self.model(*inputs, **options))
         return logits
 
     def reset(self) -> None:

@@ -67,6 +67,10 @@ class Mover:
         """
         return run(*inputs, **options)
 
+    def output(self, logits: Tensor) -> Tensor:
+        """What is returned where the model gives these logits."""
+        return logits
+
     @property
     def backwards(self) -> int:
         """Backward passes since it was made."""
@@ -262,10 +266,6 @@ class GradientSteps(Stepper):
 
     def moved(self) -> None:
         """Follow a step that was taken: it was finite, so running averages may take it in."""
-
-    def output(self, logits: Tensor) -> Tensor:
-        """What is returned for these logits."""
-        return logits
 
 
 def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
