@@ -8,24 +8,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import ttapca
-from oracles import images, left_untouched, plain_entropy, small_convnet
+from oracles import (
+    group_norm_net,
+    images,
+    layer_norm_net,
+    left_untouched,
+    plain_entropy,
+    small_convnet,
+)
 from ttapca.errors import AttachError
 from ttapca.surfaces import NormAffine, Weights
 
 BATCHES = list(images(120, seed=8).split(12))
 X = BATCHES[0]
-
-
-def group_norm_net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)
-    ).double()
-
-
-def layer_norm_net() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Flatten(), nn.Linear(108, 9), nn.LayerNorm(9), nn.Linear(9, 4)).double()
 
 
 def official_tent(

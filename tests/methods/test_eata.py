@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ttapca
-from networks import group_norm_net, layer_norm_net, sharp, with_batch_statistics
-from oracles import images, left_untouched, small_convnet
+from networks import affine_with_batch_statistics, sharp
+from oracles import group_norm_net, images, layer_norm_net, left_untouched, small_convnet
 from ttapca.errors import (
     AttachError,
     LayerOutputError,
@@ -57,7 +57,7 @@ def plain_eata(
     model: nn.Module, batches: list[Tensor], *, episodic: bool, beta: float, **margins: float
 ) -> tuple[list[Tensor], list[int]]:
     """EATA, two steps a batch, momentum by hand; logits from before the last update."""
-    network, parameters = with_batch_statistics(model)
+    network, parameters = affine_with_batch_statistics(model)
     start = [p.detach().clone() for p in parameters]
     fisher = plain_fisher(network, parameters)
     velocity, mean = [torch.zeros_like(p) for p in parameters], None

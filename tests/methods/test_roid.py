@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from networks import group_norm_net, layer_norm_net, sharp, with_batch_statistics
-from oracles import images, left_untouched, small_convnet
+from networks import affine_with_batch_statistics, sharp
+from oracles import group_norm_net, images, layer_norm_net, left_untouched, small_convnet
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
 from ttapca.methods.roid import VIEWS, corrected_by_prior, prediction_weights
 
@@ -59,7 +59,7 @@ def plain_roid(
     model: nn.Module, batches: list[Tensor], *, episodic: bool, consistency: bool
 ) -> list[Tensor]:
     """Two steps a batch with torch's own Adam; probabilities from before the last update."""
-    network, parameters = with_batch_statistics(model)
+    network, parameters = affine_with_batch_statistics(model)
     start = [p.detach().clone() for p in parameters]
     fresh = True
     outputs = []

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import ttapca
-from networks import group_norm_net, layer_norm_net
-from oracles import images, left_untouched, small_convnet
+from oracles import group_norm_net, images, layer_norm_net, left_untouched, small_convnet
 from ttapca.errors import AttachError, LayerNotFoundError, LayerOutputError, OptionError
 
 BATCHES = list(images(120, seed=8).split(12))

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import ttapca
-from networks import group_norm_net, layer_norm_net
-from oracles import images, left_untouched, small_convnet
+from oracles import group_norm_net, images, layer_norm_net, left_untouched, small_convnet
 from ttapca.errors import AttachError, OptionError, ShapeError
 from ttapca.methods.slr import DiverseLikelihood
 from ttapca.objectives import hard_likelihood_ratio, soft_likelihood_ratio
