@@ -176,7 +176,6 @@ class Adapter(nn.Module):
     def detach(self) -> nn.Module:
         """Take everything away and return the model as it was; the adapter is of no use then."""
         if self._attached:
-            self.mover.unbind()
             for surface in self._each_surface():
                 surface.detach()
             restore_training_flags(self._flags)

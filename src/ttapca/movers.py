@@ -51,9 +51,6 @@ class Mover:
         """Learn what there is to move; called once, when the surfaces are attached."""
         del model, parameters
 
-    def unbind(self) -> None:
-        """Take away what `bind` put on the model."""
-
     def reset(self) -> None:
         """Forget: optimiser, running averages."""
 
