@@ -2,9 +2,9 @@
 # Train the networks that ship with the package, on the 50,000 CIFAR-10 training images.
 #
 #   scripts/train_checkpoint.sh DIR     the runs go to DIR/cifar10-resnet20 and
-#                                       DIR/cifar10-resnet20-rotation; run it again to go on
+#                                       DIR/cifar10-wrn10-rotation; run it again to go on
 #
-# Each needs hours on two cores. Then: python scripts/pack_checkpoint.py DIR/NAME NAME
+# They need some two hours on two cores. Then: python scripts/pack_checkpoint.py DIR/NAME NAME
 # Where CIFAR-10 lies is said by TTAPCA_HOME, as for every command.
 set -euo pipefail
 to=${1:?where the runs go, such as /tmp/checkpoints}
@@ -12,6 +12,6 @@ ttapca=$(dirname "$0")/../.venv/bin/ttapca
 # Waiting threads sleep instead of spinning: the machine stays usable, and so does this on a busy one.
 export OMP_WAIT_POLICY=PASSIVE
 "$ttapca" train cifar10 resnet20 --to "$to/cifar10-resnet20" --epochs 25 --seed 0
-# The same with a rotation head after the second stage, for test-time training.
-"$ttapca" train cifar10 resnet20 --to "$to/cifar10-resnet20-rotation" --epochs 25 --seed 0 \
-    --rotation-head layer2
+# A small network with a rotation head after its second stage, for test-time training.
+"$ttapca" train cifar10 wrn-10-1 --to "$to/cifar10-wrn10-rotation" --epochs 15 --seed 0 \
+    --rotation-head block2

@@ -56,7 +56,7 @@ def test_a_packaged_network_has_its_card(name: str | None) -> None:
     path = packaged()[name]
     facts = json.loads(path.with_suffix(".json").read_text())
     assert path.stat().st_size <= 3_000_000
-    assert facts["accuracy"] >= 90
+    assert facts["accuracy"] >= (75 if facts.get("rotation_split") else 90)
     assert facts["command"] in path.with_suffix(".md").read_text()
     network = load(name)
     assert network.input_shape == tuple(facts["input_shape"])
