@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from ttapca.bench import Results
 from ttapca.bench.cells import CLEAN, Cell, Observation, Outcome, Row
 from ttapca.corruptions import STANDARD
 
@@ -153,3 +155,10 @@ def everything() -> list[Row]:
     rows = [*paper_grid(), *paper_grid("online"), *sweeps()]
     spoilt = {cell("tent", "frost"): failed, cell("ttapca-exp", "snow", setting="online"): failed}
     return [spoilt[each.cell](each.cell) if each.cell in spoilt else each for each in rows]
+
+
+def write_everything(path: Path) -> Path:
+    """A file of results with all of it."""
+    with Results(path) as results:
+        results.add(everything(), observations())
+    return path
