@@ -115,7 +115,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["report", "{here}/none.sqlite"], 1, "no file of results"),
         (["report", "{here}/text.sqlite"], 1, "must be a whole file of results"),
         (["export", "{here}/results.sqlite", "--format", "xml"], 2, "found `xml`"),
-        (["report", "{here}/results.sqlite", "--to", "{here}/text.sqlite/r.html"], 1, "where a folder"),
+        (["report", "{here}/results.sqlite", "--to", "{here}/text.sqlite/r"], 1, "where a folder"),
     ],
     ids=["missing", "missing-report", "foreign", "format", "target"],
 )  # fmt: skip

@@ -124,7 +124,7 @@ def _draw_line(place: Axes, line: Line) -> None:
 
 
 def _scale_x(place: Axes, plot: Plot) -> None:
-    from matplotlib.ticker import MaxNLocator, NullLocator
+    from matplotlib.ticker import MaxNLocator
 
     if plot.scale == "symlog":
         place.set_xscale("symlog", linthresh=10)
@@ -133,14 +133,13 @@ def _scale_x(place: Axes, plot: Plot) -> None:
     _label_plainly(place.xaxis, plot.scale)
     if plot.ticks:
         place.set_xticks(plot.ticks, [f"{tick:g}" for tick in plot.ticks])
-        place.xaxis.set_minor_locator(NullLocator())
     elif plot.scale == "linear":
         place.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _label_plainly(axis: Axis, scale: Scale) -> None:
     """Write 0.01 and 100 on a logarithmic axis, not powers, which need a typesetter."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     if scale == "linear":
         return
@@ -149,7 +148,7 @@ def _label_plainly(axis: Axis, scale: Scale) -> None:
         narrow = high / low < 50  # less than two decades
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def _for_pages(svg: str, plot: Plot) -> str:

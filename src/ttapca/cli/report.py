@@ -25,4 +25,4 @@ def report(
     with Results(results, create=False) as file:
         rows, observations = file.rows(), file.observations()
     write_text(to, page(rows, observations))
-    typer.echo(f"{to}: {len(rows):,} cells")
+    typer.echo(f"{to}: {len(rows):,} cell{'s' if len(rows) != 1 else ''}")
