@@ -91,8 +91,8 @@ def test_progress_sees_every_batch() -> None:
 
 
 def test_speed() -> None:
-    assert Evaluation(100, 0.0, 0.0, (), seconds=0.5).images_per_second == 200
-    assert Evaluation(100, 0.0, 0.0, (), seconds=0.0).images_per_second == float("inf")
+    assert Evaluation(100, 0.0, 0.0, (), 0.0, (), (), 0.5).images_per_second == 200
+    assert Evaluation(100, 0.0, 0.0, (), 0.0, (), (), 0.0).images_per_second == float("inf")
 
 
 def test_another_number_of_classes() -> None:

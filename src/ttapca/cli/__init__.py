@@ -17,6 +17,8 @@ EXTRA_OF_PACKAGE = {
     "cv2": "data",
     "PIL": "data",
     "tensorboard": "train",
+    "matplotlib": "report",
+    "jinja2": "report",
 }
 
 

@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from ttapca._version import __version__
-from ttapca.cli import corrupt, demo, evaluate, fit, layers, methods, train
+from ttapca.cli import (
+    bench,
+    corrupt,
+    demo,
+    evaluate,
+    export,
+    fit,
+    layers,
+    methods,
+    report,
+    train,
+)
 from ttapca.cli.data import data_app
 from ttapca.errors import OptionError, TtapcaError
 
@@ -24,6 +35,9 @@ app.command("layers")(layers.layers)
 app.command("train")(train.train)
 app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
+app.command("bench")(bench.bench)
+app.command("report")(report.report)
+app.command("export")(export.export)
 app.command("corrupt")(corrupt.corrupt)
 app.command("methods")(methods.methods)
 app.add_typer(data_app)

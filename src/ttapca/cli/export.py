@@ -1,0 +1,36 @@
+"""`ttapca export`: results for other programs, and for papers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttapca.cli.showing import ResultsArgument, write_text
+
+
+def export(
+    results: ResultsArgument,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="`csv` or `json`: every row with its full key. `markdown` or `latex`: the tables.",
+        ),
+    ] = "markdown",
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="Where to write (default: standard output)."),
+    ] = None,
+) -> None:
+    """Write what `ttapca bench` measured as CSV, JSON, Markdown or LaTeX."""
+    from ttapca.bench import Results
+    from ttapca.bench.export import export as exported
+
+    with Results(results, create=False) as file:
+        text = exported(file.rows(), form)
+    if to is None:
+        typer.echo(text, nl=False)
+    else:
+        write_text(to, text)

@@ -1,0 +1,28 @@
+"""`ttapca report`: one page of everything that was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttapca.cli.showing import ResultsArgument, write_text
+from ttapca.disk import make_folder
+
+
+def report(
+    results: ResultsArgument,
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The page.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Write a page that a colleague can open: tables, figures, images, costs; no network needed."""
+    from ttapca.bench import Results
+    from ttapca.bench.report import report as page
+
+    make_folder(to.parent)  # before the work, so that a wrong place is said at once
+    with Results(results, create=False) as file:
+        rows, observations = file.rows(), file.observations()
+    write_text(to, page(rows, observations))
+    typer.echo(f"{to}: {len(rows):,} cell{'s' if len(rows) != 1 else ''}")

@@ -1,0 +1,66 @@
+"""Show results: tables on a terminal, texts in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from ttapca.disk import make_folder, replace_file
+
+if TYPE_CHECKING:
+    from ttapca.bench.tables import Table, Value
+
+ResultsArgument = Annotated[
+    Path, typer.Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote.")
+]
+
+STYLES = {"failed": "red", "missing": "dim"}
+
+
+def rich_table(table: Table) -> RichTable:
+    """A table for a terminal.
+
+    Args:
+        table: Of `ttapca.bench.tables`.
+
+    Returns:
+        The same for rich: numbers to the right, the best in bold, notes below.
+
+    Example:
+        >>> from ttapca.bench.tables import Table, Value
+        >>> rich_table(Table("errors", ("method",), ((Value("bn"),),))).row_count
+        1
+    """
+    shown = RichTable(
+        title=Text(table.title),
+        title_justify="left",
+        caption=Text("\n".join(table.notes)) if table.notes else None,
+        caption_justify="left",
+    )
+    for name, words in zip(table.columns, table.wordy, strict=True):
+        shown.add_column(Text(name), justify="left" if words else "right", no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*(_cell(value) for value in row))
+    return shown
+
+
+def _cell(value: Value) -> Text:
+    return Text(value.text, style="bold" if value.best else STYLES.get(value.kind, ""))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put a file in its place in one step, and make its folder where there is none.
+
+    Args:
+        path: The file.
+        text: All of it.
+
+    Raises:
+        StorageError: The operating system refuses.
+    """
+    make_folder(path.parent)
+    replace_file(path, text.encode())

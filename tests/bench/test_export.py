@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from synthetic_rows import cell, everything, paper_grid, row, write_everything
+from ttapca.bench.export import export, latex, markdown
+from ttapca.bench.tables import Table, Value, error_tables
+from ttapca.cli import app as command_line
+from ttapca.cli.showing import rich_table
+from ttapca.errors import OptionError
+
+SPECIAL = "a_b & 50 % #1 {x} ~^\\ $y | *z* <b>"
+
+
+def test_json_keeps_every_field_of_every_row() -> None:
+    rows = everything()
+    records = json.loads(export(rows, "json"))
+    assert len(records) == len(rows)
+    for record, each in zip(records, rows, strict=True):
+        assert record["corruption"] == each.cell.corruption
+        assert record["error"] == each.outcome.error
+        assert record["entropy_stream"] == list(each.outcome.entropy_stream)
+        assert record["versions"] == each.outcome.versions
+
+
+def test_json_has_no_word_for_what_is_no_number() -> None:
+    (record,) = json.loads(export([row(cell(), entropy_stream=(1.0, math.nan, math.inf))], "json"))
+    assert record["entropy_stream"] == [1.0, None, None]
+
+
+def test_csv_reads_back() -> None:
+    rows = [row(cell("bn", model='odd, "name"\n')), *paper_grid()]
+    records = list(csv.DictReader(io.StringIO(export(rows, "csv"))))
+    assert [record["method"] for record in records] == [each.cell.method for each in rows]
+    assert [float(record["error"]) for record in records] == [each.outcome.error for each in rows]
+    assert records[0]["model"] == 'odd, "name"\n'
+    assert json.loads(records[0]["machine"])["cores"] == "2"
+
+
+def test_markdown_has_as_many_cells_in_every_line() -> None:
+    table = Table(SPECIAL, ("method", "x|y"), ((Value(SPECIAL), Value("1", 1.0, "number", True)),))
+    lines = [line for line in markdown(table).splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in lines} == {3}
+    assert lines[-1].endswith("| **1** |")
+    assert "<b>" not in markdown(table).replace("\\<b\\>", "")
+
+
+def test_tables_come_with_their_notes_and_the_comparison() -> None:
+    text = export(paper_grid(), "markdown")
+    assert text.count("### ") == 2
+    assert "ours and the paper's" in text
+    assert "1,000 images a corruption" in text
+    assert "| tent, paper | 20.42 (printed 19.96) |" in text
+
+
+def test_latex_escapes_what_latex_would_read() -> None:
+    text = latex(Table(SPECIAL, ("m",), ((Value(SPECIAL),), (Value("1 ±2"),))))
+    assert (
+        r"a\_b \& 50 \% \#1 \{x\} \textasciitilde{}\textasciicircum{}\textbackslash{} \$y" in text
+    )
+    assert r"1 $\pm$2 \\" in text
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+def test_latex_compiles(tmp_path: Path) -> None:
+    body = export(everything(), "latex")
+    page = (
+        rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
+    )
+    (tmp_path / "t.tex").write_text(page)
+    subprocess.run(
+        ["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True
+    )
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"found `latx`\. Did you mean `latex`"):
+        export([], "latx")
+
+
+def test_a_table_for_a_terminal() -> None:
+    (table,) = error_tables(paper_grid())
+    shown = rich_table(table)
+    assert shown.row_count == len(table.rows)
+    assert [str(column.header) for column in shown.columns] == list(table.columns)
+    assert [column.justify for column in shown.columns][:2] == ["left", "right"]
+    best = next(iter(shown.columns[1].cells))
+    assert str(best) == table.rows[0][1].text
+
+
+def test_the_command(tmp_path: Path) -> None:
+    results = write_everything(tmp_path / "results.sqlite")
+    printed = CliRunner().invoke(command_line.app, ["export", str(results), "--format", "csv"])
+    assert printed.exit_code == 0, printed.output
+    assert printed.stdout == export(everything(), "csv")
+    target = tmp_path / "new" / "tables.tex"
+    arguments = ["export", str(results), "--format", "latex", "--to", str(target)]
+    assert command_line.run(arguments) == 0
+    assert target.read_text() == export(everything(), "latex")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["export", "{here}/none.sqlite"], 1, "no file of results"),
+        (["report", "{here}/none.sqlite"], 1, "no file of results"),
+        (["report", "{here}/text.sqlite"], 1, "must be a whole file of results"),
+        (["export", "{here}/results.sqlite", "--format", "xml"], 2, "found `xml`"),
+        (["report", "{here}/results.sqlite", "--to", "{here}/text.sqlite/r"], 1, "where a folder"),
+    ],
+    ids=["missing", "missing-report", "foreign", "format", "target"],
+)  # fmt: skip
+def test_bad_calls(
+    arguments: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_everything(tmp_path / "results.sqlite")
+    (tmp_path / "text.sqlite").write_text("not a database, but long enough to be looked at" * 30)
+    assert command_line.run([each.format(here=tmp_path) for each in arguments]) == code
+    assert message in capsys.readouterr().err

@@ -1,0 +1,186 @@
+"""The report in a real browser. Without Chromium these tests skip."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from synthetic_rows import everything, observations
+from ttapca.bench.report import report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; .ci/run installs it")
+
+Opener = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(report(everything(), observations()), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        # Containers and CI run as root, where the sandbox cannot start; the page is our own.
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser: Any, page_file: Path) -> Opener:
+    """Open the page, and see at the end that it complained of nothing and asked for nothing."""
+
+    @contextmanager
+    def open_page(width: int = 1280, scheme: Literal["light", "dark"] = "light") -> Iterator[Any]:
+        context = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=scheme, device_scale_factor=1
+        )
+        said: list[str] = []
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: said.append(request.url))
+        page.goto(page_file.as_uri())
+        yield page
+        context.close()
+        assert [each for each in said if not each.startswith("data:")] == [page_file.as_uri()]
+
+    return open_page
+
+
+def column(page: Any, at: int) -> list[str]:
+    texts: list[str] = page.locator(
+        f"#tables table >> nth=0 >> tbody tr > :nth-child({at})"
+    ).all_inner_texts()
+    return texts
+
+
+@pytest.mark.parametrize("way", ["mouse", "keyboard"])
+def test_tables_sort_both_ways(opened: Opener, way: str) -> None:
+    with opened() as page:
+        head = page.locator("#tables table >> nth=0 >> thead th >> nth=10")  # Frost: tent failed
+        button = head.locator("button")
+
+        def choose() -> None:
+            if way == "mouse":
+                button.click()
+            else:
+                button.focus()
+                page.keyboard.press("Enter")
+
+        before = column(page, 11)
+        assert "failed" in before
+        numbers = sorted((each for each in before if each != "failed"), key=float)
+        assert head.get_attribute("aria-sort") == "none"
+        choose()
+        assert column(page, 11) == [*numbers, "failed"]
+        assert head.get_attribute("aria-sort") == "ascending"
+        choose()
+        assert column(page, 11) == [*reversed(numbers), "failed"]
+        assert head.get_attribute("aria-sort") == "descending"
+        # Another column: only one is marked, and whole lines have moved.
+        page.locator("#tables table >> nth=0 >> thead button >> nth=0").click()
+        assert head.get_attribute("aria-sort") == "none"
+        assert column(page, 1) == ["bn", "source", "tent", "ttapca-exp", "ttapca-relu"]
+        assert sorted(column(page, 11)) == sorted(before)
+        assert column(page, 11)[2] == "failed"
+
+
+def test_numbers_sort_as_numbers(opened: Opener) -> None:
+    with opened() as page:
+        cost = page.locator("#cost table >> nth=0")
+        at = cost.locator("thead th").all_inner_texts().index("parameters")
+        cost.locator("thead button").nth(at).click()
+        shown = cost.locator(f"tbody tr > :nth-child({at + 1})").all_inner_texts()
+        assert shown == ["0", "0", "1,376", "2,000", "2,000"]
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_is_cut_off(opened: Opener, width: int) -> None:
+    with opened(width) as page:
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        # What lies beyond the edge lies in a box of its own that scrolls.
+        outside = page.evaluate(
+            """width => [...document.querySelectorAll('body *')]
+                .filter(each => !each.closest('.scroll, pre, svg'))
+                .filter(each => each.getBoundingClientRect().right > width + 0.5)
+                .map(each => each.outerHTML.slice(0, 80))""",
+            width,
+        )
+        assert outside == []
+        for svg in page.locator(".figures svg").all():
+            box = svg.bounding_box()
+            assert box["width"] > 250
+            assert box["height"] > 150
+
+
+def test_the_first_column_stays_while_a_wide_table_scrolls(opened: Opener) -> None:
+    with opened(360) as page:
+        box = page.locator("#tables .scroll >> nth=0")
+        first = box.locator("tbody th >> nth=0")
+        left = first.bounding_box()["x"]
+        box.evaluate("each => each.scrollTo(200, 0)")
+        assert box.evaluate("each => each.scrollLeft") == 200
+        assert first.bounding_box()["x"] == pytest.approx(left)
+        assert box.locator("caption span").bounding_box()["x"] == pytest.approx(left)
+
+
+def luminance(colour: str) -> float:
+    """As WCAG defines it, of `rgb(r, g, b)`."""
+    parts = [float(each) / 255 for each in colour.split("(")[1].rstrip(")").split(",")[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, two: str) -> float:
+    bright, dark = sorted((luminance(one), luminance(two)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+COLOURS = """() => {
+    const of = (query, what) => getComputedStyle(document.querySelector(query))[what];
+    return {
+        paper: of('body', 'backgroundColor'),
+        text: ['body', '.note', 'td.best', 'td.failed', 'nav a', '.kicker', 'figcaption']
+            .map(query => of(query, 'color')),
+        figures: [of('.figures svg text', 'fill')],
+        lines: [...document.querySelectorAll('.figures svg path')]
+            .map(each => getComputedStyle(each).stroke).filter(each => each.startsWith('rgb')),
+    };
+}"""
+
+
+def test_light_and_dark_can_both_be_read(opened: Opener) -> None:
+    found = {}
+    for scheme in ("light", "dark"):
+        with opened(scheme=scheme) as page:
+            found[scheme] = page.evaluate(COLOURS)
+    assert found["light"]["paper"] != found["dark"]["paper"]
+    assert luminance(found["dark"]["paper"]) < 0.05 < 0.8 < luminance(found["light"]["paper"])
+    for colours in found.values():
+        for colour in (*colours["text"], *colours["figures"]):
+            assert contrast(colour, colours["paper"]) >= 4.5
+        assert len(set(colours["lines"])) > 4
+        for colour in set(colours["lines"]):
+            assert contrast(colour, colours["paper"]) >= 3  # WCAG, for graphics
+
+
+def test_it_prints_whole(opened: Opener) -> None:
+    with opened() as page:
+        page.emulate_media(media="print")
+        assert page.locator("nav").is_hidden()
+        overflow = "getComputedStyle(document.querySelector('.scroll')).overflowX"
+        assert page.evaluate(overflow) == "visible"
+        assert page.pdf().startswith(b"%PDF")

@@ -1,0 +1,69 @@
+"""The paper's cells, against its own source where that is at hand, and against known errata."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from ttapca.bench.paper import paper_row, paper_rows
+from ttapca.corruptions import STANDARD
+
+PAPER = Path(__file__).parents[3] / "shared" / "paper" / "ttawpca.tex"
+OUR_NAMES = {
+    "No Adaptation": "source",
+    "BN": "bn",
+    "TENT": "tent",
+    "exp-TTAwPCA": "ttapca-exp",
+    "ReLU-TTAwPCA": "ttapca-relu",
+}
+
+
+def test_every_table_is_whole() -> None:
+    tables = [(row.table, row.setting, row.data, row.method) for row in paper_rows()]
+    first = [(1, "episodic", data, name) for data in ("cifar10", "cifar100") for name in
+             ("source", "bn", "tent", "ttapca-exp", "ttapca-relu")]  # fmt: skip
+    second = [(2, "online", data, name) for data in ("cifar10", "cifar100") for name in
+              ("tent", "ttapca-exp", "ttapca-relu")]  # fmt: skip
+    assert tables == first + second
+    for row in paper_rows():
+        assert tuple(row.errors) == STANDARD
+        assert OUR_NAMES[row.printed_name] == row.method
+
+
+def test_means_are_computed_and_three_printed_ones_are_other_numbers() -> None:
+    off = {
+        (row.data, row.setting, row.method): (round(row.mean, 2), row.printed_mean)
+        for row in paper_rows()
+        if row.mean_differs
+    }
+    assert off == {
+        ("cifar10", "episodic", "source"): (43.48, 43.53),
+        ("cifar10", "episodic", "tent"): (20.42, 19.96),
+        ("cifar10", "online", "ttapca-exp"): (20.32, 20.28),
+    }
+    for row in paper_rows():
+        assert row.mean == pytest.approx(statistics.fmean(row.errors.values()))
+
+
+def test_rows_are_found_by_the_names_people_use() -> None:
+    row = paper_row("CIFAR-100-C", "online", "ttapca-relu")
+    assert row is not None
+    assert row.spreads == {"frost": 0.20, "jpeg_compression": 0.10}
+    assert paper_row("cifar10", "online", "bn") is None
+    assert paper_row("cifar10", "continual", "tent") is None
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not beside the checkout")
+def test_against_the_source_of_the_paper() -> None:
+    printed = []
+    for block in re.findall(r"\\begin\{table\*\}.*?\\end\{table\*\}", PAPER.read_text(), re.S):
+        for line in block.splitlines():
+            cells = [cell.strip() for cell in line.strip().rstrip("\\ ").split("&")]
+            if len(cells) == 18 and re.search(r"\d", cells[2]):
+                numbers = [float(re.findall(r"\d+\.\d+|\d+\.?", cell)[0]) for cell in cells[2:]]
+                printed.append((cells[1].removesuffix(" (ours)"), *numbers))
+    kept = [(row.printed_name, row.printed_mean, *row.errors.values()) for row in paper_rows()]
+    assert kept == printed

@@ -1,0 +1,107 @@
+"""The page as text; `test_page.py` opens it in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from synthetic_rows import cell, failed, observations, paper_grid, row
+from ttapca.bench import Results
+from ttapca.bench.report import report
+from ttapca.cli import app as command_line
+
+EVIL = '<script>alert("x")</script>'
+
+
+class Reader(HTMLParser):
+    """Counts tags, and keeps whatever could make a browser fetch or run something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.targets: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "srcset", "action", "data"):
+                self.targets.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+            assert not name.startswith("on"), name
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    return reader
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return report([*paper_grid()[:-16], failed(cell("ttapca-exp", "fog"))], observations())
+
+
+def test_everything_is_inside(page: str) -> None:
+    reader = read(page)
+    assert reader.tags.count("script") == 1
+    assert "link" in reader.tags  # the empty icon, without which browsers ask a server for one
+    for target in reader.targets:
+        assert target.startswith(("#", "data:")), target
+    assert len(reader.ids) == len(set(reader.ids))
+    links = {target[1:] for target in reader.targets if target.startswith("#")}
+    assert links <= set(reader.ids)
+
+
+def test_the_policy_allows_this_script_and_no_other(page: str) -> None:
+    script = re.findall(r"<script>(.*?)</script>", page, re.S)
+    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page
+    assert "default-src 'none'" in page
+
+
+def test_words_from_the_file_are_escaped() -> None:
+    rows = [
+        row(cell("bn", "fog", model=EVIL, data=EVIL), command=EVIL, machine={"cpu": EVIL}),
+        failed(cell("tent", "fog", model=EVIL, data=EVIL), EVIL),
+        row(cell("source", "fog", model=EVIL, data=EVIL)),
+    ]
+    page = report(rows)
+    assert "alert" in page
+    assert EVIL not in page
+    assert read(page).tags.count("script") == 1
+
+
+def test_sections_are_there_when_they_have_something_to_say(page: str) -> None:
+    sections = {"run", "tables", "paper", "figures", "images", "cost", "failures", "reproduce"}
+    assert sections <= set(read(page).ids)
+    assert not sections & set(read(report([])).ids)
+    few = set(read(report([row(cell("bn", "fog", data="digits", images=200))])).ids)
+    assert sections & few == {"run", "tables", "cost", "reproduce"}
+
+
+def test_images_are_those_of_the_observations(page: str) -> None:
+    for seen in observations():
+        for png in (*seen.before, *seen.after):
+            assert base64.b64encode(png).decode() in page
+
+
+def test_the_same_rows_give_the_same_page() -> None:
+    rows = [row(cell(name, "fog")) for name in ("source", "bn", "tent")]
+    assert report(rows) == report(rows)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results.sqlite"
+    with Results(results) as file:
+        file.add([row(cell("bn", "fog"))])
+    page = tmp_path / "new" / "report.html"
+    assert command_line.run(["report", str(results), "--to", str(page)]) == 0
+    assert capsys.readouterr().out == f"{page}: 1 cell\n"
+    assert "</html>" in page.read_text()

@@ -1,0 +1,164 @@
+"""Rows that look like a run's, made by a formula: every number can be computed by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ttapca.bench import Results
+from ttapca.bench.cells import CLEAN, Cell, Observation, Outcome, Row
+from ttapca.corruptions import STANDARD
+
+METHODS = ("source", "bn", "tent", "ttapca-relu", "ttapca-exp")
+LEVEL = {"source": 45.0, "bn": 21.0, "tent": 20.0, "ttapca-relu": 20.9, "ttapca-exp": 20.4}
+PARAMETERS = {"source": 0, "bn": 0, "tent": 1376, "ttapca-relu": 2000, "ttapca-exp": 2000}
+SECONDS = {"source": 0.4, "bn": 0.42, "tent": 1.3, "ttapca-relu": 1.5, "ttapca-exp": 1.5}
+
+
+def cell(method: str = "source", corruption: str = "fog", **changes: Any) -> Cell:
+    filtered = method.startswith("ttapca")
+    learns = PARAMETERS[method] > 0
+    made = Cell(
+        model="resnet20",
+        weights="0123456789abcdef",
+        data="cifar10",
+        corrupted="generated, seed 0",
+        corruption=corruption,
+        severity=0 if corruption == CLEAN else 5,
+        setting="episodic",
+        method=method,
+        options="{}",
+        layer="conv1" if filtered else "",
+        components=2000 if filtered else 0,
+        batch_size=200,
+        steps=1 if learns else 0,
+        lr=1e-3 if learns else 0.0,
+        images=1000,
+        seed=0,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def error(of: Cell) -> float:
+    """The error a cell is given: a level a method, a wave over corruptions, a bit a seed."""
+    if of.corruption == CLEAN:
+        return 8.0 + 0.1 * METHODS.index(of.method)
+    wave = 8 * math.cos(STANDARD.index(of.corruption) + 0.3 * METHODS.index(of.method))
+    rank = 400 / of.components if of.components else 0
+    steps = -0.8 * math.log(of.steps) if of.steps else 0
+    batch = 0 if of.method == "source" else 200 / of.batch_size
+    online = -1.0 if of.setting == "online" and of.steps else 0
+    return LEVEL[of.method] + wave + rank + steps + batch + online + 0.3 * math.sin(7 * of.seed)
+
+
+def row(of: Cell, **changes: Any) -> Row:
+    batches = max(of.images // of.batch_size, 1)
+    size = STANDARD.index(of.corruption) if of.corruption != CLEAN else 0
+    fall = 0.03 * batches if of.setting == "online" and of.steps else 0.0
+    stream = [
+        1.0
+        - 0.1 * METHODS.index(of.method)
+        + 0.02 * size
+        - fall * at / batches
+        + 0.05 * math.sin(at)
+        for at in range(batches)
+    ]
+    outcome = Outcome(
+        status="done",
+        reason="",
+        error=error(of),
+        calibration_error=error(of) / 3,
+        entropy=sum(stream) / batches,
+        error_stream=tuple(error(of) + math.sin(at) for at in range(batches)),
+        entropy_stream=tuple(stream),
+        updates=of.steps * batches,
+        skipped=0,
+        parameters=PARAMETERS[of.method],
+        seconds=SECONDS[of.method] * of.images / 1000 * max(of.steps, 1),
+        peak_memory=512.0 + PARAMETERS[of.method] / 50,
+        versions={"ttapca": "0.1.0", "torch": "2.13.0", "numpy": "2.4.6", "python": "3.11.2"},
+        machine={"cpu": "x86_64", "cores": "2", "threads": "1", "system": "Linux"},
+        finished=f"2026-11-15T12:{size:02d}:00+00:00",
+        command=f"ttapca bench resnet20.pth --data cifar10 --settings {of.setting}",
+    )
+    return Row(of, dataclasses.replace(outcome, **changes))
+
+
+def failed(of: Cell, reason: str = "AttachError: no BatchNorm <layer> & co") -> Row:
+    nothing = {"error": None, "calibration_error": None, "entropy": None}
+    return row(of, status="failed", reason=reason, error_stream=(), entropy_stream=(), **nothing)
+
+
+def paper_grid(setting: str = "episodic", **changes: Any) -> list[Row]:
+    """All fifteen corruptions and clean images, all five methods, one seed."""
+    return [
+        row(cell(method, corruption, setting=setting, **changes))
+        for method in METHODS
+        for corruption in (*STANDARD, CLEAN)
+    ]
+
+
+def sweeps() -> list[Row]:
+    """Ranks, steps and batch sizes, three seeds each, on two corruptions."""
+    rows = []
+    for seed in (0, 1, 2):
+        for corruption in STANDARD[:2]:
+            for method in METHODS:
+                for rank in (50, 200, 1000, 2000) if method.startswith("ttapca") else (0,):
+                    rows.append(cell(method, corruption, components=rank, seed=seed, images=600))
+                for steps in (1, 3, 10) if PARAMETERS[method] else (0,):
+                    rows.append(
+                        cell(
+                            method, corruption, steps=steps, seed=seed, images=600, setting="online"
+                        )
+                    )
+                for size in (16, 50, 500):
+                    rows.append(cell(method, corruption, batch_size=size, seed=seed, images=600))
+    return [row(each) for each in rows]
+
+
+def picture(shade: int) -> bytes:
+    """A small image with a gradient in it."""
+    image = Image.new("RGB", (8, 8))
+    image.putdata([(8 * x + shade, 8 * y + shade, shade) for y in range(8) for x in range(8)])
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def observations() -> list[Observation]:
+    """A noisy and a blurred stream, seen by both filters."""
+    source = tuple(10 * 0.97**at + 0.01 for at in range(200))
+    noisy = tuple(math.hypot(each, 1.0) for each in source)
+    blurred = tuple(each * math.exp(-at / 80) for at, each in enumerate(source))
+    return [
+        Observation(
+            cell(method, corruption),
+            source,
+            spectrum,
+            tuple(each / (each + strength) for each in source),
+            tuple(picture(20 * number) for number in range(6)),
+            tuple(picture(20 * number + 60) for number in range(6)),
+        )
+        for corruption, spectrum in (("gaussian_noise", noisy), ("defocus_blur", blurred))
+        for method, strength in (("ttapca-relu", 0.1), ("ttapca-exp", 1.0))
+    ]
+
+
+def everything() -> list[Row]:
+    """A whole file: both settings, sweeps, and two cells that failed."""
+    rows = [*paper_grid(), *paper_grid("online"), *sweeps()]
+    spoilt = {cell("tent", "frost"): failed, cell("ttapca-exp", "snow", setting="online"): failed}
+    return [spoilt[each.cell](each.cell) if each.cell in spoilt else each for each in rows]
+
+
+def write_everything(path: Path) -> Path:
+    """A file of results with all of it."""
+    with Results(path) as results:
+        results.add(everything(), observations())
+    return path
