@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -14,37 +15,64 @@ from ttapca.cli import app as command_line
 from ttapca.errors import OptionError, SavedFilterError
 
 
-def test_demo_prints_every_row() -> None:
-    result = CliRunner().invoke(command_line.app, ["demo", "--epochs", "2", "--seed", "4"])
+@pytest.mark.slow
+def test_demo_repairs_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every method in both settings, and the findings that the demo is there to show."""
+    monkeypatch.setenv("TTAPCA_HOME", str(tmp_path / "home"))
+    result = CliRunner().invoke(command_line.app, ["demo", "--to", str(tmp_path / "demo")])
     assert result.exit_code == 0, result.output
-    for method in ("source", "bn", "tent", "ttapca-relu", "ttapca-exp"):
-        assert result.stdout.count(method) == 2  # episodic and online
-    for column in ("clean", "noise", "blur", "contrast"):
-        assert column in result.stdout
-    assert "seed 4" in result.stdout
+    tables = result.stdout.split("Mean of 15")
+    assert len(tables) == 3  # episodic and online
+    lines = [line.split("│")[1:-1] for line in result.stdout.splitlines() if "│" in line]
+    episodic = {cells[0].strip(): [float(cell) for cell in cells[1:]] for cells in lines[:17]}
+    source, bn, _, exponential, relu, *_ = episodic["Mean of 15"]
+    assert episodic["Clean"][0] < 5
+    assert max(bn, exponential, relu) < source - 20
+    assert f"The report: {tmp_path / 'demo' / 'report.html'}" in result.stdout
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "ttapca-relu" in page
     assert "done in" in result.stderr
-    assert "done in" not in result.stdout
+    again = CliRunner().invoke(command_line.app, ["demo", "--to", str(tmp_path / "demo")])
+    assert again.stdout == result.stdout
+    assert "0 cells to run" in again.stderr
 
 
-def test_demo_learns_and_repairs() -> None:
-    """The same numbers from the same seed, and the findings that the demo is there to show."""
-    tables = [
-        CliRunner().invoke(command_line.app, ["demo", "--epochs", "15"]).stdout for _ in range(2)
-    ]
-    assert tables[0] == tables[1]
-    rows = [line.split("│") for line in tables[0].splitlines() if "│" in line]
-    errors = {row[2].strip(): [float(cell) for cell in row[3:8]] for row in rows[:5]}
-    clean, noise, *_, mean = zip(*errors.values(), strict=True)
-    source, *adapted = mean
-    assert clean[0] < 10
-    assert max(adapted) < source - 20
-    assert errors["tent"] == errors["bn"]  # one episodic step, logits from before it
-    assert noise[4] < noise[1]  # the exponential filter helps against noise
+def test_reproduce_runs_both_tables_and_says_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTAPCA_HOME", str(tmp_path / "home"))
+    words = ["reproduce", "digits", "digits", "--methods", "source,bn", "--to", str(tmp_path / "r")]
+    result = CliRunner().invoke(command_line.app, words)
+    assert result.exit_code == 0, result.output
+    assert "about 0:00:" in result.stderr
+    assert result.stdout.count("Mean of 15") == 2
+    assert (tmp_path / "r" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("reproduce cifar100", "No network for `cifar100` ships with ttapca"),
+        ("reproduce digits nothing", "`nothing` is neither a packaged network nor a file"),
+        ("reproduce digits digits --quick", "has 596 test images; asked for are 1,000"),
+    ],
+)
+def test_reproduce_refuses(
+    words: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TTAPCA_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert command_line.run(words.split()) in (1, 2)
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["--version"], 0), (["--help"], 0), (["dmo"], 2), (["demo", "--epochs", "0"], 2), ([], 2)],
+    [(["--version"], 0), (["--help"], 0), (["dmo"], 2), (["demo", "--seed", "-1"], 2), ([], 2)],
     ids=str,
 )
 def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -81,3 +82,23 @@ def peak_memory() -> float:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one core.
+
+    For tensors as small as those of the digits it is faster, and sums are rounded alike however
+    many cores there are.
+
+    Example:
+        >>> with one_thread():
+        ...     torch.get_num_threads()
+        1
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -135,7 +135,7 @@ def presets() -> dict[str, Path]:
 
     Example:
         >>> sorted(presets())
-        ['paper-rank', 'paper-steps', 'paper-table1', 'paper-table2']
+        ['demo', 'paper-rank', 'paper-steps', 'paper-table1', 'paper-table2', 'paper-tables']
     """
     folder = Path(str(resources.files("ttapca.bench") / "presets"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}

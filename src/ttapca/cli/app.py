@@ -19,6 +19,7 @@ from ttapca.cli import (
     layers,
     methods,
     report,
+    reproduce,
     train,
 )
 from ttapca.cli.data import data_app
@@ -36,6 +37,7 @@ app.command("train")(train.train)
 app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
 app.command("bench")(bench.bench)
+app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("corrupt")(corrupt.corrupt)

@@ -23,6 +23,7 @@ from ttapca.cli.inputs import (
     NormalisationOption,
     StdOption,
     WeightsOption,
+    separated,
 )
 from ttapca.errors import OptionError
 
@@ -45,7 +46,7 @@ def bench(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="paper-table1, paper-table2, paper-rank or paper-steps."),
+        typer.Option(help="paper-tables, paper-table1, paper-table2, paper-rank, ..."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="DATA", help="cifar10, cifar100, digits, or a path.")
@@ -109,10 +110,10 @@ def bench(
 
     chosen = _plan(plan, preset).changed(
         data=data,
-        methods=_words(methods),
-        corruptions=_words(corruptions),
+        methods=separated(methods),
+        corruptions=separated(corruptions),
         severities=_numbers("--severities", severities),
-        settings=_words(settings),
+        settings=separated(settings),
         batch_sizes=_numbers("--batch-sizes", batch_sizes),
         seeds=_numbers("--seeds", seeds),
         steps=_numbers("--steps", steps),
@@ -151,18 +152,12 @@ def _plan(path: Path | None, preset: str | None) -> Plan:
     return Plan() if path is None else read_plan(path)
 
 
-def _words(text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
 def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     """Whole numbers and ranges of them."""
     if text is None:
         return None
     found: list[int] = []
-    for word in _words(text) or ():
+    for word in separated(text) or ():
         first, dash, last = word.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise OptionError(f"{option} takes whole numbers, such as 1,3 or 0-2; found `{text}`.")

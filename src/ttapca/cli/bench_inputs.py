@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,13 +25,11 @@ from ttapca.data import Images, TensorBatches
 from ttapca.data.frost import FROST
 from ttapca.errors import NotEnoughDataError
 from ttapca.fitted import FittedFilter
-from ttapca.models.digits_network import DIGITS_NETWORK
 from ttapca.models.factories import is_factory
 from ttapca.recipes import RECIPES
 
 FIT_BATCH = 250
 SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper
-ALIASES = {"digits": DIGITS_NETWORK}
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Inputs:
         corrupted = Path(plan.corrupted).expanduser() if plan.corrupted else None
         subject = Subject(
             name if is_factory(name) else Path(name).name,
-            self._choice.load(),
+            self.choice.load(),
             Path(plan.data).name,
             ImageSource(clean, corrupted, plan.corruption_seed, cache_root() / FROST),
             provided=self._provided(),
@@ -110,11 +107,6 @@ class Inputs:
         return ["ttapca", "bench", self.choice.name, *given, "--to", str(self.to)]
 
     @property
-    def _choice(self) -> ModelChoice:
-        name = self.choice.name
-        return dataclasses.replace(self.choice, argument=ALIASES.get(name, name), option=None)
-
-    @property
     def _filtered(self) -> bool:
         """Whether any method of the plan has a filter."""
         return any(
@@ -132,7 +124,7 @@ class Inputs:
         if "eata" in self.plan.methods:
             provided["eata"] = {"source": TensorBatches(self._training[:SOURCE_IMAGES], FIT_BATCH)}
         if "ttt" in self.plan.methods:
-            stated = self._choice.normalisation()
+            stated = self.choice.normalisation()
             rotation = models.load_rotation(self.choice.name, normalisation=stated)
             provided["ttt"] = {"head": rotation.head, "split": rotation.split}
         return provided

@@ -49,9 +49,11 @@ class RunView(Watcher):
 
     Args:
         console: Where to write; standard error by default.
+        lines: Whether each finished unit leaves a line; a failure always does.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, lines: bool = True) -> None:
+        self._lines = lines
         self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -123,7 +125,9 @@ class RunView(Watcher):
             elapsed = time.monotonic() - self._start
             self._pace.add(unit.cells[0].method, unit.images, elapsed)
         facts = f"FAILED: {failed[0].outcome.reason}" if failed else self._facts()
-        self._console.print(f"{self._finished}/{self._all}  {title(unit)}  {facts}", markup=False)
+        if self._lines or failed:
+            line = f"{self._finished}/{self._all}  {title(unit)}  {facts}"
+            self._console.print(line, markup=False)
 
     def _facts(self) -> str:
         elapsed = max(time.monotonic() - self._start, 1e-9)

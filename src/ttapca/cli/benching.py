@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import typer
@@ -10,9 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ttapca.bench.cells import CLEAN, Cell, Row, Setting
-from ttapca.bench.grid import expand
+from ttapca.bench.estimate import estimate_seconds
+from ttapca.bench.grid import Unit, expand
 from ttapca.bench.results import Results
 from ttapca.bench.run import run
+from ttapca.bench.subject import Subject
 from ttapca.cli.bench_inputs import Inputs
 from ttapca.cli.bench_view import RunView, title
 from ttapca.disk import make_folder
@@ -31,13 +34,24 @@ def list_cells(inputs: Inputs) -> None:
     typer.echo(f"{cells:,} cells, {images:,} images", err=True)
 
 
-def run_cells(inputs: Inputs, *, retry_failed: bool) -> list[Row]:
-    """Run what is not in the file yet; returns the rows of all cells of the plan."""
+def run_cells(
+    inputs: Inputs, *, retry_failed: bool = False, lines: bool = True, estimate: bool = False
+) -> list[Row]:
+    """Run what is not in the file yet; returns the rows of all cells of the plan.
+
+    Args:
+        inputs: What to run, on what, and where to.
+        retry_failed: Whether to run cells again that have failed.
+        lines: Whether each finished unit leaves a line.
+        estimate: Whether to try each method first, and say how long it will take.
+    """
     make_folder(inputs.to.absolute().parent)
     with Results(inputs.to) as results:  # a file of something else is refused before any work
         subject = inputs.subject(fit=True)
         units = expand(inputs.plan, subject)
-        with RunView() as view:
+        with RunView(lines=lines) as view:
+            if estimate:
+                _say_how_long(units, subject, results, view)
             try:
                 run(
                     units,
@@ -52,6 +66,17 @@ def run_cells(inputs: Inputs, *, retry_failed: bool) -> list[Row]:
                 raise
         wanted = {cell for unit in units for cell in unit.cells}
         return [row for row in results.rows() if row.cell in wanted]
+
+
+def _say_how_long(units: Sequence[Unit], subject: Subject, results: Results, view: RunView) -> None:
+    finished = results.statuses()
+    todo = [unit for unit in units if not all(cell in finished for cell in unit.cells)]
+    view.note("trying each method on one batch, to say how long the run will take")
+    seconds = estimate_seconds(todo, subject)
+    view.note(
+        f"about {timedelta(seconds=round(seconds))} on this machine; cut it off whenever you like, "
+        "the same command goes on"
+    )
 
 
 def print_summary(rows: Sequence[Row], to: Path) -> None:

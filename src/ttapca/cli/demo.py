@@ -1,60 +1,43 @@
-"""`ttapca demo`: the whole idea on real data, in seconds and without a download."""
+"""`ttapca demo`: the whole idea on real data, in a minute and without a download."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from ttapca.cli.reporting import StepReporter
-
-if TYPE_CHECKING:
-    from ttapca.cli.digits import Outcome
+from ttapca.cli.inputs import ModelChoice
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Of the training and the noise.")] = 0,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training digits.")] = 30,
+    to: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder of the results and the report.")
+    ] = Path("ttapca-demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of the test digits.")] = 0,
 ) -> None:
-    """Train a small network on handwritten digits, corrupt the test digits, and repair it."""
-    out, log = Console(), Console(stderr=True)
+    """Corrupt handwritten digits in fifteen ways, and let every method repair a small network."""
     start = time.perf_counter()
 
-    from ttapca.cli import digits  # torch takes seconds to import: only who needs it waits
-    from ttapca.models.digits_network import training_steps
+    # torch takes seconds to import: only who needs it waits
+    from ttapca.bench.machine import one_thread
+    from ttapca.bench.plan import read_preset
+    from ttapca.bench.tables import error_tables
+    from ttapca.cli import benching
+    from ttapca.cli.bench_inputs import Inputs
+    from ttapca.cli.report import write_report
+    from ttapca.cli.showing import print_table
 
-    with StepReporter("training a network on digits", training_steps(epochs), console=log) as bar:
-        outcome = digits.run(seed, epochs, bar)
-    out.print(_table(outcome))
-    out.print(
-        f"{outcome.test_images} test digits, batches of {digits.BATCH}, seed {seed}. The filter "
-        f"sits after `conv1`: {outcome.fitted.n_components_} components of "
-        f"{len(outcome.fitted.mean_)} outputs hold "
-        f"{100 * float(outcome.fitted.explained_variance_ratio_.sum()):.1f} % of the variance.",
-        highlight=False,
-    )
-    log.print(f"done in {time.perf_counter() - start:.1f} s", style="dim", highlight=False)
-
-
-def _table(outcome: Outcome) -> Table:
-    table = Table(title="Classification error [%]", title_justify="left")
-    for heading in ("setting", "method"):
-        table.add_column(heading)
-    for heading in (*outcome.conditions, "mean of corrupted"):
-        table.add_column(heading, justify="right")
-    for setting, rows in outcome.errors.items():
-        full = {
-            method: [*errors, sum(errors[1:]) / len(errors[1:])] for method, errors in rows.items()
-        }
-        best = [min(column) for column in zip(*full.values(), strict=True)]
-        for method, values in full.items():
-            cells = [
-                f"[bold]{value:.1f}[/bold]" if value == least else f"{value:.1f}"
-                for value, least in zip(values, best, strict=True)
-            ]
-            table.add_row(setting, method, *cells)
-        table.add_section()
-    return table
+    plan = read_preset("demo").changed(seeds=(seed,))
+    inputs = Inputs(ModelChoice(plan.model), plan, to / "results.sqlite")
+    with one_thread():
+        rows = benching.run_cells(inputs, lines=False)
+    out = Console()
+    for table in error_tables(rows):
+        print_table(out, table)
+    write_report(inputs.to, to / "report.html")
+    out.print(f"The report: {(to / 'report.html').absolute()}", highlight=False, soft_wrap=True)
+    log = Console(stderr=True)
+    log.print(f"done in {time.perf_counter() - start:.0f} s", style="dim", highlight=False)

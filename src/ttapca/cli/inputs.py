@@ -14,7 +14,7 @@ import typer
 
 from ttapca.cli.home import cache_root
 from ttapca.cli.reporting import StepReporter
-from ttapca.data.loading import load
+from ttapca.data.loading import DIGITS, load
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class ModelChoice:
             network = users_factory(self.name)
             return models.load_weights(network, self.weights) if self.weights else network.eval()
         self._refuse("weights")
-        if self.name == DIGITS_NETWORK:
+        if self.name in (DIGITS_NETWORK, DIGITS):
             self._refuse("architecture", "normalise", "mean", "std")
             folder = cache_root() / "models" / DIGITS_NETWORK
             with StepReporter(f"{DIGITS_NETWORK}, trained once", training_steps()) as progress:
@@ -190,3 +190,15 @@ def tensorboard_writer(
 def limited(images: Images, limit: int | None) -> Images:
     """The first images only, where there is a limit."""
     return images if limit is None else images[:limit]
+
+
+def separated(text: str | None) -> tuple[str, ...] | None:
+    """The words of an option that takes several, with commas between; None where it is not given.
+
+    Example:
+        >>> separated("bn, tent")
+        ('bn', 'tent')
+    """
+    if text is None:
+        return None
+    return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -18,6 +18,12 @@ def report(
     ),
 ) -> None:
     """Write a page that a colleague can open: tables, figures, images, costs; no network needed."""
+    rows = write_report(results, to)
+    typer.echo(f"{to}: {rows:,} cell{'s' if rows != 1 else ''}")
+
+
+def write_report(results: Path, to: Path) -> int:
+    """Write the page of a file of results; returns how many cells it shows."""
     from ttapca.bench import Results
     from ttapca.bench.report import report as page
 
@@ -25,4 +31,4 @@ def report(
     with Results(results, create=False) as file:
         rows, observations = file.rows(), file.observations()
     write_text(to, page(rows, observations))
-    typer.echo(f"{to}: {len(rows):,} cell{'s' if len(rows) != 1 else ''}")
+    return len(rows)

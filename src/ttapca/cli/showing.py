@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -18,7 +20,34 @@ ResultsArgument = Annotated[
     Path, typer.Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote.")
 ]
 
+UNBOUNDED = 10_000  # letters
 STYLES = {"failed": "red", "missing": "dim"}
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; where it is too wide, its rows become columns.
+
+    Args:
+        console: Where to.
+        table: Of `ttapca.bench.tables`.
+    """
+    shown = rich_table(table)
+    unbounded = console.options.update(max_width=UNBOUNDED)
+    if console.measure(shown, options=unbounded).maximum > console.width:
+        shown = rich_table(_turned(table))
+    console.print(shown)
+
+
+def _turned(table: Table) -> Table:
+    """The same with rows and columns exchanged; the first column gives the headings."""
+    from ttapca.bench.tables import Value
+
+    lines = zip(table.columns[1:], *(row[1:] for row in table.rows), strict=True)
+    return dataclasses.replace(
+        table,
+        columns=("", *(row[0].text for row in table.rows)),
+        rows=tuple((Value(name), *values) for name, *values in lines),
+    )
 
 
 def rich_table(table: Table) -> RichTable:
