@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ttapca.bench.cells import Row
 from ttapca.bench.grid import Unit
-from ttapca.bench.run import Watcher
+from ttapca.bench.plan import PAPERS_BATCH
+from ttapca.bench.running import Watcher
 
 
 class Pace:
@@ -145,7 +146,12 @@ def title(unit: Unit) -> str:
         what = f"{len(unit.cells)} corruptions {max(cell.severity for cell in unit.cells)}"
     extras = [
         f"{name} {value}"
-        for name, value in (("rank", cell.components), ("steps", cell.steps), ("seed", cell.seed))
-        if value
+        for name, value, usual in (
+            ("rank", cell.components, 0),
+            ("steps", max(cell.steps, 1), 1),
+            ("batch", cell.batch_size, PAPERS_BATCH),
+            ("seed", cell.seed, 0),
+        )
+        if value != usual
     ]
     return "  ".join([what, cell.setting, cell.method, *extras])
