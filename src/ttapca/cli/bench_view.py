@@ -85,7 +85,7 @@ class RunView(Watcher):
 
     def note(self, text: str) -> None:
         """Write one sentence above the bar."""
-        self._console.print(f"bench: {text}", markup=False)
+        self._print(f"bench: {text}")
 
     def waits(self, holder: str) -> None:
         """Say whom we wait for."""
@@ -124,7 +124,10 @@ class RunView(Watcher):
             elapsed = time.monotonic() - self._start
             self._pace.add(unit.cells[0].method, unit.images, elapsed)
         facts = f"FAILED: {failed[0].outcome.reason}" if failed else self._facts()
-        self._console.print(f"{self._finished}/{self._all}  {title(unit)}  {facts}", markup=False)
+        self._print(f"{self._finished}/{self._all}  {title(unit)}  {facts}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
 
     def _facts(self) -> str:
         elapsed = max(time.monotonic() - self._start, 1e-9)
