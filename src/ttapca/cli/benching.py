@@ -14,7 +14,7 @@ from ttapca.bench.cells import CLEAN, Cell, Row, Setting
 from ttapca.bench.estimate import estimate_seconds
 from ttapca.bench.grid import Unit, expand
 from ttapca.bench.results import Results
-from ttapca.bench.run import run
+from ttapca.bench.running import run
 from ttapca.bench.subject import Subject
 from ttapca.cli.bench_inputs import Inputs
 from ttapca.cli.bench_view import RunView, title
