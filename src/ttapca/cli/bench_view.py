@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ttapca.bench.cells import Row
 from ttapca.bench.grid import Unit
-from ttapca.bench.run import Watcher
+from ttapca.bench.plan import PAPERS_BATCH
+from ttapca.bench.running import Watcher
 
 
 class Pace:
@@ -84,7 +85,7 @@ class RunView(Watcher):
 
     def note(self, text: str) -> None:
         """Write one sentence above the bar."""
-        self._console.print(f"bench: {text}", markup=False)
+        self._print(f"bench: {text}")
 
     def waits(self, holder: str) -> None:
         """Say whom we wait for."""
@@ -123,7 +124,10 @@ class RunView(Watcher):
             elapsed = time.monotonic() - self._start
             self._pace.add(unit.cells[0].method, unit.images, elapsed)
         facts = f"FAILED: {failed[0].outcome.reason}" if failed else self._facts()
-        self._console.print(f"{self._finished}/{self._all}  {title(unit)}  {facts}", markup=False)
+        self._print(f"{self._finished}/{self._all}  {title(unit)}  {facts}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
 
     def _facts(self) -> str:
         elapsed = max(time.monotonic() - self._start, 1e-9)
@@ -145,7 +149,12 @@ def title(unit: Unit) -> str:
         what = f"{len(unit.cells)} corruptions {max(cell.severity for cell in unit.cells)}"
     extras = [
         f"{name} {value}"
-        for name, value in (("rank", cell.components), ("steps", cell.steps), ("seed", cell.seed))
-        if value
+        for name, value, usual in (
+            ("rank", cell.components, 0),
+            ("steps", max(cell.steps, 1), 1),
+            ("batch", cell.batch_size, PAPERS_BATCH),
+            ("seed", cell.seed, 0),
+        )
+        if value != usual
     ]
     return "  ".join([what, cell.setting, cell.method, *extras])

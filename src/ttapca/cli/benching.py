@@ -12,7 +12,7 @@ from rich.table import Table
 from ttapca.bench.cells import CLEAN, Cell, Row, Setting
 from ttapca.bench.grid import expand
 from ttapca.bench.results import Results
-from ttapca.bench.run import run
+from ttapca.bench.running import run
 from ttapca.cli.bench_inputs import Inputs
 from ttapca.cli.bench_view import RunView, title
 from ttapca.disk import make_folder
