@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttapca._version import __version__
 from ttapca.bench.cells import Observation, Row
+from ttapca.bench.commands import condensed
 from ttapca.bench.drawing import draw
 from ttapca.bench.figures import figures, one_a_family
 from ttapca.bench.grids import Grid, grids, labels, place_of
@@ -93,7 +94,7 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
             examples=_examples(observations),
             costs=costs,
             failures=failure_table(rows),
-            commands=list(dict.fromkeys(row.outcome.command for row in rows)),
+            commands=condensed(row.outcome.command for row in rows),
             style=_safe((_PAGE / "report.css").read_text(encoding="utf-8")),
             script=_safe(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -126,13 +127,12 @@ def _title(rows: Sequence[Row]) -> str:
 
 
 def _is_full(grid: Grid, found: Sequence[Grid]) -> bool:
-    """Whether no grid of the same network and data has more corruptions: sweeps often have few."""
-    place = grid.place
-    same = (
-        other
-        for other in found
-        if (other.place.model, other.place.data) == (place.model, place.data)
-    )
+    """Whether no grid like it has more corruptions: sweeps often have few."""
+
+    def kind(each: Grid) -> tuple[str, str, str]:
+        return each.place.model, each.place.data, each.place.setting
+
+    same = [other for other in found if kind(other) == kind(grid)]
     return len(grid.corruptions) == max(len(other.corruptions) for other in same)
 
 
