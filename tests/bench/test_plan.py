@@ -83,10 +83,16 @@ def test_files_that_are_no_plans(tmp_path: Path) -> None:
 
 
 def test_presets() -> None:
-    assert set(presets()) == {"paper-table1", "paper-table2", "paper-rank", "paper-steps"}
+    of_the_paper = {name for name in presets() if name.startswith("paper-")}
+    assert {"paper-table1", "paper-table2", "paper-rank", "paper-steps"} < of_the_paper
+    for name in of_the_paper:  # the paper judges TENT after its step
+        assert read_preset(name).method == {"tent": {"logits": "after"}}
+    both = read_preset("paper-tables")
+    assert both.settings == ("episodic", "online")
     first, second = read_preset("paper-table1"), read_preset("paper-table2")
     assert (first.settings, second.settings) == (("episodic",), ("online",))
     assert first.corruptions == second.corruptions == STANDARD
+    assert both.corruptions == (*STANDARD, "clean")
     assert set(second.methods) == {"tent", "ttapca-exp", "ttapca-relu"}
     assert set(first.methods) == {"source", "bn", *second.methods}
     rank, steps = read_preset("paper-rank"), read_preset("paper-steps")
@@ -94,5 +100,5 @@ def test_presets() -> None:
     assert 2000 in rank.components
     assert 1 in steps.steps
     assert rank.seeds == steps.seeds == (0, 1, 2)
-    with pytest.raises(OptionError, match=r"found `paper-tabel1`\. Did you mean `paper-table1`"):
+    with pytest.raises(OptionError, match=r"found `paper-tabel1`\. Did you mean `paper-table[12s]`"):
         read_preset("paper-tabel1")
