@@ -13,5 +13,5 @@ ttapca=$(dirname "$0")/../.venv/bin/ttapca
 export OMP_WAIT_POLICY=PASSIVE
 "$ttapca" train cifar10 resnet20 --to "$to/cifar10-resnet20" --epochs 25 --seed 0
 # A small network with a rotation head after its second stage, for test-time training.
-"$ttapca" train cifar10 wrn-10-1 --to "$to/cifar10-wrn10-rotation" --epochs 15 --seed 0 \
+"$ttapca" train cifar10 wrn-10-1 --to "$to/cifar10-wrn10-rotation" --epochs 8 --seed 0 \
     --rotation-head block2
