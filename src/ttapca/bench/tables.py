@@ -154,14 +154,15 @@ def error_table(grid: Grid) -> Table:
         The table, with the best of each column marked.
     """
     names = labels(grid.variants)
-    has_clean = any(corruption == CLEAN for _, corruption in grid.rows)
-    shown = [*grid.corruptions, *([CLEAN] if has_clean else [])]
+    measured = dict.fromkeys(corruption for _, corruption in grid.rows)
+    shown = dict.fromkeys([*grid.corruptions, *(name for name in measured if name == CLEAN)])
+    several = len(grid.corruptions) > 1
     lines = []
     for variant in grid.variants:
         cells = [_error(grid, variant, name) for name in shown]
-        mean = [_mean(grid, variant)] if grid.corruptions else []
+        mean = [_mean(grid, variant)] if several else []
         lines.append((Value(names[variant]), *mean, *cells))
-    first = ("method", f"Mean of {len(grid.corruptions)}") if grid.corruptions else ("method",)
+    first = ("method", f"Mean of {len(grid.corruptions)}") if several else ("method",)
     columns = (*first, *(heading(name) for name in shown))
     return Table(title_of(grid.place), columns, _with_best(lines), _notes(grid, lines))
 
