@@ -8,7 +8,7 @@ import pytest
 from synthetic_rows import cell, error, everything, failed, observations, paper_grid, row, sweeps
 from ttapca.bench.drawing import DASHES, MARKERS, PALETTE, draw
 from ttapca.bench.figures import figures
-from ttapca.bench.grids import Spread
+from ttapca.bench.places import Spread
 from ttapca.bench.plots import Line, Panel, Plot
 from ttapca.corruptions import STANDARD
 

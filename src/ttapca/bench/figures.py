@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ttapca.bench.cells import Observation, Row
-from ttapca.bench.grids import Grid, Place, Spread, Variant, grids, labels, place_of
+from ttapca.bench.places import Grid, Place, Spread, Variant, grids, labels, place_of
 from ttapca.bench.plots import INK, Line, Panel, Plot, Scale
 from ttapca.bench.summary import SOURCE, main_grid, seconds_an_image
 from ttapca.bench.tables import full_name, title_of
