@@ -8,7 +8,7 @@ import pytest
 from synthetic_rows import cell, error, everything, failed, observations, paper_grid, row, sweeps
 from ttapca.bench.drawing import DASHES, MARKERS, PALETTE, draw
 from ttapca.bench.figures import figures
-from ttapca.bench.grids import Spread
+from ttapca.bench.places import Spread
 from ttapca.bench.plots import Line, Panel, Plot
 from ttapca.corruptions import STANDARD
 
@@ -19,6 +19,7 @@ def by_kind(plots: list[Plot]) -> dict[str, Plot]:
 
 def test_a_figure_is_there_when_the_rows_carry_it() -> None:
     assert figures([]) == []
+    assert len(figures([], observations())) == 2  # spectra need no rows
     assert set(by_kind(figures(paper_grid()))) == {"error-parameters", "error-cost", "entropy"}
     assert figures([row(cell("bn", "fog", images=200))]) == []  # one point, one batch
     assert set(by_kind(figures(everything(), observations()))) == {
@@ -67,6 +68,17 @@ def test_error_against_steps_and_batch_size() -> None:
     sizes = {line.name: line for line in plots["error-batch"].panels[0].lines}
     assert sizes["bn"].x == (16, 50, 200, 500)
     assert sizes["bn"].y[0] == pytest.approx(mean_over(3, method="bn", batch_size=16).mean)
+
+
+def test_batch_sizes_are_compared_on_the_corruptions_that_all_have() -> None:
+    rows = [
+        row(cell("bn", "fog", batch_size=50), error=30.0),
+        row(cell("bn", "fog"), error=20.0),
+        row(cell("bn", "snow"), error=90.0),
+    ]
+    (line,) = by_kind(figures(rows))["error-batch"].panels[0].lines
+    assert (line.x, line.y) == ((50, 200), (30.0, 20.0))
+    assert "error-batch" not in by_kind(figures([rows[0], rows[2]]))
 
 
 def test_points_that_lack_a_corruption_are_left_out() -> None:

@@ -100,5 +100,5 @@ def test_presets() -> None:
     assert 2000 in rank.components
     assert 1 in steps.steps
     assert rank.seeds == steps.seeds == (0, 1, 2)
-    with pytest.raises(OptionError, match=r"found `paper-tabel1`\. Did you mean `paper-table[12s]`"):
+    with pytest.raises(OptionError, match=r"found `paper-tabel1`\. Did you mean `paper-table"):
         read_preset("paper-tabel1")

@@ -7,10 +7,11 @@ import pytest
 
 from synthetic_rows import METHODS, cell, error, everything, failed, paper_grid, row, sweeps
 from ttapca.bench.cells import CLEAN, Row
-from ttapca.bench.grids import Spread, grids
+from ttapca.bench.comparison import comparison_tables
 from ttapca.bench.paper import paper_row
+from ttapca.bench.places import Spread, grids
 from ttapca.bench.summary import cost_table, facts, failure_table, headline
-from ttapca.bench.tables import Table, comparison_tables, error_tables
+from ttapca.bench.tables import Table, error_tables
 from ttapca.corruptions import STANDARD
 
 
@@ -40,7 +41,7 @@ def test_the_best_is_the_lowest_as_it_is_shown() -> None:
             row(cell("tent", "fog"), error=10.06),
         ]
     )
-    assert [line[2].best for line in table.rows] == [True, True, False]
+    assert [line[1].best for line in table.rows] == [True, True, False]
     (alone,) = error_tables([row(cell("bn", "fog"))])
     assert not any(value.best for value in alone.rows[0])
 
@@ -86,8 +87,8 @@ def test_a_line_that_lacks_corruptions_says_so_and_is_never_the_best() -> None:
 def test_a_seed_that_failed_is_marked() -> None:
     rows = [row(cell("bn", "fog"), error=10.0), failed(cell("bn", "fog", seed=1), "out of memory")]
     (table,) = error_tables(rows)
-    assert table.rows[0][2].text == "10.0†"
-    assert table.rows[0][2].note == "1 of 2 seeds failed: out of memory"
+    assert table.rows[0][1].text == "10.0†"
+    assert table.rows[0][1].note == "1 of 2 seeds failed: out of memory"
     assert any(note.startswith("†") for note in table.notes)
 
 
@@ -128,6 +129,7 @@ def test_one_table_a_place_and_clean_images_join_it() -> None:
     (only,) = error_tables([row(cell("bn", CLEAN))])
     assert only.columns == ("method", "Clean")
     assert "clean images" in only.title
+    assert "on Clean" in headline([row(cell("bn", CLEAN))])[0]
 
 
 def test_ours_beside_the_papers() -> None:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07c00", "#3d9ad1", "#7f7f7f")
 MARKERS = "osD^vP*X<>hpd"
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
-WIDTH, HEIGHT, PANEL_HEIGHT = 4.6, 3.2, 1.7  # inches, of 72 units each in the SVG
+WIDTH, HEIGHT, PANEL_HEIGHT = 4.6, 2.75, 1.7  # inches, of 72 units each in the SVG
+LEGEND_HEIGHT = 0.19  # of a line
+LONG = 16  # letters, from which names stand in two columns
 MARKS = 7  # on a curve of many points
 
 _INK = "#010203"
@@ -68,8 +70,11 @@ def draw(plot: Plot) -> str:
 
     style = {**_STYLE, "svg.hashsalt": plot.name}
     with mpl.rc_context(style):  # type: ignore[arg-type]
-        extra = PANEL_HEIGHT * (len(plot.panels) - 1)
-        figure = Figure(figsize=(WIDTH, HEIGHT + extra), layout="constrained")
+        names = {line.name for panel in plot.panels for line in panel.lines}
+        columns = 2 if max(map(len, names), default=0) > LONG else 3
+        height = HEIGHT + PANEL_HEIGHT * (len(plot.panels) - 1)
+        height += LEGEND_HEIGHT * -(-len(names) // columns)
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.subplots(len(plot.panels), sharex=True, squeeze=False)[:, 0]
         for panel, place in zip(plot.panels, axes, strict=True):
             _fill(place, panel)
@@ -81,7 +86,6 @@ def draw(plot: Plot) -> str:
             for place in axes
             for handle, name in zip(*place.get_legend_handles_labels(), strict=True)
         }
-        columns = 2 if max(map(len, handles), default=0) > 16 else 3
         figure.legend(
             handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False
         )

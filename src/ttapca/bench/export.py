@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from ttapca.bench.cells import Cell, Outcome, Row
-from ttapca.bench.tables import Table, Value, comparison_tables, error_tables
+from ttapca.bench.comparison import comparison_tables
+from ttapca.bench.tables import Table, Value, error_tables
 from ttapca.errors import OptionError, did_you_mean
 
 Format = Literal["csv", "json", "markdown", "latex"]
@@ -161,6 +162,7 @@ def latex(table: Table) -> str:
         >>> line = (Value("bn"), Value("1.0", 1.0, "number", best=True))
         >>> print(latex(Table("50 %", ("method", "mean"), (line,))))
         \begin{table*}
+        \centering\footnotesize\setlength{\tabcolsep}{3pt}
         \caption{50 \%}
         \begin{tabular}{lr}
         \toprule
@@ -183,6 +185,7 @@ def latex(table: Table) -> str:
     layout = "".join("l" if words else "r" for words in table.wordy)
     parts = [
         r"\begin{table*}",
+        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",  # many columns on one page
         rf"\caption{{{table.title.translate(_LATEX)}}}",
         rf"\begin{{tabular}}{{{layout}}}",
         r"\toprule",
@@ -191,7 +194,7 @@ def latex(table: Table) -> str:
         *(line(cell(value) for value in row) for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}",
-        *(rf"\par\footnotesize {note.translate(_LATEX)}" for note in table.notes),
+        *(rf"\par {note.translate(_LATEX)}" for note in table.notes),
         r"\end{table*}",
         "",
     ]

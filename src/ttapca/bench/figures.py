@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ttapca.bench.cells import Observation, Row
-from ttapca.bench.grids import Grid, Place, Spread, Variant, grids, labels, place_of
+from ttapca.bench.places import Grid, Place, Spread, Variant, grids, labels, place_of
 from ttapca.bench.plots import INK, Line, Panel, Plot, Scale
 from ttapca.bench.summary import SOURCE, main_grid, seconds_an_image
 from ttapca.bench.tables import full_name, title_of
@@ -36,7 +36,9 @@ def figures(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> li
         []
     """
     found = grids(rows)
-    styles = {name: at for at, name in enumerate(dict.fromkeys(row.cell.method for row in rows))}
+    cells = [*(row.cell for row in rows), *(each.cell for each in observations)]
+    methods = dict.fromkeys(cell.method for cell in cells)
+    styles = {name: at for at, name in enumerate(methods)}
     best = _main_of_each(found)
     online = _main_of_each([grid for grid in found if grid.place.setting != "episodic"] or found)
     plots = [
@@ -122,9 +124,10 @@ def _batch_sizes(found: Sequence[Grid], styles: dict[str, int]) -> list[Plot]:
 
 
 def _batch_size(group: Sequence[Grid], styles: dict[str, int]) -> Plot | None:
-    """Error against batch size, over grids that differ in nothing else."""
+    """Error against batch size, over the corruptions that all sizes have."""
     shared = set.intersection(*(set(grid.corruptions) for grid in group))
-    alike = [grid for grid in group if set(grid.corruptions) == shared]
+    kept = tuple(name for name in group[0].corruptions if name in shared)
+    alike = [replace(grid, corruptions=kept) for grid in group if kept]
     points: dict[Variant, list[tuple[float, Spread]]] = {}
     for grid in alike:
         for variant in grid.variants:

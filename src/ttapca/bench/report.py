@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from ttapca._version import __version__
 from ttapca.bench.cells import Observation, Row
 from ttapca.bench.commands import condensed
+from ttapca.bench.comparison import comparison_tables
 from ttapca.bench.drawing import draw
 from ttapca.bench.figures import figures, one_a_family
-from ttapca.bench.grids import Grid, grids, labels, place_of
+from ttapca.bench.places import Grid, grids, labels, place_of
 from ttapca.bench.summary import (
     cost_table,
     facts,
@@ -26,7 +27,7 @@ from ttapca.bench.summary import (
     headline,
     main_grid,
 )
-from ttapca.bench.tables import comparison_tables, error_table, full_name, title_of
+from ttapca.bench.tables import error_table, full_name, title_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment

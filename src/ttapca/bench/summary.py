@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ttapca.bench.cells import CLEAN, Row
-from ttapca.bench.grids import Grid, Place, Variant, done, grids, labels
+from ttapca.bench.places import Grid, Place, Variant, done, grids, labels
 from ttapca.bench.tables import MISSING, Table, Value, full_name, heading, title_of
 
 SOURCE = "source"
@@ -44,12 +44,11 @@ def headline(rows: Sequence[Row]) -> list[str]:
         return ["Nothing has been measured yet."]
     grid = main_grid(grids(rows))
     failed = sum(row.outcome.status == "failed" for row in rows)
-    end = (
-        f"All {len(rows):,} cells finished."
-        if not failed
-        else (f"{failed:,} of {len(rows):,} cells failed.")
-    )
-    return [*_finding(grid), end]
+    count = f"{len(rows):,} cells"
+    return [
+        *_finding(grid),
+        f"{failed:,} of {count} failed." if failed else f"All {count} finished.",
+    ]
 
 
 def _finding(grid: Grid) -> list[str]:

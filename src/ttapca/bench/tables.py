@@ -1,4 +1,4 @@
-"""The paper's tables, made of rows: methods by corruptions, ours beside the paper's, and costs.
+"""The paper's tables, made of rows: methods by corruptions.
 
 A `Table` is what any surface can show: a terminal, a page, a LaTeX file. It knows numbers and the
 text they are shown as; it knows no markup.
@@ -6,15 +6,12 @@ text they are shown as; it knows no markup.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ttapca.bench import paper
 from ttapca.bench.cells import CLEAN, Row
-from ttapca.bench.grids import Grid, Place, Spread, Variant, grids, labels
-from ttapca.bench.paper import PaperRow, paper_row
+from ttapca.bench.places import Grid, Place, Spread, Variant, grids, labels
 
 Kind = Literal["text", "number", "failed", "missing"]
 
@@ -154,117 +151,17 @@ def error_table(grid: Grid) -> Table:
         The table, with the best of each column marked.
     """
     names = labels(grid.variants)
-    has_clean = any(corruption == CLEAN for _, corruption in grid.rows)
-    shown = [*grid.corruptions, *([CLEAN] if has_clean else [])]
+    measured = dict.fromkeys(corruption for _, corruption in grid.rows)
+    shown = dict.fromkeys([*grid.corruptions, *(name for name in measured if name == CLEAN)])
+    several = len(grid.corruptions) > 1
     lines = []
     for variant in grid.variants:
-        cells = [_error(grid, variant, name) for name in shown]
-        mean = [_mean(grid, variant)] if grid.corruptions else []
+        cells = [error_value(grid, variant, name) for name in shown]
+        mean = [mean_value(grid, variant)] if several else []
         lines.append((Value(names[variant]), *mean, *cells))
-    first = ("method", f"Mean of {len(grid.corruptions)}") if grid.corruptions else ("method",)
+    first = ("method", f"Mean of {len(grid.corruptions)}") if several else ("method",)
     columns = (*first, *(heading(name) for name in shown))
     return Table(title_of(grid.place), columns, _with_best(lines), _notes(grid, lines))
-
-
-def comparison_tables(rows: Iterable[Row]) -> list[Table]:
-    """Our numbers beside the paper's, where it has the data set, the setting and the method.
-
-    Args:
-        rows: Of a file of results.
-
-    Returns:
-        One table for each network, data set and setting that the paper has too: of the grid with
-        the most corruptions and images.
-
-    Example:
-        >>> comparison_tables([])
-        []
-    """
-    fullest: dict[tuple[str, ...], Grid] = {}
-    for grid in grids(rows):
-        place = grid.place
-        key = (place.model, place.weights, place.data, place.setting)
-        if place.batch_size == paper.BATCH_SIZE and place.severity == paper.SEVERITY:
-            fullest[key] = max(fullest.get(key, grid), grid, key=_fullness)
-    return [table for grid in fullest.values() if (table := comparison_table(grid)) is not None]
-
-
-def _fullness(grid: Grid) -> tuple[int, int]:
-    return len(grid.corruptions), grid.place.images
-
-
-def comparison_table(grid: Grid) -> Table | None:
-    """Ours, the paper's, the difference: three lines a method.
-
-    Args:
-        grid: What was measured in one place.
-
-    Returns:
-        The table, of the paper's corruptions only, or None when the paper has nothing to compare
-        with: another data set, severity, setting or batch size.
-    """
-    place = grid.place
-    if (place.severity, place.batch_size) != (paper.SEVERITY, paper.BATCH_SIZE):
-        return None
-    shared = tuple(name for name in grid.corruptions if name in paper.CORRUPTIONS)
-    grid = replace(grid, corruptions=shared)
-    lines: list[tuple[Value, ...]] = []
-    for variant in _nearest_to_paper(grid.variants):
-        printed = paper_row(place.data, place.setting, variant.method)
-        if printed is not None and shared:
-            lines += _compared(grid, variant, printed)
-    if not lines:
-        return None
-    columns = ("method", f"Mean of {len(shared)}", *(heading(name) for name in shared))
-    notes = (
-        f"The paper: {paper.NETWORK}, {paper.IMAGES:,} images a corruption, batches of "
-        f"{paper.BATCH_SIZE}, one step at {paper.LR:g}, {paper.COMPONENTS:,} components. Here: "
-        f"{place.model}, {_images(place)}.",
-        "Means are computed from the cells; a printed mean is shown where it is another number.",
-        "Difference: ours minus the paper's; below zero, ours has fewer errors.",
-    )
-    return Table(f"{title_of(place)}: ours and the paper's", columns, tuple(lines), notes, False)
-
-
-def _nearest_to_paper(variants: Sequence[Variant]) -> list[Variant]:
-    """Of each method the one line whose options are nearest to the paper's."""
-
-    def distance(variant: Variant) -> tuple[bool, float, float, float]:
-        components = abs(variant.components - paper.COMPONENTS) if variant.components else 0
-        steps = abs(variant.steps - paper.STEPS) if variant.steps else 0
-        lr = abs(variant.lr - paper.LR) if variant.lr else 0.0
-        return variant.options != "{}", steps, lr, components
-
-    methods = dict.fromkeys(variant.method for variant in variants)
-    return [min((v for v in variants if v.method == m), key=distance) for m in methods]
-
-
-def _compared(grid: Grid, variant: Variant, printed: PaperRow) -> list[tuple[Value, ...]]:
-    names = grid.corruptions
-    theirs = statistics.fmean(printed.errors[name] for name in names)
-    own = (_mean(grid, variant), *(_error(grid, variant, name) for name in names))
-    gaps = [_difference(grid.error(variant, name), printed.errors[name]) for name in names]
-    whole = len(names) == len(printed.errors)
-    note = f"printed {printed.printed_mean:.2f}" if whole and printed.mean_differs else ""
-    mean = Value(f"{theirs:.2f}" + (f" ({note})" if note else ""), theirs, "number", note=note)
-    whose = [Value(f"{variant.method}, {who}") for who in ("ours", "paper", "difference")]
-    return [
-        (whose[0], *own),
-        (whose[1], mean, *(_paper_cell(printed, name) for name in names)),
-        (whose[2], _difference(grid.mean(variant), theirs), *gaps),
-    ]
-
-
-def _paper_cell(printed: PaperRow, corruption: str) -> Value:
-    error, spread = printed.errors[corruption], printed.spreads.get(corruption)
-    return Value(f"{error:.2f}" + (f" ±{spread:.2f}" if spread else ""), error, "number")
-
-
-def _difference(ours: Spread | None, theirs: float) -> Value:
-    if ours is None:
-        return MISSING
-    gap = ours.mean - theirs
-    return Value(f"{gap:+.2f}".replace("-", "−"), gap, "number")  # noqa: RUF001
 
 
 def _decimals(grid: Grid) -> int:
@@ -278,7 +175,8 @@ def _number(spread: Spread, decimals: int, mark: str = "", note: str = "") -> Va
     return Value(text + mark, spread.mean, "number", note=note)
 
 
-def _error(grid: Grid, variant: Variant, corruption: str) -> Value:
+def error_value(grid: Grid, variant: Variant, corruption: str) -> Value:
+    """What is shown for one line and corruption."""
     rows = grid.at(variant, corruption)
     failed = [row.outcome.reason for row in rows if row.outcome.status == "failed"]
     spread = grid.error(variant, corruption)
@@ -288,7 +186,8 @@ def _error(grid: Grid, variant: Variant, corruption: str) -> Value:
     return Value("failed", kind="failed", note=failed[0]) if failed else MISSING
 
 
-def _mean(grid: Grid, variant: Variant) -> Value:
+def mean_value(grid: Grid, variant: Variant) -> Value:
+    """What is shown for the mean of a line."""
     mean = grid.mean(variant)
     if mean is not None:
         return _number(mean, _decimals(grid))
@@ -300,9 +199,7 @@ def _mean(grid: Grid, variant: Variant) -> Value:
     part = f" ({len(values)}/{len(found)})"
     # No number: a mean of fewer corruptions is of other things, so it is not sorted among means.
     text = _number(average, _decimals(grid)).text + part
-    return Value(
-        text, kind="number", note=f"mean of {len(values)} corruptions; the others were not measured"
-    )
+    return Value(text, kind="number", note="no seed was measured on every corruption")
 
 
 def _with_best(lines: Sequence[tuple[Value, ...]]) -> tuple[tuple[Value, ...], ...]:
@@ -326,7 +223,8 @@ def _shown(value: Value) -> float:
     return float(value.text.split()[0].rstrip(PARTIAL))
 
 
-def _images(place: Place) -> str:
+def images_of(place: Place) -> str:
+    """How many images there are, in words."""
     return f"{place.images:,} images a corruption"
 
 
@@ -335,7 +233,7 @@ def _notes(grid: Grid, lines: Sequence[tuple[Value, ...]]) -> tuple[str, ...]:
     seeds = ", ".join(str(seed) for seed in grid.seeds)
     several = len(grid.seeds) > 1
     notes = [
-        f"Classification error in percent; {_images(place)}; "
+        f"Classification error in percent; {images_of(place)}; "
         + (f"seeds {seeds}: mean and standard deviation" if several else f"seed {seeds}")
         + f"; corrupted images: {place.corrupted}."
     ]

@@ -81,7 +81,8 @@ class Grid:
 
     Attributes:
         place: What the numbers share.
-        corruptions: The columns, in the paper's order; clean images are none of them.
+        corruptions: The columns, in the paper's order; clean images are none of them, unless
+            nothing else was measured.
         variants: The lines, in the order in which they were run.
         rows: By line and corruption, `clean` included: one row a seed.
     """
@@ -179,7 +180,7 @@ def _grid(place: Place, rows: list[Row]) -> Grid:
     names = dict.fromkeys(name for _, name in cells if name != CLEAN)
     order = {name: number for number, name in enumerate(CORRUPTIONS)}
     columns = sorted(names, key=lambda name: order.get(name, len(order)))
-    return Grid(place, tuple(columns), variants, cells)
+    return Grid(place, tuple(columns) or (CLEAN,), variants, cells)
 
 
 def labels(variants: Sequence[Variant]) -> dict[Variant, str]:
