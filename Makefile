@@ -49,6 +49,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/forward.py
 	$(BIN)/python benchmarks/wrn.py
 	$(BIN)/python benchmarks/corruptions.py --all
+	$(BIN)/python benchmarks/harness.py
 
 #   make clean   remove the virtual environment and all caches
 clean:
