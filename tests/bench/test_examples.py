@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -21,6 +23,12 @@ def test_public_names() -> None:
         assert getattr(ttapca.bench, name) is not None
     with pytest.raises(AttributeError, match="has no `everything`"):
         _ = ttapca.bench.everything
+
+
+def test_reading_results_does_not_wait_for_torch() -> None:
+    code = "import sys; from ttapca.bench import Results; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
 
 
 def test_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,13 @@ def test_latex_escapes_what_latex_would_read() -> None:
     assert r"1 $\pm$2 \\" in text
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+def has_latex() -> bool:
+    if shutil.which("pdflatex") is None or shutil.which("kpsewhich") is None:
+        return False
+    return bool(subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True).stdout)
+
+
+@pytest.mark.skipif(not has_latex(), reason="no LaTeX with booktabs here")
 def test_latex_compiles(tmp_path: Path) -> None:
     body = export(everything(), "latex")
     page = (

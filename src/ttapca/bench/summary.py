@@ -45,10 +45,8 @@ def headline(rows: Sequence[Row]) -> list[str]:
     grid = main_grid(grids(rows))
     failed = sum(row.outcome.status == "failed" for row in rows)
     count = f"{len(rows):,} cells"
-    return [
-        *_finding(grid),
-        f"{failed:,} of {count} failed." if failed else f"All {count} finished.",
-    ]
+    end = f"{failed:,} of {count} failed." if failed else f"All {count} finished."
+    return [*_finding(grid), end]
 
 
 def _finding(grid: Grid) -> list[str]:

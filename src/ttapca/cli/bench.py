@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ttapca.bench.plan import Plan
 
 DIGITS = "digits"
+OF_DIGITS = (DIGITS, "digits-small-cnn")  # networks that can have no other data
 LIST = "with commas between"
 
 
@@ -126,7 +127,7 @@ def bench(
         method=_method_options(option or []),
     )
     named = model if model or model_option else chosen.model
-    if named == DIGITS and data is None and plan is None and preset is None:
+    if named in OF_DIGITS and data is None and plan is None and preset is None:
         chosen = chosen.changed(data=DIGITS)
     choice = ModelChoice(named, model_option, weights, architecture, normalise, mean, std)
     inputs = Inputs(choice, chosen, to, filter, folder, size)

@@ -107,7 +107,12 @@ class RunView(Watcher):
         self._images = self._wrong = 0
         self._start = time.monotonic()
         self._progress.update(
-            self._task, description=title(unit), total=unit.images, completed=0, visible=True
+            self._task,
+            description=title(unit),
+            total=unit.images,
+            completed=0,
+            facts="",
+            visible=True,
         )
 
     def batch(self, images: int, wrong: int) -> None:
