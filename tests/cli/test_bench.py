@@ -96,6 +96,18 @@ def test_the_command_of_a_row_gives_the_row(trained: Path) -> None:
     assert len(rows_of("again.sqlite")) == 2
 
 
+def test_a_filter_of_ones_own_has_cells_of_its_own(trained: Path) -> None:
+    """Two filters of one rank are two things, in one file."""
+    words = f"bench {trained} {SMALL} --methods ttapca-exp --settings online --to r.sqlite"
+    assert run(words.split()) == 0
+    fit = f"fit {trained} --layer conv1 --data digits --components 10"
+    assert run([*fit.split(), "--limit", "100", "--to", "few-images"]) == 0
+    assert run([*words.split(), "--filter", "few-images"]) == 0
+    layers = [row.cell.layer for row in rows_of("r.sqlite")]
+    assert sorted(set(layers)) == ["conv1", "conv1, few-images"]
+    assert layers.count("conv1") == layers.count("conv1, few-images")
+
+
 def test_a_plan_and_flags(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("plan.toml").write_text(
         f'model = "{trained}"\ndata = "digits"\nmethods = ["bn", "tent"]\nimages = 40\n'

@@ -30,7 +30,7 @@ class Cell:
         setting: What the stream is like, and when adaptation forgets.
         method: One of `ttapca.RECIPES`.
         options: The method's own options as canonical JSON.
-        layer: Where the filter sits; empty without one.
+        layer: Where the filter sits, and its name where the user brought it; empty without one.
         components: Of the filter; 0 without one.
         batch_size: Images a batch.
         steps: Gradient steps on each batch; 0 for a method without gradients.

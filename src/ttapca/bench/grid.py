@@ -125,7 +125,7 @@ class _Cells:
         moves = mover is not None and mover.descent is not None
         return {
             "options": canonical(given),
-            "layer": fitted.layer if fitted else "",
+            "layer": self.subject.place_of(fitted) if fitted else "",
             "components": components if fitted else 0,
             "steps": mover.steps if isinstance(mover, Stepper) else int(moves),
             "lr": mover.descent.lr if mover is not None and mover.descent is not None else 0.0,

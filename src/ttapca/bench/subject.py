@@ -28,6 +28,8 @@ class Subject:
         data: The data set's name.
         source: The test images, clean and corrupted.
         fitted: The filter, with at least as many components as the plan asks for.
+        filter_name: Tells the filter from others of its layer and rank, where the user brought it;
+            empty for the one that follows from network, layer and training images.
         provided: Options of methods that no text can say, by method: `{"ttt": {"head": head}}`.
     """
 
@@ -36,6 +38,7 @@ class Subject:
     data: str
     source: ImageSource
     fitted: FittedFilter | None = None
+    filter_name: str = ""
     provided: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # The spectrum that was taken last, and of what: methods in a row share it.
     spectrum: tuple[object, Tensor] | None = field(default=None, init=False, repr=False)
@@ -57,6 +60,10 @@ class Subject:
         if components == self.fitted.n_components_:
             return self.fitted
         return self.fitted.truncated(components)
+
+    def place_of(self, fitted: FittedFilter) -> str:
+        """What a cell says about where the filter sits, and which one it is."""
+        return f"{fitted.layer}, {self.filter_name}" if self.filter_name else fitted.layer
 
 
 def fingerprint(network: nn.Module) -> str:

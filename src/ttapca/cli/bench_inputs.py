@@ -67,6 +67,7 @@ class Inputs:
             _in_fast_layout(self.choice.load()),
             Path(plan.data).name,
             ImageSource(clean, corrupted, plan.corruption_seed, cache_root() / FROST),
+            filter_name="" if self.filter is None else self.filter.absolute().name,
             provided=self._provided(),
         )
         if self._filtered:
