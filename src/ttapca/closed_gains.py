@@ -133,7 +133,7 @@ class ClosedFormGain(Gain):
         count = float(self.count)
         if math.isfinite(count) and bool(torch.isfinite(self.seen).all()):
             normal = self.source.batches_of(count)
-            log_energy = self.seen.to("cpu", torch.float64).clamp(min=TINY).log()
+            log_energy = self.log_energy()
             excess = normal.excess(log_energy, self.threshold).to(self.spread)
             gains = two_sided_gain(
                 -excess @ self.spread, shrink=self.shrink, restore=self.restore, limit=self.limit
@@ -142,6 +142,10 @@ class ClosedFormGain(Gain):
             self.certainty.fill_(float(normal.certainty(log_energy)))
             self.restored()
         return self.current.clone()
+
+    def log_energy(self) -> Tensor:
+        """Logarithm of what was seen, in float64 on the CPU, shape (bands,)."""
+        return self.seen.to("cpu", torch.float64).clamp(min=TINY).log()
 
     def band_gains(self) -> Tensor:
         """The gains of the last call in the middle of every band, shape (bands,)."""
@@ -180,11 +184,6 @@ class PulledGain(Gain):
         self.closed = closed
         self.limit = limit
         self.log_multiplier = self._start_at(0.0, "log_multiplier")
-
-    @property
-    def shift(self) -> float:
-        """As that of the closed form."""
-        return self.closed.shift
 
     def state(self) -> list[Tensor]:
         """What a stream changes."""
