@@ -129,10 +129,10 @@ def test_calibration_knows_how_much_batches_of_a_size_vary() -> None:
     source = SourceSpectrum(gaussian(20_000, deviations).square())
     single = source.batches_of(1)
     assert single.mean.item() == pytest.approx(-math.log(2) - 0.5772, abs=0.05)
-    assert single.covariance.item() == pytest.approx(math.pi**2 / 2, rel=0.05)
+    assert single.log_energies.var().item() == pytest.approx(math.pi**2 / 2, rel=0.05)
     many = source.batches_of(64)
     assert many.mean.item() == pytest.approx(-1 / 64, abs=0.02)
-    assert many.covariance.item() == pytest.approx(2 / 64, rel=0.25)
+    assert many.log_energies.var().item() == pytest.approx(2 / 64, rel=0.25)
     assert source.batches_of(64) is many  # drawn once
     assert SEED == 0
 
@@ -144,7 +144,7 @@ def test_the_rule_is_smooth_in_the_size_of_the_batch() -> None:
     source = SourceSpectrum(band_means(gaussian(500, deviations).square(), edges))
     energy = torch.full((len(edges) - 1,), math.log(3.0), dtype=torch.float64)
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 200]
-    excess = torch.stack([source.batches_of(n).excess(energy, 1.0) for n in sizes])
+    excess = torch.stack([source.batches_of(n).excess(energy, 0.6) for n in sizes])
     # Sizes grow by up to a half (doubling first), the spread of a mean falls by its root.
     assert bool((excess.diff(dim=0) > -0.05).all())
     assert excess.diff(dim=0)[3:].max() < 0.3
@@ -166,6 +166,16 @@ def test_a_batch_as_the_source_is_not_called_shifted() -> None:
         assert 0.2 < values.mean() < 0.8
         assert normal.certainty(energies[0] + 5.0).item() > 0.5
         assert normal.p_value(normal.distance(energies[0] + 5.0)).item() < 0.01
+
+
+@pytest.mark.parametrize("size", [1, 50])
+def test_the_threshold_is_the_share_of_source_batches_left_alone(size: int) -> None:
+    deviations = torch.ones(31, dtype=torch.float64)
+    gain = calibrated(deviations)
+    batches = gaussian(size * 300, deviations, seed=4).square().reshape(300, size, 31).mean(1)
+    excess = gain.source.batches_of(size).excess(band_means(batches, gain.edges).log(), 0.6)
+    alone = (excess == 0).all(1).double().mean()
+    assert alone.item() == pytest.approx(0.6, abs=0.12)
 
 
 def test_calibration_needs_two_samples() -> None:
@@ -235,7 +245,7 @@ class TestStream:
     [
         ({"shrink": -1.0}, "`shrink` is finite and not below 0"),
         ({"restore": math.inf}, "`restore` is finite"),
-        ({"threshold": -0.1}, "`threshold` is finite"),
+        ({"threshold": -0.1}, "`threshold` is a share"),
         ({"limit": 1.0}, "`limit` is a finite number above 1"),
         ({"memory": 0.0}, "`memory` is a number of images above 0"),
     ],
