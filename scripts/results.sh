@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Everything that docs/results.md reports: hours on two cores; cut it off, it goes on.
+#
+#   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ttt c10 c100 gn rank steps
+#
+# c10, c100 and gn need the checkpoints of docs/models.md in $WEIGHTS (default: ../shared/data/weights)
+# and CIFAR-100 in $CIFAR100. Then: python scripts/write_results.py DIR
+set -euo pipefail
+here=$(cd "$(dirname "$0")/.." && pwd)
+to=${1:?where the results go}
+shift
+runs=${*:-own others ttt c10 c100 gn rank steps}
+weights=${WEIGHTS:-$here/../shared/data/weights}
+mkdir -p "$to"
+
+bench() { "$here/.venv/bin/ttapca" bench "$@" || true; } # a method that cannot run is in the file
+
+# The paper's methods and the closed form in both settings, 2,000 images a corruption.
+# `source` and `bn` do not learn and are run once.
+tables() {
+    bench "$@" --corruptions standard,clean --images 2000 --preset paper-table1 \
+        --methods source,bn,tent,ttapca-exp,ttapca-relu,wiener,match,two-sided
+    bench "$@" --corruptions standard,clean --images 2000 --preset paper-table2 \
+        --methods tent,ttapca-exp,ttapca-relu,wiener
+}
+
+for run in $runs; do
+    case $run in
+    own) tables cifar10-resnet20 --to "$to/own.sqlite" ;;
+    others)
+        bench cifar10-resnet20 --settings online --corruptions standard,clean --images 1000 \
+            --methods shot,slr+it,eata,roid,lame,sar,cotta,ttapca-multiplicative \
+            --to "$to/others.sqlite"
+        # One image at a time, 16 views of each: a fifth of the images.
+        bench cifar10-resnet20 --settings episodic --images 200 --methods memo \
+            --to "$to/others.sqlite"
+        ;;
+    ttt) bench cifar10-wrn10-rotation --settings episodic,online --images 1000 \
+        --methods source,bn,tent,ttt --to "$to/ttt.sqlite" ;;
+    c10) tables "$weights/cifar10_resnet20.pth" --normalise cifar10 --to "$to/c10.sqlite" ;;
+    c100) tables "$weights/cifar100_resnet20.pth" --normalise cifar100 --data cifar100 \
+        ${CIFAR100:+--in "$CIFAR100"} --to "$to/c100.sqlite" ;;
+    gn) tables "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/gn.sqlite" ;;
+    rank) bench cifar10-resnet20 --preset paper-rank --images 200 --to "$to/rank.sqlite" ;;
+    steps) bench cifar10-resnet20 --preset paper-steps --images 400 --to "$to/steps.sqlite" ;;
+    *)
+        echo "no run \`$run\`" >&2
+        exit 2
+        ;;
+    esac
+done

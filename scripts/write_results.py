@@ -1,0 +1,50 @@
+"""Put the tables of docs/results.md in their places, from the files that scripts/results.sh fills.
+
+    python scripts/write_results.py DIR
+
+A table goes between `<!-- RUN SETTING -->` and `<!-- end -->`, `<!-- RUN paper SETTING -->` is the
+comparison with the paper's cells, and every row goes to docs/results/RUN.csv with its full key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from ttapca.bench import Results, Row
+from ttapca.bench.comparison import comparison_tables
+from ttapca.bench.export import export, markdown
+from ttapca.bench.tables import error_tables
+
+DOCS = Path(__file__).parents[1] / "docs"
+PLACE = re.compile(r"<!-- (?P<run>\w+) (?P<paper>paper )?(?P<setting>\w+) -->.*?<!-- end -->", re.S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    rows: dict[str, list[Row]] = {}
+    for path in sorted(folder.glob("*.sqlite")):
+        with Results(path, create=False) as results:
+            rows[path.stem] = results.rows()
+        (DOCS / "results").mkdir(exist_ok=True)
+        (DOCS / "results" / f"{path.stem}.csv").write_text(export(rows[path.stem], "csv"))
+    page = DOCS / "results.md"
+    page.write_text(PLACE.sub(lambda place: filled(place, rows), page.read_text()))
+
+
+def filled(place: re.Match[str], rows: dict[str, list[Row]]) -> str:
+    """The place with its tables."""
+    run, setting = place["run"], place["setting"]
+    if run not in rows:
+        raise SystemExit(f"no results of `{run}`: run scripts/results.sh DIR {run}")
+    chosen = [row for row in rows[run] if row.cell.setting == setting]
+    tables = comparison_tables(chosen) if place["paper"] else error_tables(chosen)
+    opening = place[0].partition("\n")[0].partition(" -->")[0] + " -->"
+    return "\n\n".join([opening, *(markdown(table).strip() for table in tables), "<!-- end -->"])
+
+
+if __name__ == "__main__":
+    main()
