@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -25,17 +26,23 @@ STYLES = {"failed": "red", "missing": "dim"}
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table; where it is too wide, its rows become columns.
+    """Print a table; where it is too wide, rows become columns, and then the lines go as well.
 
     Args:
         console: Where to.
         table: Of `ttapca.bench.tables`.
     """
     shown = rich_table(table)
-    unbounded = console.options.update(max_width=UNBOUNDED)
-    if console.measure(shown, options=unbounded).maximum > console.width:
+    if not _fits(shown, console):
         shown = rich_table(_turned(table))
+    if not _fits(shown, console):
+        shown.box, shown.collapse_padding, shown.pad_edge = box.SIMPLE_HEAD, True, False
     console.print(shown)
+
+
+def _fits(shown: RichTable, console: Console) -> bool:
+    unbounded = console.options.update(max_width=UNBOUNDED)
+    return console.measure(shown, options=unbounded).maximum <= console.width
 
 
 def _turned(table: Table) -> Table:
@@ -45,7 +52,7 @@ def _turned(table: Table) -> Table:
     lines = zip(table.columns[1:], *(row[1:] for row in table.rows), strict=True)
     return dataclasses.replace(
         table,
-        columns=("", *(row[0].text for row in table.rows)),
+        columns=("", *(row[0].text.replace("-", "-\n") for row in table.rows)),
         rows=tuple((Value(name), *values) for name, *values in lines),
     )
 
