@@ -1,17 +1,17 @@
-"""What the benchmarks share: images to work on, the paper's stem, and how to measure."""
+"""What the benchmarks work on: images, the paper's stem, networks, and filters for them."""
 
 from __future__ import annotations
 
-import multiprocessing
-import resource
-import statistics
-import time
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+import ttapca
+from ttapca.folding import LinearPart
 
 SIDE = 32
 
@@ -53,45 +53,20 @@ class Loader:
         return (part.float() / 255 for part in self.images.split(self.batch))
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Seconds that a function took, the peak memory of its process, and what it returned."""
-
-    seconds: float
-    peak_gb: float
-    result: object
-
-
-def in_own_process(function: Callable[..., object], *arguments: object) -> Measured:
-    """Run a function in a fresh process, so that its peak memory is its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measured, (function, arguments))
-
-
-def _measured(function: Callable[..., object], arguments: tuple[object, ...]) -> Measured:
-    seconds, result = function(*arguments)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # kilobytes on Linux
-    return Measured(seconds, peak, result)
+def unfolded(fitted: ttapca.FittedFilter, layer: nn.Module) -> ttapca.FittedFilter:
+    """The same filter in the space of the layer's output: V = W B."""
+    linear = LinearPart(layer, fitted.shape)
+    parts = fitted.rebuild_matrix.double().T.split(250)
+    return dataclasses.replace(
+        fitted,
+        route="exact",
+        shape=fitted.output_shape,
+        project=torch.cat([linear.apply(part).float() for part in parts]).T,
+        rebuild=None,
+        input_mean_=None,
+    )
 
 
-def timed(function: Callable[[], object]) -> tuple[float, object]:
-    """Seconds and result."""
-    start = time.perf_counter()
-    result = function()
-    return time.perf_counter() - start, result
-
-
-def interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each function, measured in turns so that all see the same machine."""
-    for function in functions.values():
-        function()
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
-        for name, function in functions.items():
-            seconds[name].append(timed(function)[0])
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def verdict(reached: bool) -> str:
-    """How a line ends."""
-    return "reached" if reached else "NOT REACHED"
+def fitted_stem(network: nn.Module, components: int, images: int = 4000) -> ttapca.FittedFilter:
+    """A filter at the first layer of a network, fitted on some images."""
+    return ttapca.fit(network, "conv1", Loader(natural_images(images)), components)
