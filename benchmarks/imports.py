@@ -1,6 +1,8 @@
-"""`import ttapca` over `import torch`, in fresh interpreters that take turns.
+"""What `import ttapca` takes over `import torch`, in fresh interpreters that take turns.
 
-python benchmarks/imports.py [--rounds 9]
+Two cases count: the package alone, which imports its names lazily, and all its names.
+
+    python benchmarks/imports.py [--rounds 9]
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ CASES = {
 
 def run(options: argparse.Namespace) -> Result:
     def case(code: str) -> None:
-        subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603
+        subprocess.run([sys.executable, "-c", code], check=True)
 
     seconds = measuring.interleaved(
         {"nothing": lambda: case("")}

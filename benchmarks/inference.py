@@ -63,6 +63,7 @@ class OfficialTent:
         self.after = after
 
     def __call__(self, batch: Tensor) -> Tensor:
+        """Adapt, and predict."""
         logits = self.model(batch)
         entropy = -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean(0)
         entropy.backward()
@@ -81,6 +82,7 @@ class Plain:
         self.model = model
 
     def __call__(self, batch: Tensor) -> Tensor:
+        """Predict."""
         with torch.no_grad():
             return self.model(batch)
 

@@ -10,7 +10,7 @@ these files.
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import math
 import multiprocessing
@@ -27,6 +27,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 Function = Callable[[], object]
+Timed = Callable[..., tuple[float, Any]]  # returns the seconds that count, and a result
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Measured:
     result: Any
 
 
-def in_own_process(function: Callable[..., tuple[float, Any]], *arguments: object) -> Measured:
+def in_own_process(function: Timed, *arguments: object) -> Measured:
     """Run a function that times itself in a fresh process, so that its peak memory is its own.
 
     Args:
@@ -176,9 +177,7 @@ def in_own_process(function: Callable[..., tuple[float, Any]], *arguments: objec
         return pool.apply(_measured, (function, arguments))
 
 
-def _measured(
-    function: Callable[..., tuple[float, Any]], arguments: tuple[object, ...]
-) -> Measured:
+def _measured(function: Timed, arguments: tuple[object, ...]) -> Measured:
     seconds, result = function(*arguments)
     return Measured(seconds, peak_memory(), result)
 
@@ -256,7 +255,7 @@ def write(path: Path, result: Result, *, seconds: float, load: float) -> None:
     record = {
         **asdict(result),
         "machine": machine(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "seconds": seconds,
         "load_before": load,
     }
