@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.errors import AttachError
-from ttapca.fitted import FittedFilter
+from ttapca.fitted import AnyGain, FittedFilter
 from ttapca.folding import LinearPart, is_affine
-from ttapca.gains import GainName
 from ttapca.layer import SpectralFilter
 from ttapca.modules import device_and_dtype, find_layer
 
@@ -108,15 +107,16 @@ class Attachment:
 
 
 def attach(
-    model: nn.Module, fitted: FittedFilter, gain: GainName | None = None, **options: object
+    model: nn.Module, fitted: FittedFilter, gain: AnyGain | None = None, **options: object
 ) -> Attachment:
     """Put a fitted filter at its layer.
 
     Args:
         model: The model that the filter was fitted on, or one with the same layer.
         fitted: The filter.
-        gain: Which gains it has, `relu`, `exponential` or `multiplicative`; without, all are 1.
-        **options: Of the gain, see `ttapca.gains`.
+        gain: Which gains it has, `relu`, `exponential` or `multiplicative`, or in closed form
+            `wiener`, `match`, `two-sided`, `pulled`; without, all are 1.
+        **options: Of the gain, see `ttapca.gains` and `ttapca.closed_gains`.
 
     Returns:
         A handle to switch the filter off and to take it away.

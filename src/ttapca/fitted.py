@@ -8,19 +8,22 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from ttapca._version import __version__
+from ttapca.closed_form import band_edges
+from ttapca.closed_gains import EXPONENTS, ClosedFormName, make_closed_gain
 from ttapca.errors import NotEnoughDataError, OptionError, SavedFilterError
-from ttapca.gains import GainName, make_gain
+from ttapca.gains import Gain, GainName, make_gain
 from ttapca.layer import SpectralFilter
 from ttapca.store import CONFIG, read_folder, write_folder
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
 Route = Literal["folded", "exact", "randomised"]
+AnyGain = GainName | ClosedFormName
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,6 +47,8 @@ class FittedFilter:
         total_variance_: Variance of the output over all components, kept or not.
         error_bound_: For the randomised route, for each component a bound on the relative error of
             its squared singular value, shape (components,); None where the result is exact.
+        energies_: Band energies of some source samples, for closed-form gains, shape (samples,
+            bands); see `ttapca.closed_form`. None in filters that an older ttapca saved.
         versions: Of what computed it.
 
     Example:
@@ -66,6 +71,7 @@ class FittedFilter:
     rebuild: Tensor | None = None
     input_mean_: Tensor | None = None
     error_bound_: Tensor | None = None
+    energies_: Tensor | None = None
     versions: dict[str, str] = dataclasses.field(
         default_factory=lambda: {
             "ttapca": __version__,
@@ -123,17 +129,20 @@ class FittedFilter:
                 f"This filter has {self.n_components_} components and can be truncated to 1 or "
                 f"more of them; found {n_components}."
             )
+        bands = len(band_edges(n_components)) - 1
         return dataclasses.replace(
             self,
             singular_values_=self.singular_values_[:n_components],
             project=self.project[:, :n_components],
             rebuild=None if self.rebuild is None else self.rebuild[:, :n_components],
             error_bound_=None if self.error_bound_ is None else self.error_bound_[:n_components],
+            # The last band may have lost components; what it varied by stands for what is left.
+            energies_=None if self.energies_ is None else self.energies_[:, :bands],
         )
 
     def spectral_filter(
         self,
-        gain: GainName | None = None,
+        gain: AnyGain | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         **options: object,
@@ -141,9 +150,9 @@ class FittedFilter:
         """Build the module that filters.
 
         Args:
-            gain: Which gains it learns; without, it only drops what lies outside its basis.
+            gain: Which gains it has; without, it only drops what lies outside its basis.
             dtype: Precision that it computes in.
-            **options: Of the gain, see `ttapca.gains`.
+            **options: Of the gain, see `ttapca.gains` and `ttapca.closed_gains`.
         """
 
         def own(tensor: Tensor) -> Tensor:
@@ -155,8 +164,16 @@ class FittedFilter:
             own(self.project),
             None if self.rebuild is None else own(self.rebuild),
             shape=self.shape,
-            gain=make_gain(gain, self.singular_values_.to(dtype), **options) if gain else None,
+            gain=self._gain(gain, dtype, options) if gain else None,
         )
+
+    def _gain(self, name: AnyGain, dtype: torch.dtype, options: dict[str, object]) -> Gain:
+        if name in EXPONENTS:
+            deviations = self.explained_variance_.sqrt().to(dtype)
+            return make_closed_gain(
+                cast(ClosedFormName, name), deviations, self.energies_, **options
+            )
+        return make_gain(cast(GainName, name), self.singular_values_.to(dtype), **options)
 
     def save(self, path: str | os.PathLike[str], *, dtype: Storage = "float32") -> None:
         """Write the filter to a folder: `config.json`, `filter.safetensors`, `README.md`.
@@ -176,6 +193,7 @@ class FittedFilter:
             "singular_values": self.singular_values_,
             "input_mean": self.input_mean_,
             "error_bound": self.error_bound_,
+            "energies": self.energies_,
             "project": _narrowed(self.project, stored),
             "rebuild": None if self.rebuild is None else _narrowed(self.rebuild, stored),
         }
@@ -224,6 +242,7 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
             rebuild=tensors["rebuild"] if folded else None,
             input_mean_=tensors["input_mean"] if folded else None,
             error_bound_=tensors.get("error_bound"),
+            energies_=tensors.get("energies"),
             versions=config["versions"],
         )
     except KeyError as error:
@@ -260,6 +279,9 @@ def _check_shapes(fitted: FittedFilter, path: str | os.PathLike[str]) -> None:
         "project": (fitted.project, (size, components)),
         "rebuild": (fitted.rebuild, (size, components)),
     }
+    if fitted.energies_ is not None:
+        images, bands = len(fitted.energies_), len(band_edges(components)) - 1
+        expected["energies"] = (fitted.energies_, (images, bands))
     for name, (tensor, shape) in expected.items():
         if tensor is not None and tuple(tensor.shape) != shape:
             raise SavedFilterError(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.attachment import carries_filter
+from ttapca.calibration import EvenSample
 from ttapca.catching import stopped_at
 from ttapca.errors import (
     AttachError,
@@ -234,7 +235,8 @@ def _fit_folded(source: _Source, shapes: _Shapes, n_components: int | float | No
     if shapes.input is None:
         raise LayerOutputError(f"`{source.path}` takes no single tensor.")
     moments = Moments(math.prod(shapes.input), device=source.device)
-    for batch in source.batches("input", shapes.input):
+    sample = EvenSample(math.prod(shapes.input))
+    for batch in sample.of(source.batches("input", shapes.input)):
         moments.update(batch)
     linear = LinearPart(source.layer, shapes.input)
     pca = fold(moments, linear, n_components)
@@ -250,6 +252,7 @@ def _fit_folded(source: _Source, shapes: _Shapes, n_components: int | float | No
         total_variance_=pca.total_variance,
         rebuild=pca.rebuild,
         input_mean_=pca.mean,
+        energies_=sample.energies(pca.mean, pca.project, pca.singular_values, pca.n_samples),
     )
 
 
@@ -262,15 +265,16 @@ def _fit_output(
 ) -> FittedFilter:
     size = math.prod(shapes.output)
     bound = None
+    sample = EvenSample(size)
     if route == "exact":
         moments = Moments(size, device=source.device)
-        for batch in source.batches("output", shapes.output):
+        for batch in sample.of(source.batches("output", shapes.output)):
             moments.update(batch)
         pca = PCA.from_moments(moments, n_components)
     else:
         source.require_several_passes()
         pca = randomised_pca(
-            lambda: source.batches("output", shapes.output),
+            lambda: sample.of(source.batches("output", shapes.output)),
             size,
             n_components,
             generator=generator,
@@ -288,6 +292,7 @@ def _fit_output(
         n_samples_=pca.n_samples,
         total_variance_=pca.total_variance,
         error_bound_=bound,
+        energies_=sample.energies(pca.mean, pca.basis, pca.singular_values, pca.n_samples),
     )
 
 

@@ -81,14 +81,19 @@ def bounded_multiplier(log_multiplier: Tensor, limit: float) -> Tensor:
 
 
 class Gain(nn.Module):
-    """Gains with learned parameters; calling it gives them, shape (components,).
+    """Gives the gains of a filter when it is called; most learn them.
 
     Args:
         singular_values: Of the source data, positive, falling, shape (components,).
         normalise: Divide them by the largest one.
+
+    Attributes:
+        keeps_rest: Whether what lies outside the basis is kept, scaled by the last gain; the paper
+            drops it.
     """
 
     spectrum: Tensor
+    keeps_rest = False
 
     def __init__(self, singular_values: Tensor, *, normalise: bool = True) -> None:
         super().__init__()
@@ -97,9 +102,24 @@ class Gain(nn.Module):
         largest = singular_values.max() if normalise else 1.0
         self.register_buffer("spectrum", singular_values.detach() / largest)
 
-    def forward(self) -> Tensor:
-        """The gains, shape (components,)."""
+    def forward(self, components: Tensor | None = None) -> Tensor:
+        """The gains.
+
+        Args:
+            components: Of the batch to be scaled, shape (batch, components); without one, the gains
+                are given as they are now.
+
+        Returns:
+            Shape (components,).
+        """
         raise NotImplementedError
+
+    def state(self) -> list[Tensor]:
+        """Buffers that change at test time; what learns has parameters instead."""
+        return []
+
+    def restored(self) -> None:
+        """Follow a change of the state from outside."""
 
     def _start_at(self, value: float, name: str) -> nn.Parameter:
         if not math.isfinite(value):
@@ -127,8 +147,9 @@ class ReLUGain(Gain):
         super().__init__(singular_values, normalise=normalise)
         self.gamma = self._start_at(initial, "initial")
 
-    def forward(self) -> Tensor:
-        """The gains, shape (components,)."""
+    def forward(self, components: Tensor | None = None) -> Tensor:
+        """The gains, shape (components,), whatever the batch."""
+        del components
         return relu_gain(self.gamma, self.spectrum)
 
 
@@ -151,8 +172,9 @@ class ExponentialGain(Gain):
         super().__init__(singular_values, normalise=normalise)
         self.gamma = self._start_at(initial, "initial")
 
-    def forward(self) -> Tensor:
-        """The gains, shape (components,)."""
+    def forward(self, components: Tensor | None = None) -> Tensor:
+        """The gains, shape (components,), whatever the batch."""
+        del components
         return exponential_gain(self.gamma, self.spectrum)
 
 
@@ -191,8 +213,9 @@ class MultiplicativeGain(Gain):
         self.log_multiplier = self._start_at(0.0, "log_multiplier")
         self.limit = limit
 
-    def forward(self) -> Tensor:
-        """The gains, shape (components,)."""
+    def forward(self, components: Tensor | None = None) -> Tensor:
+        """The gains, shape (components,), whatever the batch."""
+        del components
         gains: Tensor = self.penalty()
         return gains * bounded_multiplier(self.log_multiplier, self.limit)
 

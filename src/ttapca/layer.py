@@ -13,8 +13,9 @@ class SpectralFilter(nn.Module):
     """Filter a tensor along the principal components of the source data.
 
     With V the basis, m the source mean and F the gains: x -> m + F * ((x - m) V) V^T. What lies
-    outside the basis is dropped, as in the paper. For a folded filter the tensor is the *input* of
-    an affine layer, and `project` and `rebuild` are two different matrices (see `ttapca.folding`).
+    outside the basis is dropped, as in the paper, unless the gain `keeps_rest`. For a folded filter
+    the tensor is the *input* of an affine layer, and `project` and `rebuild` are two different
+    matrices (see `ttapca.folding`).
 
     It computes in its own precision, whatever the precision of what comes in, and gives back what
     it was given: a bfloat16 network keeps a float32 filter.
@@ -86,11 +87,19 @@ class SpectralFilter(nn.Module):
                 "fit a filter for this shape."
             )
         flat = samples.flatten(1).to(self.mean.dtype)  # (batch, d)
-        components = (flat - self.mean) @ self.project  # (batch, components)
-        if self.gain is not None:
-            components = components * self.gains()
+        centred = flat - self.mean
+        components = centred @ self.project  # (batch, components)
         rebuild = self.project if self.rebuild is None else self.rebuild
-        filtered = torch.addmm(self.mean, components, rebuild.T)  # (batch, d)
+        if self.gain is None:
+            filtered = torch.addmm(self.mean, components, rebuild.T)  # (batch, d)
+        elif not self.gain.keeps_rest:
+            filtered = torch.addmm(self.mean, components * self.gain(components), rebuild.T)
+        else:
+            gains = self.gain(components)
+            rest = gains[-1]
+            # Written as a correction: gains of 1 leave every bit as it was.
+            filtered = torch.addmm(flat, components * (gains - rest), rebuild.T)
+            filtered = torch.addcmul(filtered, centred, rest - 1)
         return filtered.reshape(samples.shape).to(samples.dtype)
 
     def extra_repr(self) -> str:

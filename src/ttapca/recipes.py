@@ -17,6 +17,8 @@
 | `ttapca-relu` | BatchNorm statistics, ReLU spectral gains | entropy |
 | `ttapca-exp` | BatchNorm statistics, exponential spectral gains | entropy |
 | `ttapca-multiplicative` | BatchNorm statistics, bounded multiplicative spectral gains | entropy |
+| `ttapca-closed` | mixed BatchNorm statistics, gains from the closed form on | entropy, a pull |
+| `wiener`, `match`, `two-sided` | mixed BatchNorm statistics, spectral gains | closed form |
 
 `adapt` builds any of them by name and takes the same options for all, so that a comparison is one
 loop; a method without gradients has no use for `filter`, `steps`, `lr` and `logits`. A method with
@@ -26,6 +28,7 @@ gradients that needs no filter, such as `tent`, moves the gains of one as well w
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import nn
@@ -36,6 +39,7 @@ from ttapca.fitted import FittedFilter
 from ttapca.guards import CollapseGuard, GuardAction, make_guard
 from ttapca.methods import (
     baselines,
+    closed_form,
     cotta,
     eata,
     lame,
@@ -66,6 +70,10 @@ MethodName = Literal[
     "ttapca-relu",
     "ttapca-exp",
     "ttapca-multiplicative",
+    "ttapca-closed",
+    "wiener",
+    "match",
+    "two-sided",
 ]
 
 RECIPES: dict[str, Recipe] = {
@@ -84,6 +92,10 @@ RECIPES: dict[str, Recipe] = {
     "ttapca-relu": ttapca.RELU,
     "ttapca-exp": ttapca.EXPONENTIAL,
     "ttapca-multiplicative": ttapca.MULTIPLICATIVE,
+    "ttapca-closed": closed_form.LEARNED,
+    "wiener": closed_form.WIENER,
+    "match": closed_form.MATCH,
+    "two-sided": closed_form.TWO_SIDED,
 }
 
 
@@ -91,7 +103,7 @@ def adapt(
     model: nn.Module,
     method: MethodName,
     *,
-    filter: FittedFilter | None = None,
+    filter: FittedFilter | Sequence[FittedFilter] | None = None,
     episodic: bool | None = None,
     forgetting: Forgetting | None = None,
     steps: int | None = None,
@@ -106,7 +118,7 @@ def adapt(
         model: Any trained module that returns logits.
         method: One of `RECIPES`.
         filter: The fitted filter: needed by the spectral methods; any other method with gradients
-            moves its gains as well.
+            moves its gains as well. Closed-form methods take several, each for another layer.
         episodic: True to forget after each batch (the default), False to adapt online.
         forgetting: `episodic`, `online` or `continual`; says the same with one more choice.
         steps: Gradient steps on each batch; as in the method's paper by default.

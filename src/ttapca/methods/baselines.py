@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ttapca.errors import OptionError
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.objectives import mean_entropy
 from ttapca.surfaces import BatchNormStatistics, NormAffine
@@ -24,8 +24,9 @@ def _bn(wishes: Wishes, *, alpha: float | None = None, prior: float | None = Non
     return Plan([BatchNormStatistics(1.0 if alpha is None else alpha, prior=prior)])
 
 
-def _tent(wishes: Wishes, *, statistics: Statistics = "batch", gain: GainName = "relu") -> Plan:
-    surfaces = [*statistics_surface(statistics), NormAffine(), *wishes.filter_below(gain)]
+def _tent(wishes: Wishes, *, statistics: Statistics = "batch", gain: AnyGain = "relu") -> Plan:
+    below = wishes.filter_below(gain)
+    surfaces = [*statistics_surface(statistics, below), NormAffine(), *below]
     # The official code returns the logits from before the update.
     return Plan(surfaces, wishes.descent(mean_entropy, logits="before"))
 

@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ttapca.errors import OptionError
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain
 from ttapca.methods.exchanging import copies_of, exchanged
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.methods.views import Jitter, check_count, check_images
@@ -194,7 +194,7 @@ def _cotta(
     restore: float = 0.01,
     seed: int = 0,
     statistics: Statistics = "batch",
-    gain: GainName = "relu",
+    gain: AnyGain = "relu",
 ) -> Plan:
     mover = TeacherAndStudent(
         **wishes.steps_by(adam, lr=DEFAULT_LEARNING_RATE, logits="before"),

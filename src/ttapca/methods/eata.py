@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 
 from ttapca.errors import LayerOutputError, NonFiniteError, NotEnoughDataError, OptionError
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain
 from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
 from ttapca.modules import device_and_dtype, evaluation_mode
 from ttapca.movers import MOMENTUM, GradientSteps, Run, sgd
@@ -42,7 +42,7 @@ def _eata(
     d_margin: float = REDUNDANCY_MARGIN,
     fisher_alpha: float = FISHER_WEIGHT,
     statistics: Statistics = "batch",
-    gain: GainName = "relu",
+    gain: AnyGain = "relu",
 ) -> Plan:
     mover = ReliableSteps(
         source,
@@ -54,7 +54,8 @@ def _eata(
             functools.partial(sgd, momentum=MOMENTUM), lr=LEARNING_RATE, logits="before"
         ),
     )
-    surfaces = [*statistics_surface(statistics), NormAffine(), *wishes.filter_below(gain)]
+    below = wishes.filter_below(gain)
+    surfaces = [*statistics_surface(statistics, below), NormAffine(), *below]
     return Plan(surfaces, mover)
 
 

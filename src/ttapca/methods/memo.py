@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from ttapca.errors import OptionError
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain
 from ttapca.methods.exchanging import put_back
 from ttapca.methods.plan import Plan, Recipe, Wishes
 from ttapca.methods.views import check_count, check_images, mixed_views
@@ -137,7 +137,7 @@ def _memo(
     flip: bool = True,
     seed: int = 0,
     prior: float | None = None,
-    gain: GainName = "relu",
+    gain: AnyGain = "relu",
 ) -> Plan:
     if prior is not None and not 0 <= prior < float("inf"):
         raise OptionError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from ttapca.errors import OptionError
-from ttapca.fitted import FittedFilter
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain, FittedFilter
 from ttapca.movers import (
     DEFAULT_LEARNING_RATE,
     GradientSteps,
@@ -20,8 +20,12 @@ from ttapca.movers import (
 from ttapca.objectives import Objective
 from ttapca.surfaces import BatchNormStatistics, SpectralGains, Surface
 
-Statistics = Literal["source", "batch"] | float
+Statistics = Literal["source", "batch", "mixed"] | float
 SourceNeed = Literal["model", "data", "training"]
+# Of `mixed`: weights of a large, surely shifted batch in the first and the last layer, and the size
+# of a batch that weighs half of that. Chosen by scripts/tune_closed_form.py.
+MIXED_WEIGHTS = (0.1, 0.6)
+MIXED_PRIOR = 16.0
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
 
 
@@ -38,13 +42,13 @@ class Wishes:
     """What the caller of `adapt` wishes of any method; None is for the method to decide.
 
     Attributes:
-        filter: A fitted filter.
+        filter: A fitted filter; closed-form methods take several.
         steps: Gradient steps on each batch.
         lr: Learning rate.
         logits: From `before` or `after` the update.
     """
 
-    filter: FittedFilter | None = None
+    filter: FittedFilter | Sequence[FittedFilter] | None = None
     steps: int | None = None
     lr: float | None = None
     logits: Logits | None = None
@@ -81,7 +85,13 @@ class Wishes:
             )
         return self.filter
 
-    def filter_below(self, gain: GainName) -> list[Surface]:
+    def all_fitted(self) -> list[FittedFilter]:
+        """One or more filters, each for another layer."""
+        if isinstance(self.filter, (list, tuple)) and self.filter:
+            return [dataclasses.replace(self, filter=one).fitted() for one in self.filter]
+        return [self.fitted()]
+
+    def filter_below(self, gain: AnyGain) -> list[Surface]:
         """The surface that a filter adds to a method which does without one."""
         return [] if self.filter is None else [SpectralGains(self.fitted(), gain)]
 
@@ -112,15 +122,28 @@ class Recipe:
     source: SourceNeed = "model"
 
 
-def statistics_surface(statistics: Statistics) -> list[Surface]:
+def statistics_surface(statistics: Statistics, below: Sequence[Surface] = ()) -> list[Surface]:
     """BatchNorm statistics by name or by the weight of the batch.
 
     A network without BatchNorm has no statistics to choose, and is no error here.
+
+    Args:
+        statistics: `source`, `batch`, the weight of the batch, or `mixed`: a weight that rises with
+            the size of the batch, with the depth of the layer, and with how surely a closed-form
+            filter sees a shift.
+        below: Surfaces among which that filter may be.
     """
+    if statistics == "mixed":
+        closed = [s for s in below if isinstance(s, SpectralGains) and s.in_closed_form]
+        follow = closed[0] if closed else None
+        weights = BatchNormStatistics(
+            MIXED_WEIGHTS, prior=MIXED_PRIOR, follow=follow, required=False
+        )
+        return [weights]
     alpha = NAMED_STATISTICS.get(statistics) if isinstance(statistics, str) else statistics
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
         raise OptionError(
-            "`statistics` is 'source', 'batch' or the weight of the batch between 0 and 1; found "
-            f"{statistics!r}."
+            "`statistics` is 'source', 'batch', 'mixed' or the weight of the batch between 0 and "
+            f"1; found {statistics!r}."
         )
     return [BatchNormStatistics(alpha, required=False)]

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor
 
 from ttapca.errors import LayerOutputError, OptionError, ShapeError
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain
 from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
 from ttapca.methods.views import Jitter
 from ttapca.modules import map_first_tensor
@@ -42,7 +42,7 @@ def _roid(
     prior_correction: bool = True,
     seed: int = 0,
     statistics: Statistics = "batch",
-    gain: GainName = "relu",
+    gain: AnyGain = "relu",
 ) -> Plan:
     mover = EnsembledSteps(
         momentum=momentum,

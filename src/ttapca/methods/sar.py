@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.errors import OptionError
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain
 from ttapca.methods.exchanging import exchanged, put_back
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.movers import (
@@ -182,7 +182,7 @@ def _sar(
     recover_below: float = 0.2,
     leave_out: Sequence[str] = LAST_BLOCKS,
     statistics: Statistics = "batch",
-    gain: GainName = "relu",
+    gain: AnyGain = "relu",
 ) -> Plan:
     if isinstance(leave_out, str):
         raise OptionError(f"`leave_out` is a list of patterns; found {leave_out!r} alone.")

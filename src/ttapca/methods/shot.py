@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ttapca.catching import caught_inputs, find_classifier
 from ttapca.errors import AttachError, LayerOutputError, OptionError
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain
 from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
 from ttapca.movers import MOMENTUM, GradientSteps, Run, sgd
 from ttapca.objectives import information_maximisation, log_softmax
@@ -33,7 +33,7 @@ def _shot(
     classifier: str | None = None,
     pseudo_labels: float = 0.0,
     statistics: Statistics = "batch",
-    gain: GainName = "relu",
+    gain: AnyGain = "relu",
 ) -> Plan:
     if isinstance(pseudo_labels, bool) or not 0.0 <= pseudo_labels < float("inf"):
         raise OptionError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ttapca.errors import OptionError
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.objectives import (
     class_marginal,
@@ -39,7 +39,7 @@ def _slr(
     channels: int | None = None,
     seed: int = 0,
     statistics: Statistics = "batch",
-    gain: GainName = "relu",
+    gain: AnyGain = "relu",
 ) -> Plan:
     objective = DiverseLikelihood(likelihood, confidence=confidence, momentum=momentum)
     surfaces = [

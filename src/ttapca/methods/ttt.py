@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 
 from ttapca.catching import stopped_at
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.methods.views import check_images
 from ttapca.modules import evaluation_mode, find_layer
@@ -236,7 +236,7 @@ def _ttt(
     rotations: Rotations = "all",
     seed: int = 0,
     statistics: Statistics = "source",
-    gain: GainName = "relu",
+    gain: AnyGain = "relu",
 ) -> Plan:
     if not isinstance(head, nn.Module):
         found = "none" if head is None else f"a {type(head).__name__}"

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import AttachError, OptionError, ShapeError
 from ttapca.surfaces.base import Surface
+from ttapca.surfaces.spectral import SpectralGains
 
 # From so many numbers on, `quick_moments` is quicker than torch's own statistics.
 LARGE = 2**18
@@ -33,10 +34,13 @@ class BatchNormStatistics(Surface):
     the statistics of the batch.
 
     Args:
-        alpha: Weight of the batch, from 0 (source) to 1 (batch).
-        prior: Instead of `alpha`: how many samples the source statistics count for. A batch of n
-            then has the weight n / (n + prior), after Schneider et al. (2020), whose variance
-            leaves out the distance between the means.
+        alpha: Weight of the batch, from 0 (source) to 1 (batch). A pair is the weight in the first
+            and in the last layer; it changes evenly in between.
+        prior: How many samples the source statistics count for. The weight of a batch of n is then
+            n / (n + prior) times `alpha`, after Schneider et al. (2020), whose variance leaves out
+            the distance between the means.
+        follow: A surface whose `shift`, between 0 and 1, multiplies the weight: data that have not
+            shifted are normalised as the source. It must come first in the forward pass.
         required: Whether a model without BatchNorm is an error.
 
     Example:
@@ -49,18 +53,26 @@ class BatchNormStatistics(Surface):
     """
 
     def __init__(
-        self, alpha: float = 1.0, *, prior: float | None = None, required: bool = True
+        self,
+        alpha: float | tuple[float, float] = 1.0,
+        *,
+        prior: float | None = None,
+        follow: SpectralGains | None = None,
+        required: bool = True,
     ) -> None:
         super().__init__()
         if prior is not None and not 0.0 <= prior < float("inf"):
             raise OptionError(
                 f"`prior`, a number of samples, is finite and not below 0; found {prior}."
             )
-        if not 0.0 <= alpha <= 1.0:
+        ends = alpha if isinstance(alpha, tuple) else (alpha, alpha)
+        if not all(0.0 <= end <= 1.0 for end in ends):
             raise OptionError(
                 f"`alpha`, the weight of the batch, is between 0 and 1; found {alpha}."
             )
-        self.alpha = float(alpha)
+        self.alpha = alpha
+        self._ends = ends
+        self._follow = (follow,)  # in a tuple: not a part of this surface
         self.prior = prior
         self._required = required
         self._layers: list[_BatchNorm] = []
@@ -86,10 +98,12 @@ class BatchNormStatistics(Surface):
                     "A BatchNorm layer takes one set of statistics; something has taken over a "
                     "layer of this model already. Call `detach()` on what did first."
                 )
-        for layer in layers:
+        for number, layer in enumerate(layers):
             # Shadowing `forward` on the instance leaves buffers, keys and hooks as they are, and
             # is undone by deleting it. A hook could only compute the output a second time.
-            layer.forward = functools.partial(_forward, layer, self)  # type: ignore[method-assign]
+            layer.forward = functools.partial(  # type: ignore[method-assign]
+                _forward, layer, self, number / max(1, len(layers) - 1)
+            )
         self._layers = layers
 
     def detach(self) -> None:
@@ -98,21 +112,31 @@ class BatchNormStatistics(Surface):
             del layer.forward
         self._layers = []
 
-    def weight_of(self, batch_size: int) -> float:
-        """Weight of a batch of this size in the mixture."""
-        return self.alpha if self.prior is None else batch_size / (batch_size + self.prior)
+    def weight_of(self, batch_size: int, depth: float = 1.0) -> float:
+        """Weight of a batch of this size in the mixture.
+
+        Args:
+            batch_size: How many samples.
+            depth: Of the layer, from 0 (the first) to 1 (the last).
+        """
+        first, last = self._ends
+        weight = first + (last - first) * depth
+        if self.prior is not None:
+            weight *= batch_size / (batch_size + self.prior)
+        (followed,) = self._follow
+        return weight if followed is None else weight * followed.shift
 
     def extra_repr(self) -> str:
         """What `print(adapter)` shows."""
-        weight = f"alpha={self.alpha}" if self.prior is None else f"prior={self.prior}"
-        return f"{weight}, layers={len(self._layers)}"
+        prior = "" if self.prior is None else f", prior={self.prior}"
+        return f"alpha={self.alpha}{prior}, layers={len(self._layers)}"
 
 
-def _forward(layer: _BatchNorm, surface: BatchNormStatistics, x: Tensor) -> Tensor:
+def _forward(layer: _BatchNorm, surface: BatchNormStatistics, depth: float, x: Tensor) -> Tensor:
     """What a BatchNorm layer runs while the surface is attached."""
     if not surface.enabled:
         return type(layer).forward(layer, x)
-    alpha = surface.weight_of(len(x))
+    alpha = surface.weight_of(len(x), depth)
     if alpha == 0.0:
         return F.batch_norm(
             x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps

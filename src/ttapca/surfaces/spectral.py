@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ttapca.attachment import Attachment, attach
+from ttapca.closed_gains import EXPONENTS
 from ttapca.errors import AttachError
-from ttapca.fitted import FittedFilter
-from ttapca.gains import GainName
+from ttapca.fitted import AnyGain, FittedFilter
 from ttapca.layer import SpectralFilter
 from ttapca.surfaces.base import Surface
 
@@ -17,8 +18,9 @@ class SpectralGains(Surface):
 
     Args:
         fitted: The filter; its layer says where it goes.
-        gain: Which gains, `relu`, `exponential` or `multiplicative`.
-        **options: Of the gain, see `ttapca.gains`.
+        gain: Which gains, `relu`, `exponential`, `multiplicative`, or in closed form `wiener`,
+            `match`, `two-sided`, `pulled`.
+        **options: Of the gain, see `ttapca.gains` and `ttapca.closed_gains`.
 
     Attributes:
         filter: The filter on the model, once attached; its parameters are the gains' own.
@@ -26,10 +28,10 @@ class SpectralGains(Surface):
 
     filter: SpectralFilter | None
 
-    def __init__(self, fitted: FittedFilter, gain: GainName, **options: object) -> None:
+    def __init__(self, fitted: FittedFilter, gain: AnyGain, **options: object) -> None:
         super().__init__()
         self._fitted = fitted
-        self._gain: GainName = gain
+        self._gain: AnyGain = gain
         self._options = options
         self._attachment: Attachment | None = None
         self.filter = None
@@ -47,6 +49,35 @@ class SpectralGains(Surface):
         if self._attachment is not None:
             self._attachment.detach()
             self._attachment = None
+
+    @property
+    def in_closed_form(self) -> bool:
+        """Whether the gains follow from the spectrum of the data."""
+        return self._gain in EXPONENTS
+
+    @property
+    def shift(self) -> float:
+        """How surely the data have shifted, from 0 to 1; 1 where the gains cannot tell."""
+        gain = None if self.filter is None else self.filter.gain
+        return getattr(gain, "shift", 1.0)
+
+    def snapshot(self) -> list[Tensor]:
+        """Parameters of the gains, and what they keep of a stream."""
+        return [*super().snapshot(), *(value.clone() for value in self._state())]
+
+    @torch.no_grad()
+    def restore(self, snapshot: list[Tensor]) -> None:
+        """Return to the state of a snapshot, bit for bit."""
+        state = self._state()
+        super().restore(snapshot[: len(snapshot) - len(state)])
+        for value, kept in zip(state, snapshot[len(snapshot) - len(state) :], strict=True):
+            value.copy_(kept)
+        if self.filter is not None and self.filter.gain is not None:
+            self.filter.gain.restored()
+
+    def _state(self) -> list[Tensor]:
+        gain = None if self.filter is None else self.filter.gain
+        return [] if gain is None else gain.state()
 
     @property
     def enabled(self) -> bool:

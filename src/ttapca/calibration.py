@@ -1,0 +1,192 @@
+"""What is normal: how much the spectrum of source images varies, for a batch of any size.
+
+From the band energies of a few hundred source images (see `ttapca.closed_form`), batches of any
+size are drawn again and again. They tell how the logarithm of a batch's mean energy is distributed
+when nothing has shifted: its mean and covariance over bands, and how far from that mean such
+batches lie. A test batch is measured against this, so that one rule serves a single image, whose
+spectrum says little, and two hundred, whose mean says much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ttapca.closed_form import band_edges, band_means
+from ttapca.errors import NotEnoughDataError
+
+# So many source samples are kept, fewer where a sample is large.
+SAMPLES = 512
+SAMPLED_NUMBERS = 2**24
+
+# Batches that are drawn for one size, and the seed they are drawn with.
+DRAWS = 512
+SEED = 0
+
+# Share of source batches that count as not shifted at all.
+REACH = 0.95
+
+# Added to the covariance of logarithms, so that bands which hardly vary do not rule the distance.
+RIDGE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Normality:
+    """How the log energies of source batches of one size are distributed.
+
+    Attributes:
+        mean: Shape (bands,).
+        covariance: Shape (bands, bands).
+        distances: Of the batches that were drawn, by `distance`, rising, shape (draws,).
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    distances: Tensor
+    _precision: Tensor
+
+    def distance(self, log_energy: Tensor) -> Tensor:
+        """Squared Mahalanobis distance over the number of bands: (..., bands) to (...).
+
+        It is near 1 on average over source batches.
+        """
+        away = log_energy - self.mean
+        return ((away @ self._precision) * away).mean(-1)
+
+    def excess(self, log_energy: Tensor, threshold: float) -> Tensor:
+        """What exceeds the mean by more than some standard deviations, in every band.
+
+        Args:
+            log_energy: Shape (..., bands).
+            threshold: How many standard deviations; less than that counts as nothing.
+
+        Returns:
+            Log energies beyond what is normal, of either sign, shape (..., bands).
+        """
+        away = log_energy - self.mean
+        allowed = threshold * self.covariance.diagonal().sqrt()
+        return away.sign() * (away.abs() - allowed).clamp(min=0)
+
+    def certainty(self, log_energy: Tensor) -> Tensor:
+        """How surely a batch has shifted: 0 where source batches reach as far, towards 1 beyond.
+
+        Args:
+            log_energy: Shape (..., bands).
+        """
+        reach = torch.quantile(self.distances, REACH)
+        return (1 - reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
+
+    def p_value(self, distance: Tensor) -> Tensor:
+        """Share of source batches that are at least as far away, of the shape of `distance`."""
+        nearer = torch.searchsorted(self.distances, distance.contiguous())
+        return (len(self.distances) - nearer + 1) / (len(self.distances) + 1)
+
+
+class SourceSpectrum:
+    """Band energies of source images.
+
+    Args:
+        energies: Mean of component^2 / variance in every band, shape (images, bands).
+
+    Raises:
+        NotEnoughDataError: When there are fewer than two images.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> source = SourceSpectrum(torch.randn(400, 3, generator=generator).square())
+        >>> one, many = source.batches_of(1), source.batches_of(100)
+        >>> bool((many.covariance.diagonal() < one.covariance.diagonal()).all())
+        True
+    """
+
+    def __init__(self, energies: Tensor) -> None:
+        if len(energies) < 2:
+            raise NotEnoughDataError(
+                f"Calibration needs at least two source images; found {len(energies)}."
+            )
+        # An energy of zero, as of a black image, has no logarithm.
+        self.energies = energies.detach().to("cpu", torch.float64).clamp(min=1e-12)
+        self._known: dict[int, Normality] = {}
+
+    @property
+    def images(self) -> int:
+        """How many images there are."""
+        return len(self.energies)
+
+    def batches_of(self, size: float) -> Normality:
+        """Distribution of the log energies of source batches of this many images.
+
+        Args:
+            size: At least 1; past 64 in steps of a few per cent, so that a growing count does not
+                ask for ever new draws, and never more than the images there are.
+        """
+        rounded = self._rounded(size)
+        if rounded not in self._known:
+            self._known[rounded] = self._draw(rounded)
+        return self._known[rounded]
+
+    def _rounded(self, size: float) -> int:
+        whole = max(1, min(round(size), self.images))
+        step = 1 << max(0, whole.bit_length() - 7)
+        return max(1, whole // step * step)
+
+    def _draw(self, size: int) -> Normality:
+        if size == 1:
+            log_energies = self.energies.log()
+        else:
+            generator = torch.Generator().manual_seed(SEED)
+            chosen = torch.randint(self.images, (DRAWS, size), generator=generator)
+            total = torch.zeros(DRAWS, self.energies.shape[1], dtype=torch.float64)
+            for column in chosen.T:  # one image of every batch: no (draws, size, bands) tensor
+                total += self.energies[column]
+            log_energies = (total / size).log()
+        mean = log_energies.mean(0)
+        covariance = torch.cov(log_energies.T).reshape(len(mean), len(mean))
+        # The images themselves are a sample: what they say of the source varies, too.
+        covariance = covariance * (1 + size / self.images)
+        precision = torch.linalg.inv(covariance + RIDGE * torch.eye(len(mean)))
+        away = log_energies - mean
+        distances = ((away @ precision) * away).mean(-1).sort().values
+        return Normality(mean, covariance, distances, precision)
+
+
+class EvenSample:
+    """Some samples of a stream of unknown length, evenly spread over it, without randomness.
+
+    Args:
+        size: Numbers in a sample.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._limit = max(2, min(SAMPLES, SAMPLED_NUMBERS // size))
+        self._start()
+
+    def _start(self) -> None:
+        self._every = 1
+        self._seen = 0
+        self._kept: list[Tensor] = []
+
+    def of(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The same batches; some of what passes is kept. A second pass starts afresh."""
+        self._start()
+        for batch in batches:
+            for sample in batch[-self._seen % self._every :: self._every]:
+                self._kept.append(sample.flatten().clone())
+            self._seen += len(batch)
+            while len(self._kept) > self._limit:
+                self._kept = self._kept[::2]
+                self._every *= 2
+            yield batch
+
+    def energies(
+        self, mean: Tensor, project: Tensor, singular_values: Tensor, n_samples: int
+    ) -> Tensor:
+        """Band energies of what was kept, shape (samples, bands)."""
+        samples = torch.stack(self._kept).to(mean)
+        components = (samples - mean) @ project
+        variances = singular_values.square() / (n_samples - 1)
+        edges = band_edges(len(singular_values))
+        return band_means(components.square() / variances, edges).float().cpu()

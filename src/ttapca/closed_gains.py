@@ -1,0 +1,229 @@
+"""Gains that follow the test data: modules that compute them in the forward pass.
+
+`ClosedFormGain` compares the band energies of the batch, or of the stream so far, with those of
+source batches of the same size, and scales every component by what `ttapca.closed_form` makes of
+the difference. `PulledGain` multiplies that by a factor which gradient steps may learn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ttapca.calibration import SourceSpectrum
+from ttapca.closed_form import across_bands, band_edges, band_means, two_sided_gain
+from ttapca.errors import OptionError
+from ttapca.gains import MULTIPLIER_LIMIT, Gain, bounded_multiplier
+
+ClosedFormName = Literal["wiener", "match", "two-sided", "pulled"]
+
+# Exponents (shrink, restore) of `two_sided_gain`.
+EXPONENTS: dict[str, tuple[float, float]] = {
+    "wiener": (1.0, 0.0),
+    "match": (0.5, 0.5),
+    "two-sided": (1.0, 0.5),
+    "pulled": (1.0, 0.5),
+}
+LIMIT = 64.0
+THRESHOLD = 1.0  # standard deviations of a source batch
+MEMORY = 2000.0  # images
+TINY = 1e-12  # no energy has no logarithm
+
+
+class ClosedFormGain(Gain):
+    """Gains in closed form from the energies of the stream.
+
+    A call with components takes their energies in, and gives gains for all of it. What was seen
+    before counts less and less; an episodic adapter resets the gain before each batch, so that
+    nothing but the batch counts.
+
+    Of each band's log energy, only what exceeds its mean over source batches of the same size by
+    more than `threshold` standard deviations counts. So a single image, whose energies vary
+    much by nature, changes little unless it is far off, and clean batches change hardly at all.
+
+    Args:
+        deviations: Standard deviation of the components in the source data, shape (components,).
+        energies: Of source samples, shape (samples, bands), see `ttapca.calibration`.
+        shrink: Exponent where the test data have more variance than the source.
+        restore: Exponent where they have less.
+        limit: The largest ratio of variances that is believed.
+        threshold: In standard deviations over source batches; 0 trusts every batch.
+        memory: After so many images, what was seen counts 1 / e.
+
+    Attributes:
+        seen: Energies of the stream, shape (bands,).
+        count: Images behind them.
+        current: The gains of the last call, shape (components,).
+        shift: How surely the data have shifted, from 0 (as the source) to 1.
+
+    Raises:
+        OptionError: When an option makes no sense.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> source = torch.randn(500, 3, generator=generator)
+        >>> energies = torch.stack([source[:, 0].square(), source[:, 1:].square().mean(1)], 1)
+        >>> gain = ClosedFormGain(torch.ones(3), energies)
+        >>> bool((gain(3 * source[:50]) < 0.2).all())  # nine times the variance
+        True
+    """
+
+    keeps_rest = True
+    seen: Tensor
+    count: Tensor
+    current: Tensor
+    spread: Tensor
+    certainty: Tensor
+
+    def __init__(
+        self,
+        deviations: Tensor,
+        energies: Tensor,
+        *,
+        shrink: float = EXPONENTS["two-sided"][0],
+        restore: float = EXPONENTS["two-sided"][1],
+        limit: float = LIMIT,
+        threshold: float = THRESHOLD,
+        memory: float = MEMORY,
+    ) -> None:
+        super().__init__(deviations, normalise=False)
+        for name, value in (("shrink", shrink), ("restore", restore), ("threshold", threshold)):
+            if not 0.0 <= value < math.inf:
+                raise OptionError(f"`{name}` is finite and not below 0; found {value}.")
+        if not 1.0 < limit < math.inf:
+            raise OptionError(f"`limit` is a finite number above 1; found {limit}.")
+        if not 0.0 < memory < math.inf:
+            raise OptionError(f"`memory` is a number of images above 0; found {memory}.")
+        self.shrink, self.restore, self.limit = shrink, restore, limit
+        self.threshold, self.memory = threshold, memory
+        self.source = SourceSpectrum(energies)
+        self.edges = band_edges(len(deviations))
+        self.register_buffer("spread", across_bands(self.edges).to(deviations))
+        self.register_buffer("seen", torch.ones_like(self.spread[:, 0]))
+        self.register_buffer("count", torch.zeros_like(self.seen[0]))
+        self.register_buffer("current", torch.ones_like(self.spectrum))
+        self.register_buffer("certainty", torch.zeros_like(self.count))
+        self.shift = 0.0  # the same as a number: reading it must not wait for a device
+
+    def state(self) -> list[Tensor]:
+        """What a stream changes."""
+        return [self.seen, self.count, self.current, self.certainty]
+
+    def restored(self) -> None:
+        """Follow a change of the state from outside."""
+        self.shift = float(self.certainty)
+
+    @torch.no_grad()
+    def forward(self, components: Tensor | None = None) -> Tensor:
+        """Take a batch in, and give the gains; without a batch, those of the last one.
+
+        Args:
+            components: Shape (batch, components).
+
+        Returns:
+            Shape (components,).
+        """
+        # An exported program is frozen.
+        if components is None or not len(components) or torch.compiler.is_exporting():
+            return self.current.clone()
+        self._take_in(components)
+        count = float(self.count)
+        if math.isfinite(count) and bool(torch.isfinite(self.seen).all()):
+            normal = self.source.batches_of(count)
+            log_energy = self.seen.to("cpu", torch.float64).clamp(min=TINY).log()
+            excess = normal.excess(log_energy, self.threshold).to(self.spread)
+            gains = two_sided_gain(
+                -excess @ self.spread, shrink=self.shrink, restore=self.restore, limit=self.limit
+            )
+            self.current.copy_(gains)
+            self.certainty.fill_(float(normal.certainty(log_energy)))
+            self.restored()
+        return self.current.clone()
+
+    def band_gains(self) -> Tensor:
+        """The gains of the last call in the middle of every band, shape (bands,)."""
+        return band_means(self.current.log(), self.edges).exp()
+
+    def _take_in(self, components: Tensor) -> None:
+        energies = band_means((components / self.spectrum).square().mean(0), self.edges)
+        before = self.count * math.exp(-len(components) / self.memory)
+        count = before + len(components)
+        if not bool(torch.isfinite(energies).all()):
+            return  # a broken batch must not spoil the stream
+        self.seen.copy_((self.seen * before + energies * len(components)) / count)
+        self.count.copy_(count)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"shrink={self.shrink}, restore={self.restore}, bands={len(self.edges) - 1}"
+
+
+class PulledGain(Gain):
+    """The closed form times a factor for each component, learned in log space and bounded.
+
+    It starts at the closed form; `ttapca.methods.closed_form` pulls it back there.
+
+    Args:
+        closed: The closed form.
+        limit: Factors stay between 1 / limit and limit.
+    """
+
+    keeps_rest = True
+
+    def __init__(self, closed: ClosedFormGain, *, limit: float = MULTIPLIER_LIMIT) -> None:
+        super().__init__(closed.spectrum, normalise=False)
+        if not 1.0 < limit < math.inf:
+            raise OptionError(f"`limit` is a finite number above 1; found {limit}.")
+        self.closed = closed
+        self.limit = limit
+        self.log_multiplier = self._start_at(0.0, "log_multiplier")
+
+    @property
+    def shift(self) -> float:
+        """As that of the closed form."""
+        return self.closed.shift
+
+    def state(self) -> list[Tensor]:
+        """What a stream changes."""
+        return self.closed.state()
+
+    def restored(self) -> None:
+        """Follow a change of the state from outside."""
+        self.closed.restored()
+
+    def forward(self, components: Tensor | None = None) -> Tensor:
+        """The gains, shape (components,)."""
+        gains: Tensor = self.closed(components)
+        return gains * bounded_multiplier(self.log_multiplier, self.limit)
+
+
+def make_closed_gain(
+    name: ClosedFormName, deviations: Tensor, energies: Tensor | None, **options: object
+) -> Gain:
+    """Build a closed-form gain by its name.
+
+    Args:
+        name: `wiener`, `match` or `two-sided`, which differ in their exponents, or `pulled`.
+        deviations: Standard deviation of the components in the source data, shape (components,).
+        energies: Of source samples, shape (samples, bands).
+        **options: Of `ClosedFormGain`.
+
+    Raises:
+        OptionError: When the filter has no energies, or an option makes no sense.
+
+    Example:
+        >>> make_closed_gain("wiener", torch.ones(1), torch.rand(9, 1)).restore
+        0.0
+    """
+    if energies is None:
+        raise OptionError(
+            "Closed-form gains need the band energies of source samples; this filter was saved "
+            "without. Fit it again with `ttapca.fit`, which keeps them."
+        )
+    shrink, restore = EXPONENTS[name]
+    given = {"shrink": shrink, "restore": restore} | options
+    closed = ClosedFormGain(deviations, energies, **given)  # type: ignore[arg-type]
+    return PulledGain(closed) if name == "pulled" else closed
