@@ -1,4 +1,4 @@
-"""`torch.compile` of a model with a filter: right at every moment, and compiled only when needed."""
+"""`torch.compile` of a model with a filter: always right, and compiled only when needed."""
 
 from __future__ import annotations
 

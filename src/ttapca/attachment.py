@@ -142,7 +142,7 @@ def attach(
             f"A layer carries one filter; `{fitted.layer}` has one already. Call `detach()` on "
             "what put it there first."
         )
-    if fitted.folded:
+    if fitted.route == "folded":
         _check_folded_layer(layer, fitted)
     device, dtype = device_and_dtype(layer, model)
     precise = torch.promote_types(dtype, torch.float32)

@@ -9,7 +9,7 @@ spectrum says little, and two hundred, whose mean says much.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -182,11 +182,22 @@ class EvenSample:
             yield batch
 
     def energies(
-        self, mean: Tensor, project: Tensor, singular_values: Tensor, n_samples: int
+        self,
+        mean: Tensor,
+        project: Tensor | Callable[[Tensor], Tensor],
+        singular_values: Tensor,
+        n_samples: int,
     ) -> Tensor:
-        """Band energies of what was kept, shape (samples, bands)."""
-        samples = torch.stack(self._kept).to(mean)
-        components = (samples - mean) @ project
+        """Band energies of what was kept, shape (samples, bands).
+
+        Args:
+            mean: Of the source, shape (d,).
+            project: From centred samples to components: a matrix, or a function.
+            singular_values: Shape (components,).
+            n_samples: How many samples are behind them.
+        """
+        centred = torch.stack(self._kept).to(mean) - mean
+        components = centred @ project if isinstance(project, Tensor) else project(centred)
         variances = singular_values.square() / (n_samples - 1)
         edges = band_edges(len(singular_values))
         return band_means(components.square() / variances, edges).float().cpu()

@@ -140,7 +140,7 @@ class CoefficientMoments:
         images = flatten_samples(batch, size).reshape(-1, *self.shape)
         if not torch.isfinite(images).all():
             raise NonFiniteError("PCA needs finite numbers; found NaN or infinity in a batch.")
-        for part in images.split(max(1, CHUNK_NUMBERS // size)):
+        for part in torch.split(images, max(1, CHUNK_NUMBERS // size)):
             self._add(part.to(self._height))
         return self
 
