@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.fft
@@ -7,8 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oracles import images
-from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, ShapeError
+import ttapca
+from oracles import images, left_untouched, small_convnet
+from ttapca.errors import (
+    NonFiniteError,
+    NotEnoughDataError,
+    OptionError,
+    SavedFilterError,
+    ShapeError,
+)
 from ttapca.structured import (
     CoefficientMoments,
     dct_coefficients,
@@ -124,3 +134,101 @@ def test_what_makes_no_sense_is_refused() -> None:
     moments.update(torch.ones(5, *SHAPE))
     with pytest.raises(NotEnoughDataError, match="all 5 were the same"):
         fit_channel_dct(moments, None)
+
+
+IMAGE = (3, 6, 6)
+DATA = images(90, shape=IMAGE)
+X = images(12, seed=8, shape=IMAGE)
+
+
+@pytest.fixture(params=["conv1", "act"], ids=["input", "output"])
+def fitted(request: pytest.FixtureRequest) -> ttapca.FittedFilter:
+    return ttapca.fit(small_convnet(), request.param, DATA, route="dct")
+
+
+def test_the_filter_equals_one_with_a_dense_basis(fitted: ttapca.FittedFilter) -> None:
+    fitted = fitted.truncated(40)
+    samples = images(9, seed=3, shape=fitted.shape)
+    basis = dense_basis(fitted.project.numpy(), fitted.shape)[fitted.order_]  # (40, d)
+    relative = (fitted.singular_values_ / fitted.singular_values_[0]).numpy()
+    center = fitted.center.numpy()
+    components = (samples.flatten(1).numpy() - center) @ basis.T
+    expected = (components * relative / (relative + 0.2)) @ basis + center
+    output = fitted.spectral_filter("relu", dtype=torch.float64, initial=0.2)(samples)
+    np.testing.assert_allclose(output.flatten(1).detach(), expected, atol=1e-10)
+
+
+def test_it_filters_the_smaller_side_of_an_affine_layer() -> None:
+    model = small_convnet()
+    fitted = ttapca.fit(model, "conv1", DATA, route="dct")
+    assert (fitted.folded, fitted.shape, fitted.output_shape) == (True, (3, 6, 6), (8, 6, 6))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            fitted.mean_, model.conv1(DATA).flatten(1).mean(0), rtol=0, atol=1e-10
+        )
+    assert not ttapca.fit(model, "act", DATA, route="dct").folded
+
+
+def test_all_coefficients_and_unit_gains_are_the_identity(fitted: ttapca.FittedFilter) -> None:
+    model = small_convnet()
+    plain = model(X).detach()
+    if fitted.folded:  # else some coefficients of a ReLU's output never vary, and are dropped
+        ttapca.attach(model, fitted)
+        torch.testing.assert_close(model(X).detach(), plain, rtol=0, atol=1e-10)
+    rows = fitted.spectral_filter(dtype=torch.float64)
+    torch.testing.assert_close(rows(rows(s := images(4, shape=fitted.shape))), rows(s))
+
+
+@pytest.mark.parametrize("method", ["ttapca-relu", "ttapca-exp", "wiener", "tent"])
+def test_every_method_takes_it(fitted: ttapca.FittedFilter, method: str) -> None:
+    model = small_convnet()
+    noisy = X + torch.randn(X.shape, generator=torch.Generator().manual_seed(0), dtype=X.dtype)
+    with left_untouched(model, X):
+        adapted = ttapca.adapt(model, method, filter=fitted)
+        first = adapted(noisy)
+        assert torch.isfinite(first).all()
+        assert torch.equal(adapted(noisy), first)
+        adapted.detach()
+
+
+def test_saved_and_loaded_it_is_the_same(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "filter", dtype="float64")
+    again = ttapca.load(tmp_path / "filter")
+    assert (again.route, again.folded, again.shape) == ("dct", fitted.folded, fitted.shape)
+    assert torch.equal(again.order_, fitted.order_)
+    assert torch.equal(again.energies_, fitted.energies_)
+    samples = images(4, shape=fitted.shape)
+    one, two = (each.spectral_filter("relu", dtype=torch.float64) for each in (fitted, again))
+    assert torch.equal(one(samples), two(samples))
+    assert (tmp_path / "filter" / "filter.safetensors").stat().st_size < 200_000
+
+
+def test_a_folder_without_the_order_is_refused(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:
+    broken = dataclasses.replace(fitted, order_=None)
+    broken.save(tmp_path / "filter")
+    with pytest.raises(SavedFilterError, match="'order' is missing"):
+        ttapca.load(tmp_path / "filter")
+    short = dataclasses.replace(fitted, order_=fitted.order_[:5])
+    short.save(tmp_path / "short")
+    with pytest.raises(SavedFilterError, match=r"`order`.*must have shape"):
+        ttapca.load(tmp_path / "short")
+
+
+def test_energies_are_those_of_the_components() -> None:
+    fitted = ttapca.fit(small_convnet(), "conv1", DATA, route="dct")
+    # Ninety samples: all are kept. Their mean energy is that of the source, 1, in every band.
+    expected = np.full(fitted.energies_.shape[1], 89 / 90)
+    np.testing.assert_allclose(fitted.energies_.double().mean(0), expected, rtol=1e-4)
+
+
+def test_a_layer_without_images_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"found \(5,\)"):
+        ttapca.fit(small_convnet(), "fc", DATA, route="dct")
+
+
+@torch.no_grad()
+def test_a_compiled_model_with_cosines() -> None:
+    torch.compiler.reset()
+    model = small_convnet()
+    ttapca.attach(model, ttapca.fit(model, "conv1", DATA, 50, route="dct"), "relu", initial=0.3)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(X), model(X))
