@@ -23,8 +23,9 @@ def natural_images(n: int, seed: int = 0, side: int = SIDE) -> Tensor:
     amplitude = 1 / np.maximum(frequency, 1 / side)
     out = np.empty((n, 3, side, side), np.uint8)
     colours = np.array([[1, 1, 1], [0.3, 0, -0.3], [0.1, -0.2, 0.1]])
-    for start in range(0, n, 1000):
-        stop = min(start + 1000, n)
+    chunk = max(1, 3_000_000 // (3 * side * side))
+    for start in range(0, n, chunk):
+        stop = min(start + chunk, n)
         noise = generator.standard_normal((stop - start, 3, side, side))
         smooth = np.fft.irfft2(np.fft.rfft2(noise) * amplitude, s=(side, side))
         mixed = np.einsum("nchw,cd->ndhw", smooth, colours)

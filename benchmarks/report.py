@@ -27,11 +27,12 @@ Found = dict[str, tuple[Result, dict[str, Any]]]
 def machine_line(facts: dict[str, Any]) -> str:
     """Where and when, and how busy the machine was."""
     machine = facts["machine"]
+    clock = "" if machine["clock"] == "perf_counter" else f" by {machine['clock']}"
     return (
         f"*{machine['cores']} cores of an {machine['processor']}, {machine['threads']} threads, "
         f"{machine['memory']}, torch {machine['torch']}, Python {machine['python']}; "
         f"{facts['date'][:16].replace('T', ' ')} UTC, load before {facts['load_before']:.1f}, "
-        f"took {facts['seconds']:.0f} s.*"
+        f"took {facts['seconds']:.0f} s{clock}.*"
     )
 
 

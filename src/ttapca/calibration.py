@@ -9,6 +9,7 @@ spectrum says little, and two hundred, whose mean says much.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -76,8 +77,12 @@ class Normality:
         Args:
             log_energy: Shape (..., bands).
         """
-        reach = torch.quantile(self.distances, REACH)
-        return (1 - reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
+        return (1 - self._reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
+
+    @functools.cached_property
+    def _reach(self) -> Tensor:
+        """As far as nearly all source batches lie: a single image cannot wait for a quantile."""
+        return torch.quantile(self.distances, REACH)
 
     def p_value(self, distance: Tensor) -> Tensor:
         """Share of source batches that are at least as far away, of the shape of `distance`."""
