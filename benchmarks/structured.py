@@ -56,6 +56,7 @@ def large(n: int) -> tuple[float, Any]:
     model = imagenet_stem()
     total, fitted = measuring.timed(lambda: ttapca.fit(model, "conv1", Stream(n), route="dct"))
     batch = natural_images(BATCH, seed=10_000, side=SIDE).float() / 255
+    batch += 0.2 * torch.randn(batch.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         plain = model(batch)
         seconds = {"plain": lambda: model(batch)}

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ttapca.costs import Cost as Cost
     from ttapca.costs import measure_cost as measure_cost
     from ttapca.errors import TtapcaError as TtapcaError
+    from ttapca.explanation import Explanation as Explanation
+    from ttapca.explanation import explain as explain
     from ttapca.fitted import FittedFilter as FittedFilter
     from ttapca.fitted import load as load
     from ttapca.fitting import fit as fit
@@ -50,6 +52,8 @@ _HOMES = {
     "Cost": "costs",
     "measure_cost": "costs",
     "TtapcaError": "errors",
+    "Explanation": "explanation",
+    "explain": "explanation",
     "FittedFilter": "fitted",
     "load": "fitted",
     "fit": "fitting",

@@ -10,8 +10,9 @@ spectrum says little, and two hundred, whose mean says much.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from ttapca.errors import NotEnoughDataError
 # So many source samples are kept, fewer where a sample is large.
 SAMPLES = 512
 SAMPLED_NUMBERS = 2**24
+TOGETHER = 32
 
 # Batches that are drawn for one size, and the seed they are drawn with.
 DRAWS = 512
@@ -39,15 +41,20 @@ class Normality:
     """How the log energies of source batches of one size are distributed.
 
     Attributes:
+        log_energies: Of the batches that were drawn, rising in every band, shape (draws, bands).
         mean: Shape (bands,).
-        covariance: Shape (bands, bands).
-        distances: Of the batches that were drawn, by `distance`, rising, shape (draws,).
+        extremes: Of each of these batches, how central the range is that just holds all of its
+            bands: 0 is the median alone, 1 the whole range; rising, shape (draws,).
+        precision: Inverse of their covariance, shape (bands, bands).
+        distances: Of these batches, by `distance`, rising, shape (draws,).
     """
 
+    log_energies: Tensor
     mean: Tensor
-    covariance: Tensor
+    extremes: Tensor
+    precision: Tensor
     distances: Tensor
-    _precision: Tensor
+    _ranges: dict[float, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def distance(self, log_energy: Tensor) -> Tensor:
         """Squared Mahalanobis distance over the number of bands: (..., bands) to (...).
@@ -55,21 +62,21 @@ class Normality:
         It is near 1 on average over source batches.
         """
         away = log_energy - self.mean
-        return ((away @ self._precision) * away).mean(-1)
+        return ((away @ self.precision) * away).mean(-1)
 
     def excess(self, log_energy: Tensor, threshold: float) -> Tensor:
-        """What exceeds the mean by more than some standard deviations, in every band.
+        """What lies beyond the range that source batches fill, in every band.
 
         Args:
             log_energy: Shape (..., bands).
-            threshold: How many standard deviations; less than that counts as nothing.
+            threshold: Share of source batches that lie within that range in all bands; at 0 it is
+                the median alone.
 
         Returns:
-            Log energies beyond what is normal, of either sign, shape (..., bands).
+            Distance from the range, of either sign, shape (..., bands).
         """
-        away = log_energy - self.mean
-        allowed = threshold * self.covariance.diagonal().sqrt()
-        return away.sign() * (away.abs() - allowed).clamp(min=0)
+        low, high = self._range(threshold)
+        return (log_energy - high).clamp(min=0) - (low - log_energy).clamp(min=0)
 
     def certainty(self, log_energy: Tensor) -> Tensor:
         """How surely a batch has shifted: 0 where source batches reach as far, towards 1 beyond.
@@ -79,9 +86,18 @@ class Normality:
         """
         return (1 - self._reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
 
+    def _range(self, threshold: float) -> tuple[Tensor, Tensor]:
+        """Ends of the range in every band; kept, since a single image cannot wait for quantiles."""
+        if threshold not in self._ranges:
+            share = float(torch.quantile(self.extremes, threshold)) if threshold else 0.0
+            ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
+            low, high = torch.quantile(self.log_energies, ends, dim=0)
+            self._ranges[threshold] = (low, high)
+        return self._ranges[threshold]
+
     @functools.cached_property
     def _reach(self) -> Tensor:
-        """As far as nearly all source batches lie: a single image cannot wait for a quantile."""
+        """As far as nearly all source batches lie."""
         return torch.quantile(self.distances, REACH)
 
     def p_value(self, distance: Tensor) -> Tensor:
@@ -103,7 +119,7 @@ class SourceSpectrum:
         >>> generator = torch.Generator().manual_seed(0)
         >>> source = SourceSpectrum(torch.randn(400, 3, generator=generator).square())
         >>> one, many = source.batches_of(1), source.batches_of(100)
-        >>> bool((many.covariance.diagonal() < one.covariance.diagonal()).all())
+        >>> bool((many.log_energies.std(0) < one.log_energies.std(0)).all())
         True
     """
 
@@ -149,13 +165,17 @@ class SourceSpectrum:
                 total += self.energies[column]
             log_energies = (total / size).log()
         mean = log_energies.mean(0)
-        covariance = torch.cov(log_energies.T).reshape(len(mean), len(mean))
-        # The images themselves are a sample: what they say of the source varies, too.
-        covariance = covariance * (1 + size / self.images)
-        precision = torch.linalg.inv(covariance + RIDGE * torch.eye(len(mean)))
         away = log_energies - mean
-        distances = ((away @ precision) * away).mean(-1).sort().values
-        return Normality(mean, covariance, distances, precision)
+        if size > 1:
+            # The images themselves are a sample: what they say of the source varies, too.
+            away = away * math.sqrt(1 + size / self.images)
+        covariance = away.T @ away / (len(away) - 1)
+        precision = torch.linalg.inv(covariance + RIDGE * torch.eye(len(mean)))
+        distances = ((away @ precision) * away).mean(-1)
+        ranks = away.argsort(dim=0).argsort(dim=0) / (len(away) - 1)
+        extremes = (2 * ranks - 1).abs().amax(1).double()
+        rising = (mean + away).sort(dim=0).values
+        return Normality(rising, mean, extremes.sort().values, precision, distances.sort().values)
 
 
 class EvenSample:
@@ -201,8 +221,12 @@ class EvenSample:
             singular_values: Shape (components,).
             n_samples: How many samples are behind them.
         """
-        centred = torch.stack(self._kept).to(mean) - mean
-        components = centred @ project if isinstance(project, Tensor) else project(centred)
         variances = singular_values.square() / (n_samples - 1)
         edges = band_edges(len(singular_values))
-        return band_means(components.square() / variances, edges).float().cpu()
+        out = []
+        # A few at a time: large images have as many components as pixels.
+        for first in range(0, len(self._kept), TOGETHER):
+            centred = torch.stack(self._kept[first : first + TOGETHER]).to(mean) - mean
+            components = centred @ project if isinstance(project, Tensor) else project(centred)
+            out.append(band_means(components.square() / variances, edges).float().cpu())
+        return torch.cat(out)

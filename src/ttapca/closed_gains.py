@@ -28,7 +28,7 @@ EXPONENTS: dict[str, tuple[float, float]] = {
     "pulled": (1.0, 0.5),
 }
 LIMIT = 64.0
-THRESHOLD = 1.0  # standard deviations of a source batch
+THRESHOLD = 0.6  # share of source batches that are left exactly alone
 MEMORY = 2000.0  # images
 TINY = 1e-12  # no energy has no logarithm
 
@@ -40,9 +40,9 @@ class ClosedFormGain(Gain):
     before counts less and less; an episodic adapter resets the gain before each batch, so that
     nothing but the batch counts.
 
-    Of each band's log energy, only what exceeds its mean over source batches of the same size by
-    more than `threshold` standard deviations counts. So a single image, whose energies vary
-    much by nature, changes little unless it is far off, and clean batches change hardly at all.
+    Of each band's log energy, only what lies beyond the range of source batches of the same size
+    counts. So a single image, whose energies vary much by nature, changes little unless it is far
+    off, and clean batches change hardly at all.
 
     Args:
         deviations: Standard deviation of the components in the source data, shape (components,).
@@ -50,7 +50,7 @@ class ClosedFormGain(Gain):
         shrink: Exponent where the test data have more variance than the source.
         restore: Exponent where they have less.
         limit: The largest ratio of variances that is believed.
-        threshold: In standard deviations over source batches; 0 trusts every batch.
+        threshold: Share of source batches whose gains are exactly 1; 0 trusts every batch.
         memory: After so many images, what was seen counts 1 / e.
 
     Attributes:
@@ -90,7 +90,9 @@ class ClosedFormGain(Gain):
         memory: float = MEMORY,
     ) -> None:
         super().__init__(deviations, normalise=False)
-        for name, value in (("shrink", shrink), ("restore", restore), ("threshold", threshold)):
+        if not 0.0 <= threshold < 1.0:
+            raise OptionError(f"`threshold` is a share from 0 to below 1; found {threshold}.")
+        for name, value in (("shrink", shrink), ("restore", restore)):
             if not 0.0 <= value < math.inf:
                 raise OptionError(f"`{name}` is finite and not below 0; found {value}.")
         if not 1.0 < limit < math.inf:
@@ -133,7 +135,7 @@ class ClosedFormGain(Gain):
         count = float(self.count)
         if math.isfinite(count) and bool(torch.isfinite(self.seen).all()):
             normal = self.source.batches_of(count)
-            log_energy = self.seen.to("cpu", torch.float64).clamp(min=TINY).log()
+            log_energy = self.log_energy()
             excess = normal.excess(log_energy, self.threshold).to(self.spread)
             gains = two_sided_gain(
                 -excess @ self.spread, shrink=self.shrink, restore=self.restore, limit=self.limit
@@ -142,6 +144,10 @@ class ClosedFormGain(Gain):
             self.certainty.fill_(float(normal.certainty(log_energy)))
             self.restored()
         return self.current.clone()
+
+    def log_energy(self) -> Tensor:
+        """Logarithm of what was seen, in float64 on the CPU, shape (bands,)."""
+        return self.seen.to("cpu", torch.float64).clamp(min=TINY).log()
 
     def band_gains(self) -> Tensor:
         """The gains of the last call in the middle of every band, shape (bands,)."""
@@ -180,11 +186,6 @@ class PulledGain(Gain):
         self.closed = closed
         self.limit = limit
         self.log_multiplier = self._start_at(0.0, "log_multiplier")
-
-    @property
-    def shift(self) -> float:
-        """As that of the closed form."""
-        return self.closed.shift
 
     def state(self) -> list[Tensor]:
         """What a stream changes."""

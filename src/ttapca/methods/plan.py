@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 from ttapca.errors import OptionError
 from ttapca.fitted import AnyGain, FittedFilter
@@ -20,13 +20,27 @@ from ttapca.movers import (
 from ttapca.objectives import Objective
 from ttapca.surfaces import BatchNormStatistics, SpectralGains, Surface
 
-Statistics = Literal["source", "batch", "mixed"] | float
 SourceNeed = Literal["model", "data", "training"]
-# Of `mixed`: weights of a large, surely shifted batch in the first and the last layer, and the size
-# of a batch that weighs half of that. Chosen by scripts/tune_closed_form.py.
-MIXED_WEIGHTS = (0.1, 0.6)
-MIXED_PRIOR = 16.0
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
+
+
+class Mixture(NamedTuple):
+    """BatchNorm statistics of batch and source, mixed by size, depth and shift.
+
+    The defaults were chosen by scripts/tune_closed_form.py.
+
+    Attributes:
+        first: Weight of a large batch that has surely shifted, in the first layer.
+        last: The same in the last layer; it changes evenly in between.
+        prior: Size of a batch that weighs half as much as a large one.
+    """
+
+    first: float = 0.1
+    last: float = 0.9
+    prior: float = 16.0
+
+
+Statistics = Literal["source", "batch", "mixed"] | float | Mixture
 
 
 class Stepping(TypedDict):
@@ -130,16 +144,16 @@ def statistics_surface(statistics: Statistics, below: Sequence[Surface] = ()) ->
     Args:
         statistics: `source`, `batch`, the weight of the batch, or `mixed`: a weight that rises with
             the size of the batch, with the depth of the layer, and with how surely a closed-form
-            filter sees a shift.
+            filter sees a shift; a `Mixture` says how.
         below: Surfaces among which that filter may be.
     """
     if statistics == "mixed":
+        statistics = Mixture()
+    if isinstance(statistics, Mixture):
         closed = [s for s in below if isinstance(s, SpectralGains) and s.in_closed_form]
         follow = closed[0] if closed else None
-        weights = BatchNormStatistics(
-            MIXED_WEIGHTS, prior=MIXED_PRIOR, follow=follow, required=False
-        )
-        return [weights]
+        ends = (statistics.first, statistics.last)
+        return [BatchNormStatistics(ends, prior=statistics.prior, follow=follow, required=False)]
     alpha = NAMED_STATISTICS.get(statistics) if isinstance(statistics, str) else statistics
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
         raise OptionError(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.attachment import Attachment, attach
-from ttapca.closed_gains import EXPONENTS
+from ttapca.closed_gains import EXPONENTS, ClosedFormGain, PulledGain
 from ttapca.errors import AttachError
 from ttapca.fitted import AnyGain, FittedFilter
 from ttapca.layer import SpectralFilter
@@ -56,10 +56,23 @@ class SpectralGains(Surface):
         return self._gain in EXPONENTS
 
     @property
+    def layer(self) -> str:
+        """Where the filter goes."""
+        return self._fitted.layer
+
+    @property
+    def closed_form(self) -> ClosedFormGain | None:
+        """The gains that follow from the data, or None."""
+        gain = None if self.filter is None else self.filter.gain
+        if isinstance(gain, PulledGain):
+            return gain.closed
+        return gain if isinstance(gain, ClosedFormGain) else None
+
+    @property
     def shift(self) -> float:
         """How surely the data have shifted, from 0 to 1; 1 where the gains cannot tell."""
-        gain = None if self.filter is None else self.filter.gain
-        return getattr(gain, "shift", 1.0)
+        closed = self.closed_form
+        return 1.0 if closed is None else closed.shift
 
     def snapshot(self) -> list[Tensor]:
         """Parameters of the gains, and what they keep of a stream."""

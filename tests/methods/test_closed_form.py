@@ -1,0 +1,340 @@
+"""The closed-form methods on networks: safety, forgetting, statistics, copies, explanations."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from oracles import images, left_untouched, small_convnet
+from ttapca.data import read_digits, to_tensor
+from ttapca.errors import AttachError, OptionError
+from ttapca.models import digits_network
+from ttapca.surfaces import BatchNormStatistics, SpectralGains
+
+DATA = images(400)
+MODEL = small_convnet()
+FITTED = ttapca.fit(MODEL, "conv1", DATA, 40)
+CLOSED = ("wiener", "match", "two-sided")
+
+
+def gains_of(adapter: ttapca.Adapter) -> Tensor:
+    surface = adapter.surfaces[-1]
+    assert isinstance(surface, SpectralGains)
+    assert surface.filter is not None
+    return surface.filter.gains().detach().clone()
+
+
+def noisy(n: int, seed: int = 3, noise: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    clean = images(n, seed=seed)
+    return clean + noise * torch.randn(clean.shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return small_convnet()
+
+
+@pytest.mark.parametrize("method", CLOSED)
+def test_the_filter_by_hand(method: str, model: nn.Module) -> None:
+    """Project, scale, rebuild: in the layer's own output, where no folding is."""
+    exponents = {"wiener": (0.8, 0.3), "match": (0.5, 0.5), "two-sided": (0.8, 0.3)}[method]
+    given = {} if method == "match" else dict(zip(("shrink", "restore"), exponents, strict=True))
+    adapter = ttapca.adapt(
+        model, method, filter=FITTED, statistics="source", threshold=0.0, **given
+    )
+    batch = noisy(100)
+    found = adapter(batch)
+    adapter.detach()
+    outputs = model.conv1(batch).detach()
+    project = ttapca.fit(model, "conv1", DATA, 40, route="exact").project
+    away = outputs.flatten(1) - FITTED.mean_
+    components = away @ project
+    energy = (components.square().mean(0) / FITTED.explained_variance_).numpy()
+    bands = [(0, 1), (1, 3), (3, 7), (7, 15), (15, 31), (31, 40)]
+    calibration = FITTED.energies_
+    assert calibration is not None
+    chosen = torch.randint(len(calibration), (512, 100), generator=torch.Generator().manual_seed(0))
+    normal = calibration.double()[chosen].mean(1).log()
+    normal = (
+        normal.mean(0) + (normal - normal.mean(0)).quantile(0.5, dim=0) * (1 + 100 / 400) ** 0.5
+    )
+    ratio = torch.tensor(
+        [
+            float(normal[k]) - float(torch.tensor(energy[a:b].mean()).log())
+            for k, (a, b) in enumerate(bands)
+        ]
+    )
+    low, high = exponents
+    middle = [b - 1 if b - a == 1 else None for a, b in bands]
+    gains = gains_of(adapter)
+    assert middle[0] == 0
+    expected = torch.exp(low * ratio.clamp(max=0) + high * ratio.clamp(min=0))
+    assert gains[0].item() == pytest.approx(expected[0].item(), rel=1e-4)
+    # Within a band gains lie between those of its neighbours' centres.
+    assert gains.min() >= expected.min() - 1e-5
+    assert gains.max() <= expected.max() + 1e-5
+    rest = away - components @ project.T
+    filtered = FITTED.mean_ + gains[-1] * rest + (components * gains) @ project.T
+    after = model.bn1(filtered.reshape(outputs.shape))
+    logits = model.fc(model.bn2(model.conv2(torch.relu(after))).flatten(1))
+    assert torch.allclose(found, logits, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", CLOSED)
+def test_nothing_is_learned_and_no_trace_is_left(method: str, model: nn.Module) -> None:
+    with left_untouched(model, DATA[:5]):
+        adapter = ttapca.adapt(model, method, filter=FITTED)
+        cost = ttapca.measure_cost(adapter, noisy(20))
+        assert (cost.parameters, cost.forwards, cost.backwards) == (0, 1.0, 0)
+        adapter(noisy(20))
+        adapter.detach()
+
+
+def test_episodic_forgets_and_online_remembers(model: nn.Module) -> None:
+    first, second = noisy(50, seed=3), noisy(50, seed=4, noise=0.5)
+    episodic = ttapca.adapt(model, "wiener", filter=FITTED)
+    episodic(first)
+    alone = episodic(second)
+    episodic.reset()
+    assert torch.equal(episodic(second), alone)
+    episodic.detach()
+    online = ttapca.adapt(model, "wiener", filter=FITTED, episodic=False)
+    fresh = gains_of(online)
+    assert torch.equal(fresh, torch.ones_like(fresh))
+    online(first)
+    assert not torch.equal(online(second), alone)
+    online.start_condition()
+    assert torch.equal(gains_of(online), fresh)
+    assert torch.equal(online(second), alone)  # bit for bit
+
+
+def test_a_snapshot_holds_the_stream(model: nn.Module) -> None:
+    adapter = ttapca.adapt(model, "wiener", filter=FITTED, forgetting="continual")
+    adapter(noisy(30))
+    surface = adapter.surfaces[-1]
+    kept = surface.snapshot()
+    expected = adapter(noisy(30, seed=8))
+    adapter(images(40))
+    surface.restore(kept)
+    assert torch.equal(adapter(noisy(30, seed=8)), expected)
+
+
+def test_copies_go_their_own_way(model: nn.Module) -> None:
+    adapter = ttapca.adapt(model, "wiener", filter=FITTED, episodic=False)
+    adapter(noisy(30))
+    batch = noisy(30, seed=5)
+    twins = [copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]
+    expected = adapter(batch)
+    for twin in twins:
+        assert torch.equal(twin(batch), expected)
+        statistics, gains = twin.surfaces
+        assert statistics._follow[0] is gains  # the copy's own, not the original's
+        twin.reset()
+        assert not torch.equal(gains_of(twin), gains_of(adapter))
+
+
+def test_a_saved_filter_is_as_good(model: nn.Module, tmp_path: Path) -> None:
+    FITTED.save(tmp_path / "saved", dtype="float64")
+    loaded = ttapca.load(tmp_path / "saved")
+    assert FITTED.energies_ is not None
+    assert loaded.energies_ is not None
+    assert torch.equal(loaded.energies_, FITTED.energies_)
+    outputs = []
+    for fitted in (FITTED, loaded):
+        adapter = ttapca.adapt(model, "wiener", filter=fitted)
+        outputs.append(adapter(noisy(20)))
+        adapter.detach()
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("route", ["folded", "exact", "randomised"])
+def test_every_route_keeps_energies(route: Any, model: nn.Module) -> None:
+    fitted = ttapca.fit(model, "conv1", DATA, 40, route=route)
+    assert fitted.energies_ is not None
+    assert fitted.energies_.shape == (400, 6)
+    # Over all samples of the fit, the energy of each band is 1, but for n - 1 against n.
+    assert torch.allclose(fitted.energies_.mean(0), torch.full((6,), 399 / 400), atol=1e-4)
+    fewer = fitted.truncated(20)
+    assert fewer.energies_ is not None
+    assert fewer.energies_.shape == (400, 5)
+    adapter = ttapca.adapt(model, "wiener", filter=fewer)
+    assert torch.isfinite(adapter(noisy(10))).all()
+
+
+def test_a_stream_that_can_be_read_once_is_enough(model: nn.Module) -> None:
+    fitted = ttapca.fit(model, "conv1", iter(DATA.split(64)), 40)
+    assert fitted.energies_ is not None
+    assert FITTED.energies_ is not None
+    assert torch.allclose(fitted.energies_, FITTED.energies_)
+
+
+def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module) -> None:
+    adapter = ttapca.adapt(model, "wiener", filter=FITTED)
+    statistics, gains = adapter.surfaces
+    assert isinstance(statistics, BatchNormStatistics)
+    assert statistics.weight_of(200) == 0.0  # nothing was seen yet
+    adapter(noisy(200, noise=20.0))
+    assert gains.shift > 0.5
+    sizes = [statistics.weight_of(n) for n in range(1, 201)]
+    assert sizes == sorted(sizes)
+    assert max(b - a for a, b in pairwise(sizes)) < 0.05
+    assert sizes[0] < 0.1
+    assert statistics.weight_of(200, 0.0) < statistics.weight_of(200, 0.5) < sizes[-1]
+
+
+def test_source_images_are_normalised_as_in_the_source(model: nn.Module) -> None:
+    adapter = ttapca.adapt(model, "wiener", filter=FITTED, threshold=0.999)
+    found = adapter(DATA)
+    adapter.detach()
+    assert torch.equal(found, model(DATA))
+
+
+@pytest.mark.parametrize("method", ["tent", "eata"])
+def test_gradients_start_from_the_closed_form(method: Any, model: nn.Module) -> None:
+    given = {"filter": FITTED, "gain": "wiener", "statistics": "mixed", "logits": "before"}
+    adapter = ttapca.adapt(model, method, **given)  # type: ignore[arg-type]
+    found = adapter(noisy(50))
+    affine = adapter.n_parameters
+    adapter.detach()
+    closed = ttapca.adapt(model, "wiener", filter=FITTED)
+    assert torch.allclose(found, closed(noisy(50)))
+    assert affine == 2 * (8 + 6)  # scale and shift only
+
+
+def test_learning_moves_away_from_the_closed_form_and_a_pull_holds_it_back(
+    model: nn.Module,
+) -> None:
+    batch = noisy(60)
+    closed = ttapca.adapt(model, "wiener", filter=FITTED)
+    closed(batch)
+    start = gains_of(closed)
+    closed.detach()
+    away = []
+    for pull in (0.0, 1e3):
+        adapter = ttapca.adapt(
+            model, "ttapca-closed", filter=FITTED, pull=pull, steps=20, lr=0.05, episodic=False
+        )
+        assert adapter.n_parameters == 40
+        adapter(batch)
+        away.append((gains_of(adapter) - start).abs().max().item())
+        adapter.detach()
+    assert away[0] > 0.1
+    assert away[1] < 0.5 * away[0]
+    with pytest.raises(OptionError, match="`pull` is finite and not below 0"):
+        ttapca.adapt(model, "ttapca-closed", filter=FITTED, pull=-1.0)
+
+
+def test_filters_at_two_layers(model: nn.Module) -> None:
+    later = ttapca.fit(model, "conv2", DATA, 20)
+    with left_untouched(model, DATA[:5]):
+        adapter = ttapca.adapt(model, "wiener", filter=[FITTED, later])
+        logits = adapter(noisy(50))
+        assert torch.isfinite(logits).all()
+        assert [e.layer for e in ttapca.explain(adapter)] == ["conv1", "conv2"]
+        adapter.detach()
+        with pytest.raises(OptionError, match="needs a fitted filter; found a str"):
+            ttapca.adapt(model, "wiener", filter=[FITTED, "conv2"])  # type: ignore[list-item]
+        with pytest.raises(AttachError, match="has one already"):
+            ttapca.adapt(model, "wiener", filter=[FITTED, FITTED])
+
+
+def test_patches_of_a_vision_transformer(model: nn.Module) -> None:
+    """The embedding of patches is affine: it folds, and is filtered like any stem."""
+    del model
+    torch.manual_seed(0)
+    stem = nn.Conv2d(3, 24, 3, stride=3)
+    layer = nn.TransformerEncoderLayer(24, 2, 32, batch_first=True, dropout=0.0)
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.encoder, self.fc = stem, layer, nn.Linear(24, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.patches(x).flatten(2).transpose(1, 2)
+            return self.fc(self.encoder(tokens).mean(1))
+
+    transformer = Transformer().double().eval()
+    fitted = ttapca.fit(transformer, "patches", DATA)
+    adapter = ttapca.adapt(transformer, "wiener", filter=fitted)
+    assert torch.isfinite(adapter(noisy(50))).all()
+    assert ttapca.explain(adapter)[0].bands[-1].gain < 0.9
+
+
+def test_an_explanation(model: nn.Module) -> None:
+    adapter = ttapca.adapt(model, "two-sided", filter=FITTED)
+    with pytest.raises(OptionError, match="before the first batch"):
+        ttapca.explain(adapter)
+    adapter(noisy(200, noise=20.0))
+    (found,) = ttapca.explain(adapter)
+    assert [(b.first, b.last) for b in found.bands][:3] == [(1, 1), (2, 3), (4, 7)]
+    assert found.bands[-1].last == 40
+    assert found.images == 200
+    assert found.p_value < 0.01
+    assert found.shift > 0.5
+    assert all(band.test_variance > band.source_variance for band in found.bands[2:])
+    text = str(found)
+    assert "noise was added; scaled down to" in text
+    assert len(text.splitlines()) == 2 + len(found.bands)
+    adapter(0.05 * (images(200) - DATA.mean(0)) + DATA.mean(0))
+    assert "detail or contrast is lost; scaled up to" in str(ttapca.explain(adapter)[0])
+    adapter.detach()
+    with pytest.raises(OptionError, match="this adapter has none"):
+        ttapca.explain(ttapca.adapt(small_convnet(), "bn"))
+
+
+def test_an_old_filter_says_what_to_do(model: nn.Module, tmp_path: Path) -> None:
+    import dataclasses
+
+    dataclasses.replace(FITTED, energies_=None).save(tmp_path / "old")
+    old = ttapca.load(tmp_path / "old")
+    assert old.energies_ is None
+    assert old.truncated(10).energies_ is None
+    with pytest.raises(OptionError, match="Fit it again"):
+        ttapca.adapt(model, "wiener", filter=old)
+    ttapca.adapt(model, "ttapca-relu", filter=old).detach()
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[nn.Module, ttapca.FittedFilter, Tensor, Tensor]:
+    model = digits_network(epochs=12, seed=0)
+    fitted = ttapca.fit(model, "conv1", to_tensor(read_digits("train").images))
+    test = read_digits("test")
+    return model, fitted, to_tensor(test.images), torch.from_numpy(test.labels)
+
+
+def error_of(predict: Any, data: Tensor, labels: Tensor, size: int) -> float:
+    with torch.no_grad():
+        wrong = [
+            (predict(x).argmax(1) != y).sum()
+            for x, y in zip(data.split(size), labels.split(size), strict=True)
+        ]
+    return 100 * float(sum(wrong)) / len(labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 4, 16, 64, 200])
+def test_clean_digits_are_safe_and_noisy_ones_better(size: int, digits: Any) -> None:
+    model, fitted, clean, labels = digits
+    if size == 1:
+        clean, labels = clean[:300], labels[:300]
+    generator = torch.Generator().manual_seed(0)
+    spoilt = (clean + 0.3 * torch.randn(clean.shape, generator=generator)).clamp(0, 1)
+    with torch.no_grad():
+        source = [error_of(model, data, labels, 200) for data in (clean, spoilt)]
+    adapter = ttapca.adapt(model, "wiener", filter=fitted)
+    try:
+        found = [error_of(adapter, data, labels, size) for data in (clean, spoilt)]
+    finally:
+        adapter.detach()
+    assert found[0] <= source[0] + 0.4
+    assert found[1] < source[1]

@@ -1,0 +1,264 @@
+"""Closed-form gains, against what can be derived by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ttapca.calibration import SEED, EvenSample, SourceSpectrum
+from ttapca.closed_form import across_bands, band_edges, band_means, smoothed, two_sided_gain
+from ttapca.closed_gains import ClosedFormGain, PulledGain, make_closed_gain
+from ttapca.errors import NotEnoughDataError, OptionError
+
+COMPONENTS = 63
+
+
+def gaussian(n: int, deviations: Tensor, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, len(deviations), generator=generator, dtype=torch.float64) * deviations
+
+
+def calibrated(deviations: Tensor, **options: float) -> ClosedFormGain:
+    """A gain that knows 500 Gaussian source samples."""
+    edges = band_edges(len(deviations))
+    energies = band_means((gaussian(500, deviations, seed=9) / deviations).square(), edges)
+    return ClosedFormGain(deviations, energies, **options)  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 3000), st.integers(1, 4))
+def test_bands_cover_every_component_once(n: int, per_octave: int) -> None:
+    edges = band_edges(n, per_octave)
+    assert edges[0] == 0
+    assert edges[-1] == n
+    assert all(low < high for low, high in pairwise(edges))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(2, 500), st.data())
+def test_fewer_components_have_the_same_bands_but_the_last(n: int, data: st.DataObject) -> None:
+    fewer = data.draw(st.integers(1, n))
+    assert band_edges(fewer)[:-1] == band_edges(n)[: len(band_edges(fewer)) - 1]
+
+
+def test_band_means_are_means() -> None:
+    values = gaussian(4, torch.ones(20))
+    edges = band_edges(20)
+    found = band_means(values, edges)
+    for band, (low, high) in enumerate(pairwise(edges)):
+        assert torch.allclose(found[:, band], values[:, low:high].mean(1))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 300))
+def test_spreading_keeps_a_constant_and_the_order(n: int) -> None:
+    spread = across_bands(band_edges(n))
+    assert torch.allclose(spread.sum(0), torch.ones(n))
+    rising = torch.arange(len(spread), dtype=torch.float32) @ spread
+    assert bool((rising.diff() >= -1e-5).all())
+
+
+def test_a_smoothed_logarithm_is_a_geometric_mean() -> None:
+    values = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
+    assert torch.allclose(smoothed(values.log(), 3).exp()[1:4], values[1:4])
+    with pytest.raises(OptionError, match="odd number"):
+        smoothed(values, 4)
+
+
+def test_gains_by_their_formula() -> None:
+    ratio = torch.tensor([0.01, 0.5, 1.0, 3.0, 100.0])
+    found = two_sided_gain(ratio.log(), shrink=0.8, restore=0.3, limit=64.0)
+    expected = [min(r, 1) ** 0.8 * min(max(r, 1), 64) ** 0.3 for r in ratio.tolist()]
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("noise", [0.3, 2.0])
+def test_white_noise_of_known_variance_gives_the_wiener_gain(noise: float) -> None:
+    """The best linear estimate of x from x + e is s / (s + e)."""
+    deviations = torch.full((COMPONENTS,), 1.7, dtype=torch.float64)
+    gain = calibrated(deviations, shrink=1.0, restore=0.0, threshold=0.0)
+    generator = torch.Generator().manual_seed(3)
+    signal = gaussian(4000, deviations)
+    noisy = signal + noise * torch.randn(signal.shape, generator=generator, dtype=torch.float64)
+    true = 1.7**2 / (1.7**2 + noise**2)
+    assert torch.allclose(gain(noisy), torch.full_like(deviations, true), rtol=0.06)
+    # And it is the best: any other factor is further from the signal.
+    best = ((signal * noisy).sum() / noisy.square().sum()).item()
+    assert gain.current.mean().item() == pytest.approx(best, rel=0.03)
+
+
+def test_the_wiener_gain_follows_a_falling_spectrum() -> None:
+    deviations = torch.arange(1, 512, dtype=torch.float64) ** -0.6
+    gain = calibrated(deviations, shrink=1.0, restore=0.0, threshold=0.0)
+    generator = torch.Generator().manual_seed(3)
+    noise = 0.1 * torch.randn(3000, 511, generator=generator, dtype=torch.float64)
+    found = gain(gaussian(3000, deviations) + noise)
+    true = deviations.square() / (deviations.square() + 0.01)
+    # A band is an octave, in which this gain falls by up to a half: off at its ends, right within.
+    assert (found.log() - true.log()).abs().max() < 0.35
+    assert (found.log() - true.log()).abs().mean() < 0.08
+
+
+@pytest.mark.parametrize("scale", [0.25, 3.0])
+def test_matching_inverts_a_scaling(scale: float) -> None:
+    deviations = torch.arange(1, COMPONENTS + 1, dtype=torch.float64) ** -0.5
+    energies = band_means(torch.ones(40, COMPONENTS, dtype=torch.float64), band_edges(COMPONENTS))
+    gain = make_closed_gain("match", deviations, energies, threshold=0.0)
+    # Components of exactly the source's variance, so that the inverse is exact.
+    signs = gaussian(8, deviations).sign()
+    assert torch.allclose(gain(scale * signs * deviations), torch.full_like(deviations, 1 / scale))
+
+
+def test_the_limit_bounds_what_is_restored() -> None:
+    deviations = torch.ones(7, dtype=torch.float64)
+    gain = calibrated(deviations, restore=0.5, limit=16.0)
+    assert gain(1e-9 * gaussian(100, deviations)).max().item() == pytest.approx(4.0)
+    silent = calibrated(deviations, restore=0.5, limit=16.0)
+    assert silent(torch.zeros(100, 7, dtype=torch.float64)).max().item() == pytest.approx(4.0)
+
+
+def test_calibration_knows_how_much_batches_of_a_size_vary() -> None:
+    """Mean log of a chi-square over its degrees of freedom, and its spread, for a single sample."""
+    deviations = torch.ones(1, dtype=torch.float64)
+    source = SourceSpectrum(gaussian(20_000, deviations).square())
+    single = source.batches_of(1)
+    assert single.mean.item() == pytest.approx(-math.log(2) - 0.5772, abs=0.05)
+    assert single.log_energies.var().item() == pytest.approx(math.pi**2 / 2, rel=0.05)
+    many = source.batches_of(64)
+    assert many.mean.item() == pytest.approx(-1 / 64, abs=0.02)
+    assert many.log_energies.var().item() == pytest.approx(2 / 64, rel=0.25)
+    assert source.batches_of(64) is many  # drawn once
+    assert SEED == 0
+
+
+def test_the_rule_is_smooth_in_the_size_of_the_batch() -> None:
+    """The same energies count for more in a larger batch, and never jump."""
+    deviations = torch.ones(31, dtype=torch.float64)
+    edges = band_edges(31)
+    source = SourceSpectrum(band_means(gaussian(500, deviations).square(), edges))
+    energy = torch.full((len(edges) - 1,), math.log(3.0), dtype=torch.float64)
+    sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 200]
+    excess = torch.stack([source.batches_of(n).excess(energy, 0.6) for n in sizes])
+    # Sizes grow by up to a half (doubling first), the spread of a mean falls by its root.
+    assert bool((excess.diff(dim=0) > -0.05).all())
+    assert excess.diff(dim=0)[3:].max() < 0.3
+    assert excess[-1].mean() == pytest.approx(math.log(3.0), abs=0.25)
+
+
+def test_a_batch_as_the_source_is_not_called_shifted() -> None:
+    deviations = torch.ones(31, dtype=torch.float64)
+    gain = calibrated(deviations)
+    for size in (1, 10, 200):
+        normal = gain.source.batches_of(size)
+        energies = [
+            band_means(gaussian(size, deviations, seed).square().mean(0), gain.edges).log()
+            for seed in range(40)
+        ]
+        certain = normal.certainty(torch.stack(energies))
+        assert (certain > 0).double().mean() < 0.3
+        values = normal.p_value(normal.distance(torch.stack(energies)))
+        assert 0.2 < values.mean() < 0.8
+        assert normal.certainty(energies[0] + 5.0).item() > 0.5
+        assert normal.p_value(normal.distance(energies[0] + 5.0)).item() < 0.01
+
+
+@pytest.mark.parametrize("size", [1, 50])
+def test_the_threshold_is_the_share_of_source_batches_left_alone(size: int) -> None:
+    deviations = torch.ones(31, dtype=torch.float64)
+    gain = calibrated(deviations)
+    batches = gaussian(size * 300, deviations, seed=4).square().reshape(300, size, 31).mean(1)
+    excess = gain.source.batches_of(size).excess(band_means(batches, gain.edges).log(), 0.6)
+    alone = (excess == 0).all(1).double().mean()
+    assert alone.item() == pytest.approx(0.6, abs=0.12)
+
+
+def test_calibration_needs_two_samples() -> None:
+    with pytest.raises(NotEnoughDataError, match="at least two"):
+        SourceSpectrum(torch.ones(1, 3))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 3000), st.integers(1, 400))
+def test_a_sample_is_spread_over_the_stream(n: int, batch: int) -> None:
+    sample = EvenSample(1)
+    stream = torch.arange(n, dtype=torch.float64)[:, None]
+    for _ in range(2):  # a second pass starts afresh
+        assert torch.equal(torch.cat(list(sample.of(torch.split(stream, batch)))), stream)
+        kept = torch.cat(sample._kept)
+        assert len(kept) == min(n, len(kept)) <= 512
+        assert len(kept) > min(n, 256) - 1
+        assert kept[0] == 0
+        assert len(kept.diff().unique()) <= 1
+
+
+class TestStream:
+    """What a gain keeps between batches."""
+
+    deviations = torch.ones(15, dtype=torch.float64)
+
+    def test_a_stream_of_batches_is_one_large_batch(self) -> None:
+        data = 2 * gaussian(300, self.deviations)
+        whole = calibrated(self.deviations, memory=1e12)
+        parts = calibrated(self.deviations, memory=1e12)
+        for batch in data.split(100):
+            found = parts(batch)
+        assert torch.allclose(found, whole(data))
+        assert parts.count.item() == pytest.approx(300)
+
+    def test_old_batches_count_less(self) -> None:
+        gain = calibrated(self.deviations, memory=50.0)
+        first, second = (gaussian(50, self.deviations, seed).square() for seed in (1, 2))
+        for batch in (first, second):
+            gain(batch.sqrt())
+        old = math.exp(-1.0)
+        expected = (old * first.mean(0) + second.mean(0)) / (1 + old)
+        assert torch.allclose(gain.seen, band_means(expected, gain.edges))
+
+    def test_a_broken_or_empty_batch_changes_nothing(self) -> None:
+        gain = calibrated(self.deviations)
+        before = gain(3 * gaussian(20, self.deviations))
+        broken = gaussian(20, self.deviations)
+        broken[3, 4] = math.nan
+        assert torch.equal(gain(broken), before)
+        assert torch.equal(gain(broken[:0]), before)
+        assert torch.equal(gain(), before)
+        assert gain.count.item() == 20
+
+    def test_what_is_learned_multiplies_the_closed_form(self) -> None:
+        data = 2 * gaussian(50, self.deviations)
+        closed = calibrated(self.deviations)
+        pulled = PulledGain(calibrated(self.deviations))
+        assert torch.equal(pulled(data).detach(), closed(data))
+        with torch.no_grad():
+            pulled.log_multiplier.fill_(0.1)
+        assert torch.allclose(pulled(data), closed(data) * math.exp(0.1), rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shrink": -1.0}, "`shrink` is finite and not below 0"),
+        ({"restore": math.inf}, "`restore` is finite"),
+        ({"threshold": -0.1}, "`threshold` is a share"),
+        ({"limit": 1.0}, "`limit` is a finite number above 1"),
+        ({"memory": 0.0}, "`memory` is a number of images above 0"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, float], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        calibrated(torch.ones(3, dtype=torch.float64), **options)
+
+
+def test_a_filter_without_energies_says_how_to_get_them() -> None:
+    with pytest.raises(OptionError, match="Fit it again"):
+        make_closed_gain("wiener", torch.ones(3), None)
+    with pytest.raises(OptionError, match="at least one component"):
+        band_edges(0)
+    with pytest.raises(OptionError, match="`limit` is a finite number above 1"):
+        PulledGain(calibrated(torch.ones(3, dtype=torch.float64)), limit=0.5)
