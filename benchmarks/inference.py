@@ -1,8 +1,8 @@
 """What adapting costs over plain inference and over the official TENT, step by step.
 
 The weights are random, which changes no time; the images have the spectrum of photographs and much
-noise, so that every filter has work to do. Every
-method takes its turn in every round, on its own copy of the network.
+noise, so that every filter has work to do. Every method takes its turn in every round, on its own
+copy of the network.
 
     python benchmarks/inference.py [--network resnet20] [--batches 200 1] [--rounds 9]
 """

@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "storage": ["storage.py"],
     "structured": ["structured.py"],
     "inference-resnet20": ["inference.py", "--network", "resnet20"],
+    "harness": ["harness.py"],
     "fit": ["fit.py"],
     "scaling": ["scaling.py"],
     "inference-wrn-28-10": ["inference.py", "--network", "wrn-28-10", "--rounds", "3"],

@@ -7,6 +7,7 @@ from torch import nn
 import ttapca
 from oracles import images, left_untouched, options_of, small_convnet
 from ttapca.errors import AttachError, OptionError
+from ttapca.methods.plan import Wishes
 
 DATA = images(150)
 X = images(12, seed=8)
@@ -149,3 +150,11 @@ def test_another_shape_at_test_time_loses_nothing() -> None:
         adapter(images(5, shape=(3, 9, 9)))
     assert torch.equal(adapter.surfaces[-1].filter.gains().detach(), before)
     assert adapter.detach()(images(5, shape=(3, 9, 9))).shape == (5, 8)
+
+
+def test_a_mover_tells_its_learning_rate() -> None:
+    for wished, expected in ((None, 1e-3), (0.25, 0.25)):
+        mover = ttapca.RECIPES["tent"].plan(Wishes(lr=wished)).mover
+        assert mover.descent.lr == expected
+        mover.bind(nn.Identity(), [nn.Parameter(torch.zeros(2))])
+        assert mover.descent.lr == expected

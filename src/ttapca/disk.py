@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ttapca.errors import StorageError
@@ -121,6 +123,50 @@ def locked(folder: Path) -> Iterator[None]:
             ) from error
         except OSError:
             pass  # a network file system without locks: as on Windows
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Wait for one's turn; the operating system frees a dead process's lock.
+
+    Args:
+        lock: A file that stands for what is used in turns; it is made, and stays.
+        waiting: Told once who has the turn, when it is somebody else.
+
+    Yields:
+        Nothing; work inside.
+
+    Raises:
+        StorageError: The file cannot be made.
+
+    Example:
+        >>> with queued(Path(tempfile.mkdtemp()) / "lock"):
+        ...     pass
+    """
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - Windows: no lock
+        yield
+        return
+    with writing(lock):
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting is not None:
+                waiting(os.pread(handle, 1000, 0).decode(errors="replace") or "another process")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a network file system without locks: as on Windows
+        started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        os.ftruncate(handle, 0)
+        os.pwrite(
+            handle, f"process {os.getpid()} on {platform.node()}, since {started}".encode(), 0
+        )
         yield
     finally:
         os.close(handle)

@@ -106,6 +106,12 @@ class Descent:
         self.parameters = parameters
         self.reset()
 
+    @property
+    def lr(self) -> float:
+        """The learning rate that it takes steps with."""
+        made = self._optimizer or self._make([nn.Parameter(torch.zeros(1))])
+        return float(made.param_groups[0]["lr"])
+
     def reset(self) -> None:
         """Make a fresh optimiser: moments and step counts are forgotten."""
         self._optimizer = self._make(self.parameters)

@@ -28,7 +28,7 @@ gradients that needs no filter, such as `tent`, moves the gains of one as well w
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from torch import nn
@@ -142,26 +142,47 @@ def adapt(
         >>> adapted(torch.randn(5, 4)).shape
         torch.Size([5, 3])
     """
+    check_options(method, options)
+    plan = RECIPES[method].plan(Wishes(filter, steps, lr, logits), **options)
+    when = _forgetting(episodic, forgetting)
+    return Adapter(model, plan.surfaces, plan.mover, forgetting=when, guard=make_guard(guard))
+
+
+def check_options(method: str, options: Iterable[str]) -> None:
+    """Refuse a method that does not exist, and options that it does not have.
+
+    Args:
+        method: One of `RECIPES`.
+        options: Names of its own options.
+
+    Raises:
+        OptionError: There is no such method or option; near names are offered.
+
+    Example:
+        >>> check_options("bn", ["alpha"])
+    """
     if method not in RECIPES:
         raise OptionError(
             f"There is no method `{method}`.{did_you_mean(method, RECIPES)} There are: "
             f"{', '.join(RECIPES)}."
         )
-    recipe = RECIPES[method]
-    _check_options(method, recipe, options)
-    plan = recipe.plan(Wishes(filter, steps, lr, logits), **options)
-    when = _forgetting(episodic, forgetting)
-    return Adapter(model, plan.surfaces, plan.mover, forgetting=when, guard=make_guard(guard))
-
-
-def _check_options(method: str, recipe: Recipe, options: dict[str, object]) -> None:
-    known = list(inspect.signature(recipe.plan).parameters)[1:]  # after the wishes
+    known = own_options(method)
     for name in options:
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none of its own"
             raise OptionError(
                 f"`{method}` has no option `{name}`; {has}.{did_you_mean(name, known)}"
             )
+
+
+def own_options(method: str) -> list[str]:
+    """The options that a method has beside those of all methods.
+
+    Example:
+        >>> own_options("bn")
+        ['alpha', 'prior']
+    """
+    return list(inspect.signature(RECIPES[method].plan).parameters)[1:]  # after the wishes
 
 
 def _forgetting(episodic: bool | None, forgetting: Forgetting | None) -> Forgetting:

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ttapca.data import Images, to_tensor
+from ttapca.data import Images, TensorBatches, to_tensor
 from ttapca.errors import NotEnoughDataError, OptionError, ShapeError
 from ttapca.models import Evaluation, build, evaluate, expected_calibration_error
+from ttapca.models.evaluation import predict_all
 
 
 def random_images(n: int, classes: int = 3, side: int = 4) -> Images:
@@ -91,8 +92,8 @@ def test_progress_sees_every_batch() -> None:
 
 
 def test_speed() -> None:
-    assert Evaluation(100, 0.0, 0.0, (), seconds=0.5).images_per_second == 200
-    assert Evaluation(100, 0.0, 0.0, (), seconds=0.0).images_per_second == float("inf")
+    assert Evaluation(100, 0.0, 0.0, (), 0.0, (), (), 0.5).images_per_second == 200
+    assert Evaluation(100, 0.0, 0.0, (), 0.0, (), (), 0.0).images_per_second == float("inf")
 
 
 def test_another_number_of_classes() -> None:
@@ -118,3 +119,39 @@ def test_an_error_of_the_predictor_is_its_own() -> None:
 
     with pytest.raises(OptionError, match=r"mine"):
         evaluate(fail, random_images(2))
+
+
+def test_streams_and_entropy_against_a_loop() -> None:
+    images, model = random_images(7), network()
+    outcome = evaluate(model, images, batch_size=3)
+    wrong, entropies = [], []
+    for pixels, label in zip(images.images, images.labels, strict=True):
+        with torch.no_grad():
+            chances = model(to_tensor(pixels[None])).double().softmax(1)[0]
+        wrong.append(100.0 * (int(chances.argmax()) != label))
+        entropies.append(-float((chances * chances.log()).sum()))
+    parts = [slice(0, 3), slice(3, 6), slice(6, 7)]
+    assert outcome.entropy == pytest.approx(np.mean(entropies))
+    assert outcome.error_stream == pytest.approx([np.mean(wrong[part]) for part in parts])
+    assert outcome.entropy_stream == pytest.approx([np.mean(entropies[part]) for part in parts])
+
+
+def test_some_images_of_a_stream() -> None:
+    images, model = random_images(10), network()
+    order = np.array([9, 0, 4, 4, 1, 2])
+    told: list[tuple[int, int]] = []
+    batches = TensorBatches(images, 4, order)
+    found = predict_all(model, batches, watch=lambda *batch: told.append(batch))
+    assert [count for count, _ in told] == [4, 2]
+    assert found.labels.tolist() == images.labels[order].tolist()
+    assert sum(wrong for _, wrong in told) == int((found.classes != found.labels).sum())
+    chosen = torch.tensor([False, False, False, False, True, True])
+    part = found.evaluation(chosen)
+    expected = evaluate(model, images.subset([1, 2]))
+    assert (part.images, part.error, part.calibration_error) == pytest.approx(
+        (2, expected.error, expected.calibration_error)
+    )
+    assert len(part.error_stream) == 1  # the first batch has none of them
+    assert part.seconds == pytest.approx(found.seconds / 3)
+    with pytest.raises(NotEnoughDataError, match="found none"):
+        found.evaluation(torch.zeros(6, dtype=torch.bool))

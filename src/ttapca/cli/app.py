@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ttapca._version import __version__
-from ttapca.cli import corrupt, demo, evaluate, fit, layers, methods, train
+from ttapca.cli import bench, corrupt, demo, evaluate, fit, layers, methods, train
 from ttapca.cli.data import data_app
 from ttapca.errors import OptionError, TtapcaError
 
@@ -24,6 +24,7 @@ app.command("layers")(layers.layers)
 app.command("train")(train.train)
 app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
+app.command("bench")(bench.bench)
 app.command("corrupt")(corrupt.corrupt)
 app.command("methods")(methods.methods)
 app.add_typer(data_app)

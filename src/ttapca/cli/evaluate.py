@@ -99,6 +99,8 @@ def _measured(adapted: Adapter, images: Images, batch_size: int) -> dict[str, An
     with StepReporter("evaluating") as progress:
         outcome = models.evaluate(adapted, images, batch_size=batch_size, progress=progress)
     values = dataclasses.asdict(outcome)
+    for stream in ("error_stream", "entropy_stream"):  # a benchmark's, not a person's
+        del values[stream]
     by_class = dict(zip(images.class_names, values.pop("accuracy_of_class"), strict=True))
     return {
         **values,

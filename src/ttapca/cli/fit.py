@@ -68,12 +68,13 @@ def fit(
     images = limited(read_images(data, "train", folder, size=size), limit)
     network = choice.load()
     start = time.perf_counter()
-    fitted = _fit(network, layer or _recommended(network, images), images, components, batch_size)
+    fitted = _fit(network, layer or recommended(network, images), images, components, batch_size)
     fitted.save(to, dtype=cast("Storage", dtype))  # which refuses another name
     _print(fitted, to, time.perf_counter() - start, as_json)
 
 
-def _recommended(network: nn.Module, images: Images) -> str:
+def recommended(network: nn.Module, images: Images) -> str:
+    """The layer that `ttapca layers` would choose for these images."""
     from ttapca import models
 
     height, width, channels = images.images.shape[1:]

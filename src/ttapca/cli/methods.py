@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import Annotated
 
@@ -17,14 +16,14 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the methods, what each does, what it needs and which options it has."""
-    from ttapca.recipes import RECIPES
+    from ttapca.recipes import RECIPES, own_options
 
     rows = [
         {
             "name": name,
             "summary": recipe.summary,
             "needs": NEEDS[recipe.source],
-            "options": list(inspect.signature(recipe.plan).parameters)[1:],
+            "options": own_options(name),
         }
         for name, recipe in RECIPES.items()
     ]

@@ -41,13 +41,15 @@ def to_tensor(images: NDArray[np.uint8]) -> Tensor:
     return torch.from_numpy(planes).div_(255)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TensorBatches:
     """A loader: pairs of image and label tensors, in order, as often as you iterate.
 
     Args:
         data: Where the images come from.
         size: Images a batch; the last batch may have fewer.
+        order: Which images, in which order; all as they come by default. Nothing but a batch at a
+            time is copied.
 
     Example:
         >>> import numpy as np
@@ -58,6 +60,7 @@ class TensorBatches:
 
     data: Images
     size: int
+    order: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a size that gives no batch."""
@@ -66,9 +69,17 @@ class TensorBatches:
 
     def __len__(self) -> int:
         """The number of batches."""
-        return -(-len(self.data) // self.size)
+        images = len(self.data) if self.order is None else len(self.order)
+        return -(-images // self.size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs `(batch, channels, height, width)` in [0, 1] and `(batch,)`."""
-        for batch in self.data.batches(self.size):
+        for batch in self._batches():
             yield to_tensor(batch.images), torch.from_numpy(batch.labels.copy())
+
+    def _batches(self) -> Iterator[Images]:
+        if self.order is None:
+            yield from self.data.batches(self.size)
+            return
+        for start in range(0, len(self.order), self.size):
+            yield self.data.subset(self.order[start : start + self.size])

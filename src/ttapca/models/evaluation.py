@@ -12,11 +12,13 @@ from torch import Tensor
 
 from ttapca.data import Images, TensorBatches
 from ttapca.errors import NotEnoughDataError, OptionError, ShapeError, TtapcaError
+from ttapca.objectives import softmax_entropy
 
 CALIBRATION_BINS = 15
 DEFAULT_BATCH = 200  # the batch of the paper
 
 Predict = Callable[[Tensor], Tensor]
+Watch = Callable[[int, int], None]
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
@@ -30,10 +32,13 @@ class Evaluation:
         calibration_error: Expected distance between confidence and accuracy, in percent: images in
             15 bins of equal width by the probability of the predicted class.
         accuracy_of_class: In percent, by class; None for a class without images.
+        entropy: Mean of the predictions' entropy, in nats.
+        error_stream: The error of each batch, in percent.
+        entropy_stream: The mean entropy of each batch.
         seconds: Spent predicting, and adapting where the predictor adapts; reading is not counted.
 
     Example:
-        >>> Evaluation(200, 25.0, 3.0, (75.0,), seconds=2.0).images_per_second
+        >>> Evaluation(200, 25.0, 3.0, (75.0,), 0.1, (25.0,), (0.1,), 2.0).images_per_second
         100.0
     """
 
@@ -41,6 +46,9 @@ class Evaluation:
     error: float
     calibration_error: float
     accuracy_of_class: tuple[float | None, ...]
+    entropy: float
+    error_stream: tuple[float, ...]
+    entropy_stream: tuple[float, ...]
     seconds: float
 
     @property
@@ -85,29 +93,99 @@ def evaluate(
         >>> round(outcome.error, 1)
         90.1
     """
-    if not len(data):
+    return predict_all(predict, TensorBatches(data, batch_size), progress=progress).evaluation()
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What was predicted, image by image; every measure follows from it.
+
+    Attributes:
+        labels: Shape (n,), as all others.
+        classes: The predicted ones.
+        confidences: Their probabilities.
+        entropies: Of the predictions, in nats.
+        batches: The number of the batch that each image came in.
+        seconds: Spent predicting.
+        n_classes: How many classes there are.
+    """
+
+    labels: Tensor
+    classes: Tensor
+    confidences: Tensor
+    entropies: Tensor
+    batches: Tensor
+    seconds: float
+    n_classes: int
+
+    def evaluation(self, chosen: Tensor | None = None) -> Evaluation:
+        """Measure.
+
+        Args:
+            chosen: Which images count, shape (n,), truth values; all by default. Seconds are then
+                shared in proportion, and batches without a chosen image left out of the streams.
+
+        Raises:
+            NotEnoughDataError: No image is chosen.
+        """
+        if chosen is None:
+            chosen = torch.ones_like(self.labels, dtype=torch.bool)
+        images = int(chosen.sum())
+        if not images:
+            raise NotEnoughDataError("Evaluation needs images; found none.")
+        labels, batches = self.labels[chosen], self.batches[chosen]
+        correct = self.classes[chosen] == labels
+        wrong, entropies = (~correct).double(), self.entropies[chosen]
+        return Evaluation(
+            images=images,
+            error=100 * float(wrong.mean()),
+            calibration_error=100 * expected_calibration_error(self.confidences[chosen], correct),
+            accuracy_of_class=_by_class(correct, labels, self.n_classes),
+            entropy=float(entropies.mean()),
+            error_stream=tuple(100 * error for error in _by_batch(wrong, batches)),
+            entropy_stream=_by_batch(entropies, batches),
+            seconds=self.seconds * images / len(self.labels),
+        )
+
+
+def predict_all(
+    predict: Predict,
+    batches: TensorBatches,
+    *,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+) -> Predictions:
+    """Predict all images, batch after batch: the one loop that everything is measured with.
+
+    Args:
+        predict: As for `evaluate`.
+        batches: Labelled images, in order.
+        progress: Wraps the batches while they are read; silent by default.
+        watch: Told after each batch how many images it had and how many predictions were wrong.
+
+    Raises:
+        OptionError: The logits are not as many as the classes of the labels.
+        ShapeError: The network does not take images of this shape.
+        NotEnoughDataError: There are no images.
+    """
+    if not len(batches):
         raise NotEnoughDataError("Evaluation needs images; found none.")
-    classes = len(data.class_names)
-    confidences, predictions, labels = [], [], []
+    n_classes = len(batches.data.class_names)
+    parts: list[tuple[Tensor, ...]] = []
     seconds = 0.0
-    batches: Iterable[Any] = TensorBatches(data, batch_size)
-    for images, truth in progress(batches) if progress else batches:
+    read: Iterable[Any] = progress(batches) if progress else batches
+    for number, (images, labels) in enumerate(read):
         start = time.perf_counter()
-        logits = _logits(predict, images, classes)
-        confidence, prediction = logits.double().softmax(1).max(1)
-        confidences.append(confidence.cpu())
-        predictions.append(prediction.cpu())
+        logits = _logits(predict, images, n_classes).double().cpu()
         seconds += time.perf_counter() - start
-        labels.append(truth)
-    truths = torch.cat(labels)
-    correct = torch.cat(predictions) == truths
-    return Evaluation(
-        images=len(data),
-        error=100 * float((~correct).double().mean()),
-        calibration_error=100 * expected_calibration_error(torch.cat(confidences), correct),
-        accuracy_of_class=_by_class(correct, truths, classes),
-        seconds=seconds,
-    )
+        confidence, predicted = logits.softmax(1).max(1)
+        entropy = softmax_entropy(logits)
+        parts.append((labels, predicted, confidence, entropy, torch.full_like(labels, number)))
+        if watch:
+            watch(len(labels), int((predicted != labels).sum()))
+    labels, *others = (torch.cat(column) for column in zip(*parts, strict=True))
+    classes, confidences, entropies, numbers = others
+    return Predictions(labels, classes, confidences, entropies, numbers, seconds, n_classes)
 
 
 def expected_calibration_error(
@@ -151,6 +229,13 @@ def _logits(predict: Predict, images: Tensor, classes: int) -> Tensor:
             "fits the other."
         )
     return logits
+
+
+def _by_batch(values: Tensor, batches: Tensor) -> tuple[float, ...]:
+    """Means over the images of each batch that has any."""
+    counts = torch.bincount(batches)
+    sums = torch.bincount(batches, weights=values)
+    return tuple((sums / counts)[counts > 0].tolist())
 
 
 def _by_class(correct: Tensor, labels: Tensor, classes: int) -> tuple[float | None, ...]:

@@ -1,0 +1,228 @@
+"""`Plan`: what is to be compared, from a TOML file, a preset, or Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+from ttapca.bench.cells import CLEAN, SETTINGS, Setting
+from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
+from ttapca.corruptions.registry import find, unknown
+from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
+from ttapca.movers import Logits, check_learning_rate
+from ttapca.recipes import check_options
+
+PAPERS_METHODS = ("source", "bn", "tent", "ttapca-exp", "ttapca-relu")
+PAPERS_BATCH = 200
+PAPERS_COMPONENTS = 2000
+METHOD_TABLE = "method"
+GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA}
+# What every method takes beside its own options; a filter is for methods that can do without.
+SHARED_OPTIONS = ("steps", "lr", "logits", "guard", "filter")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Methods x corruptions x severities x settings x batch sizes x seeds, on one network.
+
+    Attributes:
+        model: The network, by name or file; None where the caller brings one.
+        data: The data set, by name or path.
+        methods: Of `ttapca.RECIPES`.
+        corruptions: Of `ttapca.corruptions.CORRUPTIONS`; `standard`, `extra` and `all` stand for
+            several, `clean` for the images as they are.
+        severities: 1 to 5.
+        settings: `episodic`, `online`, `continual`, `mixed`, `correlated`.
+        batch_sizes: Images a batch.
+        seeds: Of the order of the stream and of a method's own chance.
+        steps: Gradient steps on each batch; empty for each method's own.
+        lr: Learning rate; None for each method's own, which is 1e-3 for those of the paper.
+        components: Of the filter; empty for 2,000, or as many as there are.
+        layer: Where the filter sits; None for the one that `ttapca layers` recommends.
+        images: The first so many test images; None for all.
+        corrupted: A folder of the CIFAR-C layout; None to make the corrupted images.
+        corruption_seed: Of the images that are made.
+        method: Options of single methods, by name: its own, or `steps`, `lr`, `logits`, `guard`;
+            `filter = true` puts the filter below a method that can do without.
+
+    Raises:
+        OptionError: Something makes no sense; near names are offered.
+
+    Example:
+        >>> plan = Plan(methods=("bn",), corruptions=("fog", "clean"), settings=("online",))
+        >>> plan.corruptions
+        ('fog', 'clean')
+        >>> Plan(settings=("onlin",))
+        Traceback (most recent call last):
+        ttapca.errors.OptionError: A setting is one of episodic, ...; found `onlin`. Did you...
+    """
+
+    model: str | None = None
+    data: str = "cifar10"
+    methods: tuple[str, ...] = PAPERS_METHODS
+    corruptions: tuple[str, ...] = ("standard",)
+    severities: tuple[int, ...] = (SEVERITIES[-1],)
+    settings: tuple[Setting, ...] = ("episodic", "online")
+    batch_sizes: tuple[int, ...] = (PAPERS_BATCH,)
+    seeds: tuple[int, ...] = (0,)
+    steps: tuple[int, ...] = ()
+    lr: float | None = None
+    components: tuple[int, ...] = ()
+    layer: str | None = None
+    images: int | None = None
+    corrupted: str | None = None
+    corruption_seed: int = 0
+    method: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Give lists their one form, and refuse what makes no sense before any work is done."""
+        for name in LISTS:
+            object.__setattr__(self, name, _each_once(name, getattr(self, name)))
+        object.__setattr__(self, "corruptions", _corruption_names(self.corruptions))
+        for name in ("methods", "settings", "severities", "batch_sizes", "seeds"):
+            if not getattr(self, name):
+                raise OptionError(f"`{name}` takes at least one; found none.")
+        for setting in self.settings:
+            if setting not in SETTINGS:
+                raise OptionError(
+                    f"A setting is one of {', '.join(SETTINGS)}; found `{setting}`."
+                    f"{did_you_mean(str(setting), SETTINGS)}"
+                )
+        _check_numbers("severities", self.severities, SEVERITIES[0], SEVERITIES[-1])
+        for name in ("batch_sizes", "steps", "components"):
+            _check_numbers(name, getattr(self, name), 1)
+        _check_numbers("seeds", (*self.seeds, self.corruption_seed), 0)
+        _check_numbers("images", () if self.images is None else (self.images,), 1)
+        if self.lr is not None:
+            check_learning_rate(self.lr)
+        for method in self.methods:
+            check_options(method, ())
+        for method, options in self.method.items():
+            _check_method(method, options)
+
+    def changed(self, **values: Any) -> Plan:
+        """The same plan with some values of one's own; None leaves a value as it is.
+
+        Options of single methods are added to those that are there.
+        """
+        given = {name: value for name, value in values.items() if value is not None}
+        own: dict[str, Mapping[str, Any]] = dict(self.method)
+        for method, options in given.pop(METHOD_TABLE, {}).items():
+            own[method] = {**own.get(method, {}), **options}
+        return dataclasses.replace(self, **given, method=own)
+
+
+LISTS = (
+    "methods",
+    "corruptions",
+    "severities",
+    "settings",
+    "batch_sizes",
+    "seeds",
+    "steps",
+    "components",
+)
+NAMES = tuple(field.name for field in dataclasses.fields(Plan))
+
+
+def presets() -> dict[str, Path]:
+    """The plans that ship with the package: names and files.
+
+    Example:
+        >>> sorted(presets())
+        ['paper-rank', 'paper-steps', 'paper-table1', 'paper-table2']
+    """
+    folder = Path(str(resources.files("ttapca.bench") / "presets"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_preset(name: str) -> Plan:
+    """Read a plan that ships with the package.
+
+    Raises:
+        OptionError: There is none of that name.
+
+    Example:
+        >>> read_preset("paper-table2").methods
+        ('tent', 'ttapca-exp', 'ttapca-relu')
+    """
+    known = presets()
+    if name not in known:
+        raise OptionError(
+            f"A preset is one of {', '.join(known)}; found `{name}`.{did_you_mean(name, known)}"
+        )
+    return read_plan(known[name])
+
+
+def read_plan(path: Path | str) -> Plan:
+    """Read a plan from a TOML file.
+
+    Args:
+        path: The file: the attributes of `Plan` as keys, options of methods under `[method.NAME]`.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        DataFormatError: It is no TOML.
+        OptionError: A key is unknown, or a value makes no sense.
+    """
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataNotFoundError(f"Cannot read the plan {path}: {error.strerror}.") from error
+    except ValueError as error:  # TOML or UTF-8
+        raise DataFormatError(f"{path} is not readable TOML: {error}.") from error
+    for name in values:
+        if name not in NAMES:
+            raise OptionError(
+                f"{path} has the key `{name}`, which a plan does not.{did_you_mean(name, NAMES)} "
+                f"Keys: {', '.join(NAMES)}."
+            )
+    return Plan(**values)
+
+
+def _each_once(name: str, values: object) -> tuple[Any, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise OptionError(f"`{name}` is a list; found {values!r}.")
+    return tuple(dict.fromkeys(values))
+
+
+def _check_numbers(name: str, values: tuple[Any, ...], low: int, high: int | None = None) -> None:
+    for value in values:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or value < low or (high is not None and value > high):
+            rule = f"from {low}" + (f" to {high}" if high is not None else " on")
+            raise OptionError(f"`{name}` takes whole numbers {rule}; found {value!r}.")
+
+
+def _corruption_names(words: tuple[str, ...]) -> tuple[str, ...]:
+    names: list[str] = []
+    for word in words:
+        try:
+            names.extend([CLEAN] if word == CLEAN else GROUPS.get(word) or [find(word).name])
+        except OptionError:
+            raise unknown(word, (*CORRUPTIONS, *GROUPS, CLEAN)) from None
+    if not names:
+        raise OptionError("`corruptions` takes at least one name; found none.")
+    return tuple(dict.fromkeys(names))
+
+
+def _check_method(method: str, options: object) -> None:
+    if not isinstance(options, Mapping):
+        raise OptionError(
+            f"Options of `{method}` are names and values, under [method.{method}]; found "
+            f"{options!r}."
+        )
+    check_options(method, [name for name in options if name not in SHARED_OPTIONS])
+    logits = options.get("logits")
+    if logits is not None and logits not in get_args(Logits):
+        raise OptionError(f"`logits` of `{method}` is before or after; found {logits!r}.")
+    if not isinstance(options.get("filter", False), bool):
+        raise OptionError(f"`filter` of `{method}` is true or false; found {options['filter']!r}.")
+    if "seed" in options:
+        raise OptionError(f"The seed of `{method}` is that of the plan: give `seeds` instead.")

@@ -1,0 +1,203 @@
+"""The file of results: what goes in comes out, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from ttapca.bench import Cell, Observation, Outcome, Results, Row
+from ttapca.bench.cells import SETTINGS
+from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
+
+CELL = Cell(
+    "net", "0123456789abcdef", "digits", "generated, seed 0", "fog", 5, "online", "tent",
+    '{"gain": "relu"}', "conv1", 40, 200, 1, 1e-3, 596, 0,
+)  # fmt: skip
+DONE = Outcome(
+    "done", "", 12.5, 3.25, 0.1 + 0.2, (1 / 3, 2 / 3), (0.1, 0.7), 5, 1, 40, 0.5, 300.0,
+    {"torch": "2"}, {"cpu": "fast"}, "2026-11-16T00:00:00+00:00", "ttapca bench 'a b'",
+)  # fmt: skip
+FAILED = dataclasses.replace(
+    DONE, status="failed", reason="it broke", error=None, calibration_error=None, entropy=None,
+    error_stream=(), entropy_stream=(),
+)  # fmt: skip
+SEEN = Observation(CELL, (3.0, 1 / 3), (2.0, 1.0), (1.0, 0.5), (b"\x89PNG a", b"b"), (b"c",))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "results.sqlite"
+
+
+def numbered(count: int) -> list[Row]:
+    return [Row(dataclasses.replace(CELL, seed=seed), DONE) for seed in range(count)]
+
+
+def test_what_goes_in_comes_out(path: Path) -> None:
+    other = dataclasses.replace(CELL, corruption="snow", setting="mixed")
+    with Results(path) as results:
+        results.add([Row(CELL, DONE), Row(other, FAILED)], [SEEN])
+    with Results(path, create=False) as results:
+        assert results.rows() == [Row(CELL, DONE), Row(other, FAILED)]
+        assert results.observations() == [SEEN]
+        assert results.statuses() == {CELL: "done", other: "failed"}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Cell)])
+def test_every_part_of_the_key_counts(path: Path, name: str) -> None:
+    value = getattr(CELL, name)
+    other = SETTINGS[0] if name == "setting" else value * 2 + type(value)(1)
+    with Results(path) as results:
+        results.add([Row(CELL, DONE)])
+        results.add([Row(dataclasses.replace(CELL, **{name: other}), DONE)])
+        assert len(results.rows()) == 2
+
+
+def test_a_cell_that_is_there_is_replaced_in_its_place(path: Path) -> None:
+    rows = numbered(3)
+    with Results(path) as results:
+        results.add([Row(CELL, FAILED), *rows[1:]], [SEEN])
+        results.add([Row(CELL, DONE)])
+        assert results.rows() == [Row(CELL, DONE), *rows[1:]]
+        assert results.observations() == []
+
+
+def test_a_unit_is_wholly_there_or_not_at_all(path: Path) -> None:
+    good, bad = numbered(2)
+    broken = dataclasses.replace(bad, outcome=dataclasses.replace(DONE, reason=None))
+    with Results(path) as results:
+        with pytest.raises(StorageError, match=r"NOT NULL constraint failed: results\.reason"):
+            results.add([good, broken])
+        assert results.rows() == []
+        results.add([good])
+        assert results.rows() == [good]
+
+
+def test_a_missing_file(path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match=r"no file of results at .*`ttapca bench` writes"):
+        Results(path, create=False)
+    assert not path.exists()
+
+
+def test_a_foreign_database_is_refused_and_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE mine (a)")
+    connection.close()
+    before = path.read_bytes()
+    for create in (True, False):
+        with pytest.raises(DataFormatError, match=r"is another database\. Name another"):
+            Results(path, create=create)
+    assert path.read_bytes() == before
+
+
+def test_a_later_layout_is_refused(path: Path) -> None:
+    Results(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    connection.close()
+    with pytest.raises(DataFormatError, match=r"has layout 7.*Update ttapca"):
+        Results(path)
+
+
+def test_text_is_no_file_of_results(path: Path) -> None:
+    path.write_text("cell,error\n" * 100)
+    with pytest.raises(DataFormatError, match="damaged or something else: file is not a database"):
+        Results(path)
+
+
+def test_an_empty_file_becomes_one(path: Path) -> None:
+    path.touch()
+    with pytest.raises(DataFormatError, match="is another database"):
+        Results(path, create=False)
+    with Results(path) as results:
+        assert results.rows() == []
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
+    with Results(path) as results:
+        results.add(numbered(200))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(DataFormatError, match="must be a whole file of results"):
+        Results(path)
+
+
+def test_overwritten_pages_are_noticed(path: Path) -> None:
+    with Results(path) as results:
+        results.add(numbered(200))
+    content = bytearray(path.read_bytes())
+    content[8192:20480] = bytes(12288)
+    path.write_bytes(content)
+    with pytest.raises(DataFormatError, match="must be a whole file of results"):
+        Results(path)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="unable to open database file"):
+        Results(tmp_path / "nowhere" / "results.sqlite")
+
+
+def test_a_full_disk_loses_no_finished_row(path: Path) -> None:
+    rows = numbered(400)
+    with Results(path) as results:
+        results.add(rows[:1])
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # No file of this process may grow beyond this: writing fails as on a full disk.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+        try:
+            with pytest.raises(StorageError, match=r"Cannot write to .*All finished cells are"):
+                results.add(rows[1:])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert results.rows() == rows[:1]
+        results.add(rows[1:])
+    with Results(path) as results:
+        assert results.rows() == rows
+
+
+def test_a_database_at_its_limit_says_so(path: Path) -> None:
+    with Results(path) as results:
+        results.add(numbered(1))
+        results._pragma("max_page_count = 12")
+        with pytest.raises(StorageError, match=r"full.*free some space and run the same command"):
+            results.add(numbered(200))
+        assert results.rows() == numbered(1)
+
+
+def test_who_comes_second_waits_and_is_told_for_whom(path: Path) -> None:
+    told: list[str] = []
+    events: list[str] = []
+    asked = threading.Event()
+
+    def waits(holder: str) -> None:
+        told.append(holder)
+        asked.set()
+
+    def second() -> None:
+        with Results(path) as results, results.reserved(waits):
+            events.append("second")
+
+    with Results(path) as results, results.reserved():
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert asked.wait(60)
+        events.append("first")
+    thread.join(60)
+    assert events == ["first", "second"]
+    assert len(told) == 1
+    assert told[0].startswith("process ")
+    assert "UTC" in told[0]
+
+
+def test_a_reader_sees_what_is_finished_while_a_run_writes(path: Path) -> None:
+    with Results(path) as writer, writer.reserved(), Results(path, create=False) as reader:
+        writer.add(numbered(2)[:1])
+        assert len(reader.rows()) == 1
+        writer.add(numbered(2)[1:])
+        assert len(reader.rows()) == 2
