@@ -26,18 +26,18 @@ from ttapca.methods.plan import Mixture
 CANDIDATES: dict[str, list[float]] = {
     "last": [0.5, 0.7, 0.9, 1.0],
     "first": [0.0, 0.1, 0.2],
-    "shrink": [0.5, 0.75, 1.0, 1.25],
-    "restore": [0.0, 0.25, 0.5, 0.75],
-    "threshold": [0.4, 0.6, 0.8],
+    "shrink": [0.75, 1.0, 0.5, 1.25],
+    "restore": [0.25, 0.5, 0.0, 0.75],
+    "threshold": [0.3, 0.6, 0.8],
     "prior": [4.0, 16.0, 64.0],
     "limit": [16.0, 64.0],
 }
 START = {
-    "last": 0.9, "first": 0.0, "shrink": 1.0, "restore": 0.5,
+    "last": 0.9, "first": 0.1, "shrink": 1.0, "restore": 0.5,
     "threshold": 0.6, "prior": 16.0, "limit": 64.0,
 }  # fmt: skip
 BATCHES = (200, 1)
-SINGLES = 60  # images a condition at a batch of one: each is a forward pass of its own
+SINGLES = 30  # images a condition at a batch of one: each is a forward pass of its own
 
 
 def main() -> None:
@@ -90,7 +90,9 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps(self.known, indent=1, sort_keys=True) + "\n")
         errors = mine[key]
-        source = mine.setdefault("source", measure(network, None, data, constants))
+        if "source" not in mine:
+            mine["source"] = measure(network, None, data, constants)
+        source = mine["source"]
         total = 0.0
         for size in map(str, BATCHES):
             spoilt = [error for name, error in errors[size].items() if name != "clean"]
