@@ -1,16 +1,23 @@
-"""What the benchmarks work on: images, the paper's stem, networks, and filters for them."""
+"""What the benchmarks work on: images, the paper's stem, and filters for networks.
+
+Benchmarks that need a trained network take it from the command line, with its training images and
+their corrupted test images; without, they leave that part out.
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import ttapca
+from ttapca import data, models
 from ttapca.folding import LinearPart
 
 SIDE = 32
@@ -71,3 +78,48 @@ def unfolded(fitted: ttapca.FittedFilter, layer: nn.Module) -> ttapca.FittedFilt
 def fitted_stem(network: nn.Module, components: int, images: int = 4000) -> ttapca.FittedFilter:
     """A filter at the first layer of a network, fitted on some images."""
     return ttapca.fit(network, "conv1", Loader(natural_images(images)), components)
+
+
+# A noise, a blur, one that shrinks the spectrum, one that is neither.
+CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")
+SEVERITY = 5
+
+
+def add_trained_options(parser: argparse.ArgumentParser) -> None:
+    """A trained network and its data; all three or none."""
+    parser.add_argument("--network", help="weights of a CIFAR-10 network")
+    parser.add_argument("--normalise", default="cifar10", help="what the network expects")
+    parser.add_argument("--train", type=Path, help="a folder of CIFAR-10")
+    parser.add_argument("--corrupted", type=Path, help="a folder of CIFAR-10-C")
+    parser.add_argument("--images", type=int, default=2000, help="test images a corruption")
+    parser.add_argument("--fit-images", type=int, default=10_000, help="training images")
+
+
+def is_trained(options: argparse.Namespace) -> bool:
+    """Whether there is all that the trained part needs."""
+    return bool(options.network and options.train and options.corrupted)
+
+
+def trained_network(options: argparse.Namespace) -> nn.Module:
+    """The network, in evaluation mode."""
+    return models.load(options.network, normalisation=options.normalise).eval()
+
+
+def training_batches(options: argparse.Namespace) -> data.TensorBatches:
+    """The first training images."""
+    images = data.load(str(options.train), "train")[: options.fit_images]
+    return data.TensorBatches(images, 250)
+
+
+def errors_of(
+    options: argparse.Namespace, fitted: ttapca.FittedFilter, method: str, **wishes: object
+) -> dict[str, float]:
+    """Error in percent of a method with this filter, episodic, by corruption."""
+    out = {}
+    network = trained_network(options)
+    for corruption in CORRUPTIONS:
+        images = data.read_cifar_c(options.corrupted, corruption, SEVERITY)[: options.images]
+        adapted = ttapca.adapt(network, method, filter=fitted, **wishes)
+        out[corruption] = models.evaluate(adapted, images).error
+        adapted.detach()
+    return out

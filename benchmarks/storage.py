@@ -1,9 +1,8 @@
 """A basis in half precision: the folder on disk, and how the errors of a trained network change.
 
-Needs CIFAR-10 corrupted by `ttapca corrupt cifar10 --to DIR` and a trained network; without them
-only the sizes on disk are measured, of a filter for random weights.
+Without a trained network only the sizes on disk are measured, of a filter for random weights.
 
-    python benchmarks/storage.py [--network FILE.pth --normalise cifar10 --filter DIR --data DIR]
+    python benchmarks/storage.py [--network FILE --train DIR --corrupted DIR]
 """
 
 from __future__ import annotations
@@ -14,32 +13,28 @@ from pathlib import Path
 
 import measuring
 import ttapca
-from common import fitted_stem
+from common import (
+    CORRUPTIONS,
+    SEVERITY,
+    add_trained_options,
+    errors_of,
+    fitted_stem,
+    is_trained,
+    trained_network,
+    training_batches,
+)
 from measuring import Goal, Result, Table
-from ttapca import data, models
+from ttapca import models
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPONENTS = 2000
 METHODS = ("wiener", "ttapca-relu", "ttapca-exp")
-SEVERITY = 5
-
-
-def errors(
-    options: argparse.Namespace, fitted: ttapca.FittedFilter, method: str
-) -> dict[str, float]:
-    """Error in percent of a method, by corruption."""
-    out = {}
-    for corruption in options.corruptions:
-        network = models.load(options.network, normalisation=options.normalise)
-        images = data.read_cifar_c(options.data, corruption, SEVERITY)[: options.images]
-        adapted = ttapca.adapt(network, method, filter=fitted)
-        out[corruption] = models.evaluate(adapted, images).error
-    return out
 
 
 def run(options: argparse.Namespace) -> Result:
-    if options.filter:
-        fitted = ttapca.load(options.filter)
+    if is_trained(options):
+        network, batches = trained_network(options), training_batches(options)
+        fitted = ttapca.fit(network, "conv1", batches, COMPONENTS)
     else:
         fitted = fitted_stem(models.build("resnet20").eval(), COMPONENTS)
     sizes, loaded = {}, {}
@@ -59,9 +54,11 @@ def run(options: argparse.Namespace) -> Result:
     half = min(sizes["bfloat16"], sizes["float16"])
     goals = [Goal("basis on disk, half precision", half, f"{half:.1f} MB", 25, unit=" MB")]
     found: dict[str, dict[str, dict[str, float]]] = {}
-    if options.network and options.data:
+    if is_trained(options):
         for method in (name for name in METHODS if name in ttapca.RECIPES):
-            found[method] = {name: errors(options, each, method) for name, each in loaded.items()}
+            found[method] = {
+                name: errors_of(options, each, method) for name, each in loaded.items()
+            }
         tables.append(error_table(found, options))
         goals += error_goals(found)
     return Result(
@@ -85,7 +82,7 @@ def error_table(
         for precision, by_corruption in by_precision.items()
     ]
     title = f"Error in percent, first {options.images:,} images, severity {SEVERITY}, episodic"
-    return Table(title, ["method", "stored as", *options.corruptions], rows)
+    return Table(title, ["method", "stored as", *CORRUPTIONS], rows)
 
 
 def error_goals(found: dict[str, dict[str, dict[str, float]]]) -> list[Goal]:
@@ -101,13 +98,7 @@ def error_goals(found: dict[str, dict[str, dict[str, float]]]) -> list[Goal]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--network", help="weights of a CIFAR-10 network")
-    parser.add_argument("--normalise", default="cifar10")
-    parser.add_argument("--filter", type=Path, help="a filter fitted on it")
-    parser.add_argument("--data", type=Path, help="a folder of CIFAR-10-C")
-    parser.add_argument("--images", type=int, default=2000)
-    chosen = ["gaussian_noise", "defocus_blur", "contrast", "jpeg_compression"]
-    parser.add_argument("--corruptions", nargs="+", default=chosen)
+    add_trained_options(parser)
     measuring.command("storage", run, parser)
 
 

@@ -3,14 +3,13 @@
 The first part needs nothing. With a trained network, its training images and CIFAR-10-C, the second
 part is measured on real images and the error of closed-form gains in both bases is compared.
 
-    python benchmarks/structured.py [--network FILE --train DIR --data DIR --normalise cifar10]
+    python benchmarks/structured.py [--network FILE --train DIR --corrupted DIR]
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +17,23 @@ from torch import Tensor, nn
 
 import measuring
 import ttapca
-from common import natural_images
+from common import (
+    CORRUPTIONS,
+    add_trained_options,
+    errors_of,
+    is_trained,
+    natural_images,
+    trained_network,
+    training_batches,
+)
 from measuring import Goal, Result, Spread, Table
-from ttapca import PCA, Moments, data, models
-from ttapca.data import TensorBatches
+from ttapca import PCA, Moments
 from ttapca.structured import CoefficientMoments, dct_coefficients, dct_matrix, fit_channel_dct
 
 SIDE = 224
 BATCH = 32
 KEPT = (50, 200, 500, 1000, 2000)
-CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")
+COMPONENTS = 2000
 
 
 class Stream:
@@ -114,17 +120,13 @@ def _turned(
 
 def errors(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Error in percent with the exact basis and with cosines, by corruption."""
-    train = data.load(str(options.train), "train")[: options.fit_images]
-    out: dict[str, dict[str, float]] = {}
+    out = {}
     for route in ("folded", "dct"):
-        network = models.load(options.network, normalisation=options.normalise)
-        fitted = ttapca.fit(network, "conv1", TensorBatches(train, 250), 2000, route=route)
-        out[route] = {}
-        for corruption in CORRUPTIONS:
-            images = data.read_cifar_c(options.data, corruption, 5)[: options.images]
-            adapted = ttapca.adapt(network, "wiener", filter=fitted, statistics="source")
-            out[route][corruption] = models.evaluate(adapted, images).error
-            adapted.detach()
+        network, batches = trained_network(options), training_batches(options)
+        fitted = ttapca.fit(network, "conv1", batches, COMPONENTS, route=route)
+        for statistics in ("source", "mixed"):
+            name = f"{route}, {statistics} statistics"
+            out[name] = errors_of(options, fitted, "wiener", statistics=statistics)
     return out
 
 
@@ -144,9 +146,8 @@ def run(options: argparse.Namespace) -> Result:
     ]
     tables = [Table("An ImageNet stem, 3 x 224 x 224 -> 64 x 112 x 112", ["", ""], rows)]
     if options.train:
-        train = data.load(str(options.train), "train")[: options.fit_images]
-        batches = [images for images, _ in TensorBatches(train, 500)]
-        source = f"{len(train):,} CIFAR-10 training images"
+        batches = [images for images, _ in training_batches(options)]
+        source = f"{options.fit_images:,} CIFAR-10 training images"
     else:
         batches = [natural_images(4000).float() / 255]
         source = "4,000 random images with the spectrum of photographs"
@@ -156,9 +157,11 @@ def run(options: argparse.Namespace) -> Result:
         "the squared covariance is off the diagonal in the cosine basis"
     )
     tables.append(Table(title, ["components", "PCA", "channel PCA x DCT"], kept))
-    if options.network and options.train and options.data:
+    if is_trained(options):
         numbers["errors"] = errors(options)
-        title = f"Error in percent, wiener, source statistics, first {options.images:,} images"
+        title = (
+            f"Error in percent, wiener, {COMPONENTS:,} components, first {options.images:,} images"
+        )
         lines = [
             [name, *(f"{value:.2f}" for value in each.values())]
             for name, each in numbers["errors"].items()
@@ -176,12 +179,7 @@ def run(options: argparse.Namespace) -> Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--network", help="weights of a CIFAR-10 network")
-    parser.add_argument("--normalise", default="cifar10")
-    parser.add_argument("--train", type=Path, help="a folder of CIFAR-10")
-    parser.add_argument("--data", type=Path, help="a folder of CIFAR-10-C")
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--fit-images", type=int, default=10_000)
+    add_trained_options(parser)
     parser.add_argument("--large-images", type=int, default=640)
     measuring.command("structured", run, parser)
 
