@@ -51,13 +51,9 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-#   make bench   print the speed ratios of benchmarks/ (ten minutes)
+#   make bench   measure what benchmarks/ has no result of, and write its README (an hour at most)
 bench: $(STAMP)
-	$(BIN)/python benchmarks/fit.py
-	$(BIN)/python benchmarks/forward.py
-	$(BIN)/python benchmarks/wrn.py
-	$(BIN)/python benchmarks/corruptions.py --all
-	$(BIN)/python benchmarks/harness.py
+	$(BIN)/python benchmarks/run.py
 
 #   make clean   remove the virtual environment and all caches
 clean:

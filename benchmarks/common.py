@@ -1,17 +1,24 @@
-"""What the benchmarks share: images to work on, the paper's stem, and how to measure."""
+"""What the benchmarks work on: images, the paper's stem, and filters for networks.
+
+Benchmarks that need a trained network take it from the command line, with its training images and
+their corrupted test images; without, they leave that part out.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import resource
-import statistics
-import time
-from collections.abc import Callable, Iterator
+import argparse
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+import ttapca
+from ttapca import data, models
+from ttapca.folding import LinearPart
 
 SIDE = 32
 
@@ -23,8 +30,9 @@ def natural_images(n: int, seed: int = 0, side: int = SIDE) -> Tensor:
     amplitude = 1 / np.maximum(frequency, 1 / side)
     out = np.empty((n, 3, side, side), np.uint8)
     colours = np.array([[1, 1, 1], [0.3, 0, -0.3], [0.1, -0.2, 0.1]])
-    for start in range(0, n, 1000):
-        stop = min(start + 1000, n)
+    chunk = max(1, 3_000_000 // (3 * side * side))
+    for start in range(0, n, chunk):
+        stop = min(start + chunk, n)
         noise = generator.standard_normal((stop - start, 3, side, side))
         smooth = np.fft.irfft2(np.fft.rfft2(noise) * amplitude, s=(side, side))
         mixed = np.einsum("nchw,cd->ndhw", smooth, colours)
@@ -53,45 +61,65 @@ class Loader:
         return (part.float() / 255 for part in self.images.split(self.batch))
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Seconds that a function took, the peak memory of its process, and what it returned."""
-
-    seconds: float
-    peak_gb: float
-    result: object
-
-
-def in_own_process(function: Callable[..., object], *arguments: object) -> Measured:
-    """Run a function in a fresh process, so that its peak memory is its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measured, (function, arguments))
-
-
-def _measured(function: Callable[..., object], arguments: tuple[object, ...]) -> Measured:
-    seconds, result = function(*arguments)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # kilobytes on Linux
-    return Measured(seconds, peak, result)
+def unfolded(fitted: ttapca.FittedFilter, layer: nn.Module) -> ttapca.FittedFilter:
+    """The same filter in the space of the layer's output: V = W B."""
+    linear = LinearPart(layer, fitted.shape)
+    parts = fitted.rebuild_matrix.double().T.split(250)
+    return dataclasses.replace(
+        fitted,
+        route="exact",
+        shape=fitted.output_shape,
+        project=torch.cat([linear.apply(part).float() for part in parts]).T,
+        rebuild=None,
+        input_mean_=None,
+    )
 
 
-def timed(function: Callable[[], object]) -> tuple[float, object]:
-    """Seconds and result."""
-    start = time.perf_counter()
-    result = function()
-    return time.perf_counter() - start, result
+def fitted_stem(network: nn.Module, components: int, images: int = 4000) -> ttapca.FittedFilter:
+    """A filter at the first layer of a network, fitted on some images."""
+    return ttapca.fit(network, "conv1", Loader(natural_images(images)), components)
 
 
-def interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each function, measured in turns so that all see the same machine."""
-    for function in functions.values():
-        function()
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
-        for name, function in functions.items():
-            seconds[name].append(timed(function)[0])
-    return {name: statistics.median(values) for name, values in seconds.items()}
+# A noise, a blur, one that shrinks the spectrum, one that is neither.
+CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")
+SEVERITY = 5
 
 
-def verdict(reached: bool) -> str:
-    """How a line ends."""
-    return "reached" if reached else "NOT REACHED"
+def add_trained_options(parser: argparse.ArgumentParser) -> None:
+    """A trained network and its data; all three or none."""
+    parser.add_argument("--network", help="weights of a CIFAR-10 network")
+    parser.add_argument("--normalise", default="cifar10", help="what the network expects")
+    parser.add_argument("--train", type=Path, help="a folder of CIFAR-10")
+    parser.add_argument("--corrupted", type=Path, help="a folder of CIFAR-10-C")
+    parser.add_argument("--images", type=int, default=2000, help="test images a corruption")
+    parser.add_argument("--fit-images", type=int, default=10_000, help="training images")
+
+
+def is_trained(options: argparse.Namespace) -> bool:
+    """Whether there is all that the trained part needs."""
+    return bool(options.network and options.train and options.corrupted)
+
+
+def trained_network(options: argparse.Namespace) -> nn.Module:
+    """The network, in evaluation mode."""
+    return models.load(options.network, normalisation=options.normalise).eval()
+
+
+def training_batches(options: argparse.Namespace) -> data.TensorBatches:
+    """The first training images."""
+    images = data.load(str(options.train), "train")[: options.fit_images]
+    return data.TensorBatches(images, 250)
+
+
+def errors_of(
+    options: argparse.Namespace, fitted: ttapca.FittedFilter, method: str, **wishes: object
+) -> dict[str, float]:
+    """Error in percent of a method with this filter, episodic, by corruption."""
+    out = {}
+    network = trained_network(options)
+    for corruption in CORRUPTIONS:
+        images = data.read_cifar_c(options.corrupted, corruption, SEVERITY)[: options.images]
+        adapted = ttapca.adapt(network, method, filter=fitted, **wishes)
+        out[corruption] = models.evaluate(adapted, images).error
+        adapted.detach()
+    return out

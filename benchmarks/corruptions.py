@@ -1,6 +1,6 @@
 """Seconds that each corruption takes for 10,000 images at severity 5, on one core.
 
-    python benchmarks/corruptions.py [--images 10000] [--data FILE.npz] [--textures DIR] [--all]
+    python benchmarks/corruptions.py [--images 10000] [--data FILE.npz] [--textures DIR]
 
 The published generator's seconds were measured on another machine for the same work: the ratios say
 how far apart the two are, not more.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import time
 from pathlib import Path
 
@@ -19,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy is imported
 import cv2
 import numpy as np
 
+import measuring
+from measuring import Goal, Result, Table
 from ttapca.corruptions import CORRUPTIONS, STANDARD, corrupt, load_textures
 
 SEVERITY = 5
@@ -51,13 +52,7 @@ def one_core() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--data", type=Path, help=".npz with `images`; synthetic ones by default")
-    parser.add_argument("--textures", type=Path, help="frost's folder; synthetic by default")
-    parser.add_argument("--all", action="store_true", help="all nineteen, not fifteen")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> Result:
     one_core()
     images = np.load(options.data)["images"] if options.data else synthetic(options.images, 32, 32)
     images = images[: options.images]
@@ -65,21 +60,43 @@ def main() -> None:
         load_textures(options.textures) if options.textures else tuple(synthetic(6, 400, 600))
     )
     corrupt(images[:64], "snow", SEVERITY)  # load what is loaded on first use
-    total = 0.0
-    print(f"{'corruption':<18} {'seconds':>8} {'published':>10} {'ratio':>7}")
-    for name in CORRUPTIONS if options.all else STANDARD:
+    seconds = {}
+    for name in STANDARD if options.standard else CORRUPTIONS:
         start = time.process_time()
         corrupt(images, name, SEVERITY, textures=textures)
-        seconds = (time.process_time() - start) * 10_000 / len(images)
-        total += seconds if name in STANDARD else 0.0
-        published = PUBLISHED.get(name)
-        compared = f"{published:10.0f} {published / seconds:6.0f}x" if published else ""
-        print(f"{name:<18} {seconds:8.2f} {compared}")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"{'the fifteen':<18} {total:8.2f} {PUBLISHED_TOTAL:10.0f} {PUBLISHED_TOTAL / total:6.0f}x"
+        seconds[name] = (time.process_time() - start) * 10_000 / len(images)
+    total = sum(seconds[name] for name in STANDARD)
+    rows = [row(name, value, PUBLISHED.get(name)) for name, value in seconds.items()]
+    rows.append(row("the fifteen", total, PUBLISHED_TOTAL))
+    peak = measuring.peak_memory()
+    return Result(
+        title="Corruptions",
+        text=(
+            f"Seconds of one core for 10,000 images at severity {SEVERITY}, from {len(images):,}. "
+            "The published generator's seconds were measured on another machine for the same work."
+        ),
+        tables=[Table("Corruptions", ["corruption", "seconds", "published", "ratio"], rows)],
+        goals=[
+            Goal("the fifteen", total, f"{total:.1f} s", GOAL_SECONDS, unit=" s"),
+            Goal("peak memory", peak, f"{peak:.2f} GB", 1.0, unit=" GB"),
+        ],
+        numbers={"seconds": seconds},
     )
-    print(f"goal: at most {GOAL_SECONDS:.0f} s; peak memory {peak:.0f} MB (goal: at most 1,000 MB)")
+
+
+def row(name: str, seconds: float, published: float | None) -> list[str]:
+    if published is None:
+        return [name, f"{seconds:.2f}", "", ""]
+    return [name, f"{seconds:.2f}", f"{published:.0f}", f"{published / seconds:.0f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--data", type=Path, help=".npz with `images`; synthetic ones by default")
+    parser.add_argument("--textures", type=Path, help="frost's folder; synthetic by default")
+    parser.add_argument("--standard", action="store_true", help="the fifteen, not all nineteen")
+    measuring.command("corruptions", run, parser)
 
 
 if __name__ == "__main__":

@@ -1,75 +1,74 @@
-"""Forward pass of the filtered stem (p = 16,384, L = 2,000, batch 200), folded against unfolded.
+"""The filtered first layer alone (p = 16,384, L = 2,000): folded against unfolded, by batch.
 
-Prints the time that the filter adds to the stem and the size of its basis; both filters are the
-same one, and their outputs are compared. Ratios from one run.
+Both filters are the same one, and their outputs are compared.
 
-    python benchmarks/forward.py [--repeats 15]
+    python benchmarks/forward.py [--rounds 15] [--batches 200 1]
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 
 import torch
 
+import measuring
 import ttapca
-from common import Loader, interleaved, natural_images, stem, verdict
-from ttapca.folding import LinearPart
+from common import fitted_stem, natural_images, stem, unfolded
+from measuring import Goal, Result, Spread, Table, ratio
 
 COMPONENTS = 2000
-BATCH = 200
 
 
-def unfolded(fitted: ttapca.FittedFilter) -> ttapca.FittedFilter:
-    """The same filter in the space of the layer's output: V = W B."""
-    linear = LinearPart(stem().conv1, fitted.shape)
-    basis = torch.cat([linear.apply(part).float() for part in fitted.rebuild.T.split(250)]).T
-    return dataclasses.replace(
-        fitted,
-        route="exact",
-        shape=fitted.output_shape,
-        project=basis,
-        rebuild=None,
-        input_mean_=None,
+def run(options: argparse.Namespace) -> Result:
+    fitted = fitted_stem(stem(), COMPONENTS)
+    models = {"plain": stem(), "folded": stem(), "unfolded": stem()}
+    versions = {"folded": fitted, "unfolded": unfolded(fitted, stem().conv1)}
+    attachments = {name: ttapca.attach(models[name], version) for name, version in versions.items()}
+    tables, goals, numbers = [], [], {}
+    for number in options.batches:
+        batch = natural_images(number, seed=1).float() / 255
+        with torch.no_grad():
+            seconds = measuring.interleaved(
+                {name: functools.partial(model, batch) for name, model in models.items()},
+                options.rounds,
+            )
+            difference = (models["folded"](batch) - models["unfolded"](batch)).abs().max()
+        added = {
+            name: [one - two for one, two in zip(seconds[name], seconds["plain"], strict=True)]
+            for name in versions
+        }
+        over = ratio(added["unfolded"], added["folded"])
+        rows = [[name, Spread.of(values).show(1000)] for name, values in seconds.items()]
+        rows.append(["added, unfolded over folded", over.show()])
+        rows.append(["largest difference of an output", f"{float(difference):.1e}"])
+        tables.append(Table(f"Batch of {number}", ["", "ms"], rows))
+        if number > 1:
+            what = f"added time, unfolded over folded, batch of {number}"
+            goals.append(Goal(what, over.median, over.show(), 3, at_least=True))
+        numbers[str(number)] = seconds
+    sizes = {
+        name: sum(buffer.nbytes for buffer in attachment.filter.buffers()) / 1e6
+        for name, attachment in attachments.items()
+    }
+    return Result(
+        title="Filtered layer",
+        text=(
+            f"The first layer with {COMPONENTS:,} components and unit gains, {options.rounds} "
+            f"rounds. The folded filter holds two matrices, {sizes['folded']:.0f} MB; the unfolded "
+            f"one holds one that serves both ways, {sizes['unfolded']:.0f} MB."
+        ),
+        tables=tables,
+        goals=goals,
+        numbers=numbers,
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=15)
-    repeats = parser.parse_args().repeats
-    fitted = ttapca.fit(stem(), "conv1", Loader(natural_images(4000)), COMPONENTS)
-    batch = natural_images(BATCH, seed=1).float() / 255
-    models = {"plain": stem(), "folded": stem(), "unfolded": stem()}
-    attachments = {
-        name: ttapca.attach(models[name], version, "relu")
-        for name, version in (("folded", fitted), ("unfolded", unfolded(fitted)))
-    }
-    with torch.no_grad():
-        seconds = interleaved(
-            {name: lambda model=model: model(batch) for name, model in models.items()}, repeats
-        )
-        difference = (models["folded"](batch) - models["unfolded"](batch)).abs().max()
-    print(f"stem with {COMPONENTS:,} components, batch {BATCH}, median of {repeats}")
-    for name, value in seconds.items():
-        print(f"  {name:9s} {1000 * value:8.1f} ms")
-    print(f"  largest difference of an output: {float(difference):.1e}")
-    added = {name: seconds[name] - seconds["plain"] for name in attachments}
-    ratio = added["unfolded"] / added["folded"]
-    print(f"  added time, unfolded / folded: {ratio:.1f} (goal 3: {verdict(ratio >= 3)})")
-    sizes = {
-        name: sum(buffer.nbytes for buffer in attachment.filter.buffers())
-        for name, attachment in attachments.items()
-    }
-    two_matrices = 2 * sizes["unfolded"]
-    print(
-        f"  basis: folded {sizes['folded'] / 1e6:.0f} MB; unfolded {sizes['unfolded'] / 1e6:.0f} MB"
-        f" with one matrix for both ways, {two_matrices / 1e6:.0f} MB with two"
-    )
-    ratio = two_matrices / sizes["folded"]
-    print(f"  two matrices against two: {ratio:.1f} (goal 5: {verdict(ratio >= 5)})")
-    print(f"  as this library stores them: {sizes['unfolded'] / sizes['folded']:.1f}")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batches", type=int, nargs="+", default=[200, 1])
+    measuring.command("forward", run, parser)
 
 
 if __name__ == "__main__":

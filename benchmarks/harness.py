@@ -14,18 +14,19 @@ passes in turns differed by more than the harness costs.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import measuring
 import ttapca
-from common import Loader, natural_images, verdict
-from ttapca.bench import ImageSource, Plan, Results, Subject, expand, protocol, run
+from common import fitted_stem, natural_images
+from measuring import Goal, Result, Spread, Table
+from ttapca.bench import ImageSource, Plan, Results, Subject, expand, protocol
+from ttapca.bench import run as run_units
 from ttapca.data import Images
 from ttapca.models import build
 
@@ -35,7 +36,7 @@ METHODS = ("source", "bn", "tent", "ttapca-relu")
 
 def subject(images: int) -> Subject:
     network = build("resnet20").eval()
-    fitted = ttapca.fit(network, "conv1", Loader(natural_images(4000)), 2000)
+    fitted = fitted_stem(network, 2000)
     pixels = natural_images(images, seed=1).permute(0, 2, 3, 1).numpy()
     labels = np.random.default_rng(0).integers(0, 10, images)
     data = Images(pixels, labels, tuple(str(number) for number in range(10)))
@@ -52,28 +53,23 @@ class Clock:
         """The same function, timed."""
 
         def timed(*arguments: Any, **options: Any) -> Any:
-            start = time.perf_counter()
+            start = measuring.CLOCK()
             try:
                 return function(*arguments, **options)
             finally:
-                self.seconds += time.perf_counter() - start
+                self.seconds += measuring.CLOCK() - start
 
         return timed
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--methods", default=",".join(METHODS))
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> Result:
     shared = subject(options.images)
     bare, whole = Clock(), Clock()
     protocol.adapt = bare.around(protocol.adapt)
     ttapca.Adapter.__call__ = bare.around(ttapca.Adapter.__call__)
-    timed_run = whole.around(run)
-    print(f"{options.images:,} images, batches of 200, median of {options.repeats}")
-    with Results(Path(tempfile.mkdtemp()) / "results.sqlite") as results:
+    timed_run = whole.around(run_units)
+    seconds: dict[str, list[tuple[float, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder, Results(Path(folder) / "r.sqlite") as results:
         for method in options.methods.split(","):
             plan = Plan(
                 methods=(method,),
@@ -87,16 +83,38 @@ def main() -> None:
                 bare.seconds = whole.seconds = 0.0
                 timed_run([unit], shared, results)
                 pairs.append((bare.seconds, whole.seconds - bare.seconds))
-            report(method, pairs[1:])  # the first one warms up
+            seconds[method] = pairs[1:]  # the first one warms up
+    return result(seconds, options)
 
 
-def report(method: str, pairs: list[tuple[float, float]]) -> None:
-    bare, added = (statistics.median(column) for column in zip(*pairs, strict=True))
-    share = statistics.median(100 * over / under for under, over in pairs)
-    print(
-        f"  {method:12s} bare {bare:6.2f} s, harness adds {1000 * added:5.0f} ms: {share:4.1f} % "
-        f"(goal {GOAL:.0f} %: {verdict(share < GOAL)})"
+def result(seconds: dict[str, list[tuple[float, float]]], options: argparse.Namespace) -> Result:
+    rows, goals = [], []
+    for method, pairs in seconds.items():
+        bare, added = (Spread.of(column) for column in zip(*pairs, strict=True))
+        share = Spread.of([100 * over / under for under, over in pairs])
+        rows.append([method, bare.show(), added.show(1000, 0), f"{share.show(digits=1)} %"])
+        what = f"harness over {method}"
+        goals.append(Goal(what, share.median, f"{share.show(digits=1)} %", GOAL, unit=" %"))
+    return Result(
+        title="The harness",
+        text=(
+            f"What `ttapca bench` adds to making an adapter and calling it, for one cell of "
+            f"{options.images:,} images in batches of 200: a CIFAR ResNet-20 of random weights, "
+            "2,000 components at `conv1`, online, both timed in one pass. Reading, shuffling, "
+            "measuring, the look at the filter and the commit of the row count as harness."
+        ),
+        tables=[Table("One cell", ["method", "bare, s", "added, ms", "share"], rows)],
+        goals=goals,
+        numbers={"seconds": seconds},
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    measuring.command("harness", run, parser)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from oracles import assert_same_picture, images, left_untouched, picture_of, small_convnet
 from ttapca.errors import AttachError, OptionError, ShapeError
 from ttapca.surfaces import BatchNormStatistics
+from ttapca.surfaces.batchnorm import LARGE, quick_moments
 
 X = images(12, seed=8)
 
@@ -179,3 +181,36 @@ def test_one_value_a_channel_has_no_variance() -> None:
     surface.detach()
     for alpha in (0.0, 0.4):  # source and mixed statistics serve a batch of one
         assert torch.isfinite(normalised(alpha, layer, torch.ones(1, 4))).all()
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0, 1000.0], ids=["centred", "near", "far"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "transposed", "flat"])
+def test_quick_moments_are_those_of_float64(layout: str, offset: float) -> None:
+    shape = (300, 5) if layout == "flat" else (40, 5, 8, 9)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 2 + offset
+    if layout == "channels last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    elif layout == "transposed":
+        x = x.mT
+    values = x.double().transpose(0, 1).reshape(5, -1).numpy()
+    mean, var = quick_moments(x)
+    assert mean.dtype == var.dtype == torch.float32
+    np.testing.assert_allclose(mean.double(), values.mean(1), rtol=5e-6, atol=1e-6)
+    np.testing.assert_allclose(var.double(), values.var(1), rtol=2e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_large_batch_is_normalised_alike_with_gradients_and_without(
+    alpha: float, dtype: torch.dtype
+) -> None:
+    x = torch.randn(64, 16, 20, 20, generator=torch.Generator().manual_seed(0)).to(dtype) + 1
+    assert x.numel() >= LARGE
+    layer = nn.BatchNorm2d(16).to(dtype)
+    with torch.no_grad():
+        layer.running_mean.fill_(0.5)
+        layer.weight.copy_(torch.linspace(0.5, 2, 16))
+        quick = normalised(alpha, layer, x)
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.1}[dtype]
+    torch.testing.assert_close(quick, normalised(alpha, layer, x), rtol=0, atol=tolerance)
+    assert quick.dtype == dtype

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracles import DensePCA, images
 from ttapca import PCA, Moments, SpectralFilter
 from ttapca.errors import ShapeError
-from ttapca.gains import ReLUGain
+from ttapca.gains import Gain, ReLUGain
 
 SHAPE = (2, 3, 2)
 DATA = images(80, shape=SHAPE)
@@ -85,3 +85,25 @@ def test_state_dict_round_trip() -> None:
 
 def test_repr_is_short() -> None:
     assert "components=5, unfolded" in repr(spectral_filter(5))
+
+
+class UnitGain(Gain):
+    """Keeps what lies outside the basis, and scales nothing, or the last component."""
+
+    keeps_rest = True
+
+    def forward(self, components: torch.Tensor | None = None) -> torch.Tensor:
+        return self.spectrum
+
+
+def test_gains_of_one_give_back_what_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = images(10, seed=3, shape=SHAPE)
+    layer = spectral_filter(5)
+    layer.gain = UnitGain(torch.ones(5, dtype=torch.float64))
+    with torch.no_grad():
+        assert torch.equal(layer(x), x)
+        monkeypatch.setattr(layer, "_add_rebuilt", None)  # nothing is rebuilt
+        assert torch.equal(layer(x), x)
+        monkeypatch.undo()
+        layer.gain.spectrum[2] = 0.5
+        assert not torch.equal(layer(x), x)

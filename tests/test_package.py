@@ -70,7 +70,9 @@ def python_blocks(file: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / file).read_text(), flags=re.S)
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/methods.md", "docs/closed-form.md"])
+@pytest.mark.parametrize(
+    "file", ["README.md", "docs/methods.md", "docs/closed-form.md", "docs/scaling.md"]
+)
 def test_documented_examples_run(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ this file, not closures, so that `copy.deepcopy` and pickling carry them along.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -72,6 +73,7 @@ class Attachment:
     def __init__(self, layer: nn.Module, spectral_filter: SpectralFilter, *, folded: bool) -> None:
         self.filter = spectral_filter
         self._hook: _FilterHook
+        _forget_compiled()
         if folded:
             hook = _InputHook(spectral_filter)
             self._handle = layer.register_forward_pre_hook(hook, prepend=False, with_kwargs=True)
@@ -140,7 +142,7 @@ def attach(
             f"A layer carries one filter; `{fitted.layer}` has one already. Call `detach()` on "
             "what put it there first."
         )
-    if fitted.folded:
+    if fitted.route == "folded":
         _check_folded_layer(layer, fitted)
     device, dtype = device_and_dtype(layer, model)
     precise = torch.promote_types(dtype, torch.float32)
@@ -154,6 +156,15 @@ def carries_filter(layer: nn.Module) -> bool:
     # nn.Module offers no public way to list its hooks.
     hooks = (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values())
     return any(isinstance(hook, _FilterHook) for hook in hooks)
+
+
+def _forget_compiled() -> None:
+    """Let compiled models be compiled anew, so that they see a new hook.
+
+    `torch.compile` does not check for hooks that come after it, and would go on without the filter.
+    """
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _check_folded_layer(layer: nn.Module, fitted: FittedFilter) -> None:

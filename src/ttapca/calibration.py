@@ -9,9 +9,10 @@ spectrum says little, and two hundred, whose mean says much.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from ttapca.errors import NotEnoughDataError
 # So many source samples are kept, fewer where a sample is large.
 SAMPLES = 512
 SAMPLED_NUMBERS = 2**24
+TOGETHER = 32
 
 # Batches that are drawn for one size, and the seed they are drawn with.
 DRAWS = 512
@@ -52,6 +54,7 @@ class Normality:
     extremes: Tensor
     precision: Tensor
     distances: Tensor
+    _ranges: dict[float, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def distance(self, log_energy: Tensor) -> Tensor:
         """Squared Mahalanobis distance over the number of bands: (..., bands) to (...).
@@ -72,9 +75,7 @@ class Normality:
         Returns:
             Distance from the range, of either sign, shape (..., bands).
         """
-        share = float(torch.quantile(self.extremes, threshold)) if threshold else 0.0
-        low = torch.quantile(self.log_energies, (1 - share) / 2, dim=0)
-        high = torch.quantile(self.log_energies, (1 + share) / 2, dim=0)
+        low, high = self._range(threshold)
         return (log_energy - high).clamp(min=0) - (low - log_energy).clamp(min=0)
 
     def certainty(self, log_energy: Tensor) -> Tensor:
@@ -83,8 +84,21 @@ class Normality:
         Args:
             log_energy: Shape (..., bands).
         """
-        reach = torch.quantile(self.distances, REACH)
-        return (1 - reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
+        return (1 - self._reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
+
+    def _range(self, threshold: float) -> tuple[Tensor, Tensor]:
+        """Ends of the range in every band; kept, since a single image cannot wait for quantiles."""
+        if threshold not in self._ranges:
+            share = float(torch.quantile(self.extremes, threshold)) if threshold else 0.0
+            ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
+            low, high = torch.quantile(self.log_energies, ends, dim=0)
+            self._ranges[threshold] = (low, high)
+        return self._ranges[threshold]
+
+    @functools.cached_property
+    def _reach(self) -> Tensor:
+        """As far as nearly all source batches lie."""
+        return torch.quantile(self.distances, REACH)
 
     def p_value(self, distance: Tensor) -> Tensor:
         """Share of source batches that are at least as far away, of the shape of `distance`."""
@@ -193,11 +207,26 @@ class EvenSample:
             yield batch
 
     def energies(
-        self, mean: Tensor, project: Tensor, singular_values: Tensor, n_samples: int
+        self,
+        mean: Tensor,
+        project: Tensor | Callable[[Tensor], Tensor],
+        singular_values: Tensor,
+        n_samples: int,
     ) -> Tensor:
-        """Band energies of what was kept, shape (samples, bands)."""
-        samples = torch.stack(self._kept).to(mean)
-        components = (samples - mean) @ project
+        """Band energies of what was kept, shape (samples, bands).
+
+        Args:
+            mean: Of the source, shape (d,).
+            project: From centred samples to components: a matrix, or a function.
+            singular_values: Shape (components,).
+            n_samples: How many samples are behind them.
+        """
         variances = singular_values.square() / (n_samples - 1)
         edges = band_edges(len(singular_values))
-        return band_means(components.square() / variances, edges).float().cpu()
+        out = []
+        # A few at a time: large images have as many components as pixels.
+        for first in range(0, len(self._kept), TOGETHER):
+            centred = torch.stack(self._kept[first : first + TOGETHER]).to(mean) - mean
+            components = centred @ project if isinstance(project, Tensor) else project(centred)
+            out.append(band_means(components.square() / variances, edges).float().cpu())
+        return torch.cat(out)

@@ -18,11 +18,11 @@ from ttapca.closed_form import band_edges
 from ttapca.closed_gains import EXPONENTS, ClosedFormName, make_closed_gain
 from ttapca.errors import NotEnoughDataError, OptionError, SavedFilterError
 from ttapca.gains import Gain, GainName, make_gain
-from ttapca.layer import SpectralFilter
+from ttapca.layer import DCTFilter, SpectralFilter
 from ttapca.store import CONFIG, read_folder, write_folder
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
-Route = Literal["folded", "exact", "randomised"]
+Route = Literal["folded", "exact", "randomised", "dct"]
 AnyGain = GainName | ClosedFormName
 
 
@@ -34,19 +34,22 @@ class FittedFilter:
 
     Attributes:
         layer: Dotted path of the layer.
-        route: How it was computed: `folded`, `exact` or `randomised`.
+        route: How it was computed: `folded`, `exact`, `randomised` or `dct`.
         shape: Of one sample of the tensor that is filtered: the layer's input when folded, its
             output otherwise.
         output_shape: Of one sample of the layer's output.
         mean_: Mean of the layer's output, flattened, float64, shape (p,).
         singular_values_: Of the centred output, falling, float64, shape (components,).
-        project: From the tensor that is filtered, centred, to components, shape (d, components).
+        project: From the tensor that is filtered, centred, to components, shape (d, components);
+            for the `dct` route, which has no such matrix, the rotation of the channels alone.
         rebuild: And back, when folded; None where it is the same matrix.
         input_mean_: Mean of the layer's input, when folded, float64, shape (d,); None otherwise.
         n_samples_: Number of samples it was fitted on.
         total_variance_: Variance of the output over all components, kept or not.
         error_bound_: For the randomised route, for each component a bound on the relative error of
             its squared singular value, shape (components,); None where the result is exact.
+        order_: For the `dct` route, which coefficient each component is, shape (components,); see
+            `ttapca.structured`. None for the others.
         energies_: Band energies of some source samples, for closed-form gains, shape (samples,
             bands); see `ttapca.closed_form`. None in filters that an older ttapca saved.
         versions: Of what computed it.
@@ -72,6 +75,7 @@ class FittedFilter:
     input_mean_: Tensor | None = None
     error_bound_: Tensor | None = None
     energies_: Tensor | None = None
+    order_: Tensor | None = None
     versions: dict[str, str] = dataclasses.field(
         default_factory=lambda: {
             "ttapca": __version__,
@@ -91,7 +95,7 @@ class FittedFilter:
     @property
     def folded(self) -> bool:
         """Whether the filter works on the layer's input instead of its output."""
-        return self.route == "folded"
+        return self.input_mean_ is not None
 
     @property
     def center(self) -> Tensor:
@@ -133,9 +137,10 @@ class FittedFilter:
         return dataclasses.replace(
             self,
             singular_values_=self.singular_values_[:n_components],
-            project=self.project[:, :n_components],
+            project=self.project if self.order_ is not None else self.project[:, :n_components],
             rebuild=None if self.rebuild is None else self.rebuild[:, :n_components],
             error_bound_=None if self.error_bound_ is None else self.error_bound_[:n_components],
+            order_=None if self.order_ is None else self.order_[:n_components],
             # The last band may have lost components; what it varied by stands for what is left.
             energies_=None if self.energies_ is None else self.energies_[:, :bands],
         )
@@ -154,17 +159,17 @@ class FittedFilter:
             dtype: Precision that it computes in.
             **options: Of the gain, see `ttapca.gains` and `ttapca.closed_gains`.
         """
-
-        def own(tensor: Tensor) -> Tensor:
-            # In one layout, so that a saved filter rounds as the fitted one does.
-            return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
-
+        center = self.center.to(dtype, copy=True)
+        gains = self._gain(gain, dtype, options) if gain else None
+        if self.order_ is not None:
+            rotation, order = self.project.to(dtype, copy=True), self.order_.clone()
+            return DCTFilter(center, rotation, order, shape=self.shape, gain=gains)
         return SpectralFilter(
-            own(self.center),
-            own(self.project),
-            None if self.rebuild is None else own(self.rebuild),
+            center,
+            _by_component(self.project, dtype),
+            None if self.rebuild is None else _by_component(self.rebuild, dtype),
             shape=self.shape,
-            gain=self._gain(gain, dtype, options) if gain else None,
+            gain=gains,
         )
 
     def _gain(self, name: AnyGain, dtype: torch.dtype, options: dict[str, object]) -> Gain:
@@ -194,6 +199,7 @@ class FittedFilter:
             "input_mean": self.input_mean_,
             "error_bound": self.error_bound_,
             "energies": self.energies_,
+            "order": self.order_,
             "project": _narrowed(self.project, stored),
             "rebuild": None if self.rebuild is None else _narrowed(self.rebuild, stored),
         }
@@ -240,9 +246,10 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
             n_samples_=config["source"]["n_samples"],
             total_variance_=config["source"]["total_variance"],
             rebuild=tensors["rebuild"] if folded else None,
-            input_mean_=tensors["input_mean"] if folded else None,
+            input_mean_=tensors["input_mean"] if folded else tensors.get("input_mean"),
             error_bound_=tensors.get("error_bound"),
             energies_=tensors.get("energies"),
+            order_=tensors["order"] if config["route"] == "dct" else None,
             versions=config["versions"],
         )
     except KeyError as error:
@@ -258,6 +265,15 @@ def _stored_dtype(name: str) -> torch.dtype:
         raise OptionError(f"`dtype` is one of {', '.join(get_args(Storage))}; found {name!r}.")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def _by_component(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in which the numbers of one component lie side by side, shape (d, components).
+
+    A single image is then multiplied a fifth faster; and with one layout for all, a saved filter
+    rounds as the fitted one does.
+    """
+    return matrix.T.to(dtype, copy=True, memory_format=torch.contiguous_format).T
 
 
 def _narrowed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
@@ -279,6 +295,10 @@ def _check_shapes(fitted: FittedFilter, path: str | os.PathLike[str]) -> None:
         "project": (fitted.project, (size, components)),
         "rebuild": (fitted.rebuild, (size, components)),
     }
+    if fitted.order_ is not None:
+        channels = fitted.shape[0]
+        expected["project"] = (fitted.project, (channels, channels))
+        expected["order"] = (fitted.order_, (components,))
     if fitted.energies_ is not None:
         images, bands = len(fitted.energies_), len(band_edges(components)) - 1
         expected["energies"] = (fitted.energies_, (images, bands))

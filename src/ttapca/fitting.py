@@ -1,15 +1,18 @@
 """`fit`: the PCA of one layer's output, from a stream of source data through the user's model.
 
 Only the part of the network up to the layer is run, nothing of size (samples x p) ever exists, and
-three routes lead to the components:
+four routes lead to the components:
 
 - **folded**, for an affine layer with fewer inputs than outputs: exact, in the space of its input;
 - **exact**, for any other layer with up to `EXACT_LIMIT` outputs: one p x p matrix;
-- **randomised**, past that: two passes over the data, with an error bound.
+- **randomised**, past that: two passes over the data, with an error bound;
+- **dct**, on demand, for images so large that a basis of vectors is out of reach: cosines, not
+  exactly the principal components, with exact variances (see `ttapca.structured`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -34,6 +37,7 @@ from ttapca.folding import LinearPart, fold, is_affine
 from ttapca.modules import device_and_dtype, evaluation_mode, find_layer
 from ttapca.pca import PCA, Moments, check_n_components
 from ttapca.randomised import randomised_pca
+from ttapca.structured import CoefficientMoments, fit_channel_dct
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -68,7 +72,8 @@ def fit(
         n_components: How many components to keep: a number, a fraction of the variance (a float up
             to 1), or None for all that the data have.
         progress: Wraps the batches while they are read, for example `tqdm`; silent by default.
-        route: `folded`, `exact` or `randomised`, see above; chosen by the layer by default.
+        route: `folded`, `exact`, `randomised` or `dct`, see above; by default one of the first
+            three, chosen by the layer.
         generator: Draws the start of the randomised route; a fixed seed by default.
 
     Returns:
@@ -98,6 +103,8 @@ def fit(
         chosen = _choose_route(route, source.layer, shapes, layer)
         if chosen == "folded":
             return _fit_folded(source, shapes, n_components)
+        if chosen == "dct":
+            return _fit_dct(source, shapes, n_components)
         return _fit_output(source, shapes, n_components, chosen, generator)
 
 
@@ -226,9 +233,15 @@ def _choose_route(
         )
     if wish != "auto":
         return wish
-    if shapes.input is not None and is_affine(layer) and math.prod(shapes.input) < size:
+    if _works_on_input(layer, shapes):
         return "folded"
     return "exact" if size <= EXACT_LIMIT else "randomised"
+
+
+def _works_on_input(layer: nn.Module, shapes: _Shapes) -> bool:
+    """Whether the layer is affine, and its input the smaller side."""
+    smaller = shapes.input is not None and math.prod(shapes.input) < math.prod(shapes.output)
+    return smaller and is_affine(layer)
 
 
 def _fit_folded(source: _Source, shapes: _Shapes, n_components: int | float | None) -> FittedFilter:
@@ -294,6 +307,36 @@ def _fit_output(
         error_bound_=bound,
         energies_=sample.energies(pca.mean, pca.basis, pca.singular_values, pca.n_samples),
     )
+
+
+def _fit_dct(source: _Source, shapes: _Shapes, n_components: int | float | None) -> FittedFilter:
+    """A basis of cosines, in the layer's input where that is smaller and the layer affine."""
+    shape = shapes.output
+    if shapes.input is not None and _works_on_input(source.layer, shapes):
+        shape = shapes.input
+    on_input = shape is not shapes.output
+    moments, sample = CoefficientMoments(shape, device=source.device), EvenSample(math.prod(shape))
+    for batch in sample.of(source.batches("input" if on_input else "output", shape)):
+        moments.update(batch)
+    dct = fit_channel_dct(moments, n_components)
+    fitted = FittedFilter(
+        layer=source.path,
+        route="dct",
+        shape=shape,
+        output_shape=shapes.output,
+        mean_=LinearPart(source.layer, shape).output_of(dct.mean) if on_input else dct.mean,
+        singular_values_=dct.singular_values,
+        project=dct.rotation,
+        n_samples_=dct.n_samples,
+        total_variance_=dct.total_variance,
+        input_mean_=dct.mean if on_input else None,
+        order_=dct.order,
+    )
+    spectral = fitted.spectral_filter()
+    energies = sample.energies(
+        spectral.mean, spectral.project_centred, dct.singular_values.float(), dct.n_samples
+    )
+    return dataclasses.replace(fitted, energies_=energies)
 
 
 def _inputs_of(batch: Any, number: int) -> Tensor:

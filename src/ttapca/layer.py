@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from ttapca.errors import ShapeError
 from ttapca.gains import Gain
+from ttapca.last_batch import LastBatch
+from ttapca.structured import dct_coefficients, dct_images, dct_matrix
 
 
 class SpectralFilter(nn.Module):
@@ -58,6 +60,7 @@ class SpectralFilter(nn.Module):
         self.register_buffer("project", project)
         self.register_buffer("rebuild", rebuild)
         self.gain = gain
+        self._last = LastBatch()
 
     @property
     def n_components(self) -> int:
@@ -67,7 +70,7 @@ class SpectralFilter(nn.Module):
     def gains(self) -> Tensor:
         """The gains as they are now, shape (components,)."""
         if self.gain is None:
-            return torch.ones_like(self.project[0])
+            return self.mean.new_ones(self.n_components)
         gains: Tensor = self.gain()
         return gains
 
@@ -88,21 +91,102 @@ class SpectralFilter(nn.Module):
             )
         flat = samples.flatten(1).to(self.mean.dtype)  # (batch, d)
         centred = flat - self.mean
-        components = centred @ self.project  # (batch, components)
-        rebuild = self.project if self.rebuild is None else self.rebuild
+        components = self._components_once(flat, centred)
         if self.gain is None:
-            filtered = torch.addmm(self.mean, components, rebuild.T)  # (batch, d)
+            filtered = self._add_rebuilt(self.mean, components)  # (batch, d)
         elif not self.gain.keeps_rest:
-            filtered = torch.addmm(self.mean, components * self.gain(components), rebuild.T)
+            filtered = self._add_rebuilt(self.mean, components * self.gain(components))
         else:
             gains = self.gain(components)
+            if _all_one(gains):
+                return samples
             rest = gains[-1]
             # Written as a correction: gains of 1 leave every bit as it was.
-            filtered = torch.addmm(flat, components * (gains - rest), rebuild.T)
+            filtered = self._add_rebuilt(flat, components * (gains - rest))
             filtered = torch.addcmul(filtered, centred, rest - 1)
         return filtered.reshape(samples.shape).to(samples.dtype)
+
+    def _components_once(self, flat: Tensor, centred: Tensor) -> Tensor:
+        """Components, projected once for several passes over a batch while gains are learned."""
+        if self.gain is None or not any(True for _ in self.gain.parameters()):
+            return self.project_centred(centred)
+        found = self._last.find(flat, self.mean, self.project)
+        if found is None:
+            found = self.project_centred(centred)
+            self._last.keep(flat, found, self.mean, self.project)
+        return found
+
+    def project_centred(self, centred: Tensor) -> Tensor:
+        """Components of samples without their mean, (batch, d) to (batch, components)."""
+        return centred @ self.project
+
+    def _add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
+        """Add what components stand for to `base`, shape (batch, d)."""
+        rebuild = self.project if self.rebuild is None else self.rebuild
+        return torch.addmm(base, components, rebuild.T)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
         kind = "unfolded" if self.rebuild is None else "folded"
         return f"shape={self.shape}, components={self.n_components}, {kind}"
+
+
+def _all_one(gains: Tensor) -> bool:
+    """Whether nothing is scaled, so that nothing needs to be rebuilt."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return bool((gains == 1).all())
+
+
+class DCTFilter(SpectralFilter):
+    """The same along the coefficients of a discrete cosine transform, for large images.
+
+    Args:
+        mean: Source mean, shape (C H W,).
+        rotation: Of the channels, shape (C, C); it takes the place of `project`.
+        order: Which coefficient each component is, shape (components,).
+        shape: Of an image, (C, H, W).
+        gain: As for `SpectralFilter`.
+
+    Example:
+        >>> smooth = DCTFilter(torch.zeros(4), torch.eye(1), torch.tensor([0]), shape=(1, 2, 2))
+        >>> smooth(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])).round(decimals=3).tolist()
+        [[[[2.5, 2.5], [2.5, 2.5]]]]
+    """
+
+    order: Tensor
+    height: Tensor
+    width: Tensor
+
+    def __init__(
+        self,
+        mean: Tensor,
+        rotation: Tensor,
+        order: Tensor,
+        *,
+        shape: tuple[int, ...],
+        gain: Gain | None = None,
+    ) -> None:
+        super().__init__(mean, rotation, shape=shape, gain=gain)
+        self.register_buffer("order", order)
+        # Not in the state dict: they follow from the shape.
+        for name, size in zip(("height", "width"), shape[1:], strict=True):
+            self.register_buffer(name, dct_matrix(size).to(mean), persistent=False)
+
+    @property
+    def n_components(self) -> int:
+        """Number of components kept."""
+        return len(self.order)
+
+    def project_centred(self, centred: Tensor) -> Tensor:
+        """Components of samples without their mean, (batch, d) to (batch, components)."""
+        images = centred.reshape(-1, *self.shape)
+        coefficients = dct_coefficients(images, self.height, self.width).flatten(2)
+        return (self.project.T @ coefficients).flatten(1).index_select(1, self.order)
+
+    def _add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
+        every = components.new_zeros(len(components), self.mean.numel())
+        every = every.index_copy(1, self.order, components)
+        coefficients = self.project @ every.reshape(len(every), self.shape[0], -1)
+        images = dct_images(coefficients.reshape(-1, *self.shape), self.height, self.width)
+        return base + images.flatten(1)

@@ -78,7 +78,10 @@ def _at_the_filter(network: nn.Module, fitted: FittedFilter, images: Tensor) -> 
 def _deviations(fitted: FittedFilter, samples: Tensor) -> Tensor:
     """Standard deviation of every component of the fitted filter."""
     centred = samples.flatten(1).float() - fitted.center.float()
-    components = centred @ fitted.project.float()
+    if fitted.order_ is None:
+        components = centred @ fitted.project.float()
+    else:  # cosines, which have no matrix
+        components = fitted.spectral_filter().project_centred(centred)
     return components.std(0) if len(components) > 1 else components[0].abs()
 
 
