@@ -237,7 +237,7 @@ def goals(network: str, found: dict[int, dict]) -> list[Goal]:
             for name, reset in each["resets"].items()
         )
         what = f"{network}: reset, share of a step, worst method, batch of {batch}"
-        out.append(Goal(what, share, f"{100 * share:.2f} %", 0.01))
+        out.append(Goal(what, 100 * share, f"{100 * share:.2f} %", 1, unit=" %"))
     if 1 in found and wiener in found[1]["seconds"] and not wide:
         each = found[1]["seconds"]
         added = Spread.of(
