@@ -27,14 +27,14 @@ CANDIDATES: dict[str, list[float]] = {
     "last": [0.5, 0.7, 0.9, 1.0],
     "first": [0.0, 0.1, 0.2],
     "shrink": [0.75, 1.0, 0.5, 1.25],
-    "restore": [0.25, 0.5, 0.0, 0.75],
-    "threshold": [0.3, 0.6, 0.8],
+    "restore": [0.0, 0.3, 0.6, 0.9],
+    "threshold": [0.3, 0.6, 0.8, 0.9],
     "prior": [4.0, 16.0, 64.0],
     "limit": [16.0, 64.0],
 }
 START = {
-    "last": 0.9, "first": 0.1, "shrink": 1.0, "restore": 0.5,
-    "threshold": 0.6, "prior": 16.0, "limit": 64.0,
+    "last": 0.9, "first": 0.1, "shrink": 1.0, "restore": 0.6,
+    "threshold": 0.8, "prior": 16.0, "limit": 64.0,
 }  # fmt: skip
 BATCHES = (200, 1)
 SINGLES = 30  # images a condition at a batch of one: each is a forward pass of its own

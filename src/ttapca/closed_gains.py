@@ -8,6 +8,7 @@ the difference. `PulledGain` multiplies that by a factor which gradient steps ma
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -20,15 +21,16 @@ from ttapca.gains import MULTIPLIER_LIMIT, Gain, bounded_multiplier
 
 ClosedFormName = Literal["wiener", "match", "two-sided", "pulled"]
 
+# Chosen by scripts/tune_closed_form.py; so are the constants below.
 # Exponents (shrink, restore) of `two_sided_gain`.
 EXPONENTS: dict[str, tuple[float, float]] = {
-    "wiener": (1.0, 0.0),
+    "wiener": (1.0, 0.6),
     "match": (0.5, 0.5),
     "two-sided": (1.0, 0.5),
-    "pulled": (1.0, 0.5),
+    "pulled": (1.0, 0.6),
 }
 LIMIT = 64.0
-THRESHOLD = 0.6  # share of source batches that are left exactly alone
+THRESHOLD = 0.8  # share of source batches that are left exactly alone
 MEMORY = 2000.0  # images
 TINY = 1e-12  # no energy has no logarithm
 
@@ -58,6 +60,8 @@ class ClosedFormGain(Gain):
         count: Images behind them.
         current: The gains of the last call, shape (components,).
         shift: How surely the data have shifted, from 0 (as the source) to 1.
+        relief: Tells for the size of a batch what part of a lost scale something else gives back,
+            as BatchNorm does with statistics of the batch; `restore` is taken times the rest.
 
     Raises:
         OptionError: When an option makes no sense.
@@ -107,6 +111,7 @@ class ClosedFormGain(Gain):
         self.register_buffer("seen", torch.ones_like(self.spread[:, 0]))
         self.register_buffer("count", torch.zeros_like(self.seen[0]))
         self.register_buffer("current", torch.ones_like(self.spectrum))
+        self.relief: Callable[[int], float] | None = None
         self.register_buffer("certainty", torch.zeros_like(self.count))
         self.shift = 0.0  # the same as a number: reading it must not wait for a device
 
@@ -137,8 +142,10 @@ class ClosedFormGain(Gain):
             normal = self.source.batches_of(count)
             log_energy = self.log_energy()
             excess = normal.excess(log_energy, self.threshold).to(self.spread)
+            relief = 0.0 if self.relief is None else self.relief(len(components))
+            restore = self.restore * (1 - relief)
             gains = two_sided_gain(
-                -excess @ self.spread, shrink=self.shrink, restore=self.restore, limit=self.limit
+                -excess @ self.spread, shrink=self.shrink, restore=restore, limit=self.limit
             )
             self.current.copy_(gains)
             self.certainty.fill_(float(normal.certainty(log_energy)))

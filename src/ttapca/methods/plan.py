@@ -147,17 +147,28 @@ def statistics_surface(statistics: Statistics, below: Sequence[Surface] = ()) ->
             filter sees a shift; a `Mixture` says how.
         below: Surfaces among which that filter may be.
     """
+    closed = [s for s in below if isinstance(s, SpectralGains) and s.in_closed_form]
     if statistics == "mixed":
         statistics = Mixture()
     if isinstance(statistics, Mixture):
-        closed = [s for s in below if isinstance(s, SpectralGains) and s.in_closed_form]
-        follow = closed[0] if closed else None
-        ends = (statistics.first, statistics.last)
-        return [BatchNormStatistics(ends, prior=statistics.prior, follow=follow, required=False)]
+        surface = BatchNormStatistics(
+            (statistics.first, statistics.last),
+            prior=statistics.prior,
+            follow=closed[0] if closed else None,
+            required=False,
+        )
+    else:
+        surface = BatchNormStatistics(_weight(statistics), required=False)
+    for gains in closed:
+        gains.relief = surface.mean_weight
+    return [surface]
+
+
+def _weight(statistics: Literal["source", "batch", "mixed"] | float) -> float:
     alpha = NAMED_STATISTICS.get(statistics) if isinstance(statistics, str) else statistics
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
         raise OptionError(
             "`statistics` is 'source', 'batch', 'mixed' or the weight of the batch between 0 and "
             f"1; found {statistics!r}."
         )
-    return [BatchNormStatistics(alpha, required=False)]
+    return alpha

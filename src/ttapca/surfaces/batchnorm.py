@@ -126,6 +126,13 @@ class BatchNormStatistics(Surface):
         (followed,) = self._follow
         return weight if followed is None else weight * followed.shift
 
+    def mean_weight(self, batch_size: int) -> float:
+        """Mean over layers of the weight of a batch that has surely shifted; 0 without layers."""
+        if not self._layers:
+            return 0.0
+        size = 1.0 if self.prior is None else batch_size / (batch_size + self.prior)
+        return sum(self._ends) / 2 * size
+
     def extra_repr(self) -> str:
         """What `print(adapter)` shows."""
         prior = "" if self.prior is None else f", prior={self.prior}"

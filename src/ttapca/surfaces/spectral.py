@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +26,7 @@ class SpectralGains(Surface):
 
     Attributes:
         filter: The filter on the model, once attached; its parameters are the gains' own.
+        relief: For closed-form gains, see there; to be set before the surface is attached.
     """
 
     filter: SpectralFilter | None
@@ -34,6 +37,7 @@ class SpectralGains(Surface):
         self._gain: AnyGain = gain
         self._options = options
         self._attachment: Attachment | None = None
+        self.relief: Callable[[int], float] | None = None
         self.filter = None
 
     def attach(self, model: nn.Module) -> None:
@@ -42,6 +46,8 @@ class SpectralGains(Surface):
             raise AttachError("A surface goes on one model; this one is attached already.")
         self._attachment = attach(model, self._fitted, self._gain, **self._options)
         self.filter = self._attachment.filter
+        if self.closed_form is not None:
+            self.closed_form.relief = self.relief
         self.remember()
 
     def detach(self) -> None:
