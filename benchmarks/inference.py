@@ -44,22 +44,29 @@ METHODS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "wiener, batch statistics": ("wiener", {"statistics": "batch"}, False),
     "wiener, mixed statistics": ("wiener", {"statistics": "mixed"}, False),
 }
+TRAINING_MODE = "BatchNorm in training mode"
 TENT = "tent, official"
 TENT_AFTER = "tent, official, with a forward pass after"
+
+
+def without_running_statistics(model: nn.Module) -> nn.Module:
+    """Let BatchNorm know the batch alone, as the official codes do."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = None
+    return model
 
 
 class OfficialTent:
     """TENT as its authors wrote it: BatchNorm in training mode, one Adam step on the entropy."""
 
     def __init__(self, model: nn.Module, *, after: bool) -> None:
-        self.model = model.train().requires_grad_(False)
-        parameters = []
-        for module in model.modules():
-            if isinstance(module, _BatchNorm):
-                module.requires_grad_(True)
-                module.track_running_stats = False
-                module.running_mean = module.running_var = None
-                parameters += [module.weight, module.bias]
+        self.model = without_running_statistics(model.train().requires_grad_(False))
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        for module in norms:
+            module.requires_grad_(True)
+        parameters = [each for module in norms for each in (module.weight, module.bias)]
         self.optimizer = torch.optim.Adam(parameters, lr=1e-3)
         self.after = after
 
@@ -77,7 +84,7 @@ class OfficialTent:
 
 
 class Plain:
-    """The network alone."""
+    """The network alone, in the mode it is in."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -104,7 +111,7 @@ def noisy_images(n: int) -> Tensor:
 
 def known(name: str) -> bool:
     """Whether this version of the library has the method."""
-    return name in (TENT, TENT_AFTER, "plain") or METHODS[name][0] in ttapca.RECIPES
+    return name in ("plain", TRAINING_MODE, TENT, TENT_AFTER) or METHODS[name][0] in ttapca.RECIPES
 
 
 def step(name: str, network: nn.Module, filter_of: Callable[[bool], ttapca.FittedFilter]) -> Step:
@@ -112,6 +119,8 @@ def step(name: str, network: nn.Module, filter_of: Callable[[bool], ttapca.Fitte
     model = copy.deepcopy(network)
     if name == "plain":
         return Plain(model)
+    if name == TRAINING_MODE:
+        return Plain(without_running_statistics(model.train()))
     if name in (TENT, TENT_AFTER):
         return OfficialTent(model, after=name == TENT_AFTER)
     method, options, on_output = METHODS[name]
@@ -131,7 +140,7 @@ def memory_of(name: str, network_name: str, folder: Path, batch: int) -> tuple[f
 
 def names_for(network: str, batch: int) -> list[str]:
     """All methods; for a long step of the large network those that the goals speak of."""
-    every = ["plain", TENT, TENT_AFTER, *METHODS]
+    every = ["plain", TRAINING_MODE, TENT, TENT_AFTER, *METHODS]
     if network != "resnet20" and batch > 1:
         skipped = ("unfolded", "-exp", "online", "batch statistics")
         every = [name for name in every if not any(word in name for word in skipped)]
@@ -214,7 +223,12 @@ def goals(network: str, found: dict[int, dict]) -> list[Goal]:
 
     wiener = "wiener, source statistics"
     add("closed form, source statistics, over plain", wiener, "plain", 1.05 if wide else 1.2)
-    add("closed form, mixed statistics, over bn", "wiener, mixed statistics", "bn", 1.05)
+    mixed = "wiener, mixed statistics"
+    # The goal was set when `bn` was torch's training mode; the library's own became cheaper.
+    add(
+        "closed form, mixed statistics, over BatchNorm in training mode", mixed, TRAINING_MODE, 1.05
+    )
+    add("closed form, mixed statistics, over this library's `bn`", mixed, "bn", 1.05)
     limit = 1.02 if wide else 1.35
     add("ttapca, one step, over tent with re-forward", "ttapca-relu, episodic", TENT_AFTER, limit)
     for batch, each in found.items():
@@ -223,7 +237,7 @@ def goals(network: str, found: dict[int, dict]) -> list[Goal]:
             for name, reset in each["resets"].items()
         )
         what = f"{network}: reset, share of a step, worst method, batch of {batch}"
-        out.append(Goal(what, share, f"{100 * share:.2f} %", 0.01))
+        out.append(Goal(what, 100 * share, f"{100 * share:.2f} %", 1, unit=" %"))
     if 1 in found and wiener in found[1]["seconds"] and not wide:
         each = found[1]["seconds"]
         added = Spread.of(

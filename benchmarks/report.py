@@ -27,7 +27,8 @@ Found = dict[str, tuple[Result, dict[str, Any]]]
 def machine_line(facts: dict[str, Any]) -> str:
     """Where and when, and how busy the machine was."""
     machine = facts["machine"]
-    clock = "" if machine["clock"] == "perf_counter" else f" by {machine['clock']}"
+    clock = machine.get("clock", "perf_counter")
+    clock = "" if clock == "perf_counter" else f" by {clock}"
     return (
         f"*{machine['cores']} cores of an {machine['processor']}, {machine['threads']} threads, "
         f"{machine['memory']}, torch {machine['torch']}, Python {machine['python']}; "

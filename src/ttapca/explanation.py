@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ttapca.adapter import Adapter
@@ -9,6 +10,10 @@ from ttapca.closed_form import band_means
 from ttapca.closed_gains import ClosedFormGain
 from ttapca.errors import OptionError
 from ttapca.surfaces import SpectralGains
+
+# A bar has so many blocks to either side, and so many stand for a factor of two.
+BAR = 8
+BLOCKS_TO_A_DOUBLING = 2
 
 # Gains nearer to 1 than this are called unchanged.
 UNCHANGED = 0.02
@@ -31,6 +36,19 @@ class BandReport:
     source_variance: float
     test_variance: float
     gain: float
+
+    @property
+    def bar(self) -> str:
+        """The gain as a bar: to the left of the middle below 1, to the right above it.
+
+        Example:
+            >>> BandReport(8, 15, 1.0, 4.0, 0.25).bar
+            '    ████|        '
+            >>> BandReport(8, 15, 1.0, 0.5, 1.4).bar
+            '        |█       '
+        """
+        blocks = max(-BAR, min(BAR, round(BLOCKS_TO_A_DOUBLING * math.log2(self.gain))))
+        return f"{'█' * -blocks:>{BAR}}|{'█' * blocks:<{BAR}}"
 
     @property
     def meaning(self) -> str:
@@ -73,12 +91,12 @@ class Explanation:
         lines = [
             f"Filter at `{self.layer}`, by {self.images:.0f} images: p = {self.p_value:.3f}, "
             f"shift {self.shift:.2f}",
-            f"{'components':>12} {'source':>10} {'now':>10} {'gain':>6}  meaning",
+            f"{'components':>12} {'source':>10} {'now':>10} {'gain':>6} {'':17}  meaning",
         ]
         for band in self.bands:
             lines.append(
                 f"{f'{band.first}-{band.last}':>12} {band.source_variance:>10.3g} "
-                f"{band.test_variance:>10.3g} {band.gain:>6.2f}  {band.meaning}"
+                f"{band.test_variance:>10.3g} {band.gain:>6.2f} {band.bar}  {band.meaning}"
             )
         return "\n".join(lines)
 

@@ -165,6 +165,22 @@ def test_a_corruption(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert ", fog 3 (source)" in text
 
 
+def test_eval_explains_a_closed_form_filter(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = tmp_path / "filter"
+    assert run(f"fit {trained} --data digits --layer conv1 --components 30 --to {to}".split()) == 0
+    words = f"eval {trained} --data digits --limit 100 --method wiener --filter {to} --explain"
+    capsys.readouterr()
+    assert run(words.split()) == 0
+    table = capsys.readouterr().out
+    assert "Filter at `conv1`, by 100 images: p = " in table
+    assert "16-30" in table
+    assert run([*words.split(), "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["explanations"]
+    assert [band["last"] for band in report["bands"]] == [1, 3, 7, 15, 30]
+
+
 @pytest.fixture
 def small_cifar(home: Path) -> None:
     """Random images in CIFAR-10's place, as the readers find it."""
@@ -202,6 +218,7 @@ def resnet(tmp_path: Path) -> Path:
         ("eval resnet20 --data digits", 2, "is an architecture, which has no weights"),
         ("eval nothing.pth --data digits", 2, "neither a packaged network nor a file"),
         ("eval {trained} --data digits --method tnt", 2, "There is no method `tnt`"),
+        ("eval {trained} --data digits --limit 20 --explain", 2, "this adapter has none"),
         ("eval {trained} --data digits --method ttapca-relu", 2, "needs a fitted filter"),
         ("eval {trained} --data digits --filter nowhere", 1, "has none that can be read"),
         ("eval digits-small-cnn --data digits --mean 0 --std 1", 2, "--mean has no meaning for"),

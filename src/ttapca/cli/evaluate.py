@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from ttapca.adapter import Adapter
     from ttapca.data import Images
+    from ttapca.explanation import Explanation
 
 PAPERS_BATCH = 200
 
@@ -57,6 +58,9 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use the first images only (default: all).")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what a closed-form filter did at the end.")
+    ] = False,
     model_option: ModelOption = None,
     weights: WeightsOption = None,
     architecture: ArchitectureOption = None,
@@ -83,7 +87,13 @@ def evaluate(
         **_measured(adapted, images, batch_size),
         "parameters_adapted": adapted.n_parameters,
     }
+    reports = _explained(adapted) if explain else []
+    if as_json and explain:
+        facts["explanations"] = [dataclasses.asdict(report) for report in reports]
     typer.echo(json.dumps(facts, indent=2) if as_json else _sentence(facts))
+    if not as_json:
+        for report in reports:
+            typer.echo(f"\n{report}")
 
 
 def _adapted(network: nn.Module, method: str, filter: Path | None, **options: Any) -> Adapter:
@@ -91,6 +101,12 @@ def _adapted(network: nn.Module, method: str, filter: Path | None, **options: An
 
     fitted = None if filter is None else ttapca.load(filter)
     return ttapca.adapt(network, method, filter=fitted, **options)  # type: ignore[arg-type]
+
+
+def _explained(adapted: Adapter) -> list[Explanation]:
+    import ttapca
+
+    return ttapca.explain(adapted)
 
 
 def _measured(adapted: Adapter, images: Images, batch_size: int) -> dict[str, Any]:
