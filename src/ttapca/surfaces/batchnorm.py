@@ -13,6 +13,9 @@ from ttapca.errors import AttachError, OptionError, ShapeError
 from ttapca.surfaces.base import Surface
 from ttapca.surfaces.spectral import SpectralGains
 
+# Below this share of the mean square, a variance computed as a difference has lost its digits.
+CANCELLED = 1e-3
+
 
 class BatchNormStatistics(Surface):
     """Normalise with statistics of the source, of the test batch, or of a mixture of both.
@@ -156,9 +159,8 @@ def _mixed(layer: _BatchNorm, alpha: float, x: Tensor) -> Tensor:
     source_mean, source_var = layer.running_mean, layer.running_var
     if source_mean is None or source_var is None:
         raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
-    dimensions = [d for d in range(x.dim()) if d != 1]
     precise = x.to(torch.promote_types(x.dtype, torch.float32))
-    batch_var, batch_mean = torch.var_mean(precise, dim=dimensions, correction=0)
+    batch_mean, batch_var = _moments(precise)
     between = alpha * (1 - alpha) * (batch_mean - source_mean).square()
     mean = torch.lerp(source_mean.to(batch_mean), batch_mean, alpha)
     var = torch.lerp(source_var.to(batch_var), batch_var, alpha) + between
@@ -170,3 +172,19 @@ def _mixed(layer: _BatchNorm, alpha: float, x: Tensor) -> Tensor:
         shift = shift + layer.bias
     channels = (1, -1, *[1] * (x.dim() - 2))
     return torch.addcmul(shift.view(channels), precise, scale.view(channels)).to(x.dtype)
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every channel.
+
+    By the sum of squares, which is many times faster on a CPU than `torch.var_mean` and as good
+    unless the mean is far larger than the spread; then that one is asked after all.
+    """
+    flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)  # (batch, channels, places)
+    mean = flat.mean(2).mean(0)
+    norms = torch.linalg.vector_norm(flat, dim=2)
+    power = norms.square().sum(0) / (flat.shape[0] * flat.shape[2])
+    var = power - mean.square()
+    if bool((var < CANCELLED * power).any()):
+        var, mean = torch.var_mean(flat, dim=(0, 2), correction=0)
+    return mean, var
