@@ -273,10 +273,13 @@ def test_export_freezes_the_present_state(method: str) -> None:
     adapter = ttapca.adapt(
         small_convnet(), method, filter=FITTED, episodic=False, lr=0.05, **options_of(method)
     )
-    adapter(X)
+    last = adapter(X)
     program = torch.export.export(adapter, (X,))
     with torch.no_grad():
-        torch.testing.assert_close(program.module()(X), adapter.model(X))
+        # Running the model itself moves what follows the stream in the forward pass.
+        follows = method in ("wiener", "match", "two-sided", "ttapca-closed")
+        expected = last if follows else adapter.model(X)
+        torch.testing.assert_close(program.module()(X), expected)
 
 
 def test_moving_and_casting_take_the_optimiser_along() -> None:

@@ -223,8 +223,8 @@ def make_closed_gain(
         OptionError: When the filter has no energies, or an option makes no sense.
 
     Example:
-        >>> make_closed_gain("wiener", torch.ones(1), torch.rand(9, 1)).restore
-        0.0
+        >>> make_closed_gain("match", torch.ones(1), torch.rand(9, 1)).restore
+        0.5
     """
     if energies is None:
         raise OptionError(
