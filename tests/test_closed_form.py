@@ -178,6 +178,19 @@ def test_the_threshold_is_the_share_of_source_batches_left_alone(size: int) -> N
     assert alone.item() == pytest.approx(0.6, abs=0.12)
 
 
+def test_a_shifted_mean_is_taken_away_and_a_source_mean_is_not() -> None:
+    deviations = torch.arange(1, COMPONENTS + 1, dtype=torch.float64) ** -0.5
+    gain = calibrated(deviations, center=1.0)
+    source = gaussian(1000, deviations)
+    shifted = source + 5 * deviations
+    left = (shifted - gain.offset(shifted)).mean(0) / deviations
+    assert left.abs().max() < 0.3
+    assert gain.offset(source).div(deviations).abs().max() < 0.1
+    assert calibrated(deviations).offset(shifted) is None
+    # One image is no reason to believe in another mean.
+    assert (gain.offset(shifted[:1]) / deviations).abs().max() < 0.6
+
+
 def test_calibration_needs_two_samples() -> None:
     with pytest.raises(NotEnoughDataError, match="at least two"):
         SourceSpectrum(torch.ones(1, 3))
@@ -247,6 +260,7 @@ class TestStream:
         ({"restore": math.inf}, "`restore` is finite"),
         ({"threshold": -0.1}, "`threshold` is a share"),
         ({"limit": 1.0}, "`limit` is a finite number above 1"),
+        ({"center": 1.5}, "`center` is between 0 and 1"),
         ({"memory": 0.0}, "`memory` is a number of images above 0"),
     ],
 )

@@ -95,10 +95,14 @@ class SpectralFilter(nn.Module):
         elif not self.gain.keeps_rest:
             filtered = torch.addmm(self.mean, components * self.gain(components), rebuild.T)
         else:
-            gains = self.gain(components)
+            offset = self.gain.offset(components)
+            gains = self.gain(components if offset is None else components - offset)
             rest = gains[-1]
             # Written as a correction: gains of 1 leave every bit as it was.
-            filtered = torch.addmm(flat, components * (gains - rest), rebuild.T)
+            change = components * (gains - rest)
+            if offset is not None:
+                change = change - gains * offset
+            filtered = torch.addmm(flat, change, rebuild.T)
             filtered = torch.addcmul(filtered, centred, rest - 1)
         return filtered.reshape(samples.shape).to(samples.dtype)
 
