@@ -1,7 +1,7 @@
 """Measure methods on test images at severity 5: the table and the ablation of docs/closed-form.md.
 
     python scripts/measure_closed_form.py NAME WEIGHTS FILTER CIFAR_C --to scripts/results/...json
-        [--normalise cifar10] [--clean DATA --home DIR] [--rows bn,wiener,...] [--images 2000]
+        [--normalise cifar10] [--clean DATA --home DIR] [--rows "bn;wiener"] [--images 2000]
 
 Every row is written as soon as it is measured: run it again to go on. Rows are in `ROWS`.
 """
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--normalise")
     parser.add_argument("--clean", default="cifar10")
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--rows", default="source,bn,wiener")
+    parser.add_argument("--rows", default="source;bn;wiener")
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--severity", type=int, default=5)
     asked = parser.parse_args()
@@ -99,8 +99,8 @@ def main() -> None:
         data[corruption] = spoilt[: asked.images]
     known = json.loads(asked.to.read_text()) if asked.to.exists() else {}
     mine = known.setdefault(f"{asked.name}, {asked.images} images", {})
-    for name in asked.rows.split(","):
-        row = ROWS[name.strip()]
+    for name in asked.rows.split(";"):
+        row = ROWS[name]
         if name in mine:
             continue
         mine[name] = measure(network, fitted, data, row)

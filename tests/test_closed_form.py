@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttapca.calibration import SEED, EvenSample, SourceSpectrum
+from ttapca.calibration import SAMPLES, SEED, EvenSample, SourceSpectrum
 from ttapca.closed_form import across_bands, band_edges, band_means, smoothed, two_sided_gain
 from ttapca.closed_gains import ClosedFormGain, PulledGain, make_closed_gain
 from ttapca.errors import NotEnoughDataError, OptionError
@@ -178,21 +178,34 @@ def test_the_threshold_is_the_share_of_source_batches_left_alone(size: int) -> N
     assert alone.item() == pytest.approx(0.6, abs=0.12)
 
 
+def test_a_shifted_mean_is_taken_away_and_a_source_mean_is_not() -> None:
+    deviations = torch.arange(1, COMPONENTS + 1, dtype=torch.float64) ** -0.5
+    gain = calibrated(deviations, center=1.0)
+    source = gaussian(1000, deviations)
+    shifted = source + 5 * deviations
+    left = (shifted - gain.offset(shifted)).mean(0) / deviations
+    assert left.abs().max() < 0.3
+    assert gain.offset(source).div(deviations).abs().max() < 0.1
+    assert calibrated(deviations).offset(shifted) is None
+    # One image is no reason to believe in another mean.
+    assert (gain.offset(shifted[:1]) / deviations).abs().max() < 0.6
+
+
 def test_calibration_needs_two_samples() -> None:
     with pytest.raises(NotEnoughDataError, match="at least two"):
         SourceSpectrum(torch.ones(1, 3))
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(1, 3000), st.integers(1, 400))
+@given(st.integers(1, 6000), st.integers(1, 400))
 def test_a_sample_is_spread_over_the_stream(n: int, batch: int) -> None:
     sample = EvenSample(1)
     stream = torch.arange(n, dtype=torch.float64)[:, None]
     for _ in range(2):  # a second pass starts afresh
         assert torch.equal(torch.cat(list(sample.of(torch.split(stream, batch)))), stream)
         kept = torch.cat(sample._kept)
-        assert len(kept) == min(n, len(kept)) <= 512
-        assert len(kept) > min(n, 256) - 1
+        assert len(kept) == min(n, len(kept)) <= SAMPLES
+        assert len(kept) > min(n, SAMPLES // 2) - 1
         assert kept[0] == 0
         assert len(kept.diff().unique()) <= 1
 
@@ -247,6 +260,7 @@ class TestStream:
         ({"restore": math.inf}, "`restore` is finite"),
         ({"threshold": -0.1}, "`threshold` is a share"),
         ({"limit": 1.0}, "`limit` is a finite number above 1"),
+        ({"center": 1.5}, "`center` is between 0 and 1"),
         ({"memory": 0.0}, "`memory` is a number of images above 0"),
     ],
 )

@@ -21,7 +21,7 @@ from ttapca.closed_form import band_edges, band_means
 from ttapca.errors import NotEnoughDataError
 
 # So many source samples are kept, fewer where a sample is large.
-SAMPLES = 512
+SAMPLES = 2048
 SAMPLED_NUMBERS = 2**24
 TOGETHER = 32
 
@@ -30,7 +30,7 @@ DRAWS = 512
 SEED = 0
 
 # Share of source batches that count as not shifted at all.
-REACH = 0.95
+REACH = 0.99
 
 # Added to the covariance of logarithms, so that bands which hardly vary do not rule the distance.
 RIDGE = 1e-3

@@ -106,6 +106,32 @@ def smoothed(values: Tensor, window: int) -> Tensor:
     return F.avg_pool1d(padded, window, stride=1)[0, 0]
 
 
+def mean_shift(components: Tensor, deviations: Tensor, prior: float = 16.0) -> Tensor:
+    """How far the mean of a batch surely is from the source's, component by component.
+
+    The mean of n source samples has the variance s / n. Only what exceeds twice its deviation
+    counts, after Stein: m max(0, 1 - 4 s / (n m^2)); and a small batch counts n / (n + prior).
+
+    Args:
+        components: Shape (batch, components).
+        deviations: Standard deviation of the components in the source data, shape (components,).
+        prior: Size of a batch that counts half.
+
+    Returns:
+        Shape (components,).
+
+    Example:
+        >>> far = 5 + torch.zeros(16, 1)
+        >>> round(mean_shift(far, torch.ones(1)).item(), 3)
+        2.475
+    """
+    size = len(components)
+    mean = components.mean(0)
+    noise = 4 * deviations.square() / size
+    sure = (1 - noise / mean.square().clamp(min=torch.finfo(mean.dtype).tiny)).clamp(min=0)
+    return mean * sure * (size / (size + prior))
+
+
 def two_sided_gain(
     log_ratio: Tensor, *, shrink: float = 1.0, restore: float = 0.0, limit: float = 64.0
 ) -> Tensor:

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from ttapca.calibration import SourceSpectrum
-from ttapca.closed_form import across_bands, band_edges, band_means, two_sided_gain
+from ttapca.closed_form import (
+    across_bands,
+    band_edges,
+    band_means,
+    mean_shift,
+    two_sided_gain,
+)
 from ttapca.errors import OptionError
 from ttapca.gains import MULTIPLIER_LIMIT, Gain, bounded_multiplier
 
@@ -54,6 +60,8 @@ class ClosedFormGain(Gain):
         limit: The largest ratio of variances that is believed.
         threshold: Share of source batches whose gains are exactly 1; 0 trusts every batch.
         memory: After so many images, what was seen counts 1 / e.
+        center: What part of a batch's sure distance from the source mean is taken away, 0 to 1;
+            see `ttapca.closed_form.mean_shift`.
 
     Attributes:
         seen: Energies of the stream, shape (bands,).
@@ -92,6 +100,7 @@ class ClosedFormGain(Gain):
         limit: float = LIMIT,
         threshold: float = THRESHOLD,
         memory: float = MEMORY,
+        center: float = 0.0,
     ) -> None:
         super().__init__(deviations, normalise=False)
         if not 0.0 <= threshold < 1.0:
@@ -104,7 +113,9 @@ class ClosedFormGain(Gain):
         if not 0.0 < memory < math.inf:
             raise OptionError(f"`memory` is a number of images above 0; found {memory}.")
         self.shrink, self.restore, self.limit = shrink, restore, limit
-        self.threshold, self.memory = threshold, memory
+        if not 0.0 <= center <= 1.0:
+            raise OptionError(f"`center` is between 0 and 1; found {center}.")
+        self.threshold, self.memory, self.center = threshold, memory, center
         self.source = SourceSpectrum(energies)
         self.edges = band_edges(len(deviations))
         self.register_buffer("spread", across_bands(self.edges).to(deviations))
@@ -151,6 +162,13 @@ class ClosedFormGain(Gain):
             self.certainty.fill_(float(normal.certainty(log_energy)))
             self.restored()
         return self.current.clone()
+
+    @torch.no_grad()
+    def offset(self, components: Tensor) -> Tensor | None:
+        """What is to be subtracted from the components before they are scaled."""
+        if not self.center or not len(components):
+            return None
+        return self.center * mean_shift(components, self.spectrum)
 
     def log_energy(self) -> Tensor:
         """Logarithm of what was seen, in float64 on the CPU, shape (bands,)."""
@@ -201,6 +219,10 @@ class PulledGain(Gain):
     def restored(self) -> None:
         """Follow a change of the state from outside."""
         self.closed.restored()
+
+    def offset(self, components: Tensor) -> Tensor | None:
+        """As that of the closed form."""
+        return self.closed.offset(components)
 
     def forward(self, components: Tensor | None = None) -> Tensor:
         """The gains, shape (components,)."""

@@ -118,6 +118,11 @@ class Gain(nn.Module):
         """Buffers that change at test time; what learns has parameters instead."""
         return []
 
+    def offset(self, components: Tensor) -> Tensor | None:
+        """What is to be subtracted from the components before they are scaled, if anything."""
+        del components
+        return None
+
     def restored(self) -> None:
         """Follow a change of the state from outside."""
 

@@ -97,12 +97,16 @@ class SpectralFilter(nn.Module):
         elif not self.gain.keeps_rest:
             filtered = self._add_rebuilt(self.mean, components * self.gain(components))
         else:
-            gains = self.gain(components)
-            if _all_one(gains):
+            offset = self.gain.offset(components)
+            gains = self.gain(components if offset is None else components - offset)
+            if offset is None and _all_one(gains):
                 return samples
             rest = gains[-1]
             # Written as a correction: gains of 1 leave every bit as it was.
-            filtered = self._add_rebuilt(flat, components * (gains - rest))
+            change = components * (gains - rest)
+            if offset is not None:
+                change = change - gains * offset
+            filtered = self._add_rebuilt(flat, change)
             filtered = torch.addcmul(filtered, centred, rest - 1)
         return filtered.reshape(samples.shape).to(samples.dtype)
 

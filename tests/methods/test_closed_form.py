@@ -247,6 +247,29 @@ def test_filters_at_two_layers(model: nn.Module) -> None:
             ttapca.adapt(model, "wiener", filter=[FITTED, FITTED])
 
 
+def test_a_brighter_batch_is_brought_back(model: nn.Module) -> None:
+    """A constant added to what the filter sees, and large against what source batches vary by."""
+    batch = images(400, seed=1)
+    moved = batch + 40 * (
+        FITTED.rebuild_matrix[:, 0] * FITTED.explained_variance_[0].sqrt()
+    ).reshape(batch.shape[1:])
+    plain = model(batch)
+    distances = []
+    for center in (0.0, 1.0):
+        adapter = ttapca.adapt(
+            model,
+            "wiener",
+            filter=FITTED,
+            statistics="source",
+            center=center,
+            shrink=0.0,
+            restore=0.0,
+        )
+        distances.append((adapter(moved) - plain).abs().mean().item())
+        adapter.detach()
+    assert distances[1] < 0.1 * distances[0]
+
+
 def test_patches_of_a_vision_transformer(model: nn.Module) -> None:
     """The embedding of patches is affine: it folds, and is filtered like any stem."""
     del model

@@ -32,6 +32,7 @@ def _closed(
     limit: float | None = None,
     threshold: float | None = None,
     memory: float | None = None,
+    center: float | None = None,
 ) -> Plan:
     own = {
         "shrink": shrink,
@@ -39,6 +40,7 @@ def _closed(
         "limit": limit,
         "threshold": threshold,
         "memory": memory,
+        "center": center,
     }
     return Plan(_surfaces(gain, wishes, statistics, own))
 
@@ -53,6 +55,7 @@ def _learned(
     limit: float | None = None,
     threshold: float | None = None,
     memory: float | None = None,
+    center: float | None = None,
 ) -> Plan:
     own = {
         "shrink": shrink,
@@ -60,6 +63,7 @@ def _learned(
         "limit": limit,
         "threshold": threshold,
         "memory": memory,
+        "center": center,
     }
     stepping = wishes.steps_by(adam, lr=LEARNING_RATE, logits="after")
     mover = PulledSteps(pull, **stepping)
