@@ -10,6 +10,7 @@ three routes lead to the components:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.attachment import carries_filter
-from ttapca.calibration import EvenSample
+from ttapca.calibration import EvenSample, calibrate, energies_of
 from ttapca.catching import stopped_at
 from ttapca.errors import (
     AttachError,
@@ -240,6 +241,7 @@ def _fit_folded(source: _Source, shapes: _Shapes, n_components: int | float | No
         moments.update(batch)
     linear = LinearPart(source.layer, shapes.input)
     pca = fold(moments, linear, n_components)
+    again = functools.partial(fold, linear=linear, n_components=len(pca.singular_values))
     return FittedFilter(
         layer=source.path,
         route="folded",
@@ -252,7 +254,7 @@ def _fit_folded(source: _Source, shapes: _Shapes, n_components: int | float | No
         total_variance_=pca.total_variance,
         rebuild=pca.rebuild,
         input_mean_=pca.mean,
-        energies_=sample.energies(pca.mean, pca.project, pca.singular_values, pca.n_samples),
+        energies_=calibrate(sample, moments, pca, again),
     )
 
 
@@ -271,6 +273,8 @@ def _fit_output(
         for batch in sample.of(source.batches("output", shapes.output)):
             moments.update(batch)
         pca = PCA.from_moments(moments, n_components)
+        again = functools.partial(PCA.from_moments, n_components=len(pca.singular_values))
+        energies = calibrate(sample, moments, pca, again)
     else:
         source.require_several_passes()
         pca = randomised_pca(
@@ -281,6 +285,7 @@ def _fit_output(
             device=source.device,
         )
         bound = pca.error_bound.cpu()
+        energies = energies_of(sample.all(), pca)
     return FittedFilter(
         layer=source.path,
         route=route,
@@ -292,7 +297,7 @@ def _fit_output(
         n_samples_=pca.n_samples,
         total_variance_=pca.total_variance,
         error_bound_=bound,
-        energies_=sample.energies(pca.mean, pca.basis, pca.singular_values, pca.n_samples),
+        energies_=energies,
     )
 
 
