@@ -179,3 +179,20 @@ def test_one_value_a_channel_has_no_variance() -> None:
     surface.detach()
     for alpha in (0.0, 0.4):  # source and mixed statistics serve a batch of one
         assert torch.isfinite(normalised(alpha, layer, torch.ones(1, 4))).all()
+
+
+def test_a_mean_far_from_zero_costs_no_digits() -> None:
+    """The sum of squares cancels there; the variance must not."""
+    layer = nn.BatchNorm2d(2, affine=False).eval()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 2, 4, 4, generator=generator) + 5000
+    model = nn.Sequential(layer)
+    surface = BatchNormStatistics(0.999)
+    surface.attach(model)
+    found = model(x)
+    surface.detach()
+    exact = x.double()
+    mean = 0.999 * exact.mean((0, 2, 3))
+    var = 0.999 * exact.var((0, 2, 3), correction=0) + 0.001 + 0.999 * 0.001 * (mean / 0.999) ** 2
+    expected = (exact - mean.view(1, -1, 1, 1)) / (var + layer.eps).sqrt().view(1, -1, 1, 1)
+    assert torch.allclose(found.double(), expected, atol=1e-4)

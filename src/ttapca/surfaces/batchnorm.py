@@ -185,6 +185,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     norms = torch.linalg.vector_norm(flat, dim=2)
     power = norms.square().sum(0) / (flat.shape[0] * flat.shape[2])
     var = power - mean.square()
-    if bool((var < CANCELLED * power).any()):
+    # An exported program cannot look at its numbers.
+    if torch.compiler.is_exporting() or bool((var < CANCELLED * power).any()):
         var, mean = torch.var_mean(flat, dim=(0, 2), correction=0)
     return mean, var
