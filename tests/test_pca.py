@@ -212,3 +212,14 @@ def test_projection_is_idempotent(kept: int, seed: int) -> None:
     torch.testing.assert_close(once, twice, rtol=1e-10, atol=1e-10)
     if kept == 12:
         torch.testing.assert_close(once, x, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_removed_was_never_there() -> None:
+    data = torch.randn(60, 9, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 3
+    found = Moments(9).update(data).remove(data[10:40])
+    expected = Moments(9).update(torch.cat([data[:10], data[40:]]))
+    assert found.count == expected.count
+    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.scatter, expected.scatter, rtol=1e-10, atol=1e-10)
+    with pytest.raises(NotEnoughDataError, match="Some of 30 samples must be left"):
+        found.remove(data[:30])

@@ -129,6 +129,8 @@ class Adapter(nn.Module):
             return cast(Tensor, self.model(*inputs, **options))
         if self.forgetting == "episodic":
             self.reset()
+        for surface in self._each_surface():
+            surface.start_batch()
         if not self.mover.needs_gradients:
             with torch.no_grad():
                 return self.mover.predict(self.model, *inputs, **options)

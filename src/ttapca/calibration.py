@@ -13,17 +13,23 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ttapca.closed_form import band_edges, band_means
 from ttapca.errors import NotEnoughDataError
+from ttapca.pca import Moments
 
 # So many source samples are kept, fewer where a sample is large.
 SAMPLES = 2048
 SAMPLED_NUMBERS = 2**24
-TOGETHER = 32
+TOGETHER = 32  # are measured at once
+
+# One in so many samples is held out of the basis it is measured with, if these are enough.
+HELD_OUT = 8
+FEWEST = 32
 
 # Batches that are drawn for one size, and the seed they are drawn with.
 DRAWS = 512
@@ -206,27 +212,90 @@ class EvenSample:
                 self._every *= 2
             yield batch
 
-    def energies(
-        self,
-        mean: Tensor,
-        project: Tensor | Callable[[Tensor], Tensor],
-        singular_values: Tensor,
-        n_samples: int,
-    ) -> Tensor:
-        """Band energies of what was kept, shape (samples, bands).
+    def all(self) -> Tensor:
+        """What was kept, shape (samples, size)."""
+        return torch.stack(self._kept)
 
-        Args:
-            mean: Of the source, shape (d,).
-            project: From centred samples to components: a matrix, or a function.
-            singular_values: Shape (components,).
-            n_samples: How many samples are behind them.
+    def apart(self) -> Tensor | None:
+        """What can be left out of the fit: up to an eighth of the stream; None if that is little.
+
+        Returns:
+            Shape (samples, size).
         """
-        variances = singular_values.square() / (n_samples - 1)
-        edges = band_edges(len(singular_values))
-        out = []
-        # A few at a time: large images have as many components as pixels.
-        for first in range(0, len(self._kept), TOGETHER):
-            centred = torch.stack(self._kept[first : first + TOGETHER]).to(mean) - mean
-            components = centred @ project if isinstance(project, Tensor) else project(centred)
-            out.append(band_means(components.square() / variances, edges).float().cpu())
-        return torch.cat(out)
+        step = math.ceil(len(self._kept) * HELD_OUT / self._seen)
+        return torch.stack(self._kept[::step]) if len(self._kept) / step >= FEWEST else None
+
+
+class Decomposition(Protocol):
+    """A PCA in whatever space; see `ttapca.pca.PCA` and `ttapca.folding.FoldedPCA`."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Of the samples, shape (size,)."""
+
+    @property
+    def project(self) -> Tensor:
+        """From centred samples to components, shape (size, components)."""
+
+    @property
+    def explained_variance(self) -> Tensor:
+        """Shape (components,)."""
+
+
+def energies_of(
+    samples: Tensor, mean: Tensor, variances: Tensor, project: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Band energies of samples.
+
+    Args:
+        samples: Shape (samples, size).
+        mean: Of the source, shape (size,).
+        variances: Of the components in the source, shape (components,).
+        project: From centred samples to components.
+
+    Returns:
+        Shape (samples, bands).
+    """
+    edges = band_edges(len(variances))
+    # A few at a time: large images have as many components as pixels.
+    found = [
+        band_means(project(some.to(mean) - mean).square() / variances, edges).float().cpu()
+        for some in torch.split(samples, TOGETHER)
+    ]
+    return torch.cat(found)
+
+
+def calibrate(
+    sample: EvenSample,
+    moments: Moments,
+    pca: Decomposition,
+    again: Callable[[Moments], Decomposition],
+) -> Tensor:
+    """Band energies of source samples as new data would have them.
+
+    A basis fits the samples it was made from better than others: on 20,000 images of CIFAR-100 the
+    last of 3,072 components vary twice as much over new images. So the samples are measured with a
+    basis that was made without them, where there are enough.
+
+    Args:
+        sample: Of the data.
+        moments: Of all data; the samples are taken out of it.
+        pca: Of all data.
+        again: Makes another from moments.
+
+    Returns:
+        Shape (samples, bands).
+    """
+    apart = sample.apart()
+    if apart is not None:
+        try:
+            return _energies_by(again(moments.remove(apart)), apart)
+        except NotEnoughDataError:  # as many components as samples: there is no telling
+            pass
+    return _energies_by(pca, sample.all())
+
+
+def _energies_by(pca: Decomposition, samples: Tensor) -> Tensor:
+    return energies_of(
+        samples, pca.mean, pca.explained_variance, lambda centred: centred @ pca.project
+    )

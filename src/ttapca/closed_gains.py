@@ -25,6 +25,7 @@ from ttapca.closed_form import (
 from ttapca.errors import OptionError
 from ttapca.gains import MULTIPLIER_LIMIT, Gain, bounded_multiplier
 
+Listening = Literal["everything", "one batch", "nothing"]
 ClosedFormName = Literal["wiener", "match", "two-sided", "pulled"]
 
 # Chosen by scripts/tune_closed_form.py; so are the constants below.
@@ -44,9 +45,10 @@ TINY = 1e-12  # no energy has no logarithm
 class ClosedFormGain(Gain):
     """Gains in closed form from the energies of the stream.
 
-    A call with components takes their energies in, and gives gains for all of it. What was seen
-    before counts less and less; an episodic adapter resets the gain before each batch, so that
-    nothing but the batch counts.
+    A call with components takes their energies in, and gives gains for all of it. (On a model, only
+    the first pass of each batch of the adapter does: see `listens_to`.) What was seen before counts
+    less and less; an episodic adapter resets the gain before each batch, so that nothing but the
+    batch counts.
 
     Of each band's log energy, only what lies beyond the range of source batches of the same size
     counts. So a single image, whose energies vary much by nature, changes little unless it is far
@@ -124,7 +126,16 @@ class ClosedFormGain(Gain):
         self.register_buffer("current", torch.ones_like(self.spectrum))
         self.relief: Callable[[int], float] | None = None
         self.register_buffer("certainty", torch.zeros_like(self.count))
+        self.listens_to("everything")
         self.shift = 0.0  # the same as a number: reading it must not wait for a device
+
+    def listens_to(self, what: Listening) -> None:
+        """Say which calls take their components in; the others leave the gains as they are.
+
+        Args:
+            what: `everything`, as at first; `one batch`, the next one; `nothing`.
+        """
+        self._listening: Listening = what
 
     def state(self) -> list[Tensor]:
         """What a stream changes."""
@@ -145,8 +156,11 @@ class ClosedFormGain(Gain):
             Shape (components,).
         """
         # An exported program is frozen.
-        if components is None or not len(components) or torch.compiler.is_exporting():
+        deaf = self._listening == "nothing" or torch.compiler.is_exporting()
+        if components is None or not len(components) or deaf:
             return self.current.clone()
+        if self._listening == "one batch":
+            self._listening = "nothing"
         self._take_in(components)
         count = float(self.count)
         if math.isfinite(count) and bool(torch.isfinite(self.seen).all()):

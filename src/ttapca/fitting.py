@@ -13,6 +13,7 @@ four routes lead to the components:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.attachment import carries_filter
-from ttapca.calibration import EvenSample
+from ttapca.calibration import EvenSample, calibrate, energies_of
 from ttapca.catching import stopped_at
 from ttapca.errors import (
     AttachError,
@@ -253,6 +254,7 @@ def _fit_folded(source: _Source, shapes: _Shapes, n_components: int | float | No
         moments.update(batch)
     linear = LinearPart(source.layer, shapes.input)
     pca = fold(moments, linear, n_components)
+    again = functools.partial(fold, linear=linear, n_components=len(pca.singular_values))
     return FittedFilter(
         layer=source.path,
         route="folded",
@@ -265,7 +267,7 @@ def _fit_folded(source: _Source, shapes: _Shapes, n_components: int | float | No
         total_variance_=pca.total_variance,
         rebuild=pca.rebuild,
         input_mean_=pca.mean,
-        energies_=sample.energies(pca.mean, pca.project, pca.singular_values, pca.n_samples),
+        energies_=calibrate(sample, moments, pca, again),
     )
 
 
@@ -284,6 +286,8 @@ def _fit_output(
         for batch in sample.of(source.batches("output", shapes.output)):
             moments.update(batch)
         pca = PCA.from_moments(moments, n_components)
+        again = functools.partial(PCA.from_moments, n_components=len(pca.singular_values))
+        energies = calibrate(sample, moments, pca, again)
     else:
         source.require_several_passes()
         pca = randomised_pca(
@@ -294,6 +298,9 @@ def _fit_output(
             device=source.device,
         )
         bound = pca.error_bound.cpu()
+        energies = energies_of(
+            sample.all(), pca.mean, pca.explained_variance, lambda centred: centred @ pca.basis
+        )
     return FittedFilter(
         layer=source.path,
         route=route,
@@ -305,7 +312,7 @@ def _fit_output(
         n_samples_=pca.n_samples,
         total_variance_=pca.total_variance,
         error_bound_=bound,
-        energies_=sample.energies(pca.mean, pca.basis, pca.singular_values, pca.n_samples),
+        energies_=energies,
     )
 
 
@@ -333,9 +340,8 @@ def _fit_dct(source: _Source, shapes: _Shapes, n_components: int | float | None)
         order_=dct.order,
     )
     spectral = fitted.spectral_filter()
-    energies = sample.energies(
-        spectral.mean, spectral.project_centred, dct.singular_values.float(), dct.n_samples
-    )
+    variances = fitted.explained_variance_.float()
+    energies = energies_of(sample.all(), spectral.mean, variances, spectral.project_centred)
     return dataclasses.replace(fitted, energies_=energies)
 
 

@@ -15,6 +15,7 @@ cannot see needs no filter.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +57,11 @@ class FoldedPCA:
     n_samples: int
     total_variance: float
 
+    @property
+    def explained_variance(self) -> Tensor:
+        """Variance of the output along each component, shape (components,)."""
+        return self.singular_values.square() / (self.n_samples - 1)
+
 
 class LinearPart:
     """The map W u + b of an affine layer, in float64, without touching the layer.
@@ -92,6 +98,7 @@ class LinearPart:
             energy = self._twin(inputs).square().sum() / 2
         return torch.autograd.grad(energy, inputs)[0].flatten(1)
 
+    @functools.cached_property
     def gram(self) -> Tensor:
         """W^T W, shape (q, q)."""
         gram = torch.empty(self.input_size, self.input_size, dtype=torch.float64)
@@ -139,7 +146,7 @@ def fold(moments: Moments, linear: LinearPart, n_components: int | float | None)
         NotEnoughDataError: When the data have fewer components than asked for.
     """
     scatter = moments.scatter.cpu()
-    factor, back = _factor(linear.gram())
+    factor, back = _factor(linear.gram)
     eigenvalues, rotation = eigh_descending(factor.T @ scatter @ factor)
     kept = choose_components(n_components, eigenvalues, moments.count)
     rotation = rotation[:, :kept]

@@ -114,6 +114,36 @@ class Moments:
             self._lower += lower
         return self
 
+    def remove(self, batch: Tensor) -> Moments:
+        """Take samples out again that this accumulator has seen.
+
+        Args:
+            batch: Fewer samples than it has seen, shape (samples, ...).
+
+        Returns:
+            This accumulator.
+
+        Raises:
+            NotEnoughDataError: When nothing would be left.
+
+        Example:
+            >>> data = torch.tensor([[1.0], [2.0], [6.0]])
+            >>> Moments(1).update(data).remove(data[2:]).mean.tolist()
+            [1.5]
+        """
+        gone = Moments(self.mean.numel(), device=self._device).update(batch)
+        left = self.count - gone.count
+        if left < 1:
+            raise NotEnoughDataError(
+                f"Some of {self.count} samples must be left; {gone.count} were to be removed."
+            )
+        mean = self.mean + (self.mean - gone.mean) * (gone.count / left)
+        delta = gone.mean - mean
+        self._lower -= gone._lower
+        self._lower.addr_(delta, delta, alpha=-left * gone.count / self.count)
+        self.mean, self.count = mean, left
+        return self
+
     def _shift(self, count: int, mean: Tensor) -> None:
         """Move count and mean; add the scatter between the two means (Chan's cross term)."""
         total = self.count + count
@@ -171,6 +201,11 @@ class PCA:
             n_samples=moments.count,
             total_variance=total_variance(eigenvalues, moments.count),
         )
+
+    @property
+    def project(self) -> Tensor:
+        """From centred samples to components: the basis, shape (size, components)."""
+        return self.basis
 
     @property
     def explained_variance(self) -> Tensor:

@@ -26,6 +26,9 @@ class Surface(nn.Module):
         """Take the surface away, leaving no trace; harmless when it is not attached."""
         raise NotImplementedError
 
+    def start_batch(self) -> None:
+        """Hear that a batch follows, which may take several forward passes."""
+
     @property
     def enabled(self) -> bool:
         """Whether the surface acts; set it to switch."""

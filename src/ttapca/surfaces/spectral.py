@@ -48,7 +48,13 @@ class SpectralGains(Surface):
         self.filter = self._attachment.filter
         if self.closed_form is not None:
             self.closed_form.relief = self.relief
+            self.closed_form.listens_to("nothing")
         self.remember()
+
+    def start_batch(self) -> None:
+        """Let closed-form gains take in the next pass, and no other of the same batch."""
+        if self.closed_form is not None:
+            self.closed_form.listens_to("one batch")
 
     def detach(self) -> None:
         """Take the filter away."""
