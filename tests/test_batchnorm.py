@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from oracles import assert_same_picture, images, left_untouched, picture_of, small_convnet
 from ttapca.errors import AttachError, OptionError, ShapeError
 from ttapca.surfaces import BatchNormStatistics
-from ttapca.surfaces.batchnorm import LARGE, quick_moments
+from ttapca.surfaces.mixing import LARGE, quick_moments
 
 X = images(12, seed=8)
 

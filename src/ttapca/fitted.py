@@ -25,6 +25,9 @@ Storage = Literal["float64", "float32", "bfloat16", "float16"]
 Route = Literal["folded", "exact", "randomised", "dct"]
 AnyGain = GainName | ClosedFormName
 
+# Before the path of a GroupNorm layer, in the file.
+GROUP_NORM = "group_norm:"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FittedFilter:
@@ -52,6 +55,8 @@ class FittedFilter:
             `ttapca.structured`. None for the others.
         energies_: Band energies of some source samples, for closed-form gains, shape (samples,
             bands); see `ttapca.closed_form`. None in filters that an older ttapca saved.
+        group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
+            its path, shape (2, channels); see `ttapca.group_norm`. Empty without such layers.
         versions: Of what computed it.
 
     Example:
@@ -76,6 +81,7 @@ class FittedFilter:
     error_bound_: Tensor | None = None
     energies_: Tensor | None = None
     order_: Tensor | None = None
+    group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     versions: dict[str, str] = dataclasses.field(
         default_factory=lambda: {
             "ttapca": __version__,
@@ -202,6 +208,7 @@ class FittedFilter:
             "order": self.order_,
             "project": _narrowed(self.project, stored),
             "rebuild": None if self.rebuild is None else _narrowed(self.rebuild, stored),
+            **{GROUP_NORM + path: found for path, found in self.group_norm_.items()},
         }
         config = {
             "layer": self.layer,
@@ -250,6 +257,11 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
             error_bound_=tensors.get("error_bound"),
             energies_=tensors.get("energies"),
             order_=tensors["order"] if config["route"] == "dct" else None,
+            group_norm_={
+                name.removeprefix(GROUP_NORM): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(GROUP_NORM)
+            },
             versions=config["versions"],
         )
     except KeyError as error:
@@ -302,6 +314,8 @@ def _check_shapes(fitted: FittedFilter, path: str | os.PathLike[str]) -> None:
     if fitted.energies_ is not None:
         images, bands = len(fitted.energies_), len(band_edges(components)) - 1
         expected["energies"] = (fitted.energies_, (images, bands))
+    for path_of_layer, found in fitted.group_norm_.items():
+        expected[GROUP_NORM + path_of_layer] = (found, (2, found.shape[-1]))
     for name, (tensor, shape) in expected.items():
         if tensor is not None and tuple(tensor.shape) != shape:
             raise SavedFilterError(

@@ -1,6 +1,7 @@
 """`fit`: the PCA of one layer's output, from a stream of source data through the user's model.
 
-Only the part of the network up to the layer is run, nothing of size (samples x p) ever exists, and
+Only the part of the network up to the layer is run (but for some batches of a network with
+GroupNorm, see `ttapca.group_norm`), nothing of size (samples x p) ever exists, and
 four routes lead to the components:
 
 - **folded**, for an affine layer with fewer inputs than outputs: exact, in the space of its input;
@@ -15,39 +16,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ttapca.attachment import carries_filter
+from ttapca.activations import Progress, Shapes, SourceActivations
 from ttapca.calibration import EvenSample, calibrate, energies_of
-from ttapca.catching import stopped_at
 from ttapca.errors import (
-    AttachError,
     LayerOutputError,
-    NonFiniteError,
-    NotEnoughDataError,
     OptionError,
-    ShapeError,
 )
 from ttapca.fitted import FittedFilter, Route
 from ttapca.folding import LinearPart, fold, is_affine
-from ttapca.modules import device_and_dtype, evaluation_mode, find_layer
+from ttapca.modules import evaluation_mode
 from ttapca.pca import PCA, Moments, check_n_components
 from ttapca.randomised import randomised_pca
 from ttapca.structured import CoefficientMoments, fit_channel_dct
 
-Progress = Callable[[Iterable[Any]], Iterable[Any]]
-
 # The p x p matrix of the exact route takes 8 p^2 bytes (512 MB here) and its eigendecomposition
 # some minutes on a laptop; past this the randomised route takes over.
 EXACT_LIMIT = 8192
-
-# A tensor given as data is cut into batches of this many samples.
-TENSOR_BATCH = 256
 
 
 def fit(
@@ -97,134 +87,22 @@ def fit(
     check_n_components(n_components)
     if route != "auto" and route not in get_args(Route):
         raise OptionError(f"`route` is auto, {', '.join(get_args(Route))}; found {route!r}.")
-    source = _Source(model, layer, data, progress)
+    source = SourceActivations(model, layer, data, progress)
     # A caller in inference mode would make tensors that no gradient can pass.
     with torch.inference_mode(False), torch.no_grad(), evaluation_mode(model):
         shapes = source.probe()
         chosen = _choose_route(route, source.layer, shapes, layer)
         if chosen == "folded":
-            return _fit_folded(source, shapes, n_components)
-        if chosen == "dct":
-            return _fit_dct(source, shapes, n_components)
-        return _fit_output(source, shapes, n_components, chosen, generator)
-
-
-@dataclass(frozen=True)
-class _Shapes:
-    """Of one sample of a layer's input and output; the input may be no single tensor."""
-
-    input: tuple[int, ...] | None
-    output: tuple[int, ...]
-
-
-class _Source:
-    """Batches of source data, and what they become at the layer."""
-
-    def __init__(
-        self, model: nn.Module, path: str, data: Iterable[Any] | Tensor, progress: Progress | None
-    ) -> None:
-        self.model = model
-        self.path = path
-        self.layer = find_layer(model, path)
-        if carries_filter(self.layer):
-            raise AttachError(
-                f"A filter is fitted on the untouched model; `{path}` already carries a filter. "
-                "Call `detach()` on what put it there first."
-            )
-        if progress is not None and not callable(progress):
-            raise OptionError(
-                "`progress` is a function that wraps an iterable, for example `tqdm`; found "
-                f"{progress!r}."
-            )
-        self.device = device_and_dtype(self.layer, model)[0]
-        self._one_shot = isinstance(data, Iterator)
-        self._data: Iterable[Any] = (
-            torch.split(data, TENSOR_BATCH) if isinstance(data, Tensor) else data
-        )
-        self._progress = progress or (lambda batches: batches)
-        self._first: tuple[Any, Iterator[Any]] | None = None
-
-    def probe(self) -> _Shapes:
-        """Run a sample or two through the whole model to see what the layer takes and gives."""
-        iterator = iter(self._data)
-        try:
-            first = next(iterator)
-        except StopIteration:
-            raise NotEnoughDataError("Fitting needs data; found none.") from None
-        if self._one_shot:
-            self._first = (first, iterator)  # the batch must be read again, but cannot be
-        calls: list[_Shapes] = []
-
-        def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            del module
-            if not isinstance(output, Tensor) or output.dim() < 2:
-                raise LayerOutputError(
-                    "A filter goes after a layer that returns one tensor of shape (batch, ...); "
-                    f"`{self.path}` returned {_describe(output)}. Choose another layer."
-                )
-            taken = tuple(args[0].shape[1:]) if args and isinstance(args[0], Tensor) else None
-            calls.append(_Shapes(taken, tuple(output.shape[1:])))
-
-        handle = self.layer.register_forward_hook(record)
-        try:
-            self.model(_inputs_of(first, 0).to(self.device)[:2])
-        finally:
-            handle.remove()
-        if len(calls) != 1:
-            times = "never called" if not calls else f"called {len(calls)} times"
-            raise LayerOutputError(
-                f"A filter goes after a layer that is called once in a forward pass; `{self.path}` "
-                f"is {times}. Choose another layer, or give each call a module of its own."
-            )
-        return calls[0]
-
-    def batches(self, at: Literal["input", "output"], shape: tuple[int, ...]) -> Iterator[Tensor]:
-        """What every batch becomes at the layer, shape (batch, *shape)."""
-        for number, batch in enumerate(self._progress(self._read())):
-            samples = _inputs_of(batch, number).to(self.device)
-            activation = self._run_to_layer(samples, at)
-            if tuple(activation.shape[1:]) != shape:
-                raise ShapeError(
-                    f"All batches must give samples of one shape at `{self.path}`; batch {number} "
-                    f"gave {tuple(activation.shape[1:])}, the first one {shape}."
-                )
-            if not torch.isfinite(activation).all():
-                finite = not samples.is_floating_point() or bool(torch.isfinite(samples).all())
-                place = f"the {at} of `{self.path}`" if finite else "the data"
-                raise NonFiniteError(
-                    f"Fitting needs finite numbers; found NaN or infinity in {place} at batch "
-                    f"{number} (counting from 0). Remove that batch or mend it."
-                )
-            yield activation
-
-    def require_several_passes(self) -> None:
-        """Raise unless the data can be read more than once."""
-        if self._one_shot:
-            raise OptionError(
-                f"The output of `{self.path}` is decomposed by the randomised route, which reads "
-                "the data twice; found an iterator, which can be read once. Pass a loader or a "
-                "list."
-            )
-
-    def _read(self) -> Iterator[Any]:
-        if self._first is None:
-            yield from self._data
+            fitted = _fit_folded(source, shapes, n_components)
+        elif chosen == "dct":
+            fitted = _fit_dct(source, shapes, n_components)
         else:
-            first, rest = self._first
-            yield first
-            yield from rest
-
-    def _run_to_layer(self, samples: Tensor, at: Literal["input", "output"]) -> Tensor:
-        with stopped_at(self.layer, before=at == "input") as seen:
-            self.model(samples)
-        if not seen:
-            raise LayerOutputError(f"`{self.path}` was not called in the forward pass of a batch.")
-        activation: Tensor = seen[0]
-        return activation
+            fitted = _fit_output(source, shapes, n_components, chosen, generator)
+        return dataclasses.replace(fitted, group_norm_=source.group_norm.statistics())
 
 
 def _choose_route(
-    wish: Route | Literal["auto"], layer: nn.Module, shapes: _Shapes, path: str
+    wish: Route | Literal["auto"], layer: nn.Module, shapes: Shapes, path: str
 ) -> Route:
     size = math.prod(shapes.output)
     if wish == "folded" and (shapes.input is None or not is_affine(layer)):
@@ -239,13 +117,15 @@ def _choose_route(
     return "exact" if size <= EXACT_LIMIT else "randomised"
 
 
-def _works_on_input(layer: nn.Module, shapes: _Shapes) -> bool:
+def _works_on_input(layer: nn.Module, shapes: Shapes) -> bool:
     """Whether the layer is affine, and its input the smaller side."""
     smaller = shapes.input is not None and math.prod(shapes.input) < math.prod(shapes.output)
     return smaller and is_affine(layer)
 
 
-def _fit_folded(source: _Source, shapes: _Shapes, n_components: int | float | None) -> FittedFilter:
+def _fit_folded(
+    source: SourceActivations, shapes: Shapes, n_components: int | float | None
+) -> FittedFilter:
     if shapes.input is None:
         raise LayerOutputError(f"`{source.path}` takes no single tensor.")
     moments = Moments(math.prod(shapes.input), device=source.device)
@@ -272,8 +152,8 @@ def _fit_folded(source: _Source, shapes: _Shapes, n_components: int | float | No
 
 
 def _fit_output(
-    source: _Source,
-    shapes: _Shapes,
+    source: SourceActivations,
+    shapes: Shapes,
     n_components: int | float | None,
     route: Route,
     generator: torch.Generator | None,
@@ -316,7 +196,9 @@ def _fit_output(
     )
 
 
-def _fit_dct(source: _Source, shapes: _Shapes, n_components: int | float | None) -> FittedFilter:
+def _fit_dct(
+    source: SourceActivations, shapes: Shapes, n_components: int | float | None
+) -> FittedFilter:
     """A basis of cosines, in the layer's input where that is smaller and the layer affine."""
     shape = shapes.output
     if shapes.input is not None and _works_on_input(source.layer, shapes):
@@ -343,20 +225,3 @@ def _fit_dct(source: _Source, shapes: _Shapes, n_components: int | float | None)
     variances = fitted.explained_variance_.float()
     energies = energies_of(sample.all(), spectral.mean, variances, spectral.project_centred)
     return dataclasses.replace(fitted, energies_=energies)
-
-
-def _inputs_of(batch: Any, number: int) -> Tensor:
-    if isinstance(batch, (tuple, list)) and batch:
-        batch = batch[0]
-    if isinstance(batch, Tensor):
-        return batch
-    raise OptionError(
-        "Data must yield tensors, or pairs whose first element is a tensor; batch "
-        f"{number} (counting from 0) is {_describe(batch)}."
-    )
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"

@@ -18,14 +18,19 @@ from ttapca.movers import (
     adam,
 )
 from ttapca.objectives import Objective
-from ttapca.surfaces import BatchNormStatistics, SpectralGains, Surface
+from ttapca.surfaces import (
+    BatchNormStatistics,
+    GroupNormStatistics,
+    SpectralGains,
+    Surface,
+)
 
 SourceNeed = Literal["model", "data", "training"]
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
 
 
 class Mixture(NamedTuple):
-    """BatchNorm statistics of batch and source, mixed by size, depth and shift.
+    """Statistics of batch and source, mixed by size, depth and shift.
 
     The defaults were chosen by scripts/tune_closed_form.py.
 
@@ -137,9 +142,10 @@ class Recipe:
 
 
 def statistics_surface(statistics: Statistics, below: Sequence[Surface] = ()) -> list[Surface]:
-    """BatchNorm statistics by name or by the weight of the batch.
+    """What normalisation layers normalise with, by name or by the weight of the batch.
 
-    A network without BatchNorm has no statistics to choose, and is no error here.
+    A network without BatchNorm has no statistics to choose, and is no error here; but where a
+    closed-form filter knows the channels of GroupNorm layers, `mixed` mixes these.
 
     Args:
         statistics: `source`, `batch`, the weight of the batch, or `mixed`: a weight that rises with
@@ -150,18 +156,28 @@ def statistics_surface(statistics: Statistics, below: Sequence[Surface] = ()) ->
     closed = [s for s in below if isinstance(s, SpectralGains) and s.in_closed_form]
     if statistics == "mixed":
         statistics = Mixture()
-    if isinstance(statistics, Mixture):
-        surface = BatchNormStatistics(
-            (statistics.first, statistics.last),
-            prior=statistics.prior,
-            follow=closed[0] if closed else None,
-            required=False,
-        )
-    else:
-        surface = BatchNormStatistics(_weight(statistics), required=False)
+    if not isinstance(statistics, Mixture):
+        return [_relieved(BatchNormStatistics(_weight(statistics), required=False), closed)]
+    ends, prior = (statistics.first, statistics.last), statistics.prior
+    follow = closed[0] if closed else None
+    batch_norm = BatchNormStatistics(ends, prior=prior, follow=follow, required=False)
+    surfaces: list[Surface] = [_relieved(batch_norm, closed)]
+    known = next((s.group_norm for s in closed if s.group_norm), None)
+    if known is not None:
+        surfaces.append(GroupNormStatistics(known, ends, prior=prior, follow=follow))
+    return surfaces
+
+
+def _relieved(
+    statistics: BatchNormStatistics, closed: Sequence[SpectralGains]
+) -> BatchNormStatistics:
+    """Tell closed-form gains how much of a lost scale the statistics give back.
+
+    GroupNorm is not asked: it gives every image its scale back, in source and test data alike.
+    """
     for gains in closed:
-        gains.relief = surface.mean_weight
-    return [surface]
+        gains.relief = statistics.mean_weight
+    return statistics
 
 
 def _weight(statistics: Literal["source", "batch", "mixed"] | float) -> float:

@@ -8,12 +8,14 @@ parameters.
 
 from ttapca.surfaces.base import Surface
 from ttapca.surfaces.batchnorm import BatchNormStatistics
+from ttapca.surfaces.groupnorm import GroupNormStatistics
 from ttapca.surfaces.inputs import InputTransform
 from ttapca.surfaces.spectral import SpectralGains
 from ttapca.surfaces.weights import NormAffine, Weights
 
 __all__ = [
     "BatchNormStatistics",
+    "GroupNormStatistics",
     "InputTransform",
     "NormAffine",
     "SpectralGains",

@@ -73,6 +73,11 @@ class SpectralGains(Surface):
         return self._fitted.layer
 
     @property
+    def group_norm(self) -> dict[str, Tensor]:
+        """What the filter knows of GroupNorm layers in the source; see `ttapca.group_norm`."""
+        return self._fitted.group_norm_
+
+    @property
     def closed_form(self) -> ClosedFormGain | None:
         """The gains that follow from the data, or None."""
         gain = None if self.filter is None else self.filter.gain

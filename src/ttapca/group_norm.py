@@ -1,0 +1,100 @@
+"""What GroupNorm leaves of the mean and variance of every channel, over source data.
+
+BatchNorm layers remember both. GroupNorm layers normalise each image by itself and remember
+nothing, so that nothing at test time says whether a channel has moved. Fitting a filter therefore
+measures them on some of the source images, with the network run to its end.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Tensor, nn
+
+# So many images are measured in any case, and one in so many after them: fitting reads many more
+# images than a mean and a variance need, and runs only a part of the network on them.
+MEASURED_FIRST = 512
+ONE_IN = 32
+
+
+def normalised_groups(layer: nn.GroupNorm, x: Tensor) -> Tensor:
+    """What a GroupNorm layer makes of its input before its own scale and shift."""
+    return F.group_norm(x, layer.num_groups, eps=layer.eps)
+
+
+class GroupNormWatch:
+    """Measures the channels of every GroupNorm layer of a model.
+
+    Args:
+        model: In evaluation mode.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4))
+        >>> watch = GroupNormWatch(model)
+        >>> watch.see(torch.rand(5, 1, 8, 8))
+        >>> {name: tuple(found.shape) for name, found in watch.statistics().items()}
+        {'1': (2, 4)}
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._layers = {
+            path: module
+            for path, module in model.named_modules()
+            if isinstance(module, nn.GroupNorm)
+        }
+        self._seen = 0
+        self._measured = 0
+        self._sums: dict[str, Tensor] = {}
+        self._values: dict[str, int] = {}
+
+    @torch.no_grad()
+    def see(self, images: Tensor) -> None:
+        """Take a batch of source images in, or let it pass.
+
+        Args:
+            images: What the model takes, shape (batch, ...).
+        """
+        self._seen += len(images)
+        if not self._layers or self._measured >= max(MEASURED_FIRST, self._seen / ONE_IN):
+            return
+        self._measured += len(images)
+        handles = [
+            layer.register_forward_pre_hook(_Measurement(self, path))
+            for path, layer in self._layers.items()
+        ]
+        try:
+            self._model(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def add(self, path: str, values: Tensor) -> None:
+        """Add what a layer made of a batch, shape (batch, channels, ...)."""
+        flat = values.transpose(0, 1).flatten(1)
+        var, mean = torch.var_mean(flat.float(), dim=1, correction=0)
+        moments = torch.stack([mean.double(), var.double() + mean.double().square()])
+        count = flat.shape[1]
+        self._sums[path] = self._sums.get(path, 0.0) + moments.cpu() * count
+        self._values[path] = self._values.get(path, 0) + count
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Mean and variance of every channel, by path of the layer, shape (2, channels)."""
+        found = {}
+        for path, sums in self._sums.items():
+            mean, square = sums / self._values[path]
+            statistics = torch.stack([mean, square - mean.square()]).float()
+            if torch.isfinite(statistics).all():
+                found[path] = statistics
+        return found
+
+
+class _Measurement:
+    """A hook before a layer."""
+
+    def __init__(self, watch: GroupNormWatch, path: str) -> None:
+        self._watch = watch
+        self._path = path
+
+    def __call__(self, layer: nn.GroupNorm, args: tuple[Tensor, ...]) -> None:
+        self._watch.add(self._path, normalised_groups(layer, args[0]))

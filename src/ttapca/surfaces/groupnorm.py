@@ -1,0 +1,92 @@
+"""The statistics of channels after GroupNorm, as a surface."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ttapca.errors import AttachError
+from ttapca.group_norm import normalised_groups
+from ttapca.modules import device_and_dtype, find_layer
+from ttapca.surfaces.mixing import (
+    Forward,
+    MixedStatistics,
+    channel_moments,
+    mixed,
+    scaled_channels,
+)
+from ttapca.surfaces.spectral import SpectralGains
+
+
+class GroupNormStatistics(MixedStatistics):
+    """Bring the channels of GroupNorm layers back to the mean and variance they had in the source.
+
+    GroupNorm normalises the groups of each image; single channels still move when data shift. A
+    channel is normalised by the mixture of what it is in the batch and what it was in the source
+    (see `BatchNormStatistics`), and given the source's mean and variance again. With the weight 0
+    the layer is as it was.
+
+    Args:
+        source: Mean and variance of every channel before the layer's own scale and shift, by the
+            layer's path, shape (2, channels); see `ttapca.group_norm`.
+        alpha: See `MixedStatistics`, as for the next two.
+        prior: How many samples the source statistics count for.
+        follow: A surface whose `shift` multiplies the weight.
+
+    Example:
+        >>> model = nn.Sequential(nn.GroupNorm(1, 2, affine=False))
+        >>> source = {"0": torch.tensor([[0.0, 0.0], [1.0, 1.0]])}
+        >>> statistics = GroupNormStatistics(source)
+        >>> statistics.attach(model)
+        >>> model(torch.tensor([[[0.0, 1.0], [8.0, 9.0]]])).round(decimals=2).tolist()
+        [[[-1.0, 1.0], [-1.0, 1.0]]]
+        >>> statistics.detach()
+    """
+
+    def __init__(
+        self,
+        source: Mapping[str, Tensor],
+        alpha: float | tuple[float, float] = 1.0,
+        *,
+        prior: float | None = None,
+        follow: SpectralGains | None = None,
+    ) -> None:
+        super().__init__(alpha, prior=prior, follow=follow)
+        self._source = dict(source)
+
+    def attach(self, model: nn.Module) -> None:
+        """Take over the GroupNorm layers whose statistics are known."""
+        self.check_free()
+        layers: list[tuple[nn.Module, Forward]] = []
+        for path, statistics in self._source.items():
+            layer = find_layer(model, path)
+            if not isinstance(layer, nn.GroupNorm) or layer.num_channels != statistics.shape[1]:
+                raise AttachError(
+                    f"The filter was fitted on a network with a GroupNorm of {statistics.shape[1]} "
+                    f"channels at `{path}`; found {layer}. Fit it on this network."
+                )
+            here = statistics.to(device_and_dtype(layer, model)[0])
+            layers.append((layer, functools.partial(_forward, here)))
+        self.take_over(layers)
+
+
+def _forward(
+    source: Tensor, layer: nn.GroupNorm, surface: GroupNormStatistics, depth: float, x: Tensor
+) -> Tensor:
+    """What a GroupNorm layer runs while the surface is attached."""
+    alpha = surface.weight_of(len(x), depth) if surface.enabled else 0.0
+    if alpha == 0.0:
+        return type(layer).forward(layer, x)
+    precise = normalised_groups(layer, x.to(torch.promote_types(x.dtype, torch.float32)))
+    source_mean, source_var = source.to(precise)
+    mean, var = mixed(alpha, channel_moments(precise), (source_mean, source_var))
+    scale = ((source_var + layer.eps) / (var + layer.eps)).sqrt()
+    shift = source_mean - mean * scale
+    if layer.weight is not None:
+        scale, shift = scale * layer.weight, shift * layer.weight
+    if layer.bias is not None:
+        shift = shift + layer.bias
+    return scaled_channels(precise, scale, shift).to(x.dtype)
