@@ -210,6 +210,43 @@ def test_a_sample_is_spread_over_the_stream(n: int, batch: int) -> None:
         assert len(kept.diff().unique()) <= 1
 
 
+def test_a_window_follows_what_bands_are_too_wide_for() -> None:
+    """Every other component of the last band is scaled by 3: the bands see their mean only."""
+    deviations = torch.ones(COMPONENTS, dtype=torch.float64)
+    scale = torch.ones(COMPONENTS, dtype=torch.float64)
+    scale[40:50] = 3.0
+    data = gaussian(2000, deviations) * scale
+    fine = calibrated(deviations, window=1)(data)
+    coarse = calibrated(deviations)(data)
+    assert torch.allclose(fine[40:50], torch.full((10,), 1 / 9, dtype=torch.float64), rtol=0.35)
+    assert (fine[51:] > 0.8).all()
+    assert (coarse[51:] < 0.6).all()
+
+
+def test_a_window_leaves_source_batches_alone() -> None:
+    deviations = torch.ones(COMPONENTS, dtype=torch.float64)
+    gain = calibrated(deviations, window=5)
+    found = gain(gaussian(100, deviations, seed=3))
+    assert gain.shift < 0.5
+    assert ((found - 1).abs() < 0.2).all()
+
+
+def test_what_is_nothing_but_noise_is_not_restored() -> None:
+    """Signal of variance 1 is scaled by 1/4 and 1/100; rounding adds 0.01 to both."""
+    deviations = torch.ones(7, dtype=torch.float64) * math.sqrt(1.01)
+    scale = torch.tensor([0.25] * 3 + [0.01] * 4, dtype=torch.float64)
+    noise = 0.1 * gaussian(5000, torch.ones(7, dtype=torch.float64), seed=4)
+    data = gaussian(5000, torch.ones(7, dtype=torch.float64)) * scale + noise
+    plain = calibrated(deviations, restore=0.5, threshold=0.0)(data)
+    aware = calibrated(deviations, restore=0.5, threshold=0.0, floor=0.01)(data)
+    assert (plain[5:] > 5).all()
+    # sqrt(s / t) times the root of the share of signal, both relative to the source.
+    t = 0.25**2 + 0.01
+    expected = math.sqrt(1.01 / t) * math.sqrt((1 - 0.01 / t) / (1 - 0.01 / 1.01))
+    assert aware[0] == pytest.approx(expected, rel=0.1)  # 500 source samples say no more
+    assert (aware[5:] < 1.5).all()
+
+
 class TestStream:
     """What a gain keeps between batches."""
 
@@ -231,7 +268,8 @@ class TestStream:
             gain(batch.sqrt())
         old = math.exp(-1.0)
         expected = (old * first.mean(0) + second.mean(0)) / (1 + old)
-        assert torch.allclose(gain.seen, band_means(expected, gain.edges))
+        assert torch.allclose(gain.seen, expected)
+        assert torch.allclose(gain.band_energies(), band_means(expected, gain.edges))
 
     def test_a_broken_or_empty_batch_changes_nothing(self) -> None:
         gain = calibrated(self.deviations)
@@ -262,6 +300,8 @@ class TestStream:
         ({"limit": 1.0}, "`limit` is a finite number above 1"),
         ({"center": 1.5}, "`center` is between 0 and 1"),
         ({"memory": 0.0}, "`memory` is a number of images above 0"),
+        ({"window": 4}, "`window` is an odd number of components; found 4"),
+        ({"floor": -1.0}, "`floor`, a variance, is finite"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, float], message: str) -> None:

@@ -132,6 +132,30 @@ def mean_shift(components: Tensor, deviations: Tensor, prior: float = 16.0) -> T
     return mean * sure * (size / (size + prior))
 
 
+def signal_share(energy: Tensor, floor: Tensor) -> Tensor:
+    """Part of a component's variance that is not noise, relative to that part in the source.
+
+    Rounding to 8 bits and the like add the same variance to every image. A component that blur or
+    loss of contrast has left nothing but that holds nothing to restore.
+
+    Args:
+        energy: Test variance over source variance, t / s.
+        floor: Variance of the noise over source variance.
+
+    Returns:
+        (1 - floor / energy) / (1 - floor), between 0 and 1; 1 where the source is all noise.
+
+    Example:
+        >>> floor = torch.tensor([0.0, 0.1, 0.1, 0.1])
+        >>> found = signal_share(torch.tensor([0.2, 1.0, 0.2, 0.1]), floor)
+        >>> [round(share, 3) for share in found.tolist()]
+        [1.0, 1.0, 0.556, 0.0]
+    """
+    source = 1 - floor
+    share = (1 - floor / energy) / source.clamp(min=torch.finfo(source.dtype).tiny)
+    return torch.where(source > 0, share.clamp(0, 1), 1.0)
+
+
 def two_sided_gain(
     log_ratio: Tensor, *, shrink: float = 1.0, restore: float = 0.0, limit: float = 64.0
 ) -> Tensor:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from ttapca.calibration import SourceSpectrum
+from ttapca.calibration import Normality, SourceSpectrum
 from ttapca.closed_form import (
     across_bands,
     band_edges,
     band_means,
     mean_shift,
+    signal_share,
+    smoothed,
     two_sided_gain,
 )
 from ttapca.errors import OptionError
@@ -40,6 +42,19 @@ LIMIT = 64.0
 THRESHOLD = 0.8  # share of source batches that are left exactly alone
 MEMORY = 2000.0  # images
 TINY = 1e-12  # no energy has no logarithm
+
+
+class ClosedFormOptions(TypedDict, total=False):
+    """What a user may choose of `ClosedFormGain`, which explains them."""
+
+    shrink: float
+    restore: float
+    limit: float
+    threshold: float
+    memory: float
+    center: float
+    window: int
+    floor: float
 
 
 class ClosedFormGain(Gain):
@@ -64,9 +79,14 @@ class ClosedFormGain(Gain):
         memory: After so many images, what was seen counts 1 / e.
         center: What part of a batch's sure distance from the source mean is taken away, 0 to 1;
             see `ttapca.closed_form.mean_shift`.
+        window: Smooth the spectrum over this odd number of neighbouring components instead of over
+            bands. A source batch has no range then; all of the difference counts, times `shift`.
+        floor: Variance of noise that every image has, of each component, shape (components,), or
+            of all; what is restored is restored as far as it exceeds that, see
+            `ttapca.closed_form.signal_share`.
 
     Attributes:
-        seen: Energies of the stream, shape (bands,).
+        seen: Energies of the stream, shape (components,).
         count: Images behind them.
         current: The gains of the last call, shape (components,).
         shift: How surely the data have shifted, from 0 (as the source) to 1.
@@ -91,6 +111,7 @@ class ClosedFormGain(Gain):
     current: Tensor
     spread: Tensor
     certainty: Tensor
+    floor: Tensor
 
     def __init__(
         self,
@@ -103,6 +124,8 @@ class ClosedFormGain(Gain):
         threshold: float = THRESHOLD,
         memory: float = MEMORY,
         center: float = 0.0,
+        window: int | None = None,
+        floor: Tensor | float = 0.0,
     ) -> None:
         super().__init__(deviations, normalise=False)
         if not 0.0 <= threshold < 1.0:
@@ -118,10 +141,18 @@ class ClosedFormGain(Gain):
         if not 0.0 <= center <= 1.0:
             raise OptionError(f"`center` is between 0 and 1; found {center}.")
         self.threshold, self.memory, self.center = threshold, memory, center
+        if window is not None:
+            smoothed(deviations, window)  # refuses what is no window
+        self.window = window
+        floors = torch.as_tensor(floor).to(deviations).expand_as(deviations)
+        if not bool((torch.isfinite(floors) & (floors >= 0)).all()):
+            raise OptionError("`floor`, a variance, is finite and not below 0.")
+        self.has_floor = bool((floors > 0).any())
+        self.register_buffer("floor", floors / deviations.square())
         self.source = SourceSpectrum(energies)
         self.edges = band_edges(len(deviations))
         self.register_buffer("spread", across_bands(self.edges).to(deviations))
-        self.register_buffer("seen", torch.ones_like(self.spread[:, 0]))
+        self.register_buffer("seen", torch.ones_like(self.spectrum))
         self.register_buffer("count", torch.zeros_like(self.seen[0]))
         self.register_buffer("current", torch.ones_like(self.spectrum))
         self.relief: Callable[[int], float] | None = None
@@ -164,18 +195,26 @@ class ClosedFormGain(Gain):
         self._take_in(components)
         count = float(self.count)
         if math.isfinite(count) and bool(torch.isfinite(self.seen).all()):
-            normal = self.source.batches_of(count)
-            log_energy = self.log_energy()
-            excess = normal.excess(log_energy, self.threshold).to(self.spread)
-            relief = 0.0 if self.relief is None else self.relief(len(components))
-            restore = self.restore * (1 - relief)
-            gains = two_sided_gain(
-                -excess @ self.spread, shrink=self.shrink, restore=restore, limit=self.limit
-            )
-            self.current.copy_(gains)
-            self.certainty.fill_(float(normal.certainty(log_energy)))
-            self.restored()
+            self._follow(self.source.batches_of(count), len(components))
         return self.current.clone()
+
+    def _follow(self, normal: Normality, batch_size: int) -> None:
+        """Set the gains, and how surely the data have shifted, by what was seen."""
+        log_energy = self.log_energy()
+        self.certainty.fill_(float(normal.certainty(log_energy)))
+        self.restored()
+        if self.window is None:
+            excess = normal.excess(log_energy, self.threshold).to(self.spread) @ self.spread
+        else:
+            usual = normal.mean.to(self.spread) @ self.spread
+            excess = smoothed(self.seen.clamp(min=TINY).log() - usual, self.window) * self.shift
+        relief = 0.0 if self.relief is None else self.relief(batch_size)
+        restore = self.restore * (1 - relief)
+        gains = two_sided_gain(-excess, shrink=self.shrink, restore=restore, limit=self.limit)
+        if self.has_floor:
+            share = signal_share(excess.exp(), self.floor)
+            gains = torch.where(excess < 0, gains * share ** (1 - restore), gains)
+        self.current.copy_(gains)
 
     @torch.no_grad()
     def offset(self, components: Tensor) -> Tensor | None:
@@ -184,16 +223,20 @@ class ClosedFormGain(Gain):
             return None
         return self.center * mean_shift(components, self.spectrum)
 
+    def band_energies(self) -> Tensor:
+        """What was seen, in float64 on the CPU, shape (bands,)."""
+        return band_means(self.seen, self.edges).to("cpu", torch.float64)
+
     def log_energy(self) -> Tensor:
-        """Logarithm of what was seen, in float64 on the CPU, shape (bands,)."""
-        return self.seen.to("cpu", torch.float64).clamp(min=TINY).log()
+        """Its logarithm, shape (bands,)."""
+        return self.band_energies().clamp(min=TINY).log()
 
     def band_gains(self) -> Tensor:
         """The gains of the last call in the middle of every band, shape (bands,)."""
         return band_means(self.current.log(), self.edges).exp()
 
     def _take_in(self, components: Tensor) -> None:
-        energies = band_means((components / self.spectrum).square().mean(0), self.edges)
+        energies = (components / self.spectrum).square().mean(0)
         before = self.count * math.exp(-len(components) / self.memory)
         count = before + len(components)
         if not bool(torch.isfinite(energies).all()):

@@ -140,7 +140,7 @@ def _explanation(layer: str, gain: ClosedFormGain) -> Explanation:
     normal = gain.source.batches_of(float(gain.count))
     log_energy = gain.log_energy()
     source = band_means(gain.spectrum.double().square().cpu(), gain.edges)
-    test = source * gain.seen.double().cpu()
+    test = source * gain.band_energies()
     gains = gain.band_gains().tolist()
     rows = zip(gain.edges, gain.edges[1:], source.tolist(), test.tolist(), gains, strict=False)
     bands = tuple(BandReport(first + 1, *rest) for first, *rest in rows)

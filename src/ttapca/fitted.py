@@ -181,10 +181,20 @@ class FittedFilter:
     def _gain(self, name: AnyGain, dtype: torch.dtype, options: dict[str, object]) -> Gain:
         if name in EXPONENTS:
             deviations = self.explained_variance_.sqrt().to(dtype)
+            if "floor" in options:
+                options = {**options, "floor": self._noise_of(options["floor"])}
             return make_closed_gain(
                 cast(ClosedFormName, name), deviations, self.energies_, **options
             )
         return make_gain(cast(GainName, name), self.singular_values_.to(dtype), **options)
+
+    def _noise_of(self, floor: object) -> Tensor:
+        """What noise of this variance in every number that is filtered is in the components."""
+        if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0 <= floor < 1e9:
+            raise OptionError(f"`floor` is a variance, finite and not below 0; found {floor!r}.")
+        if self.order_ is not None:
+            return torch.full_like(self.singular_values_, floor)  # that basis is orthonormal
+        return floor * self.project.double().square().sum(0)
 
     def save(self, path: str | os.PathLike[str], *, dtype: Storage = "float32") -> None:
         """Write the filter to a folder: `config.json`, `filter.safetensors`, `README.md`.

@@ -34,6 +34,7 @@ from typing import Literal
 from torch import nn
 
 from ttapca.adapter import Adapter, Forgetting
+from ttapca.closed_gains import ClosedFormOptions
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitted import FittedFilter
 from ttapca.guards import CollapseGuard, GuardAction, make_guard
@@ -182,7 +183,12 @@ def own_options(method: str) -> list[str]:
         >>> own_options("bn")
         ['alpha', 'prior']
     """
-    return list(inspect.signature(RECIPES[method].plan).parameters)[1:]  # after the wishes
+    found: list[str] = []
+    for parameter in list(inspect.signature(RECIPES[method].plan).parameters.values())[1:]:
+        # The first are the wishes; options that several methods share come as one `**own`.
+        shared = parameter.kind is inspect.Parameter.VAR_KEYWORD
+        found += ClosedFormOptions.__annotations__ if shared else [parameter.name]
+    return found
 
 
 def _forgetting(episodic: bool | None, forgetting: Forgetting | None) -> Forgetting:

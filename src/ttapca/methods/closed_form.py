@@ -7,11 +7,11 @@ of the stream, online), and BatchNorm mixes the statistics of the batch with tho
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
-from ttapca.closed_gains import ClosedFormName
+from ttapca.closed_gains import ClosedFormName, ClosedFormOptions
 from ttapca.errors import OptionError
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.movers import GradientSteps, Run, adam
@@ -27,21 +27,8 @@ def _closed(
     wishes: Wishes,
     *,
     statistics: Statistics = "mixed",
-    shrink: float | None = None,
-    restore: float | None = None,
-    limit: float | None = None,
-    threshold: float | None = None,
-    memory: float | None = None,
-    center: float | None = None,
+    **own: Unpack[ClosedFormOptions],
 ) -> Plan:
-    own = {
-        "shrink": shrink,
-        "restore": restore,
-        "limit": limit,
-        "threshold": threshold,
-        "memory": memory,
-        "center": center,
-    }
     return Plan(_surfaces(gain, wishes, statistics, own))
 
 
@@ -50,31 +37,17 @@ def _learned(
     *,
     statistics: Statistics = "mixed",
     pull: float = PULL,
-    shrink: float | None = None,
-    restore: float | None = None,
-    limit: float | None = None,
-    threshold: float | None = None,
-    memory: float | None = None,
-    center: float | None = None,
+    **own: Unpack[ClosedFormOptions],
 ) -> Plan:
-    own = {
-        "shrink": shrink,
-        "restore": restore,
-        "limit": limit,
-        "threshold": threshold,
-        "memory": memory,
-        "center": center,
-    }
     stepping = wishes.steps_by(adam, lr=LEARNING_RATE, logits="after")
     mover = PulledSteps(pull, **stepping)
     return Plan(_surfaces("pulled", wishes, statistics, own), mover)
 
 
 def _surfaces(
-    gain: ClosedFormName, wishes: Wishes, statistics: Statistics, options: dict[str, float | None]
+    gain: ClosedFormName, wishes: Wishes, statistics: Statistics, own: ClosedFormOptions
 ) -> list[Surface]:
-    given = {name: value for name, value in options.items() if value is not None}
-    gains: list[Surface] = [SpectralGains(one, gain, **given) for one in wishes.all_fitted()]
+    gains: list[Surface] = [SpectralGains(one, gain, **own) for one in wishes.all_fitted()]
     return [*statistics_surface(statistics, gains), *gains]
 
 

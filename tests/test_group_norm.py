@@ -1,0 +1,172 @@
+"""Statistics of GroupNorm's channels: measured, mixed, and taken away again."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from ttapca.errors import AttachError, LayerNotFoundError
+from ttapca.group_norm import MEASURED_FIRST, ONE_IN, GroupNormWatch
+from ttapca.surfaces import GroupNormStatistics
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.Conv2d(8, 6, 3),
+        nn.GroupNorm(1, 6, affine=False),
+        nn.Flatten(),
+        nn.Linear(6 * 16, 5),
+    ).eval()
+
+
+def images(n: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    rough = torch.rand(n, 2, 6, 6, generator=generator)
+    return rough + 2 * rough.mean((2, 3), keepdim=True) + torch.tensor([[[0.5]], [[-1.0]]])
+
+
+def grouped(x: Tensor, groups: int, eps: float = 1e-5) -> np.ndarray:
+    """GroupNorm without scale and shift, by numpy."""
+    shape = x.shape
+    split = x.double().numpy().reshape(shape[0], groups, -1)
+    mean, var = split.mean(2, keepdims=True), split.var(2, keepdims=True)
+    return ((split - mean) / np.sqrt(var + eps)).reshape(shape)
+
+
+def test_fitting_measures_the_channels(model: nn.Module) -> None:
+    data = images(300)
+    fitted = ttapca.fit(model, "0", data, 20)
+    assert set(fitted.group_norm_) == {"1", "4"}
+    with torch.no_grad():
+        first, second = model[0](data), model[:4](data)
+    for path, values in (("1", grouped(first, 2)), ("4", grouped(second, 1))):
+        mean, var = fitted.group_norm_[path].double()
+        np.testing.assert_allclose(mean, values.mean((0, 2, 3)), atol=1e-5)
+        np.testing.assert_allclose(var, values.var((0, 2, 3)), rtol=1e-4)
+
+
+def test_long_streams_are_measured_in_part_and_evenly(model: nn.Module) -> None:
+    calls = []
+    model[6].register_forward_hook(lambda module, args, output: calls.append(len(output)))
+    watch = GroupNormWatch(model)
+    for _ in range(700):
+        watch.see(images(64))
+    assert MEASURED_FIRST < sum(calls) <= 700 * 64 / ONE_IN + 64
+
+
+def test_several_passes_measure_once(model: nn.Module) -> None:
+    calls = []
+    model[6].register_forward_hook(lambda module, args, output: calls.append(len(output)))
+    ttapca.fit(model, "0", [images(100)], 20, route="randomised")
+    assert calls == [2, 100]  # two samples to see shapes
+
+
+def test_a_batch_that_counts_wholly_gets_the_channels_of_the_source(model: nn.Module) -> None:
+    source = {"4": torch.tensor([[0.5, -1, 0, 2, 0, 0], [1.0, 2, 3, 1, 1, 4]])}
+    surface = GroupNormStatistics(source, alpha=1.0)
+    surface.attach(model)
+    with torch.no_grad():
+        out = model[:5](3 * images(50) + 1)
+    var, mean = torch.var_mean(out, dim=(0, 2, 3), correction=0)
+    torch.testing.assert_close(mean, source["4"][0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(var, source["4"][1], rtol=1e-3, atol=1e-4)
+
+
+def test_a_mixture_by_hand(model: nn.Module) -> None:
+    x = images(40, seed=5)
+    with torch.no_grad():
+        values = grouped(model[0](x), 2)
+    source_mean, source_var = np.linspace(-1, 1, 8), np.linspace(0.5, 2, 8)
+    surface = GroupNormStatistics(
+        {"1": torch.tensor(np.stack([source_mean, source_var])).float()}, alpha=0.3
+    )
+    with torch.no_grad():
+        model[1].weight.copy_(torch.linspace(0, 2, 8))
+        model[1].bias.copy_(torch.linspace(-1, 0, 8))
+    surface.attach(model)
+    with torch.no_grad():
+        found = model[:2](x).numpy()
+    batch_mean, batch_var = values.mean((0, 2, 3)), values.var((0, 2, 3))
+    mean = 0.3 * batch_mean + 0.7 * source_mean
+    var = 0.3 * batch_var + 0.7 * source_var + 0.21 * (batch_mean - source_mean) ** 2
+    expected = (values - mean[:, None, None]) * np.sqrt(source_var / var)[:, None, None]
+    expected = (expected + source_mean[:, None, None]) * np.linspace(0, 2, 8)[:, None, None]
+    expected += np.linspace(-1, 0, 8)[:, None, None]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_source_data_pass_bit_for_bit_and_nothing_is_left(model: nn.Module) -> None:
+    fitted = ttapca.fit(model, "0", images(400), 40)
+    batch, shifted = images(60, seed=1), images(60, seed=1) + torch.randn(60, 2, 6, 6)
+    with torch.no_grad():
+        plain, plain_shifted = model(batch), model(shifted)
+    adapted = ttapca.adapt(model, "wiener", filter=fitted)
+    statistics = next(s for s in adapted.surfaces if isinstance(s, GroupNormStatistics))
+    adapted(batch)
+    assert statistics.weight_of(60) == 0.0
+    alone = ttapca.adapt(
+        copy.deepcopy(adapted.detach()), "wiener", filter=fitted, statistics="source"
+    )
+    adapted = ttapca.adapt(model, "wiener", filter=fitted)
+    assert torch.equal(adapted(batch), alone(batch))
+    assert not torch.equal(adapted(shifted), alone(shifted))
+    with adapted.disabled():
+        assert torch.equal(adapted(shifted), plain_shifted)
+    adapted.detach()
+    with torch.no_grad():
+        assert torch.equal(model(batch), plain)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_copy_of_an_adapted_model_adapts_alike(model: nn.Module) -> None:
+    fitted = ttapca.fit(model, "0", images(400), 40)
+    adapted = ttapca.adapt(model, "wiener", filter=fitted)
+    twin = copy.deepcopy(adapted)
+    shifted = 2 * images(60, seed=1)
+    assert torch.equal(adapted(shifted), twin(shifted))
+
+
+def test_they_are_saved(model: nn.Module, tmp_path: Path) -> None:
+    fitted = ttapca.fit(model, "0", images(300), 20)
+    fitted.save(tmp_path / "filter", dtype="bfloat16")
+    again = ttapca.load(tmp_path / "filter")
+    assert set(again.group_norm_) == {"1", "4"}
+    assert all(torch.equal(again.group_norm_[k], v) for k, v in fitted.group_norm_.items())
+    assert again.truncated(5).group_norm_.keys() == fitted.group_norm_.keys()
+
+
+def test_a_filter_of_another_network_is_refused(model: nn.Module) -> None:
+    surface = GroupNormStatistics({"1": torch.ones(2, 4)})
+    with pytest.raises(AttachError, match=r"GroupNorm of 4 channels at `1`; found GroupNorm\(2, 8"):
+        surface.attach(model)
+    with pytest.raises(LayerNotFoundError, match="norm1"):
+        GroupNormStatistics({"norm1": torch.ones(2, 4)}).attach(model)
+    first = GroupNormStatistics({"1": torch.ones(2, 8)})
+    first.attach(model)
+    with pytest.raises(AttachError, match="something has taken over a GroupNorm"):
+        GroupNormStatistics({"1": torch.ones(2, 8)}).attach(model)
+    with pytest.raises(AttachError, match="attached already"):
+        first.attach(model)
+
+
+def test_gradients_pass(model: nn.Module) -> None:
+    fitted = ttapca.fit(model, "0", images(400), 40)
+    adapted = ttapca.adapt(
+        model, "tent", filter=fitted, gain="wiener", statistics="mixed", episodic=False
+    )
+    before = [p.detach().clone() for p in adapted.surfaces.parameters()]
+    assert torch.isfinite(adapted(2 * images(60, seed=1))).all()
+    assert any(
+        not torch.equal(a, b) for a, b in zip(before, adapted.surfaces.parameters(), strict=True)
+    )
