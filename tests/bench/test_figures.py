@@ -13,7 +13,7 @@ from ttapca.bench import Results
 from ttapca.bench.curves import APART
 from ttapca.bench.drawing import draw, draw_file
 from ttapca.bench.figures import figures
-from ttapca.bench.inks import DASHES, MARKERS, PALETTE
+from ttapca.bench.inks import DASHES, MARKERS, PALETTE, look
 from ttapca.bench.named import spaced
 from ttapca.bench.places import Spread
 from ttapca.bench.plots import Line, Panel, Plot
@@ -315,6 +315,8 @@ def test_styles_differ_without_colour() -> None:
     assert len(set(MARKERS)) == len(MARKERS) > len(PALETTE)
     looks = {(MARKERS[at % len(MARKERS)], DASHES[at % len(DASHES)]) for at in range(15)}
     assert len(looks) == 15
+    points = {(look(at)["marker"], look(at)["fillstyle"]) for at in range(2 * len(MARKERS))}
+    assert len(points) == 2 * len(MARKERS)
 
 
 def test_the_drawing_is_whole_repeatable_and_takes_the_pages_colours() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Transform
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07c00", "#3d9ad1", "#7f7f7f")
-MARKERS = "osD^vP*X<>hpd"
+MARKERS = "osD^vP*X<>dph"
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 MARKS = 7  # on a curve of many points
 FONT, SMALL = 9.5, 9.0  # points
@@ -47,17 +47,18 @@ STYLE = {
 
 
 def look(style: int) -> dict[str, Any]:
-    """Colour and marker of a style, as matplotlib wants them.
+    """Colour and marker of a style, as matplotlib wants them; a marker's second user has it open.
 
     Example:
         >>> look(1)
-        {'color': '#0a0b01', 'marker': 's'}
+        {'color': '#0a0b01', 'marker': 's', 'fillstyle': 'full'}
     """
     if style == INK:
         return {"color": INK_MARK}
     return {
         "color": SERIES_MARKS[style % len(SERIES_MARKS)],
         "marker": MARKERS[style % len(MARKERS)],
+        "fillstyle": "none" if style // len(MARKERS) % 2 else "full",
     }
 
 
