@@ -4,15 +4,18 @@ import csv
 import io
 import json
 import math
+import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from synthetic_rows import cell, everything, paper_grid, row, write_everything
-from ttapca.bench.export import export, latex, markdown
+from ttapca.bench.cells import Row
+from ttapca.bench.export import export, latex, markdown, tables
 from ttapca.bench.tables import Table, Value, error_tables
 from ttapca.cli import app as command_line
 from ttapca.cli.showing import rich_table
@@ -76,16 +79,52 @@ def has_latex() -> bool:
     return bool(subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True).stdout)
 
 
+def numbers_of(rows: list[Row]) -> list[str]:
+    """Every number that the tables of these rows show, as it is shown."""
+    return [
+        value.text
+        for table in tables(rows)
+        for line in table.rows
+        for value in line
+        if value.kind == "number"
+    ]
+
+
+def test_latex_has_every_number_and_whole_lines() -> None:
+    text = export(everything(), "latex")
+    bodies = re.findall(
+        r"\\begin\{tabular\}\{([lr]+)\}\n\\toprule\n(.*?)\\bottomrule", text, flags=re.S
+    )
+    assert len(bodies) == text.count(r"\begin{table*}") == len(tables(everything()))
+    found = []
+    for layout, body in bodies:
+        lines = [line for line in body.splitlines() if line != r"\midrule"]
+        assert all(line.endswith(r" \\") for line in lines)
+        cells = [line.removesuffix(r" \\").split(" & ") for line in lines]
+        assert {len(line) for line in cells} == {len(layout)}
+        found += [
+            re.sub(r"\\textbf\{(.*)\}", r"\1", each) for line in cells[1:] for each in line[1:]
+        ]
+    written = [each.replace("$\\pm$", "±").replace("$-$", "−") for each in found]  # noqa: RUF001
+    assert [each for each in written if each not in ("failed", "--")] == numbers_of(everything())
+
+
 @pytest.mark.skipif(not has_latex(), reason="no LaTeX with booktabs here")
-def test_latex_compiles(tmp_path: Path) -> None:
+def test_latex_compiles_to_a_page_with_the_numbers(tmp_path: Path) -> None:
     body = export(everything(), "latex")
-    page = (
-        rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
-    )
-    (tmp_path / "t.tex").write_text(page)
-    subprocess.run(
-        ["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True
-    )
+    start = r"\pdfcompresslevel=0\documentclass{article}\usepackage{booktabs}\begin{document}"
+    (tmp_path / "t.tex").write_text(rf"{start}{body}\end{{document}}")
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "t.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+    # Uncompressed, a page has its text as `[(bn)-900(20.4)-1(5)]TJ`: a large number is a gap.
+    page = (tmp_path / "t.pdf").read_bytes().decode("latin-1")
+    pieces = re.findall(r"\[(\(.*?\))\]TJ", page)
+    lines = [re.sub(r"\)(-\d{3,})?[-\d.]*\(", lambda m: " " * bool(m[1]), each) for each in pieces]
+    words = Counter(re.findall(r"\d+\.\d+", " ".join(lines)))
+    wanted = Counter(re.findall(r"\d+\.\d+", " ".join(numbers_of(everything()))))
+    assert len(wanted) > 100
+    assert wanted <= words
 
 
 def test_an_unknown_format_is_refused() -> None:

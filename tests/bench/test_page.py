@@ -124,6 +124,17 @@ def test_nothing_is_cut_off(opened: Opener, width: int) -> None:
             box = svg.bounding_box()
             assert box["width"] > 250
             assert box["height"] > 150
+        # No word of a figure is cut off, in the font that the page has chosen.
+        cut = page.evaluate(
+            """() => [...document.querySelectorAll('.figures svg')].flatMap(svg => {
+                const frame = svg.getBoundingClientRect();
+                return [...svg.querySelectorAll('text')].filter(text => {
+                    const box = text.getBoundingClientRect();
+                    return box.left < frame.left - 1 || box.right > frame.right + 1;
+                }).map(text => text.textContent);
+            })"""
+        )
+        assert cut == []
 
 
 def test_the_first_column_stays_while_a_wide_table_scrolls(opened: Opener) -> None:

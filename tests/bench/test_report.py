@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
+import html
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from synthetic_rows import cell, failed, observations, paper_grid, row
-from ttapca.bench import Results
+from ttapca.bench import Results, cells
+from ttapca.bench.glossary import METHODS, SETTINGS, glossary
 from ttapca.bench.report import report
 from ttapca.cli import app as command_line
+from ttapca.recipes import RECIPES
 
 EVIL = '<script>alert("x")</script>'
 
@@ -90,6 +96,34 @@ def test_images_are_those_of_the_observations(page: str) -> None:
     for seen in observations():
         for png in (*seen.before, *seen.after):
             assert base64.b64encode(png).decode() in page
+
+
+def test_methods_and_settings_are_explained() -> None:
+    rows = [row(cell("tent", "fog")), row(cell("bn", "fog", setting="online"))]
+    yours = dataclasses.replace(cell("bn", "fog"), method="yours")
+    rows.append(dataclasses.replace(rows[0], cell=yours))
+    explained = dict(glossary(rows))
+    assert list(explained) == ["tent", "bn", "episodic", "online"]
+    assert explained["tent"] == RECIPES["tent"].summary
+    page = report(rows)
+    assert all(f"<dt>{word}</dt><dd>{explained[word]}</dd>" in page for word in explained)
+
+
+def test_the_glossary_is_complete() -> None:
+    assert {name: recipe.summary for name, recipe in RECIPES.items()} == METHODS
+    assert set(SETTINGS) == set(cells.SETTINGS)
+
+
+def test_a_page_is_written_without_torch() -> None:
+    code = "import sys, ttapca.bench.report as r; r.report([]); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_commands_can_be_copied_as_they_are(page: str) -> None:
+    (shown,) = re.findall(r"<pre [^>]*>(.*?)</pre>", page, flags=re.S)
+    text = html.unescape(re.sub(r"<[^>]+>", "", shown))
+    assert text.splitlines() == ["ttapca bench resnet20.pth --data cifar10 --settings episodic"]
 
 
 def test_the_same_rows_give_the_same_page() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
+import shutil
 import sqlite3
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ttapca.bench import Cell, Observation, Outcome, Results, Row
 from ttapca.bench.cells import SETTINGS
+from ttapca.cli import app as command_line
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
 
 CELL = Cell(
@@ -201,3 +207,97 @@ def test_a_reader_sees_what_is_finished_while_a_run_writes(path: Path) -> None:
         assert len(reader.rows()) == 1
         writer.add(numbered(2)[1:])
         assert len(reader.rows()) == 2
+
+
+NOBODY = 65534
+
+
+@contextmanager
+def nothing_can_be_written(folder: Path) -> Iterator[None]:
+    """Take the right to write to a folder away from this process, also when it is root's."""
+    root = os.geteuid() == 0
+    folder.chmod(0o555)
+    if root:  # whom no mode stops
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that another user can reach, as pytest's cannot be."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_file_is_read_where_nothing_can_be_written(open_folder: Path) -> None:
+    path = open_folder / "results #1?.sqlite"  # a name that an address must escape
+    with Results(path) as results:
+        results.add(numbered(2))
+    with nothing_can_be_written(open_folder):
+        with pytest.raises(PermissionError, match="denied"):
+            (open_folder / "new").touch()
+        with Results(path, readonly=True) as results:
+            assert results.rows() == numbered(2)
+    assert list(open_folder.iterdir()) == [path]
+
+
+def test_export_reads_where_nothing_can_be_written(
+    open_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = open_folder / "results.sqlite"
+    with Results(path) as results:
+        results.add(numbered(2))
+    arguments = ["export", str(path), "--format", "json"]
+    assert command_line.run(arguments) == 0  # loads its modules, which nobody may not read
+    expected = capsys.readouterr().out
+    with nothing_can_be_written(open_folder):
+        assert command_line.run(arguments) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_a_reader_leaves_no_trace(path: Path) -> None:
+    with Results(path) as results:
+        results.add(numbered(2))
+    before = path.read_bytes()
+    with Results(path, readonly=True) as results:
+        assert results.rows() == numbered(2)
+        with pytest.raises(StorageError, match="attempt to write a readonly database"):
+            results.add(numbered(3))
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_reader_makes_no_file(path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match="no file of results at"):
+        Results(path, readonly=True)
+    assert not path.exists()
+
+
+def test_a_run_that_was_killed_is_not_read_in_part(open_folder: Path, path: Path) -> None:
+    copy = open_folder / "results.sqlite"
+    with Results(path) as results:
+        results.add(numbered(2))
+        for end in ("", "-wal"):  # as a kill leaves them
+            shutil.copy(f"{path}{end}", f"{copy}{end}")
+    with (
+        nothing_can_be_written(open_folder),
+        pytest.raises(StorageError, match=r"last rows in results\.sqlite-wal.*copy both files"),
+    ):
+        Results(copy, readonly=True)
+    with Results(copy, readonly=True) as results:
+        assert results.rows() == numbered(2)
+
+
+def test_a_run_that_goes_on_is_read_where_nothing_can_be_written(open_folder: Path) -> None:
+    path = open_folder / "results.sqlite"
+    with Results(path) as writer:
+        writer.add(numbered(2))
+        with nothing_can_be_written(open_folder), Results(path, readonly=True) as reader:
+            assert reader.rows() == numbered(2)

@@ -217,7 +217,7 @@ def test_costs_are_those_of_the_rows() -> None:
 def test_what_was_run_and_what_failed() -> None:
     found = {fact.name: fact.values for fact in facts(everything())}
     assert found["seeds"] == ("0", "1", "2")
-    assert found["when"] == ("2026-11-15 12:00 UTC", "2026-11-15 12:14 UTC")
+    assert found["when"] == ("2026-11-15 12:00 UTC to 2026-11-15 12:14 UTC",)
     assert found["network"] == ("resnet20 (weights 0123456789abcdef)",)
     table = failure_table(everything())
     assert table is not None

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from ttapca.bench.cells import Observation, Row
+from ttapca.bench.lines import ERROR, PICKED, caption, curve, style_of, without_sweeps
 from ttapca.bench.places import Grid, Place, Spread, Variant, grids, labels, place_of
-from ttapca.bench.plots import INK, Line, Panel, Plot, Scale
-from ttapca.bench.summary import SOURCE, main_grid, seconds_an_image
+from ttapca.bench.plots import INK, Line, Panel, Plot
+from ttapca.bench.scatters import error_against_cost, error_against_parameters
+from ttapca.bench.summary import main_grid
 from ttapca.bench.tables import full_name, title_of
 from ttapca.corruptions import CORRUPTIONS
 
-ERROR = "mean error [%]"
 LEVELS = ("bn", "tent")  # what a sweep of a filter is held against
+Swept = Literal["components", "steps"]
+SWEEPS: dict[Swept, tuple[str, str, str]] = {  # name, title, label
+    "components": ("rank", "Error against PCA rank", "principal components kept"),
+    "steps": ("steps", "Error against steps", "gradient steps a batch"),
+}
 POINTS = 160  # of a spectrum, spaced as a logarithmic axis shows them
 SPECTRA = 4  # corruptions whose spectra are shown
 
@@ -42,16 +50,26 @@ def figures(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> li
     best = _main_of_each(found)
     online = _main_of_each([grid for grid in found if grid.place.setting != "episodic"] or found)
     plots = [
-        *(_sweep(grid, "components", "principal components kept", styles) for grid in found),
-        *(_sweep(grid, "steps", "gradient steps a batch", styles) for grid in found),
+        *(_sweep(grid, "components", styles) for grid in found),
+        *(_sweep(grid, "steps", styles) for grid in found),
         *_batch_sizes(found, styles),
-        *(_parameters(grid, styles) for grid in best),
-        *(_cost(grid, styles) for grid in best),
+        *(error_against_parameters(grid, styles) for grid in best),
+        *(error_against_cost(grid, styles) for grid in best),
         *(_entropy(grid, styles) for grid in online),
         *_spectra(observations, styles),
     ]
-    kept = [plot for plot in plots if plot is not None]
-    return [replace(plot, name=f"{plot.name}-{at}") for at, plot in enumerate(kept)]
+    return _with_names_of_their_own([plot for plot in plots if plot is not None])
+
+
+def _with_names_of_their_own(plots: Sequence[Plot]) -> list[Plot]:
+    """The second of a name is called `-2`, and so on."""
+    counts: Counter[str] = Counter()
+    named = []
+    for plot in plots:
+        counts[plot.name] += 1
+        number = counts[plot.name]
+        named.append(replace(plot, name=f"{plot.name}-{number}") if number > 1 else plot)
+    return named
 
 
 def _main_of_each(found: Sequence[Grid]) -> list[Grid]:
@@ -63,7 +81,7 @@ def _main_of_each(found: Sequence[Grid]) -> list[Grid]:
     return [main_grid(group) for group in groups.values()]
 
 
-def _sweep(grid: Grid, field: str, label: str, styles: dict[str, int]) -> Plot | None:
+def _sweep(grid: Grid, field: Swept, styles: dict[str, int]) -> Plot | None:
     """Error against one option: a curve a method that has several values of it."""
     families: dict[Variant, list[tuple[float, Spread]]] = {}
     for variant in grid.variants:
@@ -76,17 +94,17 @@ def _sweep(grid: Grid, field: str, label: str, styles: dict[str, int]) -> Plot |
     if not curves:
         return None
     names = labels(list(curves))
-    lines = [_curve(names[f], _style(f, styles, curves), points) for f, points in curves.items()]
+    lines = [curve(names[f], style_of(f, styles, curves), points) for f, points in curves.items()]
     drawn = {family.method for family in curves}
-    for variant in grid.variants:
-        mean = grid.mean(variant)
-        if mean and variant.method in LEVELS and variant.method not in drawn:
-            lines.append(Line(variant.method, styles[variant.method], (), (mean.mean,)))
+    levels = [v for v in grid.variants if v.method in LEVELS and v.method not in drawn]
+    across = _levels(grid, without_sweeps(levels), styles)
+    lines += across
     ticks = sorted({x for line in lines for x in line.x})
+    name, title, label = SWEEPS[field]
     return Plot(
-        f"error-{field}",
-        f"Error against {label}",
-        _caption(grid),
+        name,
+        title,
+        caption(grid, spread="bars and bands" if across else "bars"),
         label,
         (Panel(ERROR, tuple(lines)),),
         "log",
@@ -94,26 +112,18 @@ def _sweep(grid: Grid, field: str, label: str, styles: dict[str, int]) -> Plot |
     )
 
 
+def _levels(grid: Grid, variants: list[Variant], styles: dict[str, int]) -> list[Line]:
+    """Methods that have no such option: lines all the way across."""
+    names = labels(variants)
+    return [
+        replace(curve(names[v], style_of(v, styles, variants), [(0.0, mean)]), x=())
+        for v in variants
+        if (mean := grid.mean(v)) is not None
+    ]
+
+
 def _first(pair: tuple[float, Spread]) -> float:
     return pair[0]
-
-
-def _style(variant: Variant, styles: dict[str, int], drawn: Iterable[Variant]) -> int:
-    """A method's own style; a second curve of the same method gets one that no method has."""
-    same = [each for each in drawn if each.method == variant.method]
-    at = same.index(variant)
-    return styles[variant.method] if at == 0 else len(styles) + at
-
-
-def _curve(name: str, style: int, points: Sequence[tuple[float, Spread]]) -> Line:
-    spreads = tuple(spread.deviation or 0.0 for _, spread in points)
-    return Line(
-        name,
-        style,
-        tuple(float(x) for x, _ in points),
-        tuple(spread.mean for _, spread in points),
-        spreads if any(spreads) else (),
-    )
 
 
 def _batch_sizes(found: Sequence[Grid], styles: dict[str, int]) -> list[Plot]:
@@ -138,11 +148,11 @@ def _batch_size(group: Sequence[Grid], styles: dict[str, int]) -> Plot | None:
     if not curves:
         return None
     names = labels(list(curves))
-    lines = tuple(_curve(names[v], _style(v, styles, curves), p) for v, p in curves.items())
+    lines = tuple(curve(names[v], style_of(v, styles, curves), p) for v, p in curves.items())
     return Plot(
-        "error-batch",
+        "batch",
         "Error against batch size",
-        _caption(alike[0], batch=False),
+        caption(alike[0], batch=False),
         "images a batch",
         (Panel(ERROR, lines),),
         "log",
@@ -150,63 +160,24 @@ def _batch_size(group: Sequence[Grid], styles: dict[str, int]) -> Plot | None:
     )
 
 
-def _parameters(grid: Grid, styles: dict[str, int]) -> Plot | None:
-    def adapted(variant: Variant) -> float:
-        return max(row.outcome.parameters for row in grid.of(variant))
-
-    lines = _points(grid, adapted, styles)
-    title = "Error against parameters adapted"
-    return _scatter("error-parameters", title, "parameters adapted", "symlog", lines, grid)
-
-
-def _cost(grid: Grid, styles: dict[str, int]) -> Plot | None:
-    source = next((each for each in grid.variants if each.method == SOURCE), None)
-    base = seconds_an_image(grid, source) if source else 0.0
-    if not base:
-        return None
-    lines = _points(grid, lambda variant: seconds_an_image(grid, variant) / base, styles)
-    label = "time an image, in times that of source"
-    return _scatter("error-cost", "Error against cost", label, "log", lines, grid)
-
-
-def _points(
-    grid: Grid, measure: Callable[[Variant], float], styles: dict[str, int]
-) -> tuple[Line, ...]:
-    """One point a line of the table."""
-    means = {each: mean for each in grid.variants if (mean := grid.mean(each)) is not None}
-    names = labels(list(means))
-    return tuple(
-        _curve(names[each], _style(each, styles, means), [(measure(each), mean)])
-        for each, mean in means.items()
-    )
-
-
-def _scatter(
-    name: str, title: str, label: str, scale: Scale, lines: tuple[Line, ...], grid: Grid
-) -> Plot | None:
-    if len({line.x for line in lines}) < 2:  # nothing to hold the error against
-        return None
-    return Plot(name, title, _caption(grid), label, (Panel(ERROR, lines),), scale)
-
-
 def _entropy(grid: Grid, styles: dict[str, int]) -> Plot | None:
     """The predictions' entropy as the stream goes on, averaged over corruptions and seeds."""
-    names = labels(grid.variants)
+    shown = without_sweeps(grid.variants)
+    names = labels(shown)
     lines = []
-    for variant in grid.variants:
+    for variant in shown:
         streams = [row.outcome.entropy_stream for row in grid.of(variant)]
         length = min(map(len, streams), default=0)
         batches = list(zip(*(stream[:length] for stream in streams), strict=True))
         values = tuple(statistics.fmean(batch) for batch in batches)
         if length > 1 and all(map(math.isfinite, values)):
             steps = tuple(float(at) for at in range(1, length + 1))
-            lines.append(
-                Line(names[variant], _style(variant, styles, grid.variants), steps, values)
-            )
+            lines.append(Line(names[variant], style_of(variant, styles, shown), steps, values))
     if not lines:
         return None
     panels = (Panel("entropy [nats]", tuple(lines)),)
-    return Plot("entropy", "Entropy over the stream", _caption(grid), "batch", panels)
+    words = caption(grid, spread="") + (PICKED if len(shown) < len(grid.variants) else "")
+    return Plot("entropy", "Entropy over the stream", words, "batch", panels)
 
 
 def _spectra(observations: Sequence[Observation], styles: dict[str, int]) -> list[Plot]:
@@ -267,12 +238,3 @@ def _thinned(name: str, style: int, values: Sequence[float]) -> Line:
     count = len(values)
     places = sorted({round(count ** (at / (POINTS - 1))) for at in range(POINTS)}) if count else []
     return Line(name, style, tuple(map(float, places)), tuple(values[at - 1] for at in places))
-
-
-def _caption(grid: Grid, *, batch: bool = True) -> str:
-    place = grid.place if batch else replace(grid.place, batch_size=0)
-    title = title_of(place) if batch else title_of(place).replace("batches of 0, ", "")
-    count, seeds = len(grid.corruptions), len(grid.seeds)
-    over = f"Mean over {count} corruptions" if count > 1 else full_name(grid.corruptions[0])
-    spread = f"; bars: standard deviation over {seeds} seeds" if seeds > 1 else ""
-    return f"{title}. {over}{spread}."

@@ -19,7 +19,7 @@ class Line:
         name: What the legend says.
         style: Number of its colour, marker and dash; the same for a method in all figures.
         x: Where it was measured; nothing for a level, which goes all the way across.
-        y: What was measured.
+        y: What was measured; one value for a level.
         spread: Standard deviation at each point, where there are several seeds.
     """
 
@@ -32,11 +32,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over one another, with one scale."""
+    """Curves over one another, with one scale.
+
+    Attributes:
+        label: Of the y-axis.
+        lines: What is drawn.
+        scale: Of the y-axis.
+        cut: Where the y-axis is broken: what lies above stands nearer than it would, so that the
+            rest can be told apart.
+    """
 
     label: str
     lines: tuple[Line, ...]
     scale: Scale = "linear"
+    cut: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,8 @@ class Plot:
         panels: From top to bottom.
         scale: Of the x-axis.
         ticks: Where the x-axis is labelled, when not by its scale.
+        named: Whether each line is a point that has its name and value beside it, in place of a
+            legend; such a plot has one panel.
     """
 
     name: str
@@ -60,3 +71,4 @@ class Plot:
     panels: tuple[Panel, ...]
     scale: Scale = "linear"
     ticks: tuple[float, ...] = ()
+    named: bool = False

@@ -19,6 +19,7 @@ from ttapca.bench.commands import condensed
 from ttapca.bench.comparison import comparison_tables
 from ttapca.bench.drawing import draw
 from ttapca.bench.figures import figures, one_a_family
+from ttapca.bench.glossary import glossary
 from ttapca.bench.places import Grid, grids, labels, place_of
 from ttapca.bench.summary import (
     cost_table,
@@ -76,7 +77,7 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
         True
     """
     found = grids(rows)
-    script = (_PAGE / "report.js").read_text(encoding="utf-8")
+    script = _text("report.js")
     costs = [table for grid in found if (table := cost_table(grid)) is not None]
     return (
         _environment()
@@ -88,6 +89,7 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
             bars=_bars(main_grid(found)) if found else [],
             bars_title=title_of(main_grid(found).place) if found else "",
             facts=facts(rows),
+            glossary=glossary(rows),
             tables=[error_table(grid) for grid in found if _is_full(grid, found)],
             more_tables=[error_table(grid) for grid in found if not _is_full(grid, found)],
             compared=comparison_tables(rows),
@@ -96,11 +98,15 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
             costs=costs,
             failures=failure_table(rows),
             commands=condensed(row.outcome.command for row in rows),
-            style=_safe((_PAGE / "report.css").read_text(encoding="utf-8")),
+            style=_safe("".join(map(_text, ("colours.css", "report.css")))),
             script=_safe(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         )
     )
+
+
+def _text(name: str) -> str:
+    return (_PAGE / name).read_text(encoding="utf-8")
 
 
 def _environment() -> Environment:

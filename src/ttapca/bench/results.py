@@ -17,12 +17,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from ttapca.bench.cells import Cell, Observation, Outcome, Row, Status
+from ttapca.bench.connection import connect
 from ttapca.disk import queued
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
 
 APPLICATION_ID = 0x74746170  # "ttap"
 LAYOUT = 1
-BUSY_SECONDS = 30  # a reader may hold the file for a moment
 
 SCHEMA = """
 CREATE TABLE results (
@@ -65,11 +65,14 @@ class Results:
     Args:
         path: The file.
         create: Whether to make one where there is none.
+        readonly: Whether it is only read, which works in a folder that cannot be written as well;
+            then none is made.
 
     Raises:
         DataNotFoundError: There is none, and none shall be made.
         DataFormatError: The file is something else, damaged, or of a later layout.
-        StorageError: The file cannot be opened or written.
+        StorageError: The file cannot be opened or written; or it is only to be read, its folder
+            cannot be written, and a run is still at it.
 
     Example:
         >>> import tempfile
@@ -78,19 +81,18 @@ class Results:
         []
     """
 
-    def __init__(self, path: Path | str, *, create: bool = True) -> None:
+    def __init__(self, path: Path | str, *, create: bool = True, readonly: bool = False) -> None:
         self.path = Path(path)
+        create = create and not readonly
         if not create and not self.path.is_file():
             raise DataNotFoundError(
                 f"There is no file of results at {self.path}. `ttapca bench` writes one."
             )
         with self._speaking():
-            self._connection = sqlite3.connect(
-                self.path, timeout=BUSY_SECONDS, isolation_level=None
-            )
+            self._connection = connect(self.path, readonly=readonly)
         try:
             with self._speaking():
-                self._open(create)
+                self._open(create, readonly)
         except BaseException:
             self._connection.close()
             raise
@@ -198,7 +200,7 @@ class Results:
             ],
         )
 
-    def _open(self, create: bool) -> None:
+    def _open(self, create: bool, readonly: bool) -> None:
         """See whose file it is before anything is written to it."""
         application, layout = (self._pragma(name) for name in ("application_id", "user_version"))
         empty = not self._read("SELECT name FROM sqlite_master")
@@ -212,9 +214,10 @@ class Results:
                 f"{self.path} has layout {layout}, and this ttapca knows layouts up to {LAYOUT}: "
                 "a later version wrote it. Update ttapca."
             )
-        self._pragma("journal_mode = WAL")
-        self._pragma("synchronous = FULL")  # a finished cell lasts through a power cut
-        self._pragma("foreign_keys = ON")
+        if not readonly:
+            self._pragma("journal_mode = WAL")
+            self._pragma("synchronous = FULL")  # a finished cell lasts through a power cut
+            self._pragma("foreign_keys = ON")
         if empty:
             self._make()
         elif (state := self._pragma("quick_check")) != "ok":

@@ -132,10 +132,12 @@ def facts(rows: Sequence[Row]) -> list[Fact]:
         _fact("images a corruption", (f"{cell.images:,}" for cell in cells)),
         _fact("batch sizes", (str(cell.batch_size) for cell in cells)),
         _fact("seeds", (str(cell.seed) for cell in cells)),
-        _fact("filter", (f"{c.components:,} at {c.layer}" for c in cells if c.components)),
+        _fact(
+            "filter", (f"{c.components:,} components at {c.layer}" for c in cells if c.components)
+        ),
         _fact("machine", (_pairs(row.outcome.machine) for row in rows)),
         _fact("versions", (_pairs(row.outcome.versions) for row in rows)),
-        _fact("when", (_time(ended[0]), _time(ended[-1]))),
+        Fact("when", (f"{_time(ended[0])} to {_time(ended[-1])}",)),
         Fact("time in the methods", (_duration(taken),)),
     ]
 
@@ -208,7 +210,8 @@ def cost_table(grid: Grid) -> Table | None:
     )
     notes = (
         "Time is spent in the method, reading left out. Peak memory is the whole process's. "
-        "Calibration error in percent, entropy in nats: means over the corruptions.",
+        "Updates are counted over all corruptions; skipped are those that would not have been "
+        "finite. Calibration error in percent, entropy in nats: means over the corruptions.",
     )
     return Table(title_of(grid.place), columns, tuple(lines), notes)
 

@@ -15,6 +15,7 @@ from ttapca.cli import (
     demo,
     evaluate,
     export,
+    figure,
     fit,
     layers,
     methods,
@@ -40,6 +41,7 @@ app.command("bench")(bench.bench)
 app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("export")(export.export)
+app.command("figure")(figure.figure)
 app.command("corrupt")(corrupt.corrupt)
 app.command("methods")(methods.methods)
 app.add_typer(data_app)

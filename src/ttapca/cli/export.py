@@ -28,7 +28,7 @@ def export(
     from ttapca.bench import Results
     from ttapca.bench.export import export as exported
 
-    with Results(results, create=False) as file:
+    with Results(results, readonly=True) as file:
         text = exported(file.rows(), form)
     if to is None:
         typer.echo(text, nl=False)

@@ -28,7 +28,7 @@ def write_report(results: Path, to: Path) -> int:
     from ttapca.bench.report import report as page
 
     make_folder(to.parent)  # before the work, so that a wrong place is said at once
-    with Results(results, create=False) as file:
+    with Results(results, readonly=True) as file:
         rows, observations = file.rows(), file.observations()
     write_text(to, page(rows, observations))
     return len(rows)
