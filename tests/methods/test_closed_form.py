@@ -299,13 +299,13 @@ def test_patches_of_a_vision_transformer(model: nn.Module) -> None:
     """The embedding of patches is affine: it folds, and is filtered like any stem."""
     del model
     torch.manual_seed(0)
-    stem = nn.Conv2d(3, 24, 3, stride=3)
-    layer = nn.TransformerEncoderLayer(24, 2, 32, batch_first=True, dropout=0.0)
+    stem = nn.Conv2d(3, 48, 3, stride=3)  # 27 pixels to 48 numbers: the input is the smaller side
+    layer = nn.TransformerEncoderLayer(48, 2, 32, batch_first=True, dropout=0.0)
 
     class Transformer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.patches, self.encoder, self.fc = stem, layer, nn.Linear(24, 5)
+            self.patches, self.encoder, self.fc = stem, layer, nn.Linear(48, 5)
 
         def forward(self, x: Tensor) -> Tensor:
             tokens = self.patches(x).flatten(2).transpose(1, 2)
@@ -313,6 +313,7 @@ def test_patches_of_a_vision_transformer(model: nn.Module) -> None:
 
     transformer = Transformer().double().eval()
     fitted = ttapca.fit(transformer, "patches", DATA)
+    assert (fitted.route, fitted.shape) == ("folded", tuple(DATA.shape[1:]))
     adapter = ttapca.adapt(transformer, "wiener", filter=fitted)
     assert torch.isfinite(adapter(noisy(50))).all()
     assert ttapca.explain(adapter)[0].bands[-1].gain < 0.9
