@@ -35,6 +35,10 @@ class Row:
     filtered: bool = True
 
 
+# Rounding to 256 levels, in the units of CIFAR-10 images whose standard deviation is near 1/4.
+FLOOR = (4 / 255) ** 2 / 12
+
+
 def closed(**options: Any) -> Row:
     return Row("wiener", options=options)
 
@@ -52,7 +56,14 @@ ROWS = {
     "bn, batch 16": Row("bn", 16, filtered=False),
     "bn, batch 4": Row("bn", 4, filtered=False),
     "wiener online": Row("wiener", episodic=False),
+    "wiener online, batch 64": Row("wiener", 64, episodic=False),
     "wiener online, batch 16": Row("wiener", 16, episodic=False),
+    "wiener online, batch 4": Row("wiener", 4, episodic=False),
+    "wiener online, batch 1": Row("wiener", 1, episodic=False),
+    "bn, batch 64": Row("bn", 64, filtered=False),
+    "bn, batch 1": Row("bn", 1, filtered=False),
+    "tent online, batch 16": Row("tent", 16, episodic=False, filtered=False),
+    "tent online, batch 1": Row("tent", 1, episodic=False, filtered=False),
     "match": Row("match"),
     "two-sided": Row("two-sided"),
     "tent online over wiener": Row(
@@ -66,11 +77,19 @@ ROWS = {
     "filter, batch statistics": closed(statistics="batch"),
     "filter, even mixture 0.3": closed(statistics=Mixture(0.3, 0.3, 0.0)),
     "statistics alone": closed(shrink=0.0, restore=0.0),
+    "filter alone, batch 1": Row("wiener", 1, options={"statistics": "source"}),
+    "threshold 0.2, batch 1": Row("wiener", 1, options={"threshold": 0.2}),
     "exponents (1, 0)": closed(shrink=1.0, restore=0.0),
     "exponents (1, 1/4)": closed(shrink=1.0, restore=0.25),
     "exponents (1, 1/2)": closed(shrink=1.0, restore=0.5),
     "exponents (1/2, 1/2)": closed(shrink=0.5, restore=0.5),
+    "window of 51": closed(window=51),
+    "window of 11": closed(window=11),
+    "no smoothing": closed(window=1),
+    "centred": closed(center=1.0),
+    "noise floor of 8 bits": closed(floor=FLOOR),
     "components 50": Row("wiener", components=50),
+    "components 250": Row("wiener", components=250),
     "components 500": Row("wiener", components=500),
     "components 1000": Row("wiener", components=1000),
     "components 2000": Row("wiener", components=2000),

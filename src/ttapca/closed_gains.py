@@ -40,7 +40,7 @@ EXPONENTS: dict[str, tuple[float, float]] = {
 }
 LIMIT = 64.0
 THRESHOLD = 0.8  # share of source batches that are left exactly alone
-MEMORY = 2000.0  # images
+MEMORY = 200.0  # images
 TINY = 1e-12  # no energy has no logarithm
 
 
@@ -90,7 +90,7 @@ class ClosedFormGain(Gain):
         count: Images behind them.
         current: The gains of the last call, shape (components,).
         shift: How surely the data have shifted, from 0 (as the source) to 1.
-        relief: Tells for the size of a batch what part of a lost scale something else gives back,
+        relief: Tells for a number of images what part of a lost scale something else gives back,
             as BatchNorm does with statistics of the batch; `restore` is taken times the rest.
 
     Raises:
@@ -155,7 +155,7 @@ class ClosedFormGain(Gain):
         self.register_buffer("seen", torch.ones_like(self.spectrum))
         self.register_buffer("count", torch.zeros_like(self.seen[0]))
         self.register_buffer("current", torch.ones_like(self.spectrum))
-        self.relief: Callable[[int], float] | None = None
+        self.relief: Callable[[float], float] | None = None
         self.register_buffer("certainty", torch.zeros_like(self.count))
         self.listens_to("everything")
         self.shift = 0.0  # the same as a number: reading it must not wait for a device
@@ -195,10 +195,10 @@ class ClosedFormGain(Gain):
         self._take_in(components)
         count = float(self.count)
         if math.isfinite(count) and bool(torch.isfinite(self.seen).all()):
-            self._follow(self.source.batches_of(count), len(components))
+            self._follow(self.source.batches_of(count), count)
         return self.current.clone()
 
-    def _follow(self, normal: Normality, batch_size: int) -> None:
+    def _follow(self, normal: Normality, count: float) -> None:
         """Set the gains, and how surely the data have shifted, by what was seen."""
         log_energy = self.log_energy()
         self.certainty.fill_(float(normal.certainty(log_energy)))
@@ -208,7 +208,7 @@ class ClosedFormGain(Gain):
         else:
             usual = normal.mean.to(self.spread) @ self.spread
             excess = smoothed(self.seen.clamp(min=TINY).log() - usual, self.window) * self.shift
-        relief = 0.0 if self.relief is None else self.relief(batch_size)
+        relief = 0.0 if self.relief is None else self.relief(count)
         restore = self.restore * (1 - relief)
         gains = two_sided_gain(-excess, shrink=self.shrink, restore=restore, limit=self.limit)
         if self.has_floor:

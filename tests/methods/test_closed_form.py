@@ -119,11 +119,11 @@ def test_episodic_forgets_and_online_remembers(model: nn.Module) -> None:
 def test_a_snapshot_holds_the_stream(model: nn.Module) -> None:
     adapter = ttapca.adapt(model, "wiener", filter=FITTED, forgetting="continual")
     adapter(noisy(30))
-    surface = adapter.surfaces[-1]
-    kept = surface.snapshot()
+    kept = [surface.snapshot() for surface in adapter.surfaces]
     expected = adapter(noisy(30, seed=8))
     adapter(images(40))
-    surface.restore(kept)
+    for surface, snapshot in zip(adapter.surfaces, kept, strict=True):
+        surface.restore(snapshot)
     assert torch.equal(adapter(noisy(30, seed=8)), expected)
 
 

@@ -11,7 +11,6 @@ from ttapca.errors import AttachError, ShapeError
 from ttapca.surfaces.mixing import (
     MixedStatistics,
     can_be_quick,
-    channel_moments,
     mixed,
     scaled_channels,
 )
@@ -73,11 +72,11 @@ class BatchNormStatistics(MixedStatistics):
         self.take_over([(layer, _forward) for layer in layers])
 
 
-def _forward(layer: _BatchNorm, surface: BatchNormStatistics, depth: float, x: Tensor) -> Tensor:
+def _forward(layer: _BatchNorm, surface: BatchNormStatistics, number: int, x: Tensor) -> Tensor:
     """What a BatchNorm layer runs while the surface is attached."""
     if not surface.enabled:
         return type(layer).forward(layer, x)
-    alpha = surface.weight_of(len(x), depth)
+    alpha = surface.weight_in(number, len(x))
     if alpha == 0.0:
         return F.batch_norm(
             x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps
@@ -87,13 +86,13 @@ def _forward(layer: _BatchNorm, surface: BatchNormStatistics, depth: float, x: T
             "Batch statistics need more than one value for each channel; found a batch of "
             f"shape {tuple(x.shape)}. Use a larger batch, or source or mixed statistics."
         )
-    if alpha == 1.0 and not can_be_quick(x):
+    if alpha == 1.0 and surface.memory is None and not can_be_quick(x):
         return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
     precise = x.to(torch.promote_types(x.dtype, torch.float32))
     if layer.running_mean is None or layer.running_var is None:
         raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
     source = (layer.running_mean, layer.running_var)
-    mean, var = mixed(alpha, channel_moments(precise), source)
+    mean, var = mixed(alpha, surface.moments_of(precise, number), source)
     scale = torch.rsqrt(var + layer.eps)
     if layer.weight is not None:
         scale = scale * layer.weight

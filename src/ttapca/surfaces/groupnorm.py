@@ -14,7 +14,6 @@ from ttapca.modules import device_and_dtype, find_layer
 from ttapca.surfaces.mixing import (
     Forward,
     MixedStatistics,
-    channel_moments,
     mixed,
     scaled_channels,
 )
@@ -74,15 +73,15 @@ class GroupNormStatistics(MixedStatistics):
 
 
 def _forward(
-    source: Tensor, layer: nn.GroupNorm, surface: GroupNormStatistics, depth: float, x: Tensor
+    source: Tensor, layer: nn.GroupNorm, surface: GroupNormStatistics, number: int, x: Tensor
 ) -> Tensor:
     """What a GroupNorm layer runs while the surface is attached."""
-    alpha = surface.weight_of(len(x), depth) if surface.enabled else 0.0
+    alpha = surface.weight_in(number, len(x)) if surface.enabled else 0.0
     if alpha == 0.0:
         return type(layer).forward(layer, x)
     precise = normalised_groups(layer, x.to(torch.promote_types(x.dtype, torch.float32)))
     source_mean, source_var = source.to(precise)
-    mean, var = mixed(alpha, channel_moments(precise), (source_mean, source_var))
+    mean, var = mixed(alpha, surface.moments_of(precise, number), (source_mean, source_var))
     scale = ((source_var + layer.eps) / (var + layer.eps)).sqrt()
     shift = source_mean - mean * scale
     if layer.weight is not None:

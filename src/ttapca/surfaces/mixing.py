@@ -1,4 +1,4 @@
-"""Statistics of the test batch and of the source, mixed: what surfaces of normalisation share."""
+"""Statistics of the test data and of the source, mixed: what surfaces of normalisation share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from ttapca.errors import AttachError, OptionError
 from ttapca.surfaces.base import Surface
 from ttapca.surfaces.spectral import SpectralGains
+from ttapca.surfaces.streams import ChannelMoments, ChannelStreams
 
-# Takes a layer, the surface, the layer's depth from 0 to 1, and the layer's input.
-Forward = Callable[[Any, Any, float, Tensor], Tensor]
+# Takes a layer, the surface, the layer's number, and the layer's input.
+Forward = Callable[[Any, Any, int, Tensor], Tensor]
 
 # From so many numbers on, `quick_moments` is quicker than torch's own statistics.
 LARGE = 2**18
@@ -35,7 +36,9 @@ class MixedStatistics(Surface):
             n / (n + prior) times `alpha`, after Schneider et al. (2020), whose variance leaves out
             the distance between the means.
         follow: A surface whose `shift`, between 0 and 1, multiplies the weight: data that have not
-            shifted are normalised as the source. It must come first in the forward pass.
+            shifted are normalised as the source. It must come first in the forward pass. The
+            statistics remember a stream as long as it does: batches since the last reset, older
+            ones counting less, stand for the batch.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class MixedStatistics(Surface):
         self._follow = (follow,)  # in a tuple: not a part of this surface
         self.prior = prior
         self._layers: list[nn.Module] = []
+        self._streams = ChannelStreams()
 
     def take_over(self, layers: Sequence[tuple[nn.Module, Forward]]) -> None:
         """Let layers run something else than their own `forward`.
@@ -77,8 +81,7 @@ class MixedStatistics(Surface):
         for number, (layer, forward) in enumerate(layers):
             # Shadowing `forward` on the instance leaves buffers, keys and hooks as they are, and
             # is undone by deleting it. A hook could only compute the output a second time.
-            depth = number / max(1, len(layers) - 1)
-            layer.forward = functools.partial(forward, layer, self, depth)
+            layer.forward = functools.partial(forward, layer, self, number)
         self._layers = [layer for layer, _ in layers]
 
     def detach(self) -> None:
@@ -87,11 +90,44 @@ class MixedStatistics(Surface):
             del layer.forward
         self._layers = []
 
-    def weight_of(self, batch_size: int, depth: float = 1.0) -> float:
+    @property
+    def memory(self) -> float | None:
+        """How many samples a stream is remembered for; None where nothing but the batch counts."""
+        (followed,) = self._follow
+        return None if followed is None else followed.memory
+
+    def start_batch(self) -> None:
+        """Hear that a batch follows."""
+        self._streams.start_batch()
+
+    def snapshot(self) -> list[Tensor]:
+        """What is known of the stream."""
+        return self._streams.snapshot()
+
+    def restore(self, snapshot: list[Tensor]) -> None:
+        """Return to the state of a snapshot, bit for bit."""
+        self._streams.restore(snapshot)
+
+    def weight_in(self, number: int, batch_size: int) -> float:
+        """Weight of a batch in one layer, with what is known of the stream before it."""
+        memory = self.memory
+        size: float = batch_size
+        if memory is not None:
+            size = self._streams.size_with(number, batch_size, memory)
+        return self.weight_of(size, number / max(1, len(self._layers) - 1))
+
+    def moments_of(self, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Mean and variance of a layer's channels in the batch, or in the stream up to it."""
+        batch = ChannelMoments(*channel_moments(x), float(len(x)))
+        memory = self.memory
+        seen = batch if memory is None else self._streams.take(number, batch, memory)
+        return seen.mean, seen.var
+
+    def weight_of(self, batch_size: float, depth: float = 1.0) -> float:
         """Weight of a batch of this size in the mixture.
 
         Args:
-            batch_size: How many samples.
+            batch_size: How many samples; of a stream, how many it counts for.
             depth: Of the layer, from 0 (the first) to 1 (the last).
         """
         first, last = self._ends
@@ -101,7 +137,7 @@ class MixedStatistics(Surface):
         (followed,) = self._follow
         return weight if followed is None else weight * followed.shift
 
-    def mean_weight(self, batch_size: int) -> float:
+    def mean_weight(self, batch_size: float) -> float:
         """Mean over layers of the weight of a batch that has surely shifted; 0 without layers."""
         if not self._layers:
             return 0.0

@@ -37,7 +37,7 @@ class SpectralGains(Surface):
         self._gain: AnyGain = gain
         self._options = options
         self._attachment: Attachment | None = None
-        self.relief: Callable[[int], float] | None = None
+        self.relief: Callable[[float], float] | None = None
         self.filter = None
 
     def attach(self, model: nn.Module) -> None:
@@ -71,6 +71,12 @@ class SpectralGains(Surface):
     def layer(self) -> str:
         """Where the filter goes."""
         return self._fitted.layer
+
+    @property
+    def memory(self) -> float | None:
+        """How many images of a stream closed-form gains remember; None where nothing is."""
+        closed = self.closed_form
+        return None if closed is None else closed.memory
 
     @property
     def group_norm(self) -> dict[str, Tensor]:
