@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from oracles import assert_same_picture, images, left_untouched, picture_of, small_convnet
 from ttapca.errors import AttachError, OptionError, ShapeError
 from ttapca.surfaces import BatchNormStatistics
-from ttapca.surfaces.mixing import LARGE, quick_moments
+from ttapca.surfaces.mixing import LARGE, moments_of_few, quick_moments
 
 X = images(12, seed=8)
 
@@ -185,7 +186,10 @@ def test_one_value_a_channel_has_no_variance() -> None:
 
 @pytest.mark.parametrize("offset", [0.0, 3.0, 1000.0], ids=["centred", "near", "far"])
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "transposed", "flat"])
-def test_quick_moments_are_those_of_float64(layout: str, offset: float) -> None:
+@pytest.mark.parametrize("of", [quick_moments, moments_of_few])
+def test_moments_are_those_of_float64(
+    of: Callable[[Tensor], tuple[Tensor, Tensor]], layout: str, offset: float
+) -> None:
     shape = (300, 5) if layout == "flat" else (40, 5, 8, 9)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 2 + offset
     if layout == "channels last":
@@ -193,7 +197,7 @@ def test_quick_moments_are_those_of_float64(layout: str, offset: float) -> None:
     elif layout == "transposed":
         x = x.mT
     values = x.double().transpose(0, 1).reshape(5, -1).numpy()
-    mean, var = quick_moments(x)
+    mean, var = of(x)
     assert mean.dtype == var.dtype == torch.float32
     np.testing.assert_allclose(mean.double(), values.mean(1), rtol=5e-6, atol=1e-6)
     np.testing.assert_allclose(var.double(), values.var(1), rtol=2e-5)

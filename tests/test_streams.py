@@ -116,6 +116,19 @@ def test_online_single_images_come_to_count_as_much_as_a_batch(model: nn.Module)
     assert statistics_of(online).weight_in(0, 1) == 0.0  # forgotten, and no shift is seen any more
 
 
+def test_a_single_image_alone_is_normalised_as_the_source(model: nn.Module) -> None:
+    fitted = ttapca.fit(model, "0", images(400), 40)
+    image = shifted(1)
+    by_source = ttapca.adapt(model, "wiener", filter=fitted, statistics="source")
+    expected = by_source(image)
+    by_source.detach()
+    episodic = ttapca.adapt(model, "wiener", filter=fitted)
+    assert statistics_of(episodic).prior == 16.0
+    for _ in range(3):
+        assert torch.equal(episodic(image), expected)
+    assert statistics_of(episodic).weight_in(0, 1) == 0.0
+
+
 def test_episodic_batches_know_nothing_of_each_other(model: nn.Module) -> None:
     fitted = ttapca.fit(model, "0", images(400), 40)
     adapter = ttapca.adapt(model, "wiener", filter=fitted)

@@ -9,12 +9,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import AttachError, ShapeError
 from ttapca.surfaces.mixing import (
+    LARGE,
     MixedStatistics,
     can_be_quick,
-    mixed,
-    scaled_channels,
+    normalised,
 )
 from ttapca.surfaces.spectral import SpectralGains
+from ttapca.surfaces.streams import mixed
 
 
 class BatchNormStatistics(MixedStatistics):
@@ -86,17 +87,12 @@ def _forward(layer: _BatchNorm, surface: BatchNormStatistics, number: int, x: Te
             "Batch statistics need more than one value for each channel; found a batch of "
             f"shape {tuple(x.shape)}. Use a larger batch, or source or mixed statistics."
         )
-    if alpha == 1.0 and surface.memory is None and not can_be_quick(x):
+    large = x.numel() >= LARGE and can_be_quick(x)
+    if alpha == 1.0 and surface.memory is None and not large:
         return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
     precise = x.to(torch.promote_types(x.dtype, torch.float32))
     if layer.running_mean is None or layer.running_var is None:
         raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
     source = (layer.running_mean, layer.running_var)
-    mean, var = mixed(alpha, surface.moments_of(precise, number), source)
-    scale = torch.rsqrt(var + layer.eps)
-    if layer.weight is not None:
-        scale = scale * layer.weight
-    shift = -mean * scale
-    if layer.bias is not None:
-        shift = shift + layer.bias
-    return scaled_channels(precise, scale, shift).to(x.dtype)
+    moments = mixed(alpha, surface.moments_of(precise, number), source)
+    return normalised(precise, moments, layer.weight, layer.bias, layer.eps).to(x.dtype)

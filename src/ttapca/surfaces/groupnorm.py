@@ -14,10 +14,10 @@ from ttapca.modules import device_and_dtype, find_layer
 from ttapca.surfaces.mixing import (
     Forward,
     MixedStatistics,
-    mixed,
-    scaled_channels,
+    normalised,
 )
 from ttapca.surfaces.spectral import SpectralGains
+from ttapca.surfaces.streams import mixed
 
 
 class GroupNormStatistics(MixedStatistics):
@@ -81,11 +81,11 @@ def _forward(
         return type(layer).forward(layer, x)
     precise = normalised_groups(layer, x.to(torch.promote_types(x.dtype, torch.float32)))
     source_mean, source_var = source.to(precise)
-    mean, var = mixed(alpha, surface.moments_of(precise, number), (source_mean, source_var))
-    scale = ((source_var + layer.eps) / (var + layer.eps)).sqrt()
-    shift = source_mean - mean * scale
+    moments = mixed(alpha, surface.moments_of(precise, number), (source_mean, source_var))
+    # To the source's mean and deviation, and from there by the layer's own scale and shift.
+    weight, bias = (source_var + layer.eps).sqrt(), source_mean
     if layer.weight is not None:
-        scale, shift = scale * layer.weight, shift * layer.weight
+        weight, bias = weight * layer.weight, bias * layer.weight
     if layer.bias is not None:
-        shift = shift + layer.bias
-    return scaled_channels(precise, scale, shift).to(x.dtype)
+        bias = bias + layer.bias
+    return normalised(precise, moments, weight, bias, layer.eps).to(x.dtype)

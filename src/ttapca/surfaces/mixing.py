@@ -18,8 +18,11 @@ from ttapca.surfaces.streams import ChannelMoments, ChannelStreams
 # Takes a layer, the surface, the layer's number, and the layer's input.
 Forward = Callable[[Any, Any, int, Tensor], Tensor]
 
-# From so many numbers on, `quick_moments` is quicker than torch's own statistics.
+# From so many numbers on, `quick_moments` is quicker than BatchNorm in training mode.
 LARGE = 2**18
+
+# Added to a variance before it is inverted, and subtracted again.
+TINY_VARIANCE = 1e-12
 
 # Where the mean square is more than this many variances, their difference loses more than two of
 # the seven digits of float32.
@@ -114,6 +117,8 @@ class MixedStatistics(Surface):
         size: float = batch_size
         if memory is not None:
             size = self._streams.size_with(number, batch_size, memory)
+            if size <= 1 and not self._streams.goes_on(number):
+                return 0.0  # one image says little of a channel, and must not wait for that
         return self.weight_of(size, number / max(1, len(self._layers) - 1))
 
     def moments_of(self, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -141,6 +146,8 @@ class MixedStatistics(Surface):
         """Mean over layers of the weight of a batch that has surely shifted; 0 without layers."""
         if not self._layers:
             return 0.0
+        if self.memory is not None and batch_size <= 1:
+            return 0.0
         size = 1.0 if self.prior is None else batch_size / (batch_size + self.prior)
         return sum(self._ends) / 2 * size
 
@@ -155,47 +162,69 @@ class MixedStatistics(Surface):
         return f"alpha={self.alpha}{prior}, layers={len(self._layers)}"
 
 
-def mixed(
-    alpha: float, batch: tuple[Tensor, Tensor], source: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance of two populations together, given those of each.
+def normalised(
+    x: Tensor,
+    moments: tuple[Tensor, Tensor],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Every channel without its mean, over its deviation, times its weight, plus its bias.
 
     Args:
-        alpha: Weight of the batch.
-        batch: Its mean and variance.
-        source: The same.
-
-    Example:
-        >>> one, four = torch.tensor(1.0), torch.tensor(4.0)
-        >>> [float(value) for value in mixed(0.5, (one, one), (one + 2, four))]
-        [2.0, 3.5]
+        x: Shape (batch, channels, ...).
+        moments: Mean and variance, shape (channels,) each; gradients pass through them.
+        weight: Shape (channels,), or None for 1.
+        bias: Likewise, or None for 0.
+        eps: Added to the variance.
     """
-    (batch_mean, batch_var), (source_mean, source_var) = batch, source
-    between = alpha * (1 - alpha) * (batch_mean - source_mean).square()
-    mean = torch.lerp(source_mean.to(batch_mean), batch_mean, alpha)
-    return mean, torch.lerp(source_var.to(batch_var), batch_var, alpha) + between
-
-
-def scaled_channels(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Every channel times its scale, plus its shift."""
+    mean, var = moments
+    weight, bias = (None if value is None else value.to(x.dtype) for value in (weight, bias))
+    if not torch.is_grad_enabled():
+        # One pass instead of two; but no gradient would reach mean and variance.
+        return F.batch_norm(x, mean, var, weight, bias, eps=eps)
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + bias
     channels = (1, -1, *[1] * (x.dim() - 2))
     return torch.addcmul(shift.view(channels), x, scale.view(channels))
 
 
 def can_be_quick(x: Tensor) -> bool:
-    """Whether `quick_moments` may be used, and is worth it."""
-    large = x.numel() >= max(LARGE, 2 * x.shape[1])
+    """Whether statistics without gradients will do, and are worth a way of their own."""
+    several = x.numel() >= 2 * x.shape[1]
     plain = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return large and plain and x.device.type == "cpu"
+    return several and plain and x.device.type == "cpu"
 
 
 def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of every channel, with gradients where there are any."""
     if can_be_quick(x):
-        return quick_moments(x)
+        return quick_moments(x) if x.numel() >= LARGE else moments_of_few(x)
     dimensions = [d for d in range(x.dim()) if d != 1]
     var, mean = torch.var_mean(x, dim=dimensions, correction=0)
     return mean, var
+
+
+def moments_of_few(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every channel of a small batch, without gradients.
+
+    BatchNorm in training mode has both as by-products, and is several times as quick as torch's own
+    `var_mean`: a single image waits for every call.
+
+    Args:
+        x: Shape (batch, channels, ...), float32 or float64.
+
+    Example:
+        >>> mean, var = moments_of_few(torch.tensor([[[1.0, 3.0]], [[5.0, 7.0]]]))
+        >>> mean.tolist(), var.round(decimals=3).tolist()
+        ([4.0], [5.0])
+    """
+    _, mean, inverse = torch.native_batch_norm(x, None, None, None, None, True, 0.0, TINY_VARIANCE)
+    return mean, (inverse.square().reciprocal() - TINY_VARIANCE).clamp_(min=0)
 
 
 def quick_moments(x: Tensor) -> tuple[Tensor, Tensor]:

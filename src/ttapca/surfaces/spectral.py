@@ -39,6 +39,8 @@ class SpectralGains(Surface):
         self._attachment: Attachment | None = None
         self.relief: Callable[[float], float] | None = None
         self.filter = None
+        # In a tuple: a part of the filter, not of this surface; layers ask for it all the time.
+        self._closed: tuple[ClosedFormGain | None] = (None,)
 
     def attach(self, model: nn.Module) -> None:
         """Put the filter at its layer."""
@@ -46,6 +48,7 @@ class SpectralGains(Surface):
             raise AttachError("A surface goes on one model; this one is attached already.")
         self._attachment = attach(model, self._fitted, self._gain, **self._options)
         self.filter = self._attachment.filter
+        self._closed = (_closed_form(self.filter.gain),)
         if self.closed_form is not None:
             self.closed_form.relief = self.relief
             self.closed_form.listens_to("nothing")
@@ -86,10 +89,7 @@ class SpectralGains(Surface):
     @property
     def closed_form(self) -> ClosedFormGain | None:
         """The gains that follow from the data, or None."""
-        gain = None if self.filter is None else self.filter.gain
-        if isinstance(gain, PulledGain):
-            return gain.closed
-        return gain if isinstance(gain, ClosedFormGain) else None
+        return self._closed[0]
 
     @property
     def shift(self) -> float:
@@ -124,3 +124,9 @@ class SpectralGains(Surface):
     def enabled(self, value: bool) -> None:
         if self._attachment is not None:
             self._attachment.enabled = value
+
+
+def _closed_form(gain: nn.Module | None) -> ClosedFormGain | None:
+    if isinstance(gain, PulledGain):
+        return gain.closed
+    return gain if isinstance(gain, ClosedFormGain) else None

@@ -9,6 +9,29 @@ import torch
 from torch import Tensor
 
 
+def mixed(
+    alpha: float, batch: tuple[Tensor, Tensor], source: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of two populations together, given those of each.
+
+    Args:
+        alpha: Weight of the batch.
+        batch: Its mean and variance.
+        source: The same.
+
+    Example:
+        >>> one, four = torch.tensor(1.0), torch.tensor(4.0)
+        >>> [float(value) for value in mixed(0.5, (one, one), (one + 2, four))]
+        [2.0, 3.5]
+    """
+    (batch_mean, batch_var), (source_mean, source_var) = batch, source
+    source_mean, source_var = source_mean.to(batch_mean), source_var.to(batch_var)
+    between = batch_mean - source_mean
+    var = torch.lerp(source_var, batch_var, alpha)
+    var = torch.addcmul(var, between, between, value=alpha * (1 - alpha))
+    return torch.add(source_mean, between, alpha=alpha), var
+
+
 class ChannelMoments(NamedTuple):
     """Of every channel.
 
@@ -36,10 +59,8 @@ class ChannelMoments(NamedTuple):
             return self
         old = past.samples * math.exp(-self.samples / memory)
         share = self.samples / (old + self.samples)
-        between = share * (1 - share) * (self.mean - past.mean).square()
-        mean = torch.lerp(past.mean.to(self.mean), self.mean, share)
-        var = torch.lerp(past.var.to(self.var), self.var, share) + between
-        return ChannelMoments(mean, var, old + self.samples)
+        both = mixed(share, (self.mean, self.var), (past.mean, past.var))
+        return ChannelMoments(*both, old + self.samples)
 
 
 class ChannelStreams:
@@ -53,6 +74,8 @@ class ChannelStreams:
         self._past: dict[int, ChannelMoments] = {}
         self._present: dict[int, ChannelMoments] = {}
         self._heard: set[int] | None = None  # nobody listens before the first batch
+        self._asked: set[int] = set()
+        self._begun: set[int] = set()
 
     def start_batch(self) -> None:
         """Let what was seen be the past, unless it is broken."""
@@ -61,6 +84,12 @@ class ChannelStreams:
                 self._past[layer] = seen
         self._present = {}
         self._heard = set()
+        self._begun |= self._asked
+
+    def goes_on(self, layer: int) -> bool:
+        """Whether this layer has been asked so for an earlier batch of the same stream."""
+        self._asked.add(layer)
+        return layer in self._begun
 
     def size_with(self, layer: int, batch_size: int, memory: float) -> float:
         """How many samples count, this batch among them."""
@@ -98,3 +127,4 @@ class ChannelStreams:
             for layer, mean, var, samples in fours
         }
         self._present = {}
+        self._asked, self._begun = set(), set()
