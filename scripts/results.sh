@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that docs/results.md reports: hours on two cores; cut it off, it goes on.
 #
-#   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ttt c10 c100 gn rank steps
+#   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten ttt c10 c100 gn rank
+#                                        steps cost
 #
 # c10, c100 and gn need the checkpoints of docs/models.md in $WEIGHTS (default: ../shared/data/weights)
 # and CIFAR-100 in $CIFAR100. Then: python scripts/write_results.py DIR
@@ -9,7 +10,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 to=${1:?where the results go}
 shift
-runs=${*:-own others ttt c10 c100 gn rank steps}
+runs=${*:-own others ten ttt c10 c100 gn rank steps cost}
 weights=${WEIGHTS:-$here/../shared/data/weights}
 mkdir -p "$to"
 
@@ -35,6 +36,8 @@ for run in $runs; do
         bench cifar10-resnet20 --settings episodic --images 200 --methods memo \
             --to "$to/others.sqlite"
         ;;
+    ten) bench cifar10-resnet20 --preset paper-table2 --methods wiener,tent --images 10000 \
+        --to "$to/ten.sqlite" ;;
     ttt) bench cifar10-wrn10-rotation --settings episodic,online --images 1000 \
         --methods source,bn,tent,ttt --to "$to/ttt.sqlite" ;;
     c10) tables "$weights/cifar10_resnet20.pth" --normalise cifar10 --to "$to/c10.sqlite" ;;
@@ -42,7 +45,11 @@ for run in $runs; do
         ${CIFAR100:+--in "$CIFAR100"} --to "$to/c100.sqlite" ;;
     gn) tables "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/gn.sqlite" ;;
     rank) bench cifar10-resnet20 --preset paper-rank --images 200 --to "$to/rank.sqlite" ;;
-    steps) bench cifar10-resnet20 --preset paper-steps --images 400 --to "$to/steps.sqlite" ;;
+    steps) bench cifar10-resnet20 --preset paper-steps --steps 1,2,4 --images 400 \
+        --to "$to/steps.sqlite" ;;
+    cost) bench cifar10-resnet20 --settings online --images 400 --to "$to/cost.sqlite" \
+        --corruptions gaussian_noise,defocus_blur,frost,contrast,jpeg_compression \
+        --methods source,bn,tent,ttapca-exp,ttapca-relu,ttapca-closed,wiener,shot,slr+it,eata,sar,roid,lame,cotta ;;
     *)
         echo "no run \`$run\`" >&2
         exit 2
