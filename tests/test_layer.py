@@ -107,3 +107,25 @@ def test_gains_of_one_give_back_what_came_in(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.undo()
         layer.gain.spectrum[2] = 0.5
         assert not torch.equal(layer(x), x)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0.5] * 12, [2.0] * 4 + [0.5] * 8, [0.5, 1.0] * 6, [1.0] * 11 + [0.3]],
+    ids=["all alike", "a tail alike", "none alike", "only the last"],
+)
+@pytest.mark.parametrize("kept", [12, 7])
+def test_components_scaled_as_the_rest_need_no_rebuilding(values: list[float], kept: int) -> None:
+    gains = torch.tensor(values[:kept], dtype=torch.float64)
+    layer = spectral_filter(kept)
+    layer.gain = UnitGain(gains, normalise=False)
+    x = images(10, seed=3, shape=SHAPE)
+    basis = PCA_OF_DATA.basis[:, :kept]
+    away = x.flatten(1) - PCA_OF_DATA.mean
+    inside = away @ basis
+    rest = away - inside @ basis.T
+    expected = PCA_OF_DATA.mean + (inside * gains) @ basis.T + gains[-1] * rest
+    with torch.no_grad():
+        quick = layer(x).flatten(1)
+    torch.testing.assert_close(quick, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer(x).flatten(1), expected, rtol=0, atol=1e-12)

@@ -103,9 +103,11 @@ class SpectralFilter(nn.Module):
                 return samples
             rest = gains[-1]
             # Written as a correction: gains of 1 leave every bit as it was.
-            change = components * (gains - rest)
-            if offset is not None:
-                change = change - gains * offset
+            if offset is None:
+                changed = _differ_from_last(gains)
+                change = components[:, :changed] * (gains[:changed] - rest)
+            else:
+                change = components * (gains - rest) - gains * offset
             filtered = self._add_rebuilt(flat, change)
             filtered = torch.addcmul(filtered, centred, rest - 1)
         return filtered.reshape(samples.shape).to(samples.dtype)
@@ -125,9 +127,9 @@ class SpectralFilter(nn.Module):
         return centred @ self.project
 
     def _add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
-        """Add what components stand for to `base`, shape (batch, d)."""
+        """Add what the first components stand for to `base`, shape (batch, d)."""
         rebuild = self.project if self.rebuild is None else self.rebuild
-        return torch.addmm(base, components, rebuild.T)
+        return torch.addmm(base, components, rebuild[:, : components.shape[1]].T)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
@@ -140,6 +142,17 @@ def _all_one(gains: Tensor) -> bool:
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     return bool((gains == 1).all())
+
+
+def _differ_from_last(gains: Tensor) -> int:
+    """How many leading components have to be rebuilt: those past them are scaled as the rest is.
+
+    Of closed-form gains, which are constant past the middle of the last band, that is a quarter.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return len(gains)
+    other = (gains != gains[-1]).nonzero()
+    return int(other[-1]) + 1 if len(other) else 0
 
 
 class DCTFilter(SpectralFilter):
@@ -190,7 +203,7 @@ class DCTFilter(SpectralFilter):
 
     def _add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         every = components.new_zeros(len(components), self.mean.numel())
-        every = every.index_copy(1, self.order, components)
+        every = every.index_copy(1, self.order[: components.shape[1]], components)
         coefficients = self.project @ every.reshape(len(every), self.shape[0], -1)
         images = dct_images(coefficients.reshape(-1, *self.shape), self.height, self.width)
         return base + images.flatten(1)
