@@ -32,12 +32,20 @@ OTHERS = ("exact", "randomised", "IncrementalPCA", "pca_lowrank")
 # within minutes: p x p up to 4,096, what holds all activations up to 2 GB of them.
 SIZES = (
     (1_000, 8, 128),
+    (5_000, 8, 128),
     (20_000, 8, 128),
+    (50_000, 8, 128),
+    (5_000, 16, 128),
     (5_000, 16, 512),
+    (20_000, 16, 512),
+    (50_000, 16, 512),
+    (5_000, 32, 128),
     (5_000, 32, 512),
+    (5_000, 32, 2_000),
+    (20_000, 32, 2_000),
     (50_000, 32, 2_000),
 )
-RANDOMISED_ONLY = ((5_000, 64, 128),)
+RANDOMISED_ONLY = ((5_000, 64, 128), (5_000, 64, 256))
 ALL_COMPONENTS = (50_000, 32, None)
 QUICK = ((1_000, 8, 128), (2_000, 8, 128))
 

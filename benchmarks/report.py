@@ -77,10 +77,12 @@ def draw_growth(rows: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
     for axis, (key, label, fixed) in zip(axes, panels, strict=True):
         chosen = [row for row in rows if all(row[name] == value for name, value in fixed.items())]
-        for way in dict.fromkeys(row["way"] for row in rows):
+        for number, way in enumerate(dict.fromkeys(row["way"] for row in rows)):
             line = sorted((row[key], row["seconds"]) for row in chosen if row["way"] == way)
             if line:
-                axis.plot(*zip(*line, strict=True), "o-", label=way, markersize=4)
+                axis.plot(
+                    *zip(*line, strict=True), "o-", color=f"C{number}", label=way, markersize=4
+                )
         axis.set(xscale="log", yscale="log", xlabel=label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("seconds")
