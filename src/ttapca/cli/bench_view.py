@@ -6,8 +6,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -16,6 +14,7 @@ from ttapca.bench.cells import Row
 from ttapca.bench.grid import Unit
 from ttapca.bench.plan import PAPERS_BATCH
 from ttapca.bench.running import Watcher
+from ttapca.cli.reporting import Drawn
 
 
 class Pace:
@@ -45,7 +44,7 @@ class Pace:
         return sum(unit.images * known.get(unit.cells[0].method, typical) for unit in units)
 
 
-class RunView(Watcher):
+class RunView(Drawn, Watcher):
     """A `Watcher` for people.
 
     Args:
@@ -70,20 +69,6 @@ class RunView(Watcher):
         self._todo: list[Unit] = []
         self._finished = self._all = self._images = self._wrong = 0
         self._start = 0.0
-
-    def __enter__(self) -> Self:
-        """Start to draw."""
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Clear the bar, whatever happened."""
-        self._progress.stop()
 
     def note(self, text: str) -> None:
         """Write one sentence above the bar."""

@@ -22,21 +22,10 @@ from rich.progress import (
 )
 
 
-class _Bars:
-    """What all reporters share: finished sentences stay, the bars are cleared at the end."""
+class Drawn:
+    """Bars that are drawn inside a `with` block and cleared at its end."""
 
-    def __init__(self, title: str, console: Console | None, *columns: ProgressColumn) -> None:
-        self._title = title
-        self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            *columns,
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
+    _progress: Progress
 
     def __enter__(self) -> Self:
         """Start to draw."""
@@ -51,6 +40,23 @@ class _Bars:
     ) -> None:
         """Clear the bars, whatever happened."""
         self._progress.stop()
+
+
+class _Bars(Drawn):
+    """What all reporters share: finished sentences stay, the bars are cleared at the end."""
+
+    def __init__(self, title: str, console: Console | None, *columns: ProgressColumn) -> None:
+        self._title = title
+        self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            *columns,
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
 
     def note(self, text: str) -> None:
         """Write one sentence above the bars."""

@@ -58,7 +58,6 @@ class BatchNormStatistics(MixedStatistics):
 
     def attach(self, model: nn.Module) -> None:
         """Take over the normalisation of every BatchNorm layer that has running statistics."""
-        self.check_free()
         # A layer without running statistics always uses those of the batch: there is no choice.
         layers = [
             module

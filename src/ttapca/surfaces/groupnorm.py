@@ -58,7 +58,6 @@ class GroupNormStatistics(MixedStatistics):
 
     def attach(self, model: nn.Module) -> None:
         """Take over the GroupNorm layers whose statistics are known."""
-        self.check_free()
         layers: list[tuple[nn.Module, Forward]] = []
         for path, statistics in self._source.items():
             layer = find_layer(model, path)

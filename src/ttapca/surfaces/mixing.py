@@ -74,6 +74,8 @@ class MixedStatistics(Surface):
         Args:
             layers: In the order of the model, each with what it runs.
         """
+        if self._layers:
+            raise AttachError("A surface goes on one model; this one is attached already.")
         for layer, _ in layers:
             if "forward" in vars(layer):
                 raise AttachError(
@@ -150,11 +152,6 @@ class MixedStatistics(Surface):
             return 0.0
         size = 1.0 if self.prior is None else batch_size / (batch_size + self.prior)
         return sum(self._ends) / 2 * size
-
-    def check_free(self) -> None:
-        """Raise when the surface is on a model already."""
-        if self._layers:
-            raise AttachError("A surface goes on one model; this one is attached already.")
 
     def extra_repr(self) -> str:
         """What `print(adapter)` shows."""

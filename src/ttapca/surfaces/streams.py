@@ -79,9 +79,7 @@ class ChannelStreams:
 
     def start_batch(self) -> None:
         """Let what was seen be the past, unless it is broken."""
-        for layer, seen in self._present.items():
-            if bool(torch.isfinite(seen.mean.sum() + seen.var.sum())):
-                self._past[layer] = seen
+        self._past = self._known()
         self._present = {}
         self._heard = set()
         self._begun |= self._asked
@@ -107,10 +105,9 @@ class ChannelStreams:
 
     def snapshot(self) -> list[Tensor]:
         """All of it as tensors, four to a layer, for `restore`."""
-        known = self._past | self._present
         return [
             part
-            for layer, seen in sorted(known.items())
+            for layer, seen in sorted(self._known().items())
             for part in (
                 torch.tensor(layer),
                 seen.mean,
@@ -128,3 +125,12 @@ class ChannelStreams:
         }
         self._present = {}
         self._asked, self._begun = set(), set()
+
+    def _known(self) -> dict[int, ChannelMoments]:
+        """What the next batch comes after: broken batches leave no trace."""
+        whole = {
+            layer: seen
+            for layer, seen in self._present.items()
+            if bool(torch.isfinite(seen.mean.sum() + seen.var.sum()))
+        }
+        return self._past | whole
