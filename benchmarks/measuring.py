@@ -16,13 +16,14 @@ import math
 import multiprocessing
 import os
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ttapca.bench import machine as bench_machine
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -188,8 +189,11 @@ def _measured(function: Timed, arguments: tuple[object, ...]) -> Measured:
 
 
 def peak_memory() -> float:
-    """Highest resident memory of this process so far, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # kilobytes on Linux
+    """Highest resident memory of this process so far, in GB.
+
+    Not that of `getrusage`: on Linux a process inherits it from the one that started it.
+    """
+    return bench_machine.peak_memory() / 1000
 
 
 def machine() -> dict[str, str]:

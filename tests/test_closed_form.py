@@ -203,7 +203,7 @@ def test_a_sample_is_spread_over_the_stream(n: int, batch: int) -> None:
     stream = torch.arange(n, dtype=torch.float64)[:, None]
     for _ in range(2):  # a second pass starts afresh
         assert torch.equal(torch.cat(list(sample.of(torch.split(stream, batch)))), stream)
-        kept = torch.cat(sample._kept)
+        kept = sample.all().flatten()
         assert len(kept) == min(n, len(kept)) <= SAMPLES
         assert len(kept) > min(n, SAMPLES // 2) - 1
         assert kept[0] == 0

@@ -106,7 +106,7 @@ def test_gram_is_that_of_the_dense_matrix(name: str) -> None:
         unit = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
         dense = (layer(unit) - layer(torch.zeros_like(unit))).flatten(1)
     torch.testing.assert_close(
-        LinearPart(layer, shape).gram, dense @ dense.T, rtol=1e-10, atol=1e-10
+        LinearPart(layer, shape).gram(), dense @ dense.T, rtol=1e-10, atol=1e-10
     )
 
 

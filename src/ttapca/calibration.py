@@ -192,29 +192,44 @@ class EvenSample:
     """
 
     def __init__(self, size: int) -> None:
+        self._size = size
         self._limit = max(2, min(SAMPLES, SAMPLED_NUMBERS // size))
         self._start()
 
     def _start(self) -> None:
         self._every = 1
         self._seen = 0
-        self._kept: list[Tensor] = []
+        self._count = 0
+        self._rows: Tensor | None = None  # as many as there may be; the first `_count` are filled
 
     def of(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """The same batches; some of what passes is kept. A second pass starts afresh."""
         self._start()
         for batch in batches:
-            for sample in batch[-self._seen % self._every :: self._every]:
-                self._kept.append(sample.flatten().clone())
-            self._seen += len(batch)
-            while len(self._kept) > self._limit:
-                self._kept = self._kept[::2]
-                self._every *= 2
+            self._take(batch)
             yield batch
+
+    def _take(self, batch: Tensor) -> None:
+        """Keep every so many samples, and half of all whenever there are too many."""
+        if self._rows is None:
+            # One piece of memory, not one for every sample: it would scatter what comes between.
+            self._rows = batch.new_empty(self._limit, self._size)
+        chosen = batch[-self._seen % self._every :: self._every].flatten(1)
+        self._seen += len(batch)
+        while self._count + len(chosen) > self._limit:
+            chosen = chosen[self._count % 2 :: 2]
+            thinned = self._rows[: self._count : 2].clone()
+            self._count = len(thinned)
+            self._rows[: self._count] = thinned
+            self._every *= 2
+        self._rows[self._count : self._count + len(chosen)] = chosen
+        self._count += len(chosen)
 
     def all(self) -> Tensor:
         """What was kept, shape (samples, size)."""
-        return torch.stack(self._kept)
+        if self._rows is None:
+            raise NotEnoughDataError("Calibration needs data; found none.")
+        return self._rows[: self._count]
 
     def apart(self) -> Tensor | None:
         """What can be left out of the fit: up to an eighth of the stream; None if that is little.
@@ -222,8 +237,8 @@ class EvenSample:
         Returns:
             Shape (samples, size).
         """
-        step = math.ceil(len(self._kept) * HELD_OUT / self._seen)
-        return torch.stack(self._kept[::step]) if len(self._kept) / step >= FEWEST else None
+        step = math.ceil(self._count * HELD_OUT / self._seen)
+        return self.all()[::step] if self._count / step >= FEWEST else None
 
 
 class Decomposition(Protocol):

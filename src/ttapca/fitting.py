@@ -29,7 +29,7 @@ from ttapca.errors import (
     OptionError,
 )
 from ttapca.fitted import FittedFilter, Route
-from ttapca.folding import LinearPart, fold, is_affine
+from ttapca.folding import LinearPart, fold, fold_one_way, is_affine
 from ttapca.modules import evaluation_mode
 from ttapca.pca import PCA, Moments, check_n_components
 from ttapca.randomised import randomised_pca
@@ -134,7 +134,7 @@ def _fit_folded(
         moments.update(batch)
     linear = LinearPart(source.layer, shapes.input)
     pca = fold(moments, linear, n_components)
-    again = functools.partial(fold, linear=linear, n_components=len(pca.singular_values))
+    again = functools.partial(fold_one_way, linear=linear, n_components=len(pca.singular_values))
     return FittedFilter(
         layer=source.path,
         route="folded",

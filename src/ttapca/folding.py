@@ -38,6 +38,21 @@ NULL_DIRECTION = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
+class Projection:
+    """What tells how far samples reach along components: of a `FoldedPCA`, all but the way back.
+
+    Attributes:
+        mean: Of the layer's input, shape (q,).
+        project: From centred input to components, of either sign, shape (q, components).
+        explained_variance: Of the output along each component, shape (components,).
+    """
+
+    mean: Tensor
+    project: Tensor
+    explained_variance: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class FoldedPCA:
     """PCA of an affine layer's output, in the space of its input.
 
@@ -99,6 +114,10 @@ class LinearPart:
         return torch.autograd.grad(energy, inputs)[0].flatten(1)
 
     @functools.cached_property
+    def factor(self) -> Factor:
+        """Of W^T W, which itself is not kept."""
+        return factor(self.gram())
+
     def gram(self) -> Tensor:
         """W^T W, shape (q, q)."""
         gram = torch.empty(self.input_size, self.input_size, dtype=torch.float64)
@@ -145,35 +164,80 @@ def fold(moments: Moments, linear: LinearPart, n_components: int | float | None)
     Raises:
         NotEnoughDataError: When the data have fewer components than asked for.
     """
-    scatter = moments.scatter.cpu()
-    factor, back = _factor(linear.gram)
-    eigenvalues, rotation = eigh_descending(factor.T @ scatter @ factor)
-    kept = choose_components(n_components, eigenvalues, moments.count)
-    rotation = rotation[:, :kept]
-    rebuild = back(rotation)
+    eigenvalues, rotation = _rotation(moments, linear, n_components)
+    rebuild = linear.factor.inverse_transpose(rotation)
     sign = linear.column_signs(rebuild)
     return FoldedPCA(
         mean=moments.mean.cpu().clone(),
-        project=(factor @ rotation) * sign,
-        rebuild=rebuild * sign,
-        singular_values=eigenvalues[:kept].sqrt(),
+        project=(linear.factor.matrix @ rotation).mul_(sign),
+        rebuild=rebuild.mul_(sign),
+        singular_values=eigenvalues[: rotation.shape[1]].sqrt(),
         n_samples=moments.count,
         total_variance=total_variance(eigenvalues, moments.count),
     )
 
 
-def _factor(gram: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Factor G = R R^T; return R (q, rank) and the product with R^-T (or its pseudo-inverse)."""
+@torch.no_grad()
+def fold_one_way(moments: Moments, linear: LinearPart, n_components: int) -> Projection:
+    """The same without the way back and without signs: less work and two matrices less.
+
+    Args:
+        moments: Of the layer's input.
+        linear: The layer's linear part.
+        n_components: How many.
+
+    Raises:
+        NotEnoughDataError: When the data have fewer components than asked for.
+    """
+    eigenvalues, rotation = _rotation(moments, linear, n_components)
+    return Projection(
+        mean=moments.mean.cpu().clone(),
+        project=linear.factor.matrix @ rotation,
+        explained_variance=eigenvalues[:n_components] / (moments.count - 1),
+    )
+
+
+def _rotation(
+    moments: Moments, linear: LinearPart, n_components: int | float | None
+) -> tuple[Tensor, Tensor]:
+    """All eigenvalues of the output's scatter, and U, shape (rank of W, components)."""
+    right = linear.factor.matrix
+    # In one expression: nothing of size q x q outlives it but what is decomposed.
+    eigenvalues, rotation = eigh_descending(right.T @ moments.scatter.cpu() @ right)
+    kept = choose_components(n_components, eigenvalues, moments.count)
+    return eigenvalues, rotation[:, :kept]
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """Of a symmetric G = R R^T.
+
+    Attributes:
+        matrix: R, shape (q, rank).
+        inverse_transpose: Multiplies by R^-T, or by its pseudo-inverse: (rank, n) to (q, n).
+    """
+
+    matrix: Tensor
+    inverse_transpose: Callable[[Tensor], Tensor]
+
+
+def factor(gram: Tensor) -> Factor:
+    """Factor a positive semi-definite matrix, shape (q, q)."""
     lower, failed = torch.linalg.cholesky_ex(gram)
     pivots = lower.diagonal()
     if not failed and pivots.min() > CHOLESKY_PIVOT_RATIO * pivots.max():
-        return lower, lambda columns: torch.linalg.solve_triangular(lower.T, columns, upper=True)
+        return Factor(lower, functools.partial(_solve, lower.T))
     eigenvalues, vectors = eigh_descending(gram)
     # At least one direction stays: a layer of zeros is then reported as constant activations.
     rank = max(1, int((eigenvalues > NULL_DIRECTION * eigenvalues[0]).sum()))
     scale = eigenvalues[:rank].sqrt()
     directions = vectors[:, :rank]
-    return directions * scale, lambda columns: (directions / scale) @ columns
+    return Factor(directions * scale, functools.partial(torch.matmul, directions / scale))
+
+
+def _solve(upper: Tensor, columns: Tensor) -> Tensor:
+    solution: Tensor = torch.linalg.solve_triangular(upper, columns, upper=True)
+    return solution
 
 
 def _bias_free_twin(layer: nn.Module) -> nn.Module:
