@@ -64,6 +64,20 @@ def band_means(values: Tensor, edges: list[int]) -> Tensor:
     return (sums.diff(dim=-1) / widths).to(values.dtype)
 
 
+def over_bands(edges: list[int]) -> Tensor:
+    """Matrix that takes the mean of every band, shape (components, bands).
+
+    For one spectrum after another it is quicker than `band_means`; it does not suit many at once.
+
+    Example:
+        >>> (torch.tensor([1.0, 2.0, 4.0]) @ over_bands([0, 1, 3])).tolist()
+        [1.0, 3.0]
+    """
+    widths = torch.tensor(edges).diff()
+    band = torch.arange(len(widths)).repeat_interleave(widths)
+    return F.one_hot(band, len(widths)) / widths
+
+
 def across_bands(edges: list[int]) -> Tensor:
     """Matrix that spreads a value of every band over the components, shape (bands, components).
 

@@ -18,8 +18,8 @@ from ttapca.calibration import Normality, SourceSpectrum
 from ttapca.closed_form import (
     across_bands,
     band_edges,
-    band_means,
     mean_shift,
+    over_bands,
     signal_share,
     smoothed,
     two_sided_gain,
@@ -110,6 +110,7 @@ class ClosedFormGain(Gain):
     count: Tensor
     current: Tensor
     spread: Tensor
+    averages: Tensor
     certainty: Tensor
     floor: Tensor
 
@@ -152,6 +153,8 @@ class ClosedFormGain(Gain):
         self.source = SourceSpectrum(energies)
         self.edges = band_edges(len(deviations))
         self.register_buffer("spread", across_bands(self.edges).to(deviations))
+        averages = over_bands(self.edges).to(deviations)
+        self.register_buffer("averages", averages, persistent=False)
         self.register_buffer("seen", torch.ones_like(self.spectrum))
         self.register_buffer("count", torch.zeros_like(self.seen[0]))
         self.register_buffer("current", torch.ones_like(self.spectrum))
@@ -192,9 +195,8 @@ class ClosedFormGain(Gain):
             return self.current.clone()
         if self._listening == "one batch":
             self._listening = "nothing"
-        self._take_in(components)
-        count = float(self.count)
-        if math.isfinite(count) and bool(torch.isfinite(self.seen).all()):
+        if self._take_in(components):
+            count = float(self.count)
             self._follow(self.source.batches_of(count), count)
         return self.current.clone()
 
@@ -225,7 +227,7 @@ class ClosedFormGain(Gain):
 
     def band_energies(self) -> Tensor:
         """What was seen, in float64 on the CPU, shape (bands,)."""
-        return band_means(self.seen, self.edges).to("cpu", torch.float64)
+        return (self.seen @ self.averages).to("cpu", torch.float64)
 
     def log_energy(self) -> Tensor:
         """Its logarithm, shape (bands,)."""
@@ -233,16 +235,18 @@ class ClosedFormGain(Gain):
 
     def band_gains(self) -> Tensor:
         """The gains of the last call in the middle of every band, shape (bands,)."""
-        return band_means(self.current.log(), self.edges).exp()
+        return (self.current.log() @ self.averages).exp()
 
-    def _take_in(self, components: Tensor) -> None:
-        energies = (components / self.spectrum).square().mean(0)
-        before = self.count * math.exp(-len(components) / self.memory)
+    def _take_in(self, components: Tensor) -> bool:
+        """Count a batch in; a broken one must not spoil the stream, and is not."""
+        energies = components.square().mean(0) / self.spectrum.square()
+        if not math.isfinite(float(energies.sum())):  # none of them is below zero
+            return False
+        before = float(self.count) * math.exp(-len(components) / self.memory)
         count = before + len(components)
-        if not bool(torch.isfinite(energies).all()):
-            return  # a broken batch must not spoil the stream
-        self.seen.copy_((self.seen * before + energies * len(components)) / count)
-        self.count.copy_(count)
+        self.seen.lerp_(energies, len(components) / count)
+        self.count.fill_(count)
+        return True
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""

@@ -99,12 +99,12 @@ class SpectralFilter(nn.Module):
         else:
             offset = self.gain.offset(components)
             gains = self.gain(components if offset is None else components - offset)
-            if offset is None and _all_one(gains):
-                return samples
             rest = gains[-1]
             # Written as a correction: gains of 1 leave every bit as it was.
             if offset is None:
                 changed = _differ_from_last(gains)
+                if not changed and rest == 1:
+                    return samples
                 change = components[:, :changed] * (gains[:changed] - rest)
             else:
                 change = components * (gains - rest) - gains * offset
@@ -135,13 +135,6 @@ class SpectralFilter(nn.Module):
         """What `print(model)` shows."""
         kind = "unfolded" if self.rebuild is None else "folded"
         return f"shape={self.shape}, components={self.n_components}, {kind}"
-
-
-def _all_one(gains: Tensor) -> bool:
-    """Whether nothing is scaled, so that nothing needs to be rebuilt."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    return bool((gains == 1).all())
 
 
 def _differ_from_last(gains: Tensor) -> int:

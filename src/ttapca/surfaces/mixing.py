@@ -115,6 +115,8 @@ class MixedStatistics(Surface):
 
     def weight_in(self, number: int, batch_size: int) -> float:
         """Weight of a batch in one layer, with what is known of the stream before it."""
+        if self._ends == (0.0, 0.0):
+            return 0.0
         memory = self.memory
         size: float = batch_size
         if memory is not None:
