@@ -20,7 +20,7 @@ from ttapca.layer import SpectralFilter
 from ttapca.models.network import ImageNetwork
 from ttapca.modules import device_and_dtype, find_layer
 
-LOOKED_AT = 1000  # images whose spectrum is taken
+LOOKED_AT = 500  # images whose spectrum is taken: its deviations are then known to 3 %
 PICTURES = 6
 SIGNIFICANT = 6  # digits of the numbers that are kept
 
