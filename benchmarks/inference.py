@@ -27,22 +27,23 @@ from measuring import Goal, Result, Spread, Table, ratio
 from ttapca import models
 
 COMPONENTS = 2000
-PLACES = {False: "folded", True: "unfolded"}  # by whether it works on the output
 Step = Callable[[Tensor], object]
 
-# name: method, options of `adapt`, and whether the filter works on the layer's output.
-METHODS: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "bn": ("bn", {}, False),
-    "bn, mixed statistics": ("bn", {"alpha": 0.3}, False),
-    "ttapca-relu, episodic": ("ttapca-relu", {"episodic": True}, False),
-    "ttapca-relu, online": ("ttapca-relu", {"episodic": False}, False),
-    "ttapca-exp, episodic": ("ttapca-exp", {"episodic": True}, False),
-    "ttapca-exp, online": ("ttapca-exp", {"episodic": False}, False),
-    "ttapca-relu, episodic, unfolded": ("ttapca-relu", {"episodic": True}, True),
-    "wiener, source statistics": ("wiener", {"statistics": "source"}, False),
-    "wiener, source statistics, unfolded": ("wiener", {"statistics": "source"}, True),
-    "wiener, batch statistics": ("wiener", {"statistics": "batch"}, False),
-    "wiener, mixed statistics": ("wiener", {"statistics": "mixed"}, False),
+# name: method, options of `adapt`, and the filter: `folded`, `unfolded` (on the layer's output) or
+# `float16` (folded, stored in half precision).
+METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "bn": ("bn", {}, "folded"),
+    "bn, mixed statistics": ("bn", {"alpha": 0.3}, "folded"),
+    "ttapca-relu, episodic": ("ttapca-relu", {"episodic": True}, "folded"),
+    "ttapca-relu, online": ("ttapca-relu", {"episodic": False}, "folded"),
+    "ttapca-exp, episodic": ("ttapca-exp", {"episodic": True}, "folded"),
+    "ttapca-exp, online": ("ttapca-exp", {"episodic": False}, "folded"),
+    "ttapca-relu, episodic, unfolded": ("ttapca-relu", {"episodic": True}, "unfolded"),
+    "wiener, source statistics": ("wiener", {"statistics": "source"}, "folded"),
+    "wiener, source statistics, unfolded": ("wiener", {"statistics": "source"}, "unfolded"),
+    "wiener, source statistics, float16": ("wiener", {"statistics": "source"}, "float16"),
+    "wiener, batch statistics": ("wiener", {"statistics": "batch"}, "folded"),
+    "wiener, mixed statistics": ("wiener", {"statistics": "mixed"}, "folded"),
 }
 TRAINING_MODE = "BatchNorm in training mode"
 TENT = "tent, official"
@@ -96,10 +97,11 @@ class Plain:
 
 
 def save_filters(network: nn.Module, folder: Path) -> None:
-    """One fitted filter, folded and unfolded, on disk for the processes that measure memory."""
+    """One fitted filter in all its forms, on disk for the processes that measure memory."""
     fitted = fitted_stem(network, COMPONENTS)
-    fitted.save(folder / PLACES[False])
-    unfolded(fitted, network.get_submodule("conv1")).save(folder / PLACES[True])
+    fitted.save(folder / "folded")
+    fitted.save(folder / "float16", dtype="float16")
+    unfolded(fitted, network.get_submodule("conv1")).save(folder / "unfolded")
 
 
 def noisy_images(n: int) -> Tensor:
@@ -114,7 +116,7 @@ def known(name: str) -> bool:
     return name in ("plain", TRAINING_MODE, TENT, TENT_AFTER) or METHODS[name][0] in ttapca.RECIPES
 
 
-def step(name: str, network: nn.Module, filter_of: Callable[[bool], ttapca.FittedFilter]) -> Step:
+def step(name: str, network: nn.Module, filter_of: Callable[[str], ttapca.FittedFilter]) -> Step:
     """What one method does with a batch."""
     model = copy.deepcopy(network)
     if name == "plain":
@@ -123,9 +125,8 @@ def step(name: str, network: nn.Module, filter_of: Callable[[bool], ttapca.Fitte
         return Plain(without_running_statistics(model.train()))
     if name in (TENT, TENT_AFTER):
         return OfficialTent(model, after=name == TENT_AFTER)
-    method, options, on_output = METHODS[name]
-    wants_filter = ttapca.RECIPES[method].needs_filter
-    fitted = filter_of(on_output) if wants_filter else None
+    method, options, form = METHODS[name]
+    fitted = filter_of(form) if ttapca.RECIPES[method].needs_filter else None
     return ttapca.adapt(model, method, filter=fitted, **options)
 
 
@@ -133,7 +134,7 @@ def memory_of(name: str, network_name: str, folder: Path, batch: int) -> tuple[f
     """One step in a process of its own."""
     network = models.build(network_name).eval()
 
-    take = step(name, network, lambda on_output: ttapca.load(folder / PLACES[on_output]))
+    take = step(name, network, lambda form: ttapca.load(folder / form))
     samples = noisy_images(batch)
     return measuring.timed(lambda: take(samples))[0], None
 
@@ -142,7 +143,7 @@ def names_for(network: str, batch: int) -> list[str]:
     """All methods; for a long step of the large network those that the goals speak of."""
     every = ["plain", TRAINING_MODE, TENT, TENT_AFTER, *METHODS]
     if network != "resnet20" and batch > 1:
-        skipped = ("unfolded", "-exp", "online", "batch statistics")
+        skipped = ("unfolded", "float16", "-exp", "online", "batch statistics")
         every = [name for name in every if not any(word in name for word in skipped)]
         every.remove(TENT)
     return [name for name in every if known(name)]
@@ -164,7 +165,7 @@ def resets(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
 
 def measured(options: argparse.Namespace, batch: int, folder: Path, network: nn.Module) -> dict:
     """Seconds of every round and peak memory, by method."""
-    filters = {on_output: ttapca.load(folder / name) for on_output, name in PLACES.items()}
+    filters = {path.name: ttapca.load(path) for path in folder.iterdir()}
     names = names_for(options.network, batch)
     steps = {name: step(name, network, filters.__getitem__) for name in names}
     samples = noisy_images(batch)
@@ -176,7 +177,7 @@ def measured(options: argparse.Namespace, batch: int, folder: Path, network: nn.
     seconds = measuring.interleaved(
         {name: lambda take=take: take(samples) for name, take in steps.items()},
         rounds,
-        warm=options.network == "resnet20",
+        settle=options.network == "resnet20",  # a step of the large one is long enough
     )
     memory = (
         {}
@@ -238,13 +239,14 @@ def goals(network: str, found: dict[int, dict]) -> list[Goal]:
         )
         what = f"{network}: reset, share of a step, worst method, batch of {batch}"
         out.append(Goal(what, 100 * share, f"{100 * share:.2f} %", 1, unit=" %"))
-    if 1 in found and wiener in found[1]["seconds"] and not wide:
-        each = found[1]["seconds"]
-        added = Spread.of(
-            [1000 * (one - two) for one, two in zip(each[wiener], each["plain"], strict=True)]
-        )
-        what = f"{network}: latency that closed form adds at batch 1"
-        out.append(Goal(what, added.median, f"{added.show()} ms", 3.5, unit=" ms"))
+    if 1 in found and not wide:
+        for name, what in ((wiener, "closed form"), (f"{wiener}, float16", "float16 closed form")):
+            each = found[1]["seconds"]
+            added = Spread.of(
+                [1000 * (one - two) for one, two in zip(each[name], each["plain"], strict=True)]
+            )
+            text = f"{network}: latency that {what} adds at batch 1"
+            out.append(Goal(text, added.median, f"{added.show()} ms", 3.5, unit=" ms"))
     return out
 
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ttapca.bench import machine as bench_machine
+from ttapca import memory
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -139,21 +139,21 @@ def timed(function: Function) -> tuple[float, object]:
 
 
 def interleaved(
-    functions: Mapping[str, Function], rounds: int, *, warm: bool = True
+    functions: Mapping[str, Function], rounds: int, *, settle: bool = True
 ) -> dict[str, list[float]]:
     """Seconds of each function in each round; all take their turn in every round.
 
     Args:
         functions: By name.
         rounds: How many.
-        warm: Call each once before, unmeasured.
+        settle: Begin every turn with a call that does not count, so that caches and free memory are
+            those of the function itself and not of the one before it, as when it runs on a stream.
     """
-    if warm:
-        for function in functions.values():
-            function()
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
+            if settle:
+                function()
             seconds[name].append(timed(function)[0])
     return seconds
 
@@ -189,11 +189,8 @@ def _measured(function: Timed, arguments: tuple[object, ...]) -> Measured:
 
 
 def peak_memory() -> float:
-    """Highest resident memory of this process so far, in GB.
-
-    Not that of `getrusage`: on Linux a process inherits it from the one that started it.
-    """
-    return bench_machine.peak_memory() / 1000
+    """Highest resident memory of this process so far, in GB."""
+    return memory.peak_memory() / 1000
 
 
 def machine() -> dict[str, str]:

@@ -22,8 +22,8 @@ import measuring
 import ttapca
 from common import Loader, natural_images, stem
 from measuring import Goal, Result, Spread, Table
-from ttapca.bench.machine import forget_peak_memory
 from ttapca.folding import CHUNK_NUMBERS, LinearPart
+from ttapca.memory import forget_peak_memory
 from ttapca.pca import Moments
 from ttapca.structured import dct_coefficients, dct_matrix
 

@@ -64,14 +64,15 @@ def large(n: int) -> tuple[float, Any]:
     batch = natural_images(BATCH, seed=10_000, side=SIDE).float() / 255
     batch += 0.2 * torch.randn(batch.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        plain = model(batch)
+        few = batch[:2]  # outputs are large: all of them would be most of the memory
+        plain = model(few)
         seconds = {"plain": lambda: model(batch)}
         rounds = measuring.interleaved(seconds, 7)
         attachment = ttapca.attach(model, fitted, "wiener")
         rounds |= measuring.interleaved({"filtered": lambda: model(batch)}, 7)
         attachment.detach()
         ttapca.attach(model, fitted)
-        difference = (model(batch) - plain).abs().max() / plain.abs().max()
+        difference = (model(few) - plain).abs().max() / plain.abs().max()
     return total - reading, {
         "components": fitted.n_components_,
         "filtered": Spread.of(rounds["filtered"]).median,

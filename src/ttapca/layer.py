@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ttapca.errors import ShapeError
 from ttapca.gains import Gain
 from ttapca.last_batch import LastBatch
+from ttapca.narrow import NarrowBasis
 from ttapca.structured import dct_coefficients, dct_images, dct_matrix
 
 
@@ -29,6 +30,7 @@ class SpectralFilter(nn.Module):
         shape: Of one sample, without the batch dimension; its product is d.
         gain: Gives the gains; without one, all are 1 and the filter only drops what lies outside
             its basis.
+        narrow: The same matrices in half precision, for single samples.
 
     Attributes:
         gain: The module that gives the gains, or None.
@@ -53,6 +55,7 @@ class SpectralFilter(nn.Module):
         *,
         shape: tuple[int, ...],
         gain: Gain | None = None,
+        narrow: NarrowBasis | None = None,
     ) -> None:
         super().__init__()
         self.shape = tuple(shape)
@@ -60,6 +63,7 @@ class SpectralFilter(nn.Module):
         self.register_buffer("project", project)
         self.register_buffer("rebuild", rebuild)
         self.gain = gain
+        self.narrow = narrow
         self._last = LastBatch()
 
     @property
@@ -124,10 +128,14 @@ class SpectralFilter(nn.Module):
 
     def project_centred(self, centred: Tensor) -> Tensor:
         """Components of samples without their mean, (batch, d) to (batch, components)."""
-        return centred @ self.project
+        quick = None if self.narrow is None else self.narrow.projected(centred)
+        return centred @ self.project if quick is None else quick
 
     def _add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         """Add what the first components stand for to `base`, shape (batch, d)."""
+        quick = None if self.narrow is None else self.narrow.rebuilt(components)
+        if quick is not None:
+            return base + quick
         rebuild = self.project if self.rebuild is None else self.rebuild
         return torch.addmm(base, components, rebuild[:, : components.shape[1]].T)
 

@@ -1,11 +1,10 @@
-"""What a number was measured with: versions, machine, memory."""
+"""What a number was measured with: versions and machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +13,6 @@ import torch
 
 from ttapca._version import __version__
 
-RESET_PEAK = "5"  # what Linux takes as the wish to forget a process's peak memory
-STATUS = Path("/proc/self/status")
-CLEAR = Path("/proc/self/clear_refs")
 PROCESSORS = Path("/proc/cpuinfo")
 
 
@@ -57,31 +53,6 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def forget_peak_memory() -> None:
-    """Start to measure anew, where the system can; elsewhere a peak is that of the whole run."""
-    with contextlib.suppress(OSError):
-        CLEAR.write_text(RESET_PEAK)
-
-
-def peak_memory() -> float:
-    """The highest resident memory of this process since it was forgotten, in MB.
-
-    Example:
-        >>> peak_memory() > 10
-        True
-    """
-    try:
-        for line in STATUS.read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) * 1024 / 1e6
-    except OSError:
-        pass
-    import resource  # not on Windows, which has no other way either
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 @contextlib.contextmanager

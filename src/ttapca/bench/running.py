@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 
 from ttapca.bench.cells import Outcome, Row
 from ttapca.bench.grid import Unit
-from ttapca.bench.machine import forget_peak_memory, machine, peak_memory, versions
+from ttapca.bench.machine import machine, versions
 from ttapca.bench.protocol import Measured, measure
 from ttapca.bench.results import Results
 from ttapca.bench.subject import Subject
 from ttapca.data import Images
+from ttapca.memory import forget_peak_memory, peak_memory
 
 Command = Callable[[Unit], Sequence[str]]
 LONGEST_REASON = 1000  # letters

@@ -105,8 +105,10 @@ class SpectralGains(Surface):
     def restore(self, snapshot: list[Tensor]) -> None:
         """Return to the state of a snapshot, bit for bit."""
         state = self._state()
-        super().restore(snapshot[: len(snapshot) - len(state)])
-        for value, kept in zip(state, snapshot[len(snapshot) - len(state) :], strict=True):
+        learned = len(snapshot) - len(state)
+        if learned:  # looking for parameters takes long for a single image
+            super().restore(snapshot[:learned])
+        for value, kept in zip(state, snapshot[learned:], strict=True):
             value.copy_(kept)
         if self.filter is not None and self.filter.gain is not None:
             self.filter.gain.restored()
