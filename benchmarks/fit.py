@@ -29,7 +29,7 @@ CHANNELS = 16
 OTHERS = ("exact", "randomised", "IncrementalPCA", "pca_lowrank")
 
 # (samples, side of the images, components): p = 16 side^2. The others are run where they end
-# within minutes: p x p up to 4,096, what holds all activations up to 2 GB of them.
+# within minutes: p x p up to 4,096, what holds all activations up to some 2 GB of them.
 SIZES = (
     (1_000, 8, 128),
     (5_000, 8, 128),
@@ -116,8 +116,10 @@ def can(name: str, n: int, side: int, kept: int) -> bool:
     p = CHANNELS * side * side
     if name == "exact":
         return p <= 4096 and n <= 20_000
-    if name in ("IncrementalPCA", "pca_lowrank"):
-        return n * p <= 100e6 and (name == "pca_lowrank" or n * p * kept <= 200e9)
+    if name == "pca_lowrank":
+        return n * p <= 100e6
+    if name == "IncrementalPCA":
+        return n * p * kept <= 700e9 and n <= 50_000
     return n <= 20_000 and n * p * kept <= 1e12
 
 
@@ -180,18 +182,24 @@ def accuracy() -> dict[str, float]:
     }
 
 
+def one_way(name: str, n: int, side: int, kept: int | None) -> list[dict[str, Any]]:
+    """One way at a size that is out of reach for the others."""
+    found = measuring.in_own_process(WAYS[name], n, side, kept, None)
+    return [row_of(name, n, side, kept, [found], 0.0 if name == "folded" else None)]
+
+
 def run(options: argparse.Namespace) -> Result:
     rows: list[dict[str, Any]] = []
+    done = measuring.Progress(options.to / ("fit-quick.rows" if options.quick else "fit.rows"))
     with tempfile.TemporaryDirectory() as scratch:
         for size in QUICK if options.quick else SIZES:
-            rows += one_size(*size, Path(scratch))
+            rows += done.once(str(size), lambda size=size: one_size(*size, Path(scratch)))
     if not options.quick:
-        for n, side, kept in RANDOMISED_ONLY:
-            found = measuring.in_own_process(WAYS["randomised"], n, side, kept, None)
-            rows.append(row_of("randomised", n, side, kept, [found], None))
-        found = measuring.in_own_process(WAYS["folded"], *ALL_COMPONENTS, None)
-        rows.append(row_of("folded", *ALL_COMPONENTS, [found], 0.0))
+        alone = [("randomised", *size) for size in RANDOMISED_ONLY] + [("folded", *ALL_COMPONENTS)]
+        for each in alone:
+            rows += done.once(str(each), lambda each=each: one_way(*each))
     exact = accuracy()
+    done.forget()
     return Result(
         title="Fit",
         text=(
@@ -243,7 +251,9 @@ def goals(rows: list[dict[str, Any]], exact: dict[str, float]) -> list[Goal]:
         if "IncrementalPCA" in seconds and p == 16_384:
             over = seconds["IncrementalPCA"] / seconds["folded"]
             what = f"IncrementalPCA over folded, {n:,} images, p = {p:,}, {kept:,} components"
-            out.append(Goal(what, over, f"{over:.1f}", 10 if kept > 1000 else 1, at_least=True))
+            # Its cost grows with the samples, that of the folded route hardly.
+            least = 10 if n >= 20_000 else 1
+            out.append(Goal(what, over, f"{over:.1f}", least, at_least=True))
     return out
 
 

@@ -4,7 +4,7 @@ The weights are random, which changes no time; the images have the spectrum of p
 noise, so that every filter has work to do. Every method takes its turn in every round, on its own
 copy of the network.
 
-    python benchmarks/inference.py [--network resnet20] [--batches 200 1] [--rounds 9]
+    python benchmarks/inference.py [--network resnet20] [--batches 200 1] [--rounds 15]
 """
 
 from __future__ import annotations
@@ -29,25 +29,31 @@ from ttapca import models
 COMPONENTS = 2000
 Step = Callable[[Tensor], object]
 
+TRAINING_MODE = "BatchNorm in training mode"
+TENT = "tent, official"
+TENT_AFTER = "tent, official, with a forward pass after"
+
 # name: method, options of `adapt`, and the filter: `folded`, `unfolded` (on the layer's output) or
-# `float16` (folded, stored in half precision).
-METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
+# `float16` (folded, stored in half precision); None where the library is not asked. What is
+# compared stands side by side: the speed of a shared machine drifts within a minute.
+METHODS: dict[str, tuple[str, dict[str, Any], str] | None] = {
+    "plain": None,
+    "wiener, source statistics": ("wiener", {"statistics": "source"}, "folded"),
+    "wiener, source statistics, float16": ("wiener", {"statistics": "source"}, "float16"),
+    "wiener, source statistics, unfolded": ("wiener", {"statistics": "source"}, "unfolded"),
+    "wiener, batch statistics": ("wiener", {"statistics": "batch"}, "folded"),
     "bn": ("bn", {}, "folded"),
+    "wiener, mixed statistics": ("wiener", {"statistics": "mixed"}, "folded"),
+    TRAINING_MODE: None,
     "bn, mixed statistics": ("bn", {"alpha": 0.3}, "folded"),
+    TENT: None,
+    TENT_AFTER: None,
     "ttapca-relu, episodic": ("ttapca-relu", {"episodic": True}, "folded"),
     "ttapca-relu, online": ("ttapca-relu", {"episodic": False}, "folded"),
     "ttapca-exp, episodic": ("ttapca-exp", {"episodic": True}, "folded"),
     "ttapca-exp, online": ("ttapca-exp", {"episodic": False}, "folded"),
     "ttapca-relu, episodic, unfolded": ("ttapca-relu", {"episodic": True}, "unfolded"),
-    "wiener, source statistics": ("wiener", {"statistics": "source"}, "folded"),
-    "wiener, source statistics, unfolded": ("wiener", {"statistics": "source"}, "unfolded"),
-    "wiener, source statistics, float16": ("wiener", {"statistics": "source"}, "float16"),
-    "wiener, batch statistics": ("wiener", {"statistics": "batch"}, "folded"),
-    "wiener, mixed statistics": ("wiener", {"statistics": "mixed"}, "folded"),
 }
-TRAINING_MODE = "BatchNorm in training mode"
-TENT = "tent, official"
-TENT_AFTER = "tent, official, with a forward pass after"
 
 
 def without_running_statistics(model: nn.Module) -> nn.Module:
@@ -111,11 +117,6 @@ def noisy_images(n: int) -> Tensor:
     return (images + 0.2 * noise).clamp(0, 1)
 
 
-def known(name: str) -> bool:
-    """Whether this version of the library has the method."""
-    return name in ("plain", TRAINING_MODE, TENT, TENT_AFTER) or METHODS[name][0] in ttapca.RECIPES
-
-
 def step(name: str, network: nn.Module, filter_of: Callable[[str], ttapca.FittedFilter]) -> Step:
     """What one method does with a batch."""
     model = copy.deepcopy(network)
@@ -141,12 +142,12 @@ def memory_of(name: str, network_name: str, folder: Path, batch: int) -> tuple[f
 
 def names_for(network: str, batch: int) -> list[str]:
     """All methods; for a long step of the large network those that the goals speak of."""
-    every = ["plain", TRAINING_MODE, TENT, TENT_AFTER, *METHODS]
+    every = list(METHODS)
     if network != "resnet20" and batch > 1:
         skipped = ("unfolded", "float16", "-exp", "online", "batch statistics")
         every = [name for name in every if not any(word in name for word in skipped)]
         every.remove(TENT)
-    return [name for name in every if known(name)]
+    return every
 
 
 def resets(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
@@ -173,7 +174,7 @@ def measured(options: argparse.Namespace, batch: int, folder: Path, network: nn.
     for name, take in steps.items():
         take(samples[:1] if batch == 1 else few)
         print(f"  ready: {name}", flush=True)
-    rounds = options.rounds * (5 if batch == 1 else 1)
+    rounds = options.rounds * (3 if batch == 1 else 1)
     seconds = measuring.interleaved(
         {name: lambda take=take: take(samples) for name, take in steps.items()},
         rounds,
@@ -258,7 +259,7 @@ def run(options: argparse.Namespace) -> Result:
         found = {batch: measured(options, batch, folder, network) for batch in options.batches}
     text = (
         f"{options.network} with random weights, filter of {COMPONENTS:,} components at `conv1`, "
-        f"{options.rounds} rounds (five times as many at batch 1), {torch.get_num_threads()} "
+        f"{options.rounds} rounds (three times as many at batch 1), {torch.get_num_threads()} "
         "threads; median and quartiles."
     )
     return Result(
@@ -274,7 +275,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", default="resnet20", choices=("resnet20", "wrn-28-10"))
     parser.add_argument("--batches", type=int, nargs="+", default=[200, 1])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-memory", action="store_true", help="skip the peaks of memory")
     network = parser.parse_known_args()[0].network
     measuring.command(f"inference-{network}", run, parser)

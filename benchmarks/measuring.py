@@ -218,6 +218,32 @@ def _processor() -> str:
     return platform.processor()
 
 
+class Progress:
+    """What a long benchmark has measured so far, so that it goes on where it was interrupted.
+
+    Args:
+        path: Of a file that is there only while the benchmark is under way; a line a measurement.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._done: dict[str, Any] = dict(json.loads(line) for line in lines)
+
+    def once(self, key: str, measure: Callable[[], Any]) -> Any:
+        """What was measured under this key, now or before."""
+        if key not in self._done:
+            self._done[key] = measure()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.write(json.dumps([key, self._done[key]]) + "\n")
+        return self._done[key]
+
+    def forget(self) -> None:
+        """All is done; the next run measures anew."""
+        self._path.unlink(missing_ok=True)
+
+
 def load_average() -> float:
     """Processes that wanted a core in the last minute."""
     return os.getloadavg()[0]

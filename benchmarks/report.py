@@ -84,6 +84,9 @@ def draw_growth(rows: list[dict[str, Any]], path: Path) -> None:
                     *zip(*line, strict=True), "o-", color=f"C{number}", label=way, markersize=4
                 )
         axis.set(xscale="log", yscale="log", xlabel=label)
+        sizes = sorted({row[key] for row in chosen})
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("seconds")
     handles = {

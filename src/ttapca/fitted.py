@@ -211,7 +211,7 @@ class FittedFilter:
             path: A new or empty folder, or another saved filter, which is replaced.
             dtype: How the two large matrices are stored. Half precision halves the folder; means
                 and singular values are always kept in float64. float16 is the more precise one,
-                and on a processor filters single samples in two thirds of the time.
+                and on a processor filters single samples in three quarters of the time.
 
         Raises:
             OptionError: When there is no such precision, or float16 cannot hold the numbers.
