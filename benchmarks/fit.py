@@ -119,7 +119,7 @@ def can(name: str, n: int, side: int, kept: int) -> bool:
     if name == "pca_lowrank":
         return n * p <= 100e6
     if name == "IncrementalPCA":
-        return n * p * kept <= 700e9 and n <= 50_000
+        return n * p * kept <= 700e9
     return n <= 20_000 and n * p * kept <= 1e12
 
 

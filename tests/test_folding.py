@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import DensePCA, images
-from ttapca.folding import LinearPart, is_affine
+from ttapca.folding import LinearPart, fold, fold_one_way, is_affine
+from ttapca.pca import Moments
 
 AFFINE = {
     "conv2d": (nn.Conv2d(3, 8, 3, padding=1), (3, 5, 5)),
@@ -171,3 +172,16 @@ def test_what_counts_as_affine() -> None:
     assert not is_affine(hooked)
     handle.remove()
     assert is_affine(hooked)
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv2d skips pixels"])
+def test_one_way_is_half_of_both_ways(name: str) -> None:
+    layer, shape = AFFINE[name]
+    network(layer, torch.float64)
+    linear = LinearPart(layer, shape)
+    moments = Moments(math.prod(shape)).update(images(200, shape=shape))
+    both, one = fold(moments, linear, 6), fold_one_way(moments, linear, 6)
+    signs = (both.project * one.project).sum(0).sign()
+    torch.testing.assert_close(one.project * signs, both.project)
+    torch.testing.assert_close(one.explained_variance, both.explained_variance)
+    torch.testing.assert_close(one.mean, both.mean)

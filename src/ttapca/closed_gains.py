@@ -238,7 +238,7 @@ class ClosedFormGain(Gain):
         return (self.current.log() @ self.averages).exp()
 
     def _take_in(self, components: Tensor) -> bool:
-        """Count a batch in; a broken one must not spoil the stream, and is not."""
+        """Count a batch in; a broken one must not spoil the stream, and is left out."""
         energies = components.square().mean(0) / self.spectrum.square()
         if not math.isfinite(float(energies.sum())):  # none of them is below zero
             return False
