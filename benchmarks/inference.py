@@ -140,14 +140,20 @@ def memory_of(name: str, network_name: str, folder: Path, batch: int) -> tuple[f
     return measuring.timed(lambda: take(samples))[0], None
 
 
-def names_for(network: str, batch: int) -> list[str]:
-    """All methods; for a long step of the large network those that the goals speak of."""
-    every = list(METHODS)
-    if network != "resnet20" and batch > 1:
-        skipped = ("unfolded", "float16", "-exp", "online", "batch statistics")
-        every = [name for name in every if not any(word in name for word in skipped)]
-        every.remove(TENT)
-    return every
+def rounds_for(network: str, batch: int, rounds: int) -> dict[str, int]:
+    """How often each method takes its turn.
+
+    Single images are quick. A step of the large network takes a quarter of a minute, and a minute
+    with a gradient: only what the goals speak of takes part, and gradients a third as often.
+    """
+    if batch == 1:
+        return dict.fromkeys(METHODS, 3 * rounds)
+    if network == "resnet20":
+        return dict.fromkeys(METHODS, rounds)
+    forward = ("plain", "wiener, source statistics", "bn", "wiener, mixed statistics")
+    with_gradients = (TENT_AFTER, "ttapca-relu, episodic")
+    often = dict.fromkeys((*forward, TRAINING_MODE), rounds)
+    return often | dict.fromkeys(with_gradients, max(1, rounds // 3))
 
 
 def resets(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
@@ -167,14 +173,13 @@ def resets(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
 def measured(options: argparse.Namespace, batch: int, folder: Path, network: nn.Module) -> dict:
     """Seconds of every round and peak memory, by method."""
     filters = {path.name: ttapca.load(path) for path in folder.iterdir()}
-    names = names_for(options.network, batch)
-    steps = {name: step(name, network, filters.__getitem__) for name in names}
+    rounds = rounds_for(options.network, batch, options.rounds)
+    steps = {name: step(name, network, filters.__getitem__) for name in rounds}
     samples = noisy_images(batch)
     few = samples[: max(2, batch // 20)]
     for name, take in steps.items():
         take(samples[:1] if batch == 1 else few)
         print(f"  ready: {name}", flush=True)
-    rounds = options.rounds * (3 if batch == 1 else 1)
     seconds = measuring.interleaved(
         {name: lambda take=take: take(samples) for name, take in steps.items()},
         rounds,
@@ -185,7 +190,7 @@ def measured(options: argparse.Namespace, batch: int, folder: Path, network: nn.
         if batch == 1
         else {
             name: measuring.in_own_process(memory_of, name, options.network, folder, batch).peak_gb
-            for name in names
+            for name in rounds
             if not options.no_memory
         }
     )
@@ -257,10 +262,11 @@ def run(options: argparse.Namespace) -> Result:
         folder = Path(scratch)
         save_filters(network, folder)
         found = {batch: measured(options, batch, folder, network) for batch in options.batches}
+    fewer = "" if options.network == "resnet20" else ", a third as many with gradients"
     text = (
         f"{options.network} with random weights, filter of {COMPONENTS:,} components at `conv1`, "
-        f"{options.rounds} rounds (three times as many at batch 1), {torch.get_num_threads()} "
-        "threads; median and quartiles."
+        f"{options.rounds} rounds (three times as many at batch 1{fewer}), "
+        f"{torch.get_num_threads()} threads; median and quartiles."
     )
     return Result(
         title=f"Inference: {options.network}",

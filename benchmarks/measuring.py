@@ -139,19 +139,22 @@ def timed(function: Function) -> tuple[float, object]:
 
 
 def interleaved(
-    functions: Mapping[str, Function], rounds: int, *, settle: bool = True
+    functions: Mapping[str, Function], rounds: int | Mapping[str, int], *, settle: bool = True
 ) -> dict[str, list[float]]:
     """Seconds of each function in each round; all take their turn in every round.
 
     Args:
         functions: By name.
-        rounds: How many.
+        rounds: How many, of all functions or of each; what takes long may stay away from the last.
         settle: Begin every turn with a call that does not count, so that caches and free memory are
             those of the function itself and not of the one before it, as when it runs on a stream.
     """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
+    each = rounds if isinstance(rounds, Mapping) else dict.fromkeys(functions, rounds)
+    for number in range(max(each.values())):
         for name, function in functions.items():
+            if number >= each[name]:
+                continue
             if settle:
                 function()
             seconds[name].append(timed(function)[0])
@@ -159,8 +162,8 @@ def interleaved(
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Ours over theirs, round by round."""
-    return Spread.of([one / other for one, other in zip(ours, theirs, strict=True)])
+    """Ours over theirs, round by round, as long as both take part."""
+    return Spread.of([one / other for one, other in zip(ours, theirs, strict=False)])
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "harness": ["harness.py"],
     "fit": ["fit.py"],
     "scaling": ["scaling.py"],
-    "inference-wrn-28-10": ["inference.py", "--network", "wrn-28-10", "--rounds", "3"],
+    "inference-wrn-28-10": ["inference.py", "--network", "wrn-28-10", "--rounds", "6"],
 }
 
 
