@@ -31,7 +31,7 @@ from ttapca import PCA, Moments
 from ttapca.structured import CoefficientMoments, dct_coefficients, dct_matrix, fit_channel_dct
 
 SIDE = 224
-BATCH = 32
+BATCH = 16
 KEPT = (50, 200, 500, 1000, 2000)
 COMPONENTS = 2000
 
