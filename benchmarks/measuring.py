@@ -200,8 +200,10 @@ def machine() -> dict[str, str]:
     """What the numbers depend on."""
     import torch
 
+    from ttapca.bench import machine as of_the_harness  # brings torch, which some do without
+
     return {
-        "processor": _processor(),
+        "processor": of_the_harness.machine()["cpu"],
         "cores": str(len(os.sched_getaffinity(0))),
         "threads": str(torch.get_num_threads()),
         "clock": CLOCK_NAME,
@@ -210,15 +212,6 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def _processor() -> str:
-    facts = Path("/proc/cpuinfo")
-    if facts.exists():
-        for line in facts.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 class Progress:
@@ -235,7 +228,9 @@ class Progress:
 
     def once(self, key: str, measure: Callable[[], Any]) -> Any:
         """What was measured under this key, now or before."""
-        if key not in self._done:
+        if key in self._done:
+            print(f"  {key}: measured before the interruption")
+        else:
             self._done[key] = measure()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:

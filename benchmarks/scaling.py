@@ -22,6 +22,7 @@ import measuring
 import ttapca
 from common import Loader, natural_images, stem
 from measuring import Goal, Result, Spread, Table
+from ttapca.calibration import HELD_OUT, SAMPLES
 from ttapca.folding import CHUNK_NUMBERS, LinearPart
 from ttapca.memory import forget_peak_memory
 from ttapca.pca import Moments
@@ -31,7 +32,6 @@ CHANNELS = 16
 ROUNDS = 5
 MATRICES = 6  # q x q in float64 that a folded fit holds at its peak, beside its result
 WORK = 0.1e9  # bytes: chunks of work space, and buffers of the libraries below
-HELD_OUT = 2048  # samples that the calibration measures with a basis made without them, at most
 PASSES = 6  # over the samples, beside the products: flatten, centre, add the mean
 
 
@@ -125,7 +125,7 @@ def fit_exact(rates: Rates, n: int, q: int, p: int, kept: int) -> float:
 
 def moments_and_roots(rates: Rates, n: int, size: int, kept: int) -> float:
     """What both have in common: reading, two eigendecompositions, energies of what is held out."""
-    held_out = min(n // 8, HELD_OUT)
+    held_out = min(n // HELD_OUT, SAMPLES)
     reading = (n + held_out) * size**2 / 2 / rates.moments
     energies = held_out * size * kept / rates.product
     return reading + 2 * size**3 / rates.eigh + energies
