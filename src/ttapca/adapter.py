@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self, cast, get_args
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.errors import AttachError, OptionError
+from ttapca.group_norm import make_gradients_safe
 from ttapca.guards import CollapseGuard, GuardEvent
 from ttapca.modules import restore_training_flags, training_flags
 from ttapca.movers import Mover
 from ttapca.surfaces import Surface
+from ttapca.wrapping import WrapperHandle
 
 Forgetting = Literal["episodic", "online", "continual"]
 
@@ -23,6 +26,11 @@ class Adapter(nn.Module):
 
     Calling it predicts and adapts. While it is attached, the model itself predicts with the
     adapted surfaces too; inside `disabled()` both give the untouched model's outputs, bit for bit.
+
+    Several threads may call one adapter: they take turns, since a batch changes what the next one
+    meets. That is a lock around each call, so it brings no speed; give each thread a copy
+    (`copy.deepcopy(adapted)`) to compute at once. While an adapter is attached, call the model
+    itself from one thread only.
 
     It works inside `torch.no_grad()` and `torch.inference_mode()`, and returns logits without
     gradients. Training mode plays no part: the model is put in evaluation mode, `train()` and
@@ -81,19 +89,22 @@ class Adapter(nn.Module):
         self._good: list[list[list[Tensor]]] = []  # states that a window has confirmed, or will
         self._enabled = True
         self._attached = True
+        self._turn = _Turn()
         self._flags = training_flags(model)
+        self._handles: list[WrapperHandle] = []
+        self.training = False
         done: list[Surface] = []
         try:
             for surface in surfaces:
                 surface.attach(model)
                 done.append(surface)
+            if self.mover.needs_gradients:
+                self._handles = make_gradients_safe(model)
             self.mover.bind(model, list(self.surfaces.parameters()))
+            model.eval()
         except BaseException:
-            for surface in done:
-                surface.detach()
+            self._take_away(done)
             raise
-        model.eval()
-        self.training = False
 
     @property
     def n_parameters(self) -> int:
@@ -109,7 +120,7 @@ class Adapter(nn.Module):
 
     @property
     def skipped(self) -> int:
-        """Batches whose update was skipped because its loss or gradient was not finite."""
+        """Batches with NaN or infinity in them, or in what they lead to: they change no state."""
         return self.mover.skipped
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
@@ -125,12 +136,36 @@ class Adapter(nn.Module):
         if not self._attached:
             raise AttachError("This adapter was detached. Make a new one with `ttapca.adapt`.")
         # An exported program is frozen: it predicts with the surfaces as they are now.
-        if not self._enabled or torch.compiler.is_exporting():
+        if torch.compiler.is_exporting():
             return cast(Tensor, self.model(*inputs, **options))
+        with self._turn.lock:
+            if not self._enabled:
+                return cast(Tensor, self.model(*inputs, **options))
+            return self._adapt_to(inputs, options)
+
+    def _adapt_to(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        """Predict, adapt, and see whether the batch was broken."""
         if self.forgetting == "episodic":
             self.reset()
         for surface in self._each_surface():
             surface.start_batch()
+        self.mover.start_batch()
+        skipped = self.mover.skipped
+        logits = self._predict(inputs, options)
+        if self.mover.skipped == skipped and self._is_broken(logits):
+            self.mover.skipped += 1
+        if self.mover.skipped > skipped:
+            for surface in self._each_surface():
+                surface.forget_batch()
+            self.mover.forget_batch()
+        return logits
+
+    def _is_broken(self, logits: Tensor) -> bool:
+        if any(surface.left_out for surface in self._each_surface()):
+            return True
+        return isinstance(logits, Tensor) and not bool(torch.isfinite(logits).all())
+
+    def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self.mover.needs_gradients:
             with torch.no_grad():
                 return self.mover.predict(self.model, *inputs, **options)
@@ -147,13 +182,14 @@ class Adapter(nn.Module):
 
     def reset(self) -> None:
         """Forget all adaptation: every surface returns, bit for bit, to where it started."""
-        with torch.inference_mode(False):
-            for surface in self._each_surface():
-                surface.reset()
-            self.mover.reset()
-        self._good = []
-        if self.guard is not None:
-            self.guard.forget()
+        with self._turn.lock:
+            with torch.inference_mode(False):
+                for surface in self._each_surface():
+                    surface.reset()
+                self.mover.reset()
+            self._good = []
+            if self.guard is not None:
+                self.guard.forget()
 
     def start_condition(self) -> None:
         """Say that the data change from here on: `online` adaptation forgets, `continual` not."""
@@ -162,27 +198,37 @@ class Adapter(nn.Module):
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Switch adaptation off for a while: outputs are those of the untouched model."""
-        enabled = self._enabled
-        before = [surface.enabled for surface in self._each_surface()]
-        self._enabled = False
-        for surface in self._each_surface():
-            surface.enabled = False
-        try:
-            yield
-        finally:
-            self._enabled = enabled
-            for surface, value in zip(self._each_surface(), before, strict=True):
-                surface.enabled = value
+        """Switch adaptation off for a while: outputs are those of the untouched model.
+
+        Other threads that call the adapter wait until the block is over.
+        """
+        with self._turn.lock:
+            enabled = self._enabled
+            before = [surface.enabled for surface in self._each_surface()]
+            self._enabled = False
+            for surface in self._each_surface():
+                surface.enabled = False
+            try:
+                yield
+            finally:
+                self._enabled = enabled
+                for surface, value in zip(self._each_surface(), before, strict=True):
+                    surface.enabled = value
 
     def detach(self) -> nn.Module:
         """Take everything away and return the model as it was; the adapter is of no use then."""
-        if self._attached:
-            for surface in self._each_surface():
-                surface.detach()
-            restore_training_flags(self._flags)
-            self._attached = False
+        with self._turn.lock:
+            if self._attached:
+                self._take_away(self._each_surface())
+                self._attached = False
         return self.model
+
+    def _take_away(self, surfaces: Sequence[Surface]) -> None:
+        for surface in surfaces:
+            surface.detach()
+        for handle in self._handles:
+            handle.remove()
+        restore_training_flags(self._flags)
 
     def train(self, mode: bool = True) -> Self:
         """Accept the call and change nothing: training mode is no switch here."""
@@ -217,9 +263,21 @@ class Adapter(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the mover's tensors along when the adapter is moved or cast."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.mover.apply(fn)
+        with self._turn.lock:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            self.mover.apply(fn)
         return self
+
+
+class _Turn:
+    """Holds a lock that copies and pickles do not share: each has one of its own."""
+
+    def __init__(self) -> None:
+        # Used by `with` as it is: a context manager in Python could be interrupted with it taken.
+        self.lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[type[_Turn], tuple[()]]:
+        return _Turn, ()
 
 
 def _without_inference(value: Any) -> Any:

@@ -90,6 +90,7 @@ class ClosedFormGain(Gain):
         count: Images behind them.
         current: The gains of the last call, shape (components,).
         shift: How surely the data have shifted, from 0 (as the source) to 1.
+        left_out: Whether the last batch was not taken in because it was not finite.
         relief: Tells for a number of images what part of a lost scale something else gives back,
             as BatchNorm does with statistics of the batch; `restore` is taken times the rest.
 
@@ -170,6 +171,17 @@ class ClosedFormGain(Gain):
             what: `everything`, as at first; `one batch`, the next one; `nothing`.
         """
         self._listening: Listening = what
+        self.left_out = False
+        self._before: list[Tensor] = []
+
+    @torch.no_grad()
+    def forget_batch(self) -> None:
+        """Be what it was before it heard the last `one batch`."""
+        if self._before:
+            for value, kept in zip(self.state(), self._before, strict=True):
+                value.copy_(kept)
+            self._before = []
+            self.restored()
 
     def state(self) -> list[Tensor]:
         """What a stream changes."""
@@ -195,7 +207,9 @@ class ClosedFormGain(Gain):
             return self.current.clone()
         if self._listening == "one batch":
             self._listening = "nothing"
-        if self._take_in(components):
+            self._before = [value.clone() for value in self.state()]
+        self.left_out = not self._take_in(components)
+        if not self.left_out:
             count = float(self.count)
             self._follow(self.source.batches_of(count), count)
         return self.current.clone()

@@ -1,15 +1,22 @@
-"""What GroupNorm leaves of the mean and variance of every channel, over source data.
+"""GroupNorm: its channels over source data, and a way round a fault of torch's.
 
-BatchNorm layers remember both. GroupNorm layers normalise each image by itself and remember
-nothing, so that nothing at test time says whether a channel has moved. Fitting a filter therefore
-measures them on some of the source images, with the network run to its end.
+BatchNorm layers remember the mean and variance of every channel. GroupNorm layers normalise each
+image by itself and remember nothing, so that nothing at test time says whether a channel has moved.
+Fitting a filter therefore measures them on some of the source images, with the network run to its
+end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
+
+from ttapca.wrapping import Wrapper, WrapperHandle, wrap_forward
 
 # So many images are measured in any case, and one in so many after them: fitting reads many more
 # images than a mean and a variance need, and runs only a part of the network on them.
@@ -98,3 +105,46 @@ class _Measurement:
 
     def __call__(self, layer: nn.GroupNorm, args: tuple[Tensor, ...]) -> None:
         self._watch.add(self._path, normalised_groups(layer, args[0]))
+
+
+class _Contiguous(Wrapper):
+    """Gives a GroupNorm layer images whose channels lie in one piece, where gradients are taken."""
+
+    def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
+        """Run the layer; the name of the argument is that of torch's own."""
+        return forward(input.contiguous() if torch.is_grad_enabled() else input)
+
+
+def make_gradients_safe(model: nn.Module) -> list[WrapperHandle]:
+    """Keep a process alive that takes gradients through GroupNorm.
+
+    Torch's backward pass of GroupNorm on a CPU ends the process where images are laid out with
+    their channels last (seen in torch 2.13); so the layers get a copy laid out as usual.
+
+    Args:
+        model: Any module; one without GroupNorm is left as it is.
+
+    Returns:
+        Handles to take this away again.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
+        >>> handles = make_gradients_safe(model)
+        >>> x = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
+        >>> model(x).sum().backward()
+        >>> for handle in handles:
+        ...     handle.remove()
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
+    return [wrap_forward(layer, _Contiguous()) for layer in layers]
+
+
+@contextmanager
+def safe_gradients(model: nn.Module) -> Iterator[None]:
+    """The same for a while."""
+    handles = make_gradients_safe(model)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -54,6 +54,12 @@ class Mover:
     def reset(self) -> None:
         """Forget: optimiser, running averages."""
 
+    def start_batch(self) -> None:
+        """Hear that a batch follows."""
+
+    def forget_batch(self) -> None:
+        """Let a batch that was broken leave no mark."""
+
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Give the logits for one batch, and move.
 
@@ -166,9 +172,11 @@ class Stepper(Mover):
         optimizer: Makes the optimiser; Adam by default.
         steps: Steps on each batch.
         logits: From `before` or `after` the update.
+        seed: Of what the method draws; a reset draws the same again.
 
     Attributes:
         start: Where the parameters started, for a method that says `remembers_start`.
+        generator: For what the method draws: a broken batch draws nothing.
     """
 
     needs_gradients = True
@@ -181,12 +189,16 @@ class Stepper(Mover):
         optimizer: OptimizerFactory | None = None,
         steps: int = 1,
         logits: Logits = "after",
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.steps = check_steps(steps)
         self.logits = check_logits(logits)
         self.descent = Descent(optimizer)
         self.start: list[Tensor] = []
+        self.seed = seed
+        self.generator = torch.Generator().manual_seed(seed)
+        self._drawn = self.generator.get_state()
 
     def __repr__(self) -> str:
         """One line for a person."""
@@ -200,8 +212,17 @@ class Stepper(Mover):
             self.start = [parameter.detach().clone() for parameter in parameters]
 
     def reset(self) -> None:
-        """Forget the optimiser's state."""
+        """Forget the optimiser's state, and draw from the start again."""
         self.descent.reset()
+        self.generator.manual_seed(self.seed)
+
+    def start_batch(self) -> None:
+        """Keep what was drawn so far."""
+        self._drawn = self.generator.get_state()
+
+    def forget_batch(self) -> None:
+        """Draw for the next batch what was drawn for this one."""
+        self.generator.set_state(self._drawn)
 
     def tensors(self) -> list[Tensor]:
         """The optimiser's state, and the start."""
@@ -224,6 +245,7 @@ class GradientSteps(Stepper):
         steps: Steps on each batch.
         logits: Returned from the forward pass `before` the last update, as TENT does, or from one
             more `after` it, as in the paper.
+        seed: Of what the method draws.
     """
 
     def __init__(
@@ -233,8 +255,9 @@ class GradientSteps(Stepper):
         optimizer: OptimizerFactory | None = None,
         steps: int = 1,
         logits: Logits = "after",
+        seed: int = 0,
     ) -> None:
-        super().__init__(optimizer=optimizer, steps=steps, logits=logits)
+        super().__init__(optimizer=optimizer, steps=steps, logits=logits, seed=seed)
         self.objective = objective
 
     def reset(self) -> None:

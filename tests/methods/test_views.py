@@ -5,7 +5,7 @@ import torch
 from torch import Generator, nn
 
 from oracles import images
-from ttapca.methods.exchanging import exchanged
+from ttapca.methods.exchanging import with_values
 from ttapca.methods.views import CROP, GENTLE, Jitter, mixed_views
 
 X = images(40, shape=(3, 16, 12))
@@ -82,11 +82,13 @@ def test_mixtures_stay_near_and_differ() -> None:
 
 def test_exchanged_values_come_back_however_it_ends() -> None:
     weight, value = nn.Parameter(torch.ones(2)), torch.zeros(2)
-    with exchanged([weight], [value]):
+
+    def gradient_inside() -> torch.Tensor:
         assert torch.equal(weight, torch.zeros(2))
-        (gradient,) = torch.autograd.grad((weight**2 + weight).sum(), weight)
-    assert torch.equal(gradient, torch.ones(2))
-    with pytest.raises(RuntimeError, match="size"), exchanged([weight], [value]):
-        weight @ torch.ones(3)
+        return torch.autograd.grad((weight**2 + weight).sum(), weight)[0]
+
+    assert torch.equal(with_values([weight], [value], gradient_inside), torch.ones(2))
+    with pytest.raises(RuntimeError, match="size"):
+        with_values([weight], [value], lambda: weight @ torch.ones(3))
     assert torch.equal(weight, torch.ones(2))
     assert torch.equal(value, torch.zeros(2))

@@ -12,16 +12,17 @@ and y is the prediction.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from ttapca.errors import OptionError
 from ttapca.fitted import AnyGain
-from ttapca.methods.exchanging import copies_of, exchanged
+from ttapca.methods.exchanging import copies_of, with_values
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.methods.views import Jitter, check_count, check_images
 from ttapca.movers import DEFAULT_LEARNING_RATE, Logits, OptimizerFactory, Run, Stepper, adam
@@ -47,7 +48,7 @@ class TeacherAndStudent(Stepper):
         threshold: Mean confidence of the source below which it is.
         momentum: m, how much of the teacher stays at each step.
         restore: p, the part of the student's weights that returns to the source at each step.
-        seed: Of views and restoring; a reset draws the same again.
+        seed: Of views and restoring.
 
     Attributes:
         teacher: Its values, one tensor for each parameter of the student.
@@ -68,7 +69,7 @@ class TeacherAndStudent(Stepper):
         restore: float = 0.01,
         seed: int = 0,
     ) -> None:
-        super().__init__(optimizer=optimizer, steps=steps, logits=logits)
+        super().__init__(optimizer=optimizer, steps=steps, logits=logits, seed=seed)
         parts = (("threshold", threshold), ("momentum", momentum), ("restore", restore))
         for name, value in parts:
             if not 0 <= value <= 1:
@@ -78,9 +79,7 @@ class TeacherAndStudent(Stepper):
         self.threshold = threshold
         self.momentum = momentum
         self.restore = restore
-        self.seed = seed
         self.teacher: list[Tensor] = []
-        self._generator = Generator().manual_seed(seed)
 
     def __repr__(self) -> str:
         """One line for a person."""
@@ -95,7 +94,6 @@ class TeacherAndStudent(Stepper):
         """Begin again: the teacher is the source, the optimiser fresh, the draws the same."""
         super().reset()
         self.teacher = copies_of(self.start)
-        self._generator.manual_seed(self.seed)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Ask the teacher, and let the student learn from it.
@@ -115,34 +113,36 @@ class TeacherAndStudent(Stepper):
             return run(views, *further, **options)
 
         for _ in range(self.steps):
-            draws = self._generator.get_state()
             target = self._target(images, forward)
             gradients = self.descent.gradients(consistency(forward(images), target))
             if gradients is None:
                 self.skipped += 1
-                self._generator.set_state(draws)  # a skipped batch leaves no mark
                 return target
             self.descent.move(gradients)
             self.updates += 1
             self._follow()
         if self.logits == "before":
             return target
-        with torch.no_grad(), exchanged(self.descent.parameters, self.teacher):
-            return forward(images)
+        with torch.no_grad():
+            return with_values(
+                self.descent.parameters, self.teacher, functools.partial(forward, images)
+            )
 
     @torch.no_grad()
     def _target(self, images: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
         """What the teacher says, of the images or on average of their views."""
         parameters = self.descent.parameters
-        with exchanged(parameters, self.start):
-            confidence = forward(images).softmax(1).amax(1).mean()
-        with exchanged(parameters, self.teacher):
-            if not confidence < self.threshold:
-                return forward(images)
-            total = forward(self.jitter(images, self._generator))
-            for _ in range(self.views - 1):
-                total = total + forward(self.jitter(images, self._generator))
-            return total / self.views
+        of_source = with_values(parameters, self.start, functools.partial(forward, images))
+        if not of_source.softmax(1).amax(1).mean() < self.threshold:
+            return with_values(parameters, self.teacher, functools.partial(forward, images))
+        views = functools.partial(self._mean_over_views, images, forward)
+        return with_values(parameters, self.teacher, views)
+
+    def _mean_over_views(self, images: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
+        total = forward(self.jitter(images, self.generator))
+        for _ in range(self.views - 1):
+            total = total + forward(self.jitter(images, self.generator))
+        return total / self.views
 
     @torch.no_grad()
     def _follow(self) -> None:
@@ -151,7 +151,7 @@ class TeacherAndStudent(Stepper):
         for teacher, student, source in zip(self.teacher, students, self.start, strict=True):
             teacher.mul_(self.momentum).add_(student, alpha=1 - self.momentum)
             if self.restore:
-                draws = torch.rand(student.shape, generator=self._generator)
+                draws = torch.rand(student.shape, generator=self.generator)
                 returns = (draws < self.restore).to(student.device)
                 student.copy_(torch.where(returns, source, student))
 

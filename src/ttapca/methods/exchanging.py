@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ttapca.wrapping import Result, surely
 
-@contextmanager
-def exchanged(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Iterator[None]:
-    """Let values take the place of the parameters' own, and give those back however it ends.
 
-    Nothing is copied: parameter and value trade their memory. A gradient must be taken inside if
-    the forward pass was run inside, outside if outside.
+def with_values(
+    parameters: Sequence[nn.Parameter], values: Sequence[Tensor], run: Callable[[], Result]
+) -> Result:
+    """Run something while values take the place of the parameters' own.
+
+    Nothing is copied: a parameter uses the memory of its value meanwhile. The parameters have their
+    own values again however it ends, also by an interrupt. A gradient must be taken inside if the
+    forward pass was run inside, outside if outside.
 
     Args:
         parameters: Adapted parameters.
-        values: One for each, of the same shape; what is done to a parameter inside is done to its
-            value.
+        values: One for each, of the same shape.
+        run: What to run.
+
+    Returns:
+        What it returned.
 
     Example:
         >>> weight = nn.Parameter(torch.tensor([1.0]))
-        >>> with exchanged([weight], [torch.tensor([5.0])]):
-        ...     print(weight.item())
+        >>> with_values([weight], [torch.tensor([5.0])], weight.item)
         5.0
         >>> weight.item()
         1.0
     """
-    _trade(parameters, values)
-    try:
-        yield
-    finally:
-        _trade(parameters, values)
+    own = [parameter.data for parameter in parameters]
+
+    def exchanged() -> Result:
+        _set(parameters, [value.data for value in values])
+        return run()
+
+    return surely(exchanged, then=functools.partial(_set, parameters, own))
 
 
-def _trade(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.data, value.data = value.data, parameter.data
+def _set(parameters: Sequence[nn.Parameter], data: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, data, strict=True):
+        parameter.data = value
 
 
 def copies_of(parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ttapca.errors import OptionError
 from ttapca.fitted import AnyGain
@@ -39,7 +39,7 @@ class MarginalEntropySteps(Stepper):
         logits: From `after` the update, or from `before`: the source's own.
         views: How many.
         flip: Whether half of them are mirrored; not for what means something else then, as digits.
-        seed: Of the views; a reset draws the same ones again.
+        seed: Of the views.
     """
 
     remembers_start = True
@@ -54,20 +54,15 @@ class MarginalEntropySteps(Stepper):
         flip: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__(optimizer=optimizer or sgd(LEARNING_RATE), steps=steps, logits=logits)
+        super().__init__(
+            optimizer=optimizer or sgd(LEARNING_RATE), steps=steps, logits=logits, seed=seed
+        )
         self.views = check_count("views", views)
         self.flip = flip
-        self.seed = seed
-        self._generator = Generator().manual_seed(seed)
 
     def __repr__(self) -> str:
         """One line for a person."""
         return f"{super().__repr__()}, views={self.views}"
-
-    def reset(self) -> None:
-        """Forget the optimiser's state, and draw from the start again."""
-        super().reset()
-        self._generator.manual_seed(self.seed)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Adapt to and predict each image.
@@ -88,16 +83,21 @@ class MarginalEntropySteps(Stepper):
         def forward(views: Tensor) -> Tensor:
             return run(views, *further, **options)
 
-        return torch.cat([self._adapt_to(image, forward) for image in images.unsqueeze(1)])
+        logits = torch.cat([self._adapt_to(image, forward) for image in images.unsqueeze(1)])
+        self._forget_image()
+        return logits
 
-    def _adapt_to(self, image: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
+    def _forget_image(self) -> None:
         put_back(self.descent.parameters, self.start)
         self.descent.reset()
+
+    def _adapt_to(self, image: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
+        self._forget_image()
         if self.logits == "before":
             with torch.no_grad():
                 before = forward(image)
         for _ in range(self.steps):
-            views = mixed_views(image, self.views, self._generator, flip=self.flip)
+            views = mixed_views(image, self.views, self.generator, flip=self.flip)
             gradients = self.descent.gradients(marginal_entropy(forward(views)))
             if gradients is None:
                 self.skipped += 1

@@ -93,7 +93,7 @@ class EnsembledSteps(GradientSteps):
         stepping: Stepping,
     ) -> None:
         clipped = functools.partial(soft_likelihood_ratio, clip=LARGEST_PROBABILITY)
-        super().__init__(clipped, **stepping)
+        super().__init__(clipped, **stepping, seed=seed)
         if not 0.0 < momentum <= 1.0:
             raise OptionError(
                 "`momentum`, the weight of the adapted weights in the ensemble with the source, is "
@@ -106,15 +106,12 @@ class EnsembledSteps(GradientSteps):
         self.prior_correction = prior_correction
         self.mean: Tensor | None = None
         self._views = views
-        self._seed = seed
-        self._generator = torch.Generator().manual_seed(seed)
         self._next_mean: Tensor | None = None
 
     def reset(self) -> None:
         """Forget the optimiser's moments, the mean prediction and how far the draws went."""
         super().reset()
         self.mean = None
-        self._generator.manual_seed(self._seed)
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
         """The weighted loss of a batch, with one more forward pass for the views."""
@@ -142,7 +139,7 @@ class EnsembledSteps(GradientSteps):
                 "Views are made of images of shape (batch, channels, height, width); found "
                 f"{tuple(images.shape)}. Switch them off with `consistency=False`."
             )
-        return self._views(images, self._generator)
+        return self._views(images, self.generator)
 
     def moved(self) -> None:
         """Take the batch into the mean prediction, and pull the weights to the source."""

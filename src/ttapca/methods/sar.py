@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ttapca.errors import OptionError
 from ttapca.fitted import AnyGain
-from ttapca.methods.exchanging import exchanged, put_back
+from ttapca.methods.exchanging import put_back, with_values
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.movers import (
     DEFAULT_LEARNING_RATE,
@@ -120,13 +120,11 @@ class SharpnessAwareSteps(Stepper):
         if first is None:
             self.skipped += 1
             return False
-        with exchanged(self.descent.parameters, self._probe(first)):
-            nearby = softmax_entropy(again())[reliable]
-            kept = nearby[nearby < limit]
-            if not len(kept) and torch.isfinite(nearby).all():
-                return False
-            loss = kept.mean()
-            second = self.descent.gradients(loss)
+        there = functools.partial(self._at_probe, again, reliable, limit)
+        found = with_values(self.descent.parameters, self._probe(first), there)
+        if found is None:
+            return False
+        loss, second = found
         if second is None:
             self.skipped += 1
             return False
@@ -134,6 +132,17 @@ class SharpnessAwareSteps(Stepper):
         self.updates += 1
         self._watch(float(loss.detach()))
         return True
+
+    def _at_probe(
+        self, again: Callable[[], Tensor], reliable: Tensor, limit: float
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None] | None:
+        """Loss and gradients where the parameters are now; None where no sample is reliable."""
+        nearby = softmax_entropy(again())[reliable]
+        kept = nearby[nearby < limit]
+        if not len(kept) and torch.isfinite(nearby).all():
+            return None
+        loss = kept.mean()
+        return loss, self.descent.gradients(loss)
 
     def _probe(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
         """The parameters at the highest point within the radius, to first order."""

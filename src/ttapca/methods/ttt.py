@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from ttapca.catching import stopped_at
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
@@ -42,7 +42,7 @@ class RotationSteps(Stepper):
         steps: Steps on each batch.
         logits: From `after` the update, or from `before`.
         rotations: `all`: each image in all four; `random`: each in one.
-        seed: Of the random rotations; a reset draws the same again.
+        seed: Of the random rotations.
     """
 
     def __init__(
@@ -56,14 +56,12 @@ class RotationSteps(Stepper):
         rotations: Rotations = "all",
         seed: int = 0,
     ) -> None:
-        super().__init__(optimizer=optimizer or sgd(), steps=steps, logits=logits)
+        super().__init__(optimizer=optimizer or sgd(), steps=steps, logits=logits, seed=seed)
         if rotations not in get_args(Rotations):
             raise OptionError(f"`rotations` is one of all, random; found {rotations!r}.")
         self.head = head
         self.split = split
         self.rotations: Rotations = rotations
-        self.seed = seed
-        self._generator = Generator().manual_seed(seed)
         self._model: nn.Module | None = None
         self._checked = False
 
@@ -76,11 +74,6 @@ class RotationSteps(Stepper):
         find_layer(model, self.split)
         super().bind(model, parameters)
         self._model = model
-
-    def reset(self) -> None:
-        """Forget the optimiser's state, and draw from the start again."""
-        super().reset()
-        self._generator.manual_seed(self.seed)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Step on the rotations of the batch, and predict it.
@@ -103,14 +96,12 @@ class RotationSteps(Stepper):
             with torch.no_grad():
                 before = forward(images)
         for _ in range(self.steps):
-            draws = self._generator.get_state()
             rotated, labels = self._rotated(images)
             loss = F.cross_entropy(self._answers(rotated, forward), labels)
             self._check_reach(loss)
             gradients = self.descent.gradients(loss)
             if gradients is None:
                 self.skipped += 1
-                self._generator.set_state(draws)  # a skipped batch leaves no mark
                 break
             self.descent.move(gradients)
             self.updates += 1
@@ -123,7 +114,7 @@ class RotationSteps(Stepper):
         rotated, labels = four_rotations(images)
         if self.rotations == "all":
             return rotated, labels
-        chosen = torch.randint(4, (len(images),), generator=self._generator).to(labels.device)
+        chosen = torch.randint(4, (len(images),), generator=self.generator).to(labels.device)
         index = chosen * len(images) + torch.arange(len(images), device=labels.device)
         return rotated[index], chosen
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ttapca.data import Images
 from ttapca.errors import NotEnoughDataError, TrainingError
+from ttapca.group_norm import safe_gradients
 from ttapca.models.averaging import AveragedWeights
 from ttapca.models.evaluation import Progress, evaluate
 from ttapca.models.rotation import RotationNetwork, frozen_statistics, published_name, turn
@@ -100,7 +101,8 @@ class Training:
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._torch_state)
-            totals = self._train_epoch(progress or (lambda batches: batches))
+            with safe_gradients(self.network):
+                totals = self._train_epoch(progress or (lambda batches: batches))
             self._torch_state = torch.get_rng_state()
         images = self.steps_an_epoch * self.options.batch_size
         turned = isinstance(self.network, RotationNetwork)

@@ -30,6 +30,14 @@ class Surface(nn.Module):
         """Hear that a batch follows, which may take several forward passes."""
 
     @property
+    def left_out(self) -> bool:
+        """Whether the batch was kept out of a stream because it held NaN or infinity."""
+        return False
+
+    def forget_batch(self) -> None:
+        """Undo what the passes since `start_batch` changed by themselves: the batch was broken."""
+
+    @property
     def enabled(self) -> bool:
         """Whether the surface acts; set it to switch."""
         return self._enabled

@@ -69,13 +69,11 @@ class BatchNormStatistics(MixedStatistics):
                 "Batch statistics need BatchNorm layers with running statistics; the model has "
                 "none. Choose a method that does without them."
             )
-        self.take_over([(layer, _forward) for layer in layers])
+        self.take_over([(layer, _normalise) for layer in layers])
 
 
-def _forward(layer: _BatchNorm, surface: BatchNormStatistics, number: int, x: Tensor) -> Tensor:
+def _normalise(layer: _BatchNorm, surface: BatchNormStatistics, number: int, x: Tensor) -> Tensor:
     """What a BatchNorm layer runs while the surface is attached."""
-    if not surface.enabled:
-        return type(layer).forward(layer, x)
     alpha = surface.weight_in(number, len(x))
     if alpha == 0.0:
         return F.batch_norm(

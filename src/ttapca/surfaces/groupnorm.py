@@ -12,8 +12,8 @@ from ttapca.errors import AttachError
 from ttapca.group_norm import normalised_groups
 from ttapca.modules import device_and_dtype, find_layer
 from ttapca.surfaces.mixing import (
-    Forward,
     MixedStatistics,
+    Normalise,
     normalised,
 )
 from ttapca.surfaces.spectral import SpectralGains
@@ -58,7 +58,7 @@ class GroupNormStatistics(MixedStatistics):
 
     def attach(self, model: nn.Module) -> None:
         """Take over the GroupNorm layers whose statistics are known."""
-        layers: list[tuple[nn.Module, Forward]] = []
+        layers: list[tuple[nn.Module, Normalise]] = []
         for path, statistics in self._source.items():
             layer = find_layer(model, path)
             if not isinstance(layer, nn.GroupNorm) or layer.num_channels != statistics.shape[1]:
@@ -67,17 +67,17 @@ class GroupNormStatistics(MixedStatistics):
                     f"channels at `{path}`; found {layer}. Fit it on this network."
                 )
             here = statistics.to(device_and_dtype(layer, model)[0])
-            layers.append((layer, functools.partial(_forward, here)))
+            layers.append((layer, functools.partial(_normalise, here)))
         self.take_over(layers)
 
 
-def _forward(
+def _normalise(
     source: Tensor, layer: nn.GroupNorm, surface: GroupNormStatistics, number: int, x: Tensor
-) -> Tensor:
+) -> Tensor | None:
     """What a GroupNorm layer runs while the surface is attached."""
-    alpha = surface.weight_in(number, len(x)) if surface.enabled else 0.0
+    alpha = surface.weight_in(number, len(x))
     if alpha == 0.0:
-        return type(layer).forward(layer, x)
+        return None
     precise = normalised_groups(layer, x.to(torch.promote_types(x.dtype, torch.float32)))
     source_mean, source_var = source.to(precise)
     moments = mixed(alpha, surface.moments_of(precise, number), (source_mean, source_var))

@@ -6,17 +6,19 @@ to Distribution Shift by Confidence Maximization and Input Transformation" (2021
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
-from torch.utils.hooks import RemovableHandle
 
 from ttapca.errors import AttachError, OptionError, ShapeError
 from ttapca.modules import device_and_dtype, map_first_tensor
 from ttapca.surfaces.base import Surface
+from ttapca.wrapping import Wrapper, WrapperHandle, surely, wrap_forward, wrappers_of
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -58,14 +60,14 @@ class InputTransform(Surface):
         self.width = width
         self.seed = seed
         self.residual: nn.Module = nn.Identity()
-        self._depth = 0
-        self._handles: list[RemovableHandle] = []
+        self._inside = False  # of a forward pass of the model
+        self._handle: WrapperHandle | None = None
 
     def attach(self, model: nn.Module) -> None:
         """Make the transformation, as the identity, and put it in front of the model."""
-        if self._handles:
+        if self._handle is not None:
             raise AttachError("A surface goes on one model; this one is attached already.")
-        if any(isinstance(hook, _Before) for hook in model._forward_pre_hooks.values()):
+        if any(isinstance(wrapper, _Transformed) for wrapper in wrappers_of(model)):
             raise AttachError(
                 "A model has one input transformation; something has put one in front already. "
                 "Call `detach()` on what did first."
@@ -78,17 +80,17 @@ class InputTransform(Surface):
         self.scale = nn.Parameter(one.repeat(channels))
         self.shift = nn.Parameter(torch.zeros_like(self.scale))
         self.remember()
-        self._handles = [
-            model.register_forward_pre_hook(_Before(self), with_kwargs=True),
-            # Also called when the forward pass fails: the count of nested passes must be right.
-            model.register_forward_hook(_After(self), always_call=True),
-        ]
+        self._handle = wrap_forward(model, _Transformed(self))
 
     def detach(self) -> None:
         """Take the transformation away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def start_batch(self) -> None:
+        """Begin outside of any pass, whatever an earlier call was cut off by."""
+        self._leave()
 
     def forward(self, images: Tensor) -> Tensor:
         """Transform a batch.
@@ -116,40 +118,34 @@ class InputTransform(Surface):
         numbers = sum(parameter.numel() for parameter in self.parameters())
         return f"input transformation: {numbers:,} numbers"
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        """Transform the first tensor among the arguments; nested passes of the model do it once."""
-        self._depth += 1
-        if self._depth > 1 or not self._enabled:
-            return None
-        return map_first_tensor(self, args, kwargs)
+    def run_transformed(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a forward pass on transformed images; nested passes transform nothing again."""
+        if self._inside or not self._enabled:
+            return forward(*args, **kwargs)
+        return surely(functools.partial(self._enter, forward, args, kwargs), then=self._leave)
 
-    def leave(self) -> None:
-        """Count a pass of the model that is over."""
-        self._depth -= 1
+    def _enter(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self._inside = True
+        args, kwargs = map_first_tensor(self, args, kwargs)
+        return forward(*args, **kwargs)
 
-
-class _Before:
-    """Hook: before the forward pass."""
-
-    def __init__(self, surface: InputTransform) -> None:
-        self.surface = surface
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any] | None:
-        del module
-        return self.surface.enter(args, kwargs)
+    def _leave(self) -> None:
+        self._inside = False
 
 
-class _After:
-    """Hook: after the forward pass, however it ended."""
+class _Transformed(Wrapper):
+    """Runs the model on transformed images."""
 
     def __init__(self, surface: InputTransform) -> None:
         self.surface = surface
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        del module, args, output
-        self.surface.leave()
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run one pass."""
+        return self.surface.run_transformed(forward, args, kwargs)
 
 
 def _channels_of(model: nn.Module) -> int:

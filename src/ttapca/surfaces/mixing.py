@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +13,11 @@ from ttapca.errors import AttachError, OptionError
 from ttapca.surfaces.base import Surface
 from ttapca.surfaces.spectral import SpectralGains
 from ttapca.surfaces.streams import ChannelMoments, ChannelStreams
+from ttapca.wrapping import Wrapper, WrapperHandle, is_replaced, wrap_forward
 
-# Takes a layer, the surface, the layer's number, and the layer's input.
-Forward = Callable[[Any, Any, int, Tensor], Tensor]
+# The normalisation of one layer: given the layer, the surface, the layer's number and its input.
+# None where the layer's own will do.
+Normalise = Callable[[Any, Any, int, Tensor], Tensor | None]
 
 # From so many numbers on, `quick_moments` is quicker than BatchNorm in training mode.
 LARGE = 2**18
@@ -66,33 +67,36 @@ class MixedStatistics(Surface):
         self._follow = (follow,)  # in a tuple: not a part of this surface
         self.prior = prior
         self._layers: list[nn.Module] = []
+        self._handles: list[WrapperHandle] = []
         self._streams = ChannelStreams()
 
-    def take_over(self, layers: Sequence[tuple[nn.Module, Forward]]) -> None:
-        """Let layers run something else than their own `forward`.
+    def take_over(self, layers: Sequence[tuple[nn.Module, Normalise]]) -> None:
+        """Let layers normalise by something else than their own `forward`.
 
         Args:
-            layers: In the order of the model, each with what it runs.
+            layers: In the order of the model, each with its normalisation.
         """
         if self._layers:
             raise AttachError("A surface goes on one model; this one is attached already.")
         for layer, _ in layers:
-            if "forward" in vars(layer):
+            if is_replaced(layer):
                 raise AttachError(
                     "A normalisation layer takes one set of statistics; something has taken over a "
                     f"{type(layer).__name__} of this model already. Call `detach()` on what did "
                     "first."
                 )
-        for number, (layer, forward) in enumerate(layers):
-            # Shadowing `forward` on the instance leaves buffers, keys and hooks as they are, and
-            # is undone by deleting it. A hook could only compute the output a second time.
-            layer.forward = functools.partial(forward, layer, self, number)
+        # A hook could only compute the output a second time.
+        self._handles = [
+            wrap_forward(layer, _Normalised(normalise, layer, self, number))
+            for number, (layer, normalise) in enumerate(layers)
+        ]
         self._layers = [layer for layer, _ in layers]
 
     def detach(self) -> None:
         """Give every layer its own normalisation back."""
-        for layer in self._layers:
-            del layer.forward
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
         self._layers = []
 
     @property
@@ -104,6 +108,10 @@ class MixedStatistics(Surface):
     def start_batch(self) -> None:
         """Hear that a batch follows."""
         self._streams.start_batch()
+
+    def forget_batch(self) -> None:
+        """Go on from what was known before the batch."""
+        self._streams.forget_batch()
 
     def snapshot(self) -> list[Tensor]:
         """What is known of the stream."""
@@ -159,6 +167,27 @@ class MixedStatistics(Surface):
         """What `print(adapter)` shows."""
         prior = "" if self.prior is None else f", prior={self.prior}"
         return f"alpha={self.alpha}{prior}, layers={len(self._layers)}"
+
+
+class _Normalised(Wrapper):
+    """Runs a layer with the statistics of a surface, while that is switched on."""
+
+    replaces = True
+
+    def __init__(
+        self, normalise: Normalise, layer: nn.Module, surface: MixedStatistics, number: int
+    ) -> None:
+        self.normalise = normalise
+        self.layer = layer
+        self.surface = surface
+        self.number = number
+
+    def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
+        """Normalise a batch; the name of the argument is that of torch's own layers."""
+        output = None
+        if self.surface.enabled:
+            output = self.normalise(self.layer, self.surface, self.number, input)
+        return forward(input) if output is None else output
 
 
 def normalised(

@@ -59,6 +59,16 @@ class SpectralGains(Surface):
         if self.closed_form is not None:
             self.closed_form.listens_to("one batch")
 
+    @property
+    def left_out(self) -> bool:
+        """Whether closed-form gains kept the batch out."""
+        return self.closed_form is not None and self.closed_form.left_out
+
+    def forget_batch(self) -> None:
+        """Let closed-form gains be what they were before the batch."""
+        if self.closed_form is not None:
+            self.closed_form.forget_batch()
+
     def detach(self) -> None:
         """Take the filter away."""
         if self._attachment is not None:

@@ -84,6 +84,10 @@ class ChannelStreams:
         self._heard = set()
         self._begun |= self._asked
 
+    def forget_batch(self) -> None:
+        """Let the batch have no part in what follows."""
+        self._present = {}
+
     def goes_on(self, layer: int) -> bool:
         """Whether this layer has been asked so for an earlier batch of the same stream."""
         self._asked.add(layer)

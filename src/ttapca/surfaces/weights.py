@@ -7,16 +7,17 @@ costs nothing. A reset copies the originals again: no second snapshot is kept.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.hooks import RemovableHandle
 
 from ttapca.errors import AttachError
 from ttapca.surfaces.base import Surface
+from ttapca.wrapping import Wrapper, WrapperHandle, surely, wrap_forward, wrappers_of
 
 # Where a parameter lives: the module that owns it, and its name there.
 Place = tuple[nn.Module, str]
@@ -39,12 +40,11 @@ class Weights(Surface):
         self._what = what
         self._places: list[list[Place]] = []  # tied weights: one copy, several places
         self._originals: list[Tensor] = []  # while the copies stand in for them
-        self._depth = 0
-        self._handles: list[RemovableHandle] = []
+        self._handle: WrapperHandle | None = None
 
     def attach(self, model: nn.Module) -> None:
         """Copy the chosen parameters and let the copies stand in for them."""
-        if self._handles:
+        if self._handle is not None:
             raise AttachError("A surface goes on one model; this one is attached already.")
         places = self._select(model)
         if not places:
@@ -52,7 +52,7 @@ class Weights(Surface):
                 f"This method moves the {self._what}; the model has none. Choose a method that "
                 "moves something else."
             )
-        if any(isinstance(hook, _StandIn) for hook in model._forward_pre_hooks.values()):
+        if any(isinstance(wrapper, _WithCopies) for wrapper in wrappers_of(model)):
             raise AttachError(
                 "A model's weights have one stand-in; something has taken them over already. Call "
                 "`detach()` on what did first."
@@ -64,37 +64,44 @@ class Weights(Surface):
         self.copies = nn.ParameterList(
             nn.Parameter(original.detach().clone()) for original in by_original
         )
-        self._handles = [
-            model.register_forward_pre_hook(_StandIn(self)),
-            # Also called when the forward pass fails: the originals must come back.
-            model.register_forward_hook(_StepBack(self), always_call=True),
-        ]
+        self._handle = wrap_forward(model, _WithCopies(self))
 
     def detach(self) -> None:
         """Let the originals be all there is."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self.step_back()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def start_batch(self) -> None:
+        """Begin with the originals in place, whatever an earlier call was cut off by."""
+        self.step_back()
 
     @torch.no_grad()
     def reset(self) -> None:
         """Copy the originals again."""
+        self.step_back()
         for copy, original in zip(self.copies, self._in_place(), strict=True):
             copy.copy_(original)
 
-    def stand_in(self) -> None:
-        """Put the copies in place; nested forward passes of the model do it once."""
-        self._depth += 1
-        if self._depth == 1 and self._enabled:
-            self._originals = self._in_place()
-            if self.copies[0].device != self._originals[0].device:
-                self.to(self._originals[0].device)  # the model was moved without its adapter
-            self._put(self.copies)
+    def run_with_copies(self, forward: Callable[[], Any]) -> Any:
+        """Run a forward pass in which the copies stand in; nested passes find them there."""
+        if self._originals or not self._enabled:
+            return forward()
+        return surely(functools.partial(self._stand_in, forward), then=self.step_back)
+
+    def _stand_in(self, forward: Callable[[], Any]) -> Any:
+        originals = self._in_place()
+        if self.copies[0].device != originals[0].device:
+            self.to(originals[0].device)  # the model was moved without its adapter
+        # Remembered before the first copy is put in place: from here on there is a way back.
+        self._originals = originals
+        self._put(self.copies)
+        return forward()
 
     def step_back(self) -> None:
-        """Put the originals back."""
-        self._depth -= 1
-        if self._depth == 0 and self._originals:
+        """Put the originals back, if the copies are in their places."""
+        if self._originals:
             self._put(self._originals)
             self._originals = []
 
@@ -112,26 +119,15 @@ class Weights(Surface):
         return f"{self._what}: {sum(copy.numel() for copy in self.copies):,} numbers"
 
 
-class _StandIn:
-    """Hook: before the forward pass."""
+class _WithCopies(Wrapper):
+    """Runs the model with copies of its weights."""
 
     def __init__(self, surface: Weights) -> None:
         self.surface = surface
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        del module, args
-        self.surface.stand_in()
-
-
-class _StepBack:
-    """Hook: after the forward pass, however it ended."""
-
-    def __init__(self, surface: Weights) -> None:
-        self.surface = surface
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        del module, args, output
-        self.surface.step_back()
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run one pass."""
+        return self.surface.run_with_copies(functools.partial(forward, *args, **kwargs))
 
 
 class NormAffine(Weights):

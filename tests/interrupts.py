@@ -1,0 +1,67 @@
+"""Run an adapter, interrupted by SIGINT at random moments, and look at the model after each.
+
+    python tests/interrupts.py METHOD COUNT SEED
+
+The signals come from a second process, as Ctrl-C does. Prints `COUNT interrupts survived`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import torch
+
+import ttapca
+from oracles import assert_same_picture, images, options_of, picture_of, small_convnet
+
+# Sends one signal for each line that it reads: after so many seconds.
+SENDER = """
+import os, signal, sys, time
+for line in sys.stdin:
+    time.sleep(float(line))
+    os.kill(int(sys.argv[1]), signal.SIGINT)
+"""
+
+
+def main(method: str, count: int, seed: int) -> None:
+    torch.set_num_threads(1)
+    # A process that was started in the background ignores SIGINT, and so do its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    model, x = small_convnet(), images(12, seed=8)
+    needs_filter = ttapca.RECIPES[method].needs_filter
+    given = {"filter": ttapca.fit(model, "conv1", images(150), 20)} if needs_filter else {}
+    before = picture_of(model)
+    adapter = ttapca.adapt(model, method, **given, **options_of(method))
+    attached, expected = picture_of(model), adapter(x)
+    draw = random.Random(seed)
+    sender = subprocess.Popen(
+        [sys.executable, "-c", SENDER, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        text=True,
+        preexec_fn=os.setsid,  # the sender is not interrupted with its target
+    )
+    try:
+        for _ in range(count):
+            try:
+                sender.stdin.write(f"{draw.uniform(0, 0.01)}\n")
+                sender.stdin.flush()
+                while True:
+                    adapter(x)
+            except KeyboardInterrupt:
+                pass
+            assert_same_picture(attached, picture_of(model))
+            assert torch.equal(adapter(x), expected)
+    finally:
+        sender.kill()
+        sender.wait()
+    adapter.detach()
+    assert_same_picture(before, picture_of(model))
+    sys.stdout.write(f"{count} interrupts survived\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
