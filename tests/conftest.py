@@ -1,6 +1,20 @@
+"""What all tests begin with: nothing of what the process that started them happened to leave."""
+
 from __future__ import annotations
+
+import os
+import signal
 
 import torch
 
 # The matrices of these tests are small: a second thread costs more than it brings.
 torch.set_num_threads(1)
+
+# A process that is started in the background, or by nohup, ignores SIGINT or SIGHUP, and so do its
+# children; tests that press Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# How wide and colourful output is, and where data lie, is what a test says.
+for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTAPCA_HOME"):
+    os.environ.pop(name, None)

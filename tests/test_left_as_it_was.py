@@ -294,7 +294,8 @@ for method in sys.argv[1:]:
 for parameter in (model := group_norm_net()).parameters():
     parameter.requires_grad_()
 digits = read_digits("train")
-colour = Images(digits.images[:64, :6, :6].repeat(3, 3), digits.labels[:64] % 5, digits.class_names[:5])
+pixels, labels = digits.images[:64, :6, :6].repeat(3, 3), digits.labels[:64] % 5
+colour = Images(pixels, labels, digits.class_names[:5])
 Training(model, colour, colour, TrainingOptions(epochs=1, padding=1, batch_size=32)).run_epoch()
 sys.stdout.write("survived")
 """

@@ -16,7 +16,7 @@ import ttapca
 from oracles import images, left_untouched, small_convnet
 from ttapca.data import read_digits, to_tensor
 from ttapca.errors import AttachError, OptionError
-from ttapca.models import digits_network
+from ttapca.models import load
 from ttapca.surfaces import BatchNormStatistics, SpectralGains
 
 DATA = images(400)
@@ -355,7 +355,7 @@ def test_an_old_filter_says_what_to_do(model: nn.Module, tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[nn.Module, ttapca.FittedFilter, Tensor, Tensor]:
-    model = digits_network(epochs=12, seed=0)
+    model = load("digits-small-cnn")
     fitted = ttapca.fit(model, "conv1", to_tensor(read_digits("train").images))
     test = read_digits("test")
     return model, fitted, to_tensor(test.images), torch.from_numpy(test.labels)

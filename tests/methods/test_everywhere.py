@@ -12,7 +12,7 @@ import ttapca
 from oracles import images, left_untouched, required_options, small_convnet
 from ttapca.data import read_digits, to_tensor
 from ttapca.errors import AttachError, ShapeError
-from ttapca.models import digits_network
+from ttapca.models import load
 
 SHAPE = (3, 6, 6)
 DATA = images(150)
@@ -102,7 +102,7 @@ def uses_batch_statistics(adapter: ttapca.Adapter) -> bool:
 @pytest.fixture(scope="module")
 def world() -> tuple[nn.Module, ttapca.FittedFilter, Tensor, Tensor]:
     """The demo's network and noisy digits."""
-    model = digits_network(epochs=12, seed=0)
+    model = load("digits-small-cnn")
     train, test = read_digits("train"), read_digits("test")
     fitted = ttapca.fit(model, "conv1", to_tensor(train.images), 40)
     generator = torch.Generator().manual_seed(0)

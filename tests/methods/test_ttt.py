@@ -17,7 +17,6 @@ from oracles import (
     rotation_head,
     small_convnet,
 )
-from ttapca.cli import app as command_line
 from ttapca.data import read_digits, to_tensor
 from ttapca.errors import AttachError, LayerNotFoundError, LayerOutputError, OptionError, ShapeError
 from ttapca.methods.ttt import four_rotations
@@ -212,11 +211,9 @@ def test_models_that_do_not_run_in_order() -> None:
     assert adapter(X).shape == (12, 2)  # what takes no part stays where it is
 
 
-def test_with_a_head_that_was_trained_jointly(tmp_path) -> None:
-    """What `ttapca train --rotation-head` leaves is what the method takes."""
-    words = ["train", "digits", "small-cnn", "--to", str(tmp_path / "run"), "--epochs", "15"]
-    assert command_line.run([*words, "--rotation-head", "conv2"]) == 0
-    twofold = load_rotation(tmp_path / "run" / "weights.safetensors")
+def test_with_a_head_that_was_trained_jointly() -> None:
+    """What `ttapca train --rotation-head` left, once: the packaged network of the digits."""
+    twofold = load_rotation("digits-small-cnn-rotation")
     digits = to_tensor(read_digits("test").images)[:100]
     adapter = ttapca.adapt(
         twofold.network, "ttt", head=twofold.head, split=twofold.split, episodic=False, steps=5

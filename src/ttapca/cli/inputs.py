@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttapca.cli.home import cache_root
-from ttapca.cli.reporting import StepReporter
 from ttapca.data.loading import DIGITS, load
 from ttapca.errors import OptionError
 
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
 
     from ttapca.data import Images, Split
     from ttapca.models import EpochRecord, Normalisation
+
+# The network that is meant where the digits themselves are named as one.
+DIGITS_NETWORK = "digits-small-cnn"
 
 DataArgument = Annotated[
     str, typer.Argument(metavar="DATA", help="cifar10, cifar100, digits, or a path to images.")
@@ -44,7 +46,7 @@ ModelArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A packaged network, a file of weights, digits-small-cnn, or package.module:factory.",
+        help="A packaged network, a file of weights, or package.module:factory.",
     ),
 ]
 ModelOption = Annotated[
@@ -100,7 +102,6 @@ class ModelChoice:
             assumed: The normalisation where neither the user nor the file says one.
         """
         from ttapca import models
-        from ttapca.models.digits_network import DIGITS_NETWORK, training_steps
         from ttapca.models.factories import is_factory
 
         if is_factory(self.name):
@@ -108,13 +109,9 @@ class ModelChoice:
             network = users_factory(self.name)
             return models.load_weights(network, self.weights) if self.weights else network.eval()
         self._refuse("weights")
-        if self.name in (DIGITS_NETWORK, DIGITS):
-            self._refuse("architecture", "normalise", "mean", "std")
-            folder = cache_root() / "models" / DIGITS_NETWORK
-            with StepReporter(f"{DIGITS_NETWORK}, trained once", training_steps()) as progress:
-                return models.digits_network(folder, progress=progress)
         stated = self.normalisation() or assumed
-        return models.load(self.name, self.architecture, normalisation=stated)
+        name = DIGITS_NETWORK if self.name == DIGITS else self.name
+        return models.load(name, self.architecture, normalisation=stated)
 
     def normalisation(self) -> str | Normalisation | None:
         """What was said about it, if anything."""

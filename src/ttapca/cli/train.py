@@ -48,6 +48,10 @@ def train(
         str | None,
         typer.Option(metavar="MODULE:FACTORY", help="A network of your own, instead."),
     ] = None,
+    normalise: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="none, half, cifar10, ... (default: measured)."),
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 25,
     batch_size: Annotated[int, typer.Option(help="Images a step.")] = 128,
     peak: Annotated[float, typer.Option(help="The highest learning rate.")] = 0.2,
@@ -102,7 +106,7 @@ def train(
         channels_last=channels_last,
         seed=seed,
     )
-    network, description = _network(architecture, model, images, rotation_head, seed)
+    network, description = _network(architecture, model, images, normalise, rotation_head, seed)
     fingerprint = images.fingerprint()
     if fingerprint == test.fingerprint():  # a path to one set of images serves as both
         typer.echo("train: no test split, so accuracy is that of the training images", err=True)
@@ -112,11 +116,17 @@ def train(
 
 
 def _network(
-    architecture: str | None, factory: str | None, images: Images, split: str | None, seed: int
+    architecture: str | None,
+    factory: str | None,
+    images: Images,
+    normalise: str | None,
+    split: str | None,
+    seed: int,
 ) -> tuple[nn.Module, dict[str, Any]]:
     import torch
 
     from ttapca import models
+    from ttapca.models.network import find_normalisation
 
     if (architecture is None) == (factory is None):
         raise OptionError(
@@ -129,7 +139,10 @@ def _network(
     network: nn.Module
     description: dict[str, Any] = {"classes": len(images.class_names), "input_shape": input_shape}
     if architecture is not None:
-        normalisation = models.normalisation_of(images)
+        if normalise is None:
+            normalisation = models.normalisation_of(images)
+        else:
+            normalisation = find_normalisation(normalise)
         network = models.build(
             architecture,
             classes=len(images.class_names),
@@ -142,6 +155,8 @@ def _network(
             "normalisation": dataclasses.asdict(normalisation),
         }
     else:
+        if normalise is not None:
+            raise OptionError("--normalise has no meaning for a network of your own.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = users_factory(str(factory))

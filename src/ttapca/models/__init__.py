@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from ttapca.models.architectures import ARCHITECTURES, Architecture, build
 from ttapca.models.augmentation import Augmentation
-from ttapca.models.digits_network import digits_network
 from ttapca.models.evaluation import Evaluation, evaluate, expected_calibration_error
 from ttapca.models.layers import LayerFacts, LayerTable, describe_layers
 from ttapca.models.loading import load, load_rotation, load_weights, packaged
@@ -43,7 +42,6 @@ __all__ = [
     "add_rotation_head",
     "build",
     "describe_layers",
-    "digits_network",
     "evaluate",
     "expected_calibration_error",
     "load",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from ttapca.disk import make_folder, replace_file
 from ttapca.errors import TrainingError
 from ttapca.models.evaluation import Evaluation, Progress, evaluate
 from ttapca.models.loading import load
+from ttapca.models.network import NORMALISATIONS
 from ttapca.models.runs import LOG, WEIGHTS, read_history
 from ttapca.models.weight_files import SAFETENSORS, Weights, read_weights, write_weights
 
@@ -85,6 +87,7 @@ def command_of(description: Mapping[str, Any]) -> str:
         ...             "training": {"epochs": 3, "flip": False}})
         'ttapca train digits small-cnn --epochs 3 --no-flip --to DIR'
     """
+    named = {dataclasses.astuple(value): name for name, value in NORMALISATIONS.items()}
     words = ["ttapca train", description["data"]["name"], description["architecture"]]
     for option, value in description["training"].items():
         flag = option.replace("_", "-")
@@ -94,6 +97,10 @@ def command_of(description: Mapping[str, Any]) -> str:
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             words.append(f"--{flag} {value}")
+    given = description.get("normalisation", {"mean": (), "std": ()})
+    name = named.get((tuple(given["mean"]), tuple(given["std"])))
+    if name is not None:  # others are those of the training images
+        words.append(f"--normalise {name}")
     if description.get("rotation_split"):
         words.append(f"--rotation-head {description['rotation_split']}")
     return " ".join([*words, "--to DIR"])
