@@ -20,8 +20,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fuzz.runner import BAD, GOOD, Outcome, Runner  # noqa: E402
-from fuzz.targets import all_targets  # noqa: E402
+from fuzz.runner import BAD, GOOD, Outcome, Runner
+from fuzz.targets import all_targets
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Ways to damage a file, each decided by a `random.Random`: a seed gives the same damage anywhere."""
+"""Ways to damage a file. A `random.Random` decides: a seed gives the same damage anywhere."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ _VALUE, _KEY = "\N{SNOWMAN}value", "\N{SNOWMAN}key"
 
 
 def mutate_json(content: bytes, random: Random) -> bytes:
-    """Change what a JSON text says and keep it JSON: types, sizes, nesting, missing and double keys.
+    """Change what a JSON text says: types, sizes, nesting, missing keys. It stays JSON.
 
     Text that is no JSON is damaged as bytes.
     """

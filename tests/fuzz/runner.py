@@ -31,7 +31,7 @@ class Outcome:
         seed: What decided the damage.
         kind: `data`: it was read. `refused`: an error of the library that names the file.
             `unnamed`: one that does not. `raw`: any other error. `hang`: more than ten seconds of
-            processor time. `crash`: the process ended. `memory`: more than 1.5 GB, or the wish for it.
+            processor time. `crash`: the process ended. `memory`: over 1.5 GB, or asked for it.
         detail: The traceback, or how the process ended.
     """
 

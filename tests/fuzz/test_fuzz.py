@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from fuzz.runner import BAD, Runner
 from fuzz.targets import all_targets
 
