@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,13 @@ from ttapca.errors import (
     DataNotFoundError,
     OptionError,
     ShapeError,
+    TtapcaError,
     did_you_mean,
 )
 
 Split = Literal["train", "test"]
+MAX_JSON_BYTES = 16 << 20
+MAX_REASON = 300  # characters of a parser's own message
 
 
 def check_split(split: str) -> Split:
@@ -47,7 +51,10 @@ def check_split(split: str) -> Split:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Say which file an error is about.
+    """Say which file an error is about, whatever went wrong inside.
+
+    Parsers of other people's formats fail in any way that Python knows: `struct.error`,
+    `IndexError`, `NotImplementedError`, ... Here they all become one error that names the file.
 
     Args:
         path: The file or folder being read.
@@ -76,6 +83,68 @@ def reading(path: Path) -> Iterator[None]:
         raise DataNotFoundError(f"{path} does not exist.") from error
     except OSError as error:
         raise DataFormatError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except MemoryError as error:
+        raise DataFormatError(f"{path} needs more memory than there is.") from error
+    except TtapcaError:
+        raise
+    except Exception as error:
+        reason = str(error)[:MAX_REASON] or type(error).__name__
+        raise DataFormatError(
+            f"{path} cannot be read: {reason}. It is damaged or of another kind; get it again."
+        ) from error
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Read a whole file that is known to be small.
+
+    Args:
+        path: The file.
+        limit: Bytes that it may have.
+
+    Returns:
+        Its content.
+
+    Raises:
+        DataNotFoundError: It is not there.
+        DataFormatError: It is larger, or cannot be read.
+
+    Example:
+        >>> read_bytes(Path("nowhere"), 1000)
+        Traceback (most recent call last):
+        ttapca.errors.DataNotFoundError: nowhere does not exist.
+    """
+    with reading(path):
+        size = path.stat().st_size
+        if size > limit:
+            raise DataFormatError(f"{path} is larger than {limit:,} bytes; found {size:,}.")
+        return path.read_bytes()
+
+
+def read_json(path: Path) -> Any:
+    """Read a small JSON file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        What it says.
+
+    Raises:
+        DataNotFoundError: It is not there.
+        DataFormatError: It is no JSON, or more than 16 MB of it.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "labels.json"
+        >>> _ = path.write_text("[3, 8]")
+        >>> read_json(path)
+        [3, 8]
+    """
+    content = read_bytes(path, MAX_JSON_BYTES)
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataFormatError(f"{path} is not readable JSON: {error}.") from error
 
 
 def make_images(
