@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -61,7 +61,7 @@ def _options() -> argparse.Namespace:
 
 def _table(outcomes: list[Outcome]) -> Table:
     counts = Counter((outcome.target, outcome.kind) for outcome in outcomes)
-    table = Table("target", "files", *GOOD, *BAD)
+    table = Table(Column("target", no_wrap=True), "files", *GOOD, *BAD)
     for target in dict.fromkeys(outcome.target for outcome in outcomes):
         row = [counts[target, kind] for kind in (*GOOD, *BAD)]
         table.add_row(target, *(str(count or "") for count in (sum(row), *row)))

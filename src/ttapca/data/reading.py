@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.data.images import Images, numbered_classes
+from ttapca.data.images import MAX_CLASSES, Images, numbered_classes
 from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
@@ -147,6 +147,33 @@ def read_json(path: Path) -> Any:
         raise DataFormatError(f"{path} is not readable JSON: {error}.") from error
 
 
+def check_labels(path: Path, labels: Any) -> list[int]:
+    """Refuse what is no list of class numbers.
+
+    Args:
+        path: Where it comes from.
+        labels: What was found there.
+
+    Returns:
+        The same list.
+
+    Raises:
+        DataFormatError: It is no list, or something in it is no number that a label can be.
+
+    Example:
+        >>> check_labels(Path("test_batch"), [3, 8])
+        [3, 8]
+    """
+    if not isinstance(labels, list):
+        raise DataFormatError(f"{path}: labels must be a list; found {type(labels).__name__}.")
+    for label in labels:
+        if type(label) is not int or not 0 <= label < MAX_CLASSES:
+            raise DataFormatError(
+                f"{path}: labels must be integers from 0 up; found {str(label)[:MAX_REASON]!r}."
+            )
+    return labels
+
+
 def make_images(
     path: Path,
     images: NDArray[np.uint8],
@@ -176,5 +203,9 @@ def make_images(
     with reading(path):
         if labels.dtype.kind not in "iu":
             raise DataFormatError(f"Labels must be integers; found {labels.dtype}.")
+        if not images.size:
+            raise DataFormatError(f"There must be an image to read; found shape {images.shape}.")
+        if labels.shape == images.shape[:1]:  # any other shape is refused before it costs memory
+            labels = labels.astype(np.int64)
         names = numbered_classes(labels) if class_names is None else class_names
-        return Images(images, labels.astype(np.int64), names)
+        return Images(images, cast("NDArray[np.int64]", labels), names)
