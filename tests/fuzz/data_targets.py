@@ -357,19 +357,19 @@ GZIPS = (
 TARGETS = [
     Target("cifar10-binary", partial(make_binary, CIFAR10_BINARY), read_train_and_test),
     Target("cifar100-binary", partial(make_binary, CIFAR100_BINARY), read_train_and_test),
-    Target("cifar10-python2", make_python2, lambda path: use(load(path)), PICKLES),
+    Target("cifar10-of-python-2", make_python2, lambda path: use(load(path)), PICKLES),
     *(
         Target(
-            f"{version.folder.removesuffix('-batches-py')}-{protocol}",
+            f"{name}-{protocol}",
             partial(make_python, version, protocol),
             lambda path: use(load(path)),
             PICKLES,
         )
-        for version, protocol in (
-            (CIFAR100_PYTHON, 0),
-            (CIFAR100_PYTHON, 2),
-            (CIFAR10_PYTHON, 4),
-            (CIFAR100_PYTHON, 5),
+        for name, version, protocol in (
+            ("cifar100-python", CIFAR100_PYTHON, 0),
+            ("cifar100-python", CIFAR100_PYTHON, 2),
+            ("cifar10-python", CIFAR10_PYTHON, 4),
+            ("cifar100-python", CIFAR100_PYTHON, 5),
         )
     ),
     Target(

@@ -205,7 +205,7 @@ def make_images(
             raise DataFormatError(f"Labels must be integers; found {labels.dtype}.")
         if not images.size:
             raise DataFormatError(f"There must be an image to read; found shape {images.shape}.")
+        names = numbered_classes(labels) if class_names is None else class_names
         if labels.shape == images.shape[:1]:  # any other shape is refused before it costs memory
             labels = labels.astype(np.int64)
-        names = numbered_classes(labels) if class_names is None else class_names
         return Images(images, cast("NDArray[np.int64]", labels), names)
