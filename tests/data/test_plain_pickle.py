@@ -149,6 +149,12 @@ ATTACKS = {
         array_of(ONE, dtype_of(b"u1") + b"(K\x03U\x01|NNNK\x09K\x09K\x00tb", TWO_BYTES),
         "TypeError: only an array and its type have a state",
     ),
+    # The array below has the type already; with a longer item it would reach past its bytes.
+    "a type changed under its array": (
+        array_of(b"(K\x02t", dtype_of(b"S1", size=b"K\x01") + b"q\x07", TWO_BYTES)[:-1]
+        + b"h\x07(K\x03U\x01|NNNJ\x40\x42\x0f\x00J\x01\x00\x00\x00K\x00tb\x86.",
+        "TypeError: only an array and its type have a state",
+    ),
     "a type of no size": (array_of(ONE, dtype_of(b"S0"), b"U\x00"), "`S0` is not plain numbers"),
     "a type of unknown order": (array_of(ONE, dtype_of(b"u1", b"x"), TWO_BYTES), "another size or"),
     "no type": (array_of(ONE, b"N", TWO_BYTES), "must be made of bytes and a type"),
@@ -159,6 +165,16 @@ ATTACKS = {
     "6 GB from a tuple": (
         array_of(b"(J" + BILLION + b"K\x06t", BYTE, b"(K\x00t"),
         "must be made of bytes and a type",
+    ),
+    "3 GB from the shape of an empty array": (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(J"
+        + BILLION
+        + b"K\x03tU\x01btR.",
+        "an array or a name where a value belongs",
+    ),
+    "3 GB from a call of the array's type": (
+        b"cnumpy\nndarray\n((J" + BILLION + b"K\x03tcnumpy\ndtype\n(U\x02u1tRtR.",
+        "TypeError: an array is not made by its type",
     ),
     "fewer elements than bytes": (array_of(ONE, BYTE, TWO_BYTES), "as many bytes; found 2"),
     "a product past 64 bits": (
@@ -183,7 +199,7 @@ ATTACKS = {
     "a number of a million digits": (b"L" + b"9" * 10**6 + b"L\n.", "more than 100 digits"),
     "a float of a million digits": (b"F" + b"9" * 10**6 + b"\n.", "more than 100 digits"),
     "a number of a million bytes": (b"\x80\x02\x8b" + bytes(10**6) + b".", "opcode 0x8b"),
-    "lists a million deep": (
+    "lists a hundred thousand deep": (
         b"\x80\x02" + b"](" * 10**5 + b"e" * 10**5 + b".",
         "more than 100 deep",
     ),

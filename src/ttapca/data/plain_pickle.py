@@ -272,6 +272,7 @@ class _Interpreter:
     def reduce(self) -> None:
         name, arguments = self.last(2)
         makers: dict[str, Callable[..., Any]] = {
+            "ndarray": _no_array,
             "dtype": _begin_dtype,
             "array": _begin_array,
             "array of a buffer": _array,
@@ -341,6 +342,10 @@ def _array(raw: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
             f"an array of shape {shape} and type {dtype} must have as many bytes; found {len(raw)}"
         )
     return np.ndarray(shape, dtype, raw, order="F" if order == "F" else "C")
+
+
+def _no_array(*_: Any) -> None:
+    raise TypeError("an array is not made by its type")
 
 
 def _no_bytes(*size: Any) -> bytes:
