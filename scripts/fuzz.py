@@ -41,10 +41,11 @@ def main() -> int:
             outcomes.append(runner.run(name, f"{prefix}{name}:{number}"))
     console.print(_table(outcomes))
     bad = [outcome for outcome in outcomes if outcome.kind in BAD]
-    for outcome in bad if options.number is not None else bad[: options.show]:
+    for outcome in bad[: options.show]:
         console.print(f"{outcome.seed} {outcome.kind}: {outcome.headline}", markup=False)
-        if options.number is not None:
-            console.print(outcome.detail, markup=False)
+    if options.number is not None:
+        for outcome in outcomes:
+            console.print(f"\n{outcome.seed} {outcome.kind}\n{outcome.detail}", markup=False)
     return 1 if bad else 0
 
 

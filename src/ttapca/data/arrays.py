@@ -29,6 +29,7 @@ SMALL_BYTES = 100_000_000
 MAX_RATIO = 100
 CHUNK_BYTES = 1 << 20
 SHOWN_NAMES = 20
+NO_OBJECTS = "Files with pickled objects are refused; a truncated one must be fetched again."
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,9 @@ def map_npy(path: Path) -> NDArray[Any]:
         >>> map_npy(path).tolist()
         [0, 1, 2]
     """
-    with reading(path):
+    with reading(path, "is not a plain `.npy` array", NO_OBJECTS):
         with path.open("rb") as file:
-            head = file.read(HEADER_BYTES)
-        try:
-            layout = _layout(head, path.stat().st_size)
-        except Exception as error:  # numpy's parser of headers fails in many ways
-            raise DataFormatError(
-                f"{path} is not a plain `.npy` array: {error}. Files with pickled objects are "
-                "refused; a truncated one must be fetched again."
-            ) from error
+            layout = _layout(file.read(HEADER_BYTES), path.stat().st_size)
         if not layout.size:  # there is no map of nothing
             return np.empty(layout.shape, layout.dtype)
         return np.memmap(path, layout.dtype, "r", layout.offset, layout.shape, layout.order)
@@ -101,42 +95,39 @@ def read_npz_arrays(
         >>> read_npz_arrays(path, ["labels"])["labels"].tolist()
         [0, 1, 2]
     """
-    with reading(path):
+    with reading(path, "is not a plain `.npz` archive", NO_OBJECTS):
         with path.open("rb") as file:
             if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
-                raise DataFormatError(f"{path} is a single array, not an `.npz` archive.")
-        try:
-            with zipfile.ZipFile(path) as archive:
-                found = _members(archive)
-                wanted = [*names, *(name for name in optional if name in found)]
-                return {name: _read_member(archive, _find(found, name)) for name in wanted}
-        except Exception as error:  # zipfile and its decompressors fail in many ways
-            raise DataFormatError(f"{path} is not a plain `.npz` archive: {error}.") from error
+                raise DataFormatError("It is a single array, not an `.npz` archive.")
+        with zipfile.ZipFile(path) as archive:
+            found = _members(archive)
+            wanted = [*names, *(name for name in optional if name in found)]
+            return {name: _read_member(archive, _find(found, name)) for name in wanted}
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     infos = archive.infolist()
     if len(infos) > MAX_MEMBERS:
-        raise DataFormatError(f"it has more than {MAX_MEMBERS} members")
+        raise ValueError(f"it has more than {MAX_MEMBERS} members")
     return {info.filename.removesuffix(".npy"): info for info in infos}
 
 
 def _find(members: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
     if name not in members:
-        there = ", ".join(ascii(each)[1:-1] for each in list(members)[:SHOWN_NAMES])
+        there = ", ".join(ascii(each)[1:-1] for each in list(members)[:SHOWN_NAMES]) or "none"
         raise DataFormatError(
-            f"there is no array `{name}`.{did_you_mean(name, members)} There are: {there or 'none'}"
+            f"There is no array `{name}`.{did_you_mean(name, members)} There are: {there}."
         )
     return members[name]
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise DataFormatError(f"`{info.filename}` is compressed in another way than numpy does")
+        raise ValueError(f"`{info.filename}` is compressed in another way than numpy does")
     there = archive.fp.seek(0, io.SEEK_END) if archive.fp is not None else 0
     packed = min(info.compress_size, there)  # the archive may lie about that as well
     if info.file_size > max(SMALL_BYTES, MAX_RATIO * packed):
-        raise DataFormatError(
+        raise ValueError(
             f"`{info.filename}` would unpack from {packed:,} to {info.file_size:,} bytes, more "
             f"than {MAX_RATIO} times as much, as no images do"
         )
@@ -144,7 +135,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any
         head = member.read(HEADER_BYTES)
         layout = _layout(head, info.file_size)
         if layout.offset + layout.size != info.file_size:
-            raise DataFormatError(f"`{info.filename}` is longer than its array")
+            raise ValueError(f"`{info.filename}` is longer than its array")
         raw = np.empty(layout.size, np.uint8)
         _fill(raw.data, head[layout.offset :], member)
     return np.ndarray(layout.shape, layout.dtype, raw.data, order=layout.order)
@@ -166,15 +157,15 @@ def _layout(head: bytes, there: int) -> _Layout:
     version = npy.read_magic(stream)
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     if version not in readers:
-        raise DataFormatError(f"its format has the version {version}; 1.0 and 2.0 are known")
+        raise ValueError(f"its format has the version {version}; 1.0 and 2.0 are known")
     shape, fortran, dtype = readers[version](stream)
     if dtype.kind not in PLAIN_KINDS or not dtype.itemsize:
-        raise DataFormatError(f"it holds {dtype.kind!r} items, not numbers or text")
+        raise ValueError(f"it holds {dtype.kind!r} items, not numbers or text")
     if len(shape) > MAX_AXES or min(shape, default=0) < 0:
-        raise DataFormatError("its shape is not one of an array")
+        raise ValueError("its shape is not one of an array")
     size = math.prod(shape) * dtype.itemsize
     if stream.tell() + size > there:
-        raise DataFormatError(
+        raise ValueError(
             f"it is cut short: shape {shape} of {dtype} takes {size:,} bytes, and "
             f"{there - stream.tell():,} are there"
         )

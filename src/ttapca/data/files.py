@@ -178,17 +178,16 @@ def read_picture(path: Path, size: int | tuple[int, int] | None = None) -> NDArr
     """
     from PIL import Image
 
-    with reading(path):
-        content = path.open("rb")
-        try:
-            with content, Image.open(content, formats=PICTURE_FORMATS) as file:
-                if file.width * file.height > MAX_PIXELS:
-                    raise DataFormatError(
-                        f"it has {file.width:,} x {file.height:,} pixels, more than {MAX_PIXELS:,}"
-                    )
-                picture = file.convert("RGB")
-        except Exception as error:  # Pillow's readers fail in many ways
-            raise DataFormatError(f"{path} is not a readable picture: {error}.") from error
+    with (
+        reading(path, "is not a readable picture"),
+        path.open("rb") as file,
+        Image.open(file, formats=PICTURE_FORMATS) as opened,
+    ):
+        if opened.width * opened.height > MAX_PIXELS:
+            raise ValueError(
+                f"it has {opened.width:,} x {opened.height:,} pixels, more than {MAX_PIXELS:,}"
+            )
+        picture = opened.convert("RGB")
         return np.asarray(picture if size is None else _resized(picture, size), np.uint8)
 
 

@@ -22,6 +22,7 @@ from ttapca.errors import (
 )
 
 Split = Literal["train", "test"]
+GET_IT = "It is damaged or of another kind; get it again."
 MAX_JSON_BYTES = 16 << 20
 MAX_REASON = 300  # characters of a parser's own message
 
@@ -50,7 +51,7 @@ def check_split(split: str) -> Split:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT) -> Iterator[None]:
     """Say which file an error is about, whatever went wrong inside.
 
     Parsers of other people's formats fail in any way that Python knows: `struct.error`,
@@ -58,6 +59,8 @@ def reading(path: Path) -> Iterator[None]:
 
     Args:
         path: The file or folder being read.
+        complaint: What to say about it when a parser fails.
+        advice: What to do about it then.
 
     Yields:
         Nothing; read inside.
@@ -68,8 +71,10 @@ def reading(path: Path) -> Iterator[None]:
         ShapeError: Its arrays have the wrong shapes.
 
     Example:
-        >>> with reading(Path("labels.npy")):
-        ...     pass
+        >>> with reading(Path("mine.npz"), "is not an archive", "Get it again."):
+        ...     raise IndexError("no such member")
+        Traceback (most recent call last):
+        ttapca.errors.DataFormatError: mine.npz is not an archive: no such member. Get it again.
     """
     try:
         yield
@@ -77,21 +82,17 @@ def reading(path: Path) -> Iterator[None]:
         if str(path) in str(error):
             raise
         raise type(error)(f"{path}: {error}") from error
-    except FileNotFoundError as error:
-        if isinstance(error, DataNotFoundError):
-            raise
-        raise DataNotFoundError(f"{path} does not exist.") from error
-    except OSError as error:
-        raise DataFormatError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except MemoryError as error:
-        raise DataFormatError(f"{path} needs more memory than there is.") from error
     except TtapcaError:
         raise
+    except FileNotFoundError as error:
+        raise DataNotFoundError(f"{path} does not exist.") from error
+    except MemoryError as error:
+        raise DataFormatError(f"{path} needs more memory than there is.") from error
     except Exception as error:
+        if isinstance(error, OSError) and error.errno:  # the system's word, not that of a parser
+            raise DataFormatError(f"{path} cannot be read: {error.strerror}.") from error
         reason = str(error)[:MAX_REASON] or type(error).__name__
-        raise DataFormatError(
-            f"{path} cannot be read: {reason}. It is damaged or of another kind; get it again."
-        ) from error
+        raise DataFormatError(f"{path} {complaint}: {reason}. {advice}") from error
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
@@ -140,11 +141,8 @@ def read_json(path: Path) -> Any:
         >>> read_json(path)
         [3, 8]
     """
-    content = read_bytes(path, MAX_JSON_BYTES)
-    try:
-        return json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataFormatError(f"{path} is not readable JSON: {error}.") from error
+    with reading(path, "is not readable JSON"):
+        return json.loads(read_bytes(path, MAX_JSON_BYTES).decode("utf-8"))
 
 
 def check_labels(path: Path, labels: Any) -> list[int]:

@@ -13,7 +13,7 @@ from typing import IO, cast
 from ttapca.data.progress import Reporter
 from ttapca.data.reading import reading
 from ttapca.disk import writing
-from ttapca.errors import DataFormatError, TtapcaError
+from ttapca.errors import DataFormatError
 
 MAX_MEMBERS = 1000
 MEMBER_BYTES = 10_240  # of headers and padding that a member may have beside its content
@@ -91,19 +91,13 @@ def open_tar(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
         Traceback (most recent call last):
         ttapca.errors.DataNotFoundError: nowhere.tar does not exist.
     """
-    with reading(archive):
-        try:
-            with archive.open("rb") as plain:
-                compressed = plain.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-                plain.seek(0)
-                file = cast("IO[bytes]", gzip.GzipFile(fileobj=plain)) if compressed else plain
-                bounded = cast("IO[bytes]", _Bounded(file, archive, limit))
-                with tarfile.open(fileobj=bounded, mode="r:") as tar:
-                    yield tar
-        except (TtapcaError, FileNotFoundError):
-            raise
-        except Exception as error:  # tarfile and gzip fail in many ways
-            raise DataFormatError(f"{archive} is damaged or truncated: {error}.") from error
+    with reading(archive, "is damaged or truncated"), archive.open("rb") as plain:
+        compressed = plain.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        plain.seek(0)
+        file = cast("IO[bytes]", gzip.GzipFile(fileobj=plain)) if compressed else plain
+        bounded = cast("IO[bytes]", _Bounded(file, archive, limit))
+        with tarfile.open(fileobj=bounded, mode="r:") as tar:
+            yield tar
 
 
 class _Bounded:
