@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
@@ -62,7 +63,7 @@ def _options() -> argparse.Namespace:
 
 def _table(outcomes: list[Outcome]) -> Table:
     counts = Counter((outcome.target, outcome.kind) for outcome in outcomes)
-    table = Table(Column("target", no_wrap=True), "files", *GOOD, *BAD)
+    table = Table(Column("target", no_wrap=True), "files", *GOOD, *BAD, box=box.SIMPLE_HEAD)
     for target in dict.fromkeys(outcome.target for outcome in outcomes):
         row = [counts[target, kind] for kind in (*GOOD, *BAD)]
         table.add_row(target, *(str(count or "") for count in (sum(row), *row)))
