@@ -140,7 +140,7 @@ def test_a_trained_network_at_a_layer_past_the_limit() -> None:
         if not needed.exists():
             pytest.skip(f"{needed} is not on this machine")
     network = models.load(weights, normalisation="cifar10")
-    pixels = np.load(photographs)["brightness_1"]
+    pixels = np.load(photographs)["clean"]
     batches = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255).split(50)
     exact = ttapca.fit(network, "bn1", batches, 60)
     found = ttapca.fit(network, "bn1", batches, 60, route="randomised")

@@ -196,8 +196,8 @@ def randomised_pca(
     check_n_components(n_components)
     if not isinstance(n_components, int):
         raise OptionError(
-            f"Many samples of a layer with {size:,} outputs are decomposed by the randomised route, "
-            f"which needs a whole number of components; found n_components={n_components!r}."
+            f"Many samples of {size:,} numbers are decomposed by the randomised route, which "
+            f"needs a whole number of components; found n_components={n_components!r}."
         )
     if max_passes < 2:
         raise OptionError(f"The randomised route needs at least 2 passes; found {max_passes}.")
