@@ -204,7 +204,7 @@ def randomised_pca(
     generator = generator or torch.Generator().manual_seed(0)
     columns = min(n_components + OVERSAMPLING, size)
     start = torch.randn(size, columns, generator=generator, dtype=torch.float64)
-    scatter = _one_pass(passes_over, _orthonormal(start.to(float64_device(device))))
+    scatter = _one_pass(passes_over, start.to(float64_device(device)))
     check_sample_count(n_components, scatter.count)
     space = _KrylovSpace()
     block = _orthonormal(scatter.product)
