@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 README = HERE / "README.md"
 SCALING = HERE.parent / "docs" / "scaling.md"
 PICTURES = HERE.parent / "docs" / "pictures"
+IN_SCALING = ("scaling", "long-layer")  # all others stand in README.md
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 Found = dict[str, tuple[Result, dict[str, Any]]]
@@ -110,12 +111,14 @@ def main() -> None:
         raise SystemExit(f"{folder} holds no results; run benchmarks/run.py first.")
     if "fit" in found:
         draw_growth(found["fit"][0].numbers["rows"], PICTURES / "fit-growth.svg")
-    sections = [section(*each) for name, each in found.items() if name != "scaling"]
+    sections = [section(*each) for name, each in found.items() if name not in IN_SCALING]
     replace(README, "\n\n".join([all_goals(found), *sections]))
     if "scaling" in found:
         result, facts = found["scaling"]
         tables = [table.markdown() for table in result.tables]
-        replace(SCALING, "\n\n".join([result.text, *tables, machine_line(facts)]))
+        parts = [result.text, *tables, machine_line(facts)]
+        parts += [section(*found["long-layer"])] if "long-layer" in found else []
+        replace(SCALING, "\n\n".join(parts))
 
 
 if __name__ == "__main__":

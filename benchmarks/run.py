@@ -26,6 +26,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "inference-resnet20": ["inference.py", "--network", "resnet20"],
     "harness": ["harness.py"],
     "fit": ["fit.py"],
+    "long-layer": ["long_layer.py"],
     "scaling": ["scaling.py"],
     "inference-wrn-28-10": ["inference.py", "--network", "wrn-28-10", "--rounds", "6"],
 }
@@ -48,9 +49,11 @@ def main() -> None:
     ]
     failed = []
     for name in options.only or BENCHMARKS:
+        if name == "long-layer" and not (options.network and options.train):
+            continue  # it is about a trained network only
         script, *arguments = BENCHMARKS[name]
         arguments += ["--again"] if options.again else []
-        arguments += trained if name in ("storage", "structured") else []
+        arguments += trained if name in ("storage", "structured", "long-layer") else []
         print(f"--- {name}", flush=True)
         if subprocess.run([sys.executable, FOLDER / script, *arguments], check=False).returncode:
             failed.append(name)

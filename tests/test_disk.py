@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ttapca
+from oracles import images, small_convnet
 from ttapca import disk
 from ttapca.disk import check_space, locked, make_folder, staged_folder
 from ttapca.errors import SourceError, StorageError
@@ -157,3 +161,162 @@ def test_two_processes_do_not_fill_one_place(tmp_path: Path) -> None:
 def test_an_error_inside_a_lock_stays_what_it_is(tmp_path: Path, monkeypatch: Any) -> None:
     with pytest.raises(SourceError, match="of its own"), locked(tmp_path):
         raise SourceError("of its own")
+
+
+# Forks a writer that dies before its n-th call to the operating system, for every n, and tells what
+# is found afterwards. Of the kernel's own steps, each ends before the next begins.
+DIES_EVERYWHERE = """
+import json, os, shutil, sys, tempfile
+from pathlib import Path
+from ttapca import disk
+
+keep_old, exchange = (argument == "True" for argument in sys.argv[1:])
+if not exchange:
+    disk._renameat2 = lambda: None
+CALLS = ("open", "os.", "shutil.", "tempfile.")
+
+def write(target, text):
+    with disk.staged_folder(target, keep_old=keep_old) as folder:
+        for name in "ab":
+            (folder / name).write_text(text)
+
+def content(folder):
+    names = sorted(os.listdir(folder)) if folder.is_dir() else None
+    return names and [(folder / name).read_text() for name in names]
+
+def one_that_dies(target, step):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    calls = 0
+    def count(event, _):
+        nonlocal calls
+        calls += event.startswith(CALLS)
+        if calls > step:
+            os._exit(9)
+    sys.addaudithook(count)
+    write(target, "new")
+    os._exit(0)
+
+found, step, code = [], 0, 9
+while code:
+    root = Path(tempfile.mkdtemp())
+    target = root / "a filter[1]"
+    write(target, "old")
+    code = one_that_dies(target, step)
+    at_once = content(target)
+    disk.recover(target)
+    recovered = content(target)
+    write(target, "next")
+    after = {path.name: content(path) for path in root.iterdir()}
+    found.append([code, at_once, recovered, after])
+    shutil.rmtree(root)
+    step += 1
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a process is forked for every point of death")
+@pytest.mark.parametrize("keep_old", [True, False])
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_writer_that_dies_anywhere_leaves_the_old_or_the_new_one(
+    keep_old: bool, exchange: bool
+) -> None:
+    if exchange and not can_exchange():
+        pytest.skip("this system cannot swap two names in one step")
+    done = subprocess.run(
+        [sys.executable, "-c", DIES_EVERYWHERE, str(keep_old), str(exchange)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    codes, at_once, recovered, after = zip(*found, strict=True)
+    old, new = ["old", "old"], ["new", "new"]
+    assert len(found) > 10
+    assert codes == (9,) * (len(found) - 1) + (0,)
+    assert set(map(str, at_once)) == {str(old), str(new)} | (set() if exchange else {"None"})
+    assert set(map(str, recovered)) == {str(old), str(new)}
+    for names in after:  # the next writer, and what it clears away
+        assert names.pop("a filter[1]") == ["next", "next"]
+        if keep_old:
+            assert old in names.values()
+            assert all(name.startswith("a filter[1].before-") for name in names)
+        else:
+            assert names == {}
+
+
+def can_exchange() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        one, other = Path(folder, "one"), Path(folder, "other")
+        one.mkdir()
+        other.mkdir()
+        return disk._exchange(one, other)
+
+
+def test_names_are_swapped_in_one_step_where_the_system_can(tmp_path: Path) -> None:
+    if not can_exchange():
+        pytest.skip("this system cannot swap two names in one step")
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.write_text("a file")
+    assert disk._exchange(one, other)
+    assert (one.read_text(), other.is_dir()) == ("a file", True)
+    assert not disk._exchange(one, tmp_path / "missing")
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_a_file_or_a_link_is_replaced_as_well(
+    what: str, exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(disk, "_renameat2", lambda: None)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    target = tmp_path / "here" / "data"
+    target.parent.mkdir()
+    if what == "file":
+        target.touch()
+    else:
+        target.symlink_to(elsewhere, target_is_directory=True)
+    with staged_folder(target, keep_old=False) as folder:
+        (folder / "a").write_text("1")
+    assert [path.name for path in target.parent.iterdir()] == ["data"]
+    assert not target.is_symlink()
+    assert elsewhere.is_dir()
+
+
+def test_renames_that_are_refused_leave_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "data"
+    with staged_folder(target) as folder:
+        (folder / "a").write_text("old")
+    monkeypatch.setattr(disk, "_renameat2", lambda: None)
+    rename = os.rename
+    for refused in ("data", ".data.ttapca-whole-"):
+
+        def refuse(one: Any, other: Any, refused: str = refused) -> None:
+            if Path(one).name.startswith(refused) and not Path(one).name.endswith("-old"):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+            rename(one, other)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", refuse)
+            with (
+                pytest.raises(StorageError, match="You may not write there"),
+                staged_folder(target),
+            ):
+                pass
+        disk.recover(target)
+        assert (target / "a").read_text() == "old"
+
+
+def test_what_was_left_beside_its_place_is_found_by_a_load(tmp_path: Path) -> None:
+    fitted = ttapca.fit(small_convnet(), "conv1", images(60), 5)
+    fitted.save(tmp_path / "filter")
+    (tmp_path / "filter").rename(tmp_path / f".filter{disk.WHOLE_MARK}x")
+    assert ttapca.load(tmp_path / "filter").n_components_ == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["filter"]

@@ -126,8 +126,8 @@ class SourceActivations:
         if self._one_shot:
             raise OptionError(
                 f"The output of `{self.path}` is decomposed by the randomised route, which reads "
-                "the data twice; found an iterator, which can be read once. Pass a loader or a "
-                "list."
+                "the data several times; found an iterator, which can be read once. Pass a loader "
+                "or a list."
             )
 
     def _read(self) -> Iterator[Any]:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ttapca.closed_form import band_edges, band_means
 from ttapca.errors import NotEnoughDataError
-from ttapca.pca import Moments
 
 # So many source samples are kept, fewer where a sample is large.
 SAMPLES = 2048
@@ -237,8 +236,15 @@ class EvenSample:
         Returns:
             Shape (samples, size).
         """
-        step = math.ceil(self._count * HELD_OUT / self._seen)
+        step = self._step_apart()
         return self.all()[::step] if self._count / step >= FEWEST else None
+
+    def numbers_apart(self) -> range:
+        """Which samples of the stream those of `apart` are, counting from 0."""
+        return range(self._count * self._every)[:: self._every * self._step_apart()]
+
+    def _step_apart(self) -> int:
+        return math.ceil(self._count * HELD_OUT / self._seen)
 
 
 class Decomposition(Protocol):
@@ -281,10 +287,7 @@ def energies_of(
 
 
 def calibrate(
-    sample: EvenSample,
-    moments: Moments,
-    pca: Decomposition,
-    again: Callable[[Moments], Decomposition],
+    sample: EvenSample, pca: Decomposition, without: Callable[[Tensor], Decomposition]
 ) -> Tensor:
     """Band energies of source samples as new data would have them.
 
@@ -294,9 +297,8 @@ def calibrate(
 
     Args:
         sample: Of the data.
-        moments: Of all data; the samples are taken out of it.
         pca: Of all data.
-        again: Makes another from moments.
+        without: Makes another of all data but these samples, shape (samples, size).
 
     Returns:
         Shape (samples, bands).
@@ -304,7 +306,7 @@ def calibrate(
     apart = sample.apart()
     if apart is not None:
         try:
-            return _energies_by(again(moments.remove(apart)), apart)
+            return _energies_by(without(apart), apart)
         except NotEnoughDataError:  # as many components as samples: there is no telling
             pass
     return _energies_by(pca, sample.all())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
 import itertools
 import os
 import platform
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +19,11 @@ from pathlib import Path
 from ttapca.errors import StorageError
 
 STAGING_MARK = ".ttapca-unfinished-"
+WHOLE_MARK = ".ttapca-whole-"  # in the name of a folder that is complete, but not in its place
+
+# Of Linux's renameat2, from its headers: paths as the process sees them; swap the two names.
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
 ADVICE = {
     errno.ENOSPC: "Free some space, or choose another place with `--to DIR`.",
     errno.EDQUOT: "Your quota is used up; choose another place with `--to DIR`.",
@@ -177,8 +185,10 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
     """Fill a folder beside its place and move it there in one step.
 
     When the block ends well the files are flushed to disk and the folder takes the place of
-    `target`. When it does not, for whatever reason, the unfinished folder is removed. What a killed
-    process left is removed by the next.
+    `target`. When it does not, for whatever reason, the unfinished folder is removed. A process
+    that is killed leaves the old folder or the new one, whole: on Linux in its place, where two
+    names can be swapped in one step; elsewhere perhaps beside it, from where `recover` puts it
+    back. What else it left is removed by the next.
 
     Args:
         target: Where the folder shall be.
@@ -198,23 +208,122 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
         'all of it'
     """
     with writing(target):
-        for leftover in target.parent.glob(f".{target.name}{STAGING_MARK}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        staging = tempfile.mkdtemp(prefix=f".{target.name}{STAGING_MARK}", dir=target.parent)
+        recover(target)
+        for leftover in _beside(target, STAGING_MARK):
+            _remove(leftover)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}{STAGING_MARK}", dir=target.parent))
         try:
-            yield Path(staging)
-            Path(staging).chmod(0o777 & ~_umask())  # `mkdtemp` makes folders for one user only
-            for path in (*Path(staging).rglob("*"), Path(staging)):
+            yield staging
+            staging.chmod(0o777 & ~_umask())  # `mkdtemp` makes folders for one user only
+            for path in (*staging.rglob("*"), staging):
                 flush(path)
-            old = spare_name(target)
-            if target.exists():
-                target.rename(old)
-            Path(staging).rename(target)
+            replaced = _put_in_place(staging, target)
             flush(target.parent)
-            if not keep_old:
-                shutil.rmtree(old, ignore_errors=True)
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            _remove(staging)
+        # What a killed process had replaced comes after what this one has.
+        for old in (*replaced, *_beside(target, WHOLE_MARK)):
+            if not keep_old:
+                _remove(old)
+            elif old.exists():
+                old.rename(spare_name(target))
+
+
+def recover(target: Path) -> None:
+    """Put a folder back in its place that a killed process left beside it.
+
+    That happens only where two names cannot be swapped in one step, and only to a process that was
+    killed between two renames by `staged_folder`. Of two folders that were left, the new one is
+    taken.
+
+    Args:
+        target: Where the folder should be; nothing is done when there is one.
+
+    Raises:
+        OSError: The operating system refuses to rename.
+
+    Example:
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / f".data{WHOLE_MARK}x").mkdir()
+        >>> recover(folder / "data")
+        >>> [path.name for path in folder.iterdir()]
+        ['data']
+    """
+    if not os.path.lexists(target):
+        for whole in _beside(target, WHOLE_MARK)[:1]:
+            whole.rename(target)
+
+
+def _put_in_place(staging: Path, target: Path) -> list[Path]:
+    """Give a folder its place; where what was there before is now, if there was anything."""
+    if not os.path.lexists(target):
+        staging.rename(target)
+        return []
+    whole = target.with_name(staging.name.replace(STAGING_MARK, WHOLE_MARK))
+    staging.rename(whole)
+    if _exchange(whole, target):
+        return [whole]
+    old = whole.with_name(f"{whole.name}-old")  # comes after the new one in the order of names
+    try:
+        target.rename(old)
+        _take(whole, target, instead_of=old)
+    except OSError:
+        _remove(whole)
+        raise
+    return [old]
+
+
+def _take(whole: Path, target: Path, *, instead_of: Path) -> None:
+    """Rename a folder to its place; where that is refused, what was there comes back."""
+    try:
+        whole.rename(target)
+    except OSError:
+        if not os.path.lexists(target):  # otherwise a reader has put the new one there already
+            instead_of.rename(target)
+            raise
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; False where the system or the disk cannot."""
+    renameat2 = _renameat2()
+    if renameat2 is None:
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    failed: int = renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+    return not failed  # if it is for another reason, plain renames will tell it
+
+
+@functools.cache
+def _renameat2() -> Callable[..., int] | None:
+    """The function of the C library, where there is one."""
+    if not sys.platform.startswith("linux"):
+        return None
+    found = getattr(ctypes.CDLL(None), "renameat2", None)
+    if found is not None:
+        found.argtypes = (
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_uint,
+        )
+    return found
+
+
+def _beside(target: Path, mark: str) -> list[Path]:
+    """What was left beside a place under names with this mark, in the order of names."""
+    if not target.parent.is_dir():
+        return []
+    start = f".{target.name}{mark}"
+    return sorted(path for path in target.parent.iterdir() if path.name.startswith(start))
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or the link or file that is in its place, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def replace_file(target: Path, content: bytes) -> None:

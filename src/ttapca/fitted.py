@@ -20,10 +20,11 @@ from ttapca.errors import NotEnoughDataError, OptionError, SavedFilterError
 from ttapca.gains import Gain, GainName, make_gain
 from ttapca.layer import DCTFilter, SpectralFilter
 from ttapca.narrow import NarrowBasis
+from ttapca.randomised import singular_value_error
 from ttapca.store import CONFIG, read_folder, write_folder
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
-Route = Literal["folded", "exact", "randomised", "dct"]
+Route = Literal["folded", "exact", "gram", "randomised", "dct"]
 AnyGain = GainName | ClosedFormName
 
 # Before the path of a GroupNorm layer, in the file.
@@ -38,7 +39,7 @@ class FittedFilter:
 
     Attributes:
         layer: Dotted path of the layer.
-        route: How it was computed: `folded`, `exact`, `randomised` or `dct`.
+        route: How it was computed: `folded`, `exact`, `gram`, `randomised` or `dct`.
         shape: Of one sample of the tensor that is filtered: the layer's input when folded, its
             output otherwise.
         output_shape: Of one sample of the layer's output.
@@ -128,6 +129,23 @@ class FittedFilter:
     def explained_variance_ratio_(self) -> Tensor:
         """Share of the total variance along each component, shape (components,)."""
         return self.explained_variance_ / self.total_variance_
+
+    @property
+    def singular_value_error_(self) -> float | None:
+        """Bound on the relative error of a singular value in the first half; None where exact."""
+        return None if self.error_bound_ is None else singular_value_error(self.error_bound_)
+
+    @property
+    def accuracy_(self) -> str:
+        """How exact the components are, in words."""
+        if self.route == "dct":
+            return "cosines, not principal components; their variances are exact"
+        if self.singular_value_error_ is None:
+            return "exact up to rounding"
+        return (
+            "singular values of the first half of the components are within "
+            f"{100 * self.singular_value_error_:.2g} % of exact ones"
+        )
 
     def truncated(self, n_components: int) -> FittedFilter:
         """The same filter with its first components only: no new fit is needed for a lower rank.
@@ -229,7 +247,7 @@ class FittedFilter:
             "rebuild": None if self.rebuild is None else _narrowed(self.rebuild, stored),
             **{GROUP_NORM + path: found for path, found in self.group_norm_.items()},
         }
-        config = {
+        config: dict[str, Any] = {
             "layer": self.layer,
             "route": self.route,
             "shape": list(self.shape),
@@ -245,6 +263,8 @@ class FittedFilter:
             },
             "versions": self.versions,
         }
+        if self.singular_value_error_ is not None:
+            config["source"]["singular_value_error"] = self.singular_value_error_
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         write_folder(Path(path), config, present, _card(self, config))
 
@@ -346,10 +366,6 @@ def _check_shapes(fitted: FittedFilter, path: str | os.PathLike[str]) -> None:
 def _card(fitted: FittedFilter, config: dict[str, Any]) -> str:
     source = config["source"]
     applied = "input of the layer (folded)" if fitted.folded else "output of the layer"
-    bound = ""
-    if fitted.error_bound_ is not None:
-        worst = float(fitted.error_bound_.max())
-        bound = f"| worst relative error of a squared singular value | at most {worst:.2g} |\n"
     return f"""\
 # Spectral filter for `{fitted.layer}`
 
@@ -365,7 +381,8 @@ adaptation with the Python package `ttapca`. It belongs to the network that it w
 | applied to | the {applied}, shape {fitted.shape} |
 | computed by | the {fitted.route} route, ttapca {fitted.versions["ttapca"]}, \
 torch {fitted.versions["torch"]} |
-{bound}| stored as | {config["storage"]} |
+| accuracy | {fitted.accuracy_} |
+| stored as | {config["storage"]} |
 
 ```python
 import ttapca

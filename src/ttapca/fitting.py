@@ -1,12 +1,13 @@
 """`fit`: the PCA of one layer's output, from a stream of source data through the user's model.
 
 Only the part of the network up to the layer is run (but for some batches of a network with
-GroupNorm, see `ttapca.group_norm`), nothing of size (samples x p) ever exists, and
-four routes lead to the components:
+GroupNorm, see `ttapca.group_norm`), and five routes lead to the components:
 
 - **folded**, for an affine layer with fewer inputs than outputs: exact, in the space of its input;
 - **exact**, for any other layer with up to `EXACT_LIMIT` outputs: one p x p matrix;
-- **randomised**, past that: two passes over the data, with an error bound;
+- **gram**, past that and up to 4,096 samples or 1 GB of them: exact, one samples x samples matrix;
+  the only route that keeps all activations in memory;
+- **randomised**, past that: a few passes over the data, until an error bound is met;
 - **dct**, on demand, for images so large that a basis of vectors is out of reach: cosines, not
   exactly the principal components, with exact variances (see `ttapca.structured`).
 """
@@ -14,9 +15,9 @@ four routes lead to the components:
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
@@ -29,14 +30,15 @@ from ttapca.errors import (
     OptionError,
 )
 from ttapca.fitted import FittedFilter, Route
-from ttapca.folding import LinearPart, fold, fold_one_way, is_affine
+from ttapca.folding import LinearPart, Projection, fold, fold_one_way, is_affine
+from ttapca.gram import SampleGram, hold
 from ttapca.modules import evaluation_mode
 from ttapca.pca import PCA, Moments, check_n_components
-from ttapca.randomised import randomised_pca
+from ttapca.randomised import RandomisedPCA, randomised_pca
 from ttapca.structured import CoefficientMoments, fit_channel_dct
 
 # The p x p matrix of the exact route takes 8 p^2 bytes (512 MB here) and its eigendecomposition
-# some minutes on a laptop; past this the randomised route takes over.
+# some minutes on a laptop; past this the Gram matrix of the samples or the randomised route serve.
 EXACT_LIMIT = 8192
 
 
@@ -63,12 +65,15 @@ def fit(
         n_components: How many components to keep: a number, a fraction of the variance (a float up
             to 1), or None for all that the data have.
         progress: Wraps the batches while they are read, for example `tqdm`; silent by default.
-        route: `folded`, `exact`, `randomised` or `dct`, see above; by default one of the first
-            three, chosen by the layer.
+        route: `folded`, `exact`, `gram`, `randomised` or `dct`, see above; by default one of the
+            first four, chosen by the layer and the number of samples.
         generator: Draws the start of the randomised route; a fixed seed by default.
 
     Returns:
-        The fitted filter.
+        The fitted filter. Its `accuracy_` says how exact it is.
+
+    Warns:
+        UserWarning: The randomised route did not become as exact as it is meant to.
 
     Raises:
         LayerNotFoundError: No such layer; near names are offered.
@@ -103,7 +108,8 @@ def fit(
 
 def _choose_route(
     wish: Route | Literal["auto"], layer: nn.Module, shapes: Shapes, path: str
-) -> Route:
+) -> Route | Literal["auto"]:
+    """The route, as far as it can be told before the samples were counted."""
     size = math.prod(shapes.output)
     if wish == "folded" and (shapes.input is None or not is_affine(layer)):
         raise OptionError(
@@ -114,7 +120,7 @@ def _choose_route(
         return wish
     if _works_on_input(layer, shapes):
         return "folded"
-    return "exact" if size <= EXACT_LIMIT else "randomised"
+    return "exact" if size <= EXACT_LIMIT else "auto"
 
 
 def _works_on_input(layer: nn.Module, shapes: Shapes) -> bool:
@@ -134,7 +140,10 @@ def _fit_folded(
         moments.update(batch)
     linear = LinearPart(source.layer, shapes.input)
     pca = fold(moments, linear, n_components)
-    again = functools.partial(fold_one_way, linear=linear, n_components=len(pca.singular_values))
+
+    def without(apart: Tensor) -> Projection:
+        return fold_one_way(moments.remove(apart), linear, len(pca.singular_values))
+
     return FittedFilter(
         layer=source.path,
         route="folded",
@@ -147,7 +156,7 @@ def _fit_folded(
         total_variance_=pca.total_variance,
         rebuild=pca.rebuild,
         input_mean_=pca.mean,
-        energies_=calibrate(sample, moments, pca, again),
+        energies_=calibrate(sample, pca, without),
     )
 
 
@@ -155,32 +164,15 @@ def _fit_output(
     source: SourceActivations,
     shapes: Shapes,
     n_components: int | float | None,
-    route: Route,
+    route: Route | Literal["auto"],
     generator: torch.Generator | None,
 ) -> FittedFilter:
-    size = math.prod(shapes.output)
-    bound = None
-    sample = EvenSample(size)
+    sample = EvenSample(math.prod(shapes.output))
     if route == "exact":
-        moments = Moments(size, device=source.device)
-        for batch in sample.of(source.batches("output", shapes.output)):
-            moments.update(batch)
-        pca = PCA.from_moments(moments, n_components)
-        again = functools.partial(PCA.from_moments, n_components=len(pca.singular_values))
-        energies = calibrate(sample, moments, pca, again)
+        pca, energies = _by_moments(source, shapes, n_components, sample)
     else:
-        source.require_several_passes()
-        pca = randomised_pca(
-            lambda: sample.of(source.batches("output", shapes.output)),
-            size,
-            n_components,
-            generator=generator,
-            device=source.device,
-        )
-        bound = pca.error_bound.cpu()
-        energies = energies_of(
-            sample.all(), pca.mean, pca.explained_variance, lambda centred: centred @ pca.basis
-        )
+        route, pca, energies = _by_samples(source, shapes, n_components, route, sample, generator)
+    bound = pca.error_bound.cpu() if isinstance(pca, RandomisedPCA) else None
     return FittedFilter(
         layer=source.path,
         route=route,
@@ -194,6 +186,67 @@ def _fit_output(
         error_bound_=bound,
         energies_=energies,
     )
+
+
+def _by_moments(
+    source: SourceActivations,
+    shapes: Shapes,
+    n_components: int | float | None,
+    sample: EvenSample,
+) -> tuple[PCA, Tensor]:
+    """One p x p matrix."""
+    moments = Moments(math.prod(shapes.output), device=source.device)
+    for batch in sample.of(source.batches("output", shapes.output)):
+        moments.update(batch)
+    pca = PCA.from_moments(moments, n_components)
+
+    def without(apart: Tensor) -> PCA:
+        return PCA.from_moments(moments.remove(apart), len(pca.singular_values))
+
+    return pca, calibrate(sample, pca, without)
+
+
+def _by_samples(
+    source: SourceActivations,
+    shapes: Shapes,
+    n_components: int | float | None,
+    route: Route | Literal["auto"],
+    sample: EvenSample,
+    generator: torch.Generator | None,
+) -> tuple[Route, PCA, Tensor]:
+    """A samples x samples matrix where they are few, otherwise a few passes over them."""
+    size = math.prod(shapes.output)
+
+    def read() -> Iterator[Tensor]:
+        return sample.of(source.batches("output", shapes.output))
+
+    begun: list[Iterator[Tensor]] = []
+    if route != "randomised":
+        batches = read()
+        held, complete = hold(batches, limited=route == "auto")
+        if complete:
+            gram = SampleGram(held, size, device=source.device)
+            pca = gram.pca(n_components)
+
+            def without(apart: Tensor) -> PCA:
+                del apart  # the same samples, by their numbers
+                return gram.pca(len(pca.singular_values), leave_out=sample.numbers_apart())
+
+            return "gram", pca, calibrate(sample, pca, without)
+        begun = [itertools.chain(held, batches)]  # what was read of the first pass is not lost
+        del held  # nor kept any longer
+    source.require_several_passes()
+    pca = randomised_pca(
+        lambda: begun.pop() if begun else read(),
+        size,
+        n_components,
+        generator=generator,
+        device=source.device,
+    )
+    energies = energies_of(
+        sample.all(), pca.mean, pca.explained_variance, lambda centred: centred @ pca.basis
+    )
+    return "randomised", pca, energies
 
 
 def _fit_dct(

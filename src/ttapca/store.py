@@ -8,6 +8,7 @@ knows.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -17,7 +18,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ttapca.disk import make_folder, staged_folder
+from ttapca.disk import make_folder, recover, staged_folder
 from ttapca.errors import SavedFilterError
 
 FORMAT = "ttapca.filter"
@@ -60,9 +61,13 @@ def write_folder(path: Path, config: dict[str, Any], tensors: dict[str, Tensor],
 def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `write_folder` wrote: the config and the tensors.
 
+    A folder that a killed process left beside its place is put back first.
+
     Raises:
         SavedFilterError: When the folder is missing, foreign, truncated or altered.
     """
+    with contextlib.suppress(OSError):  # what cannot be put back is missing
+        recover(path)
     config = _read_config(path)
     try:
         payload = (path / TENSORS).read_bytes()

@@ -90,6 +90,7 @@ def test_from_training_to_a_filtered_prediction(
     assert run(f"fit {trained} --layer conv1 --data digits --components 40 --to {to}".split()) == 0
     told = capsys.readouterr().out
     assert "`conv1`, folded: 40 components of 1,024 outputs hold" in told
+    assert "exact up to rounding" in told
     assert "of 1,201 images" in told
     assert ttapca.load(to).n_components_ == 40
     command = f"eval {trained} --data digits --json".split()

@@ -77,8 +77,8 @@ def plain_sar(
         value = float(loss.detach())
         average = value if average is None else 0.9 * average + 0.1 * value
         if average < recover_below:
-            set_to(start)
-            speed, average, recoveries = None, None, recoveries + 1
+            set_to(start)  # the weights only: the momentum goes on
+            average, recoveries = None, recoveries + 1
     return outputs, recoveries
 
 
@@ -93,6 +93,16 @@ def test_equals_a_plain_loop(make, episodic: bool, margin: float, below: float) 
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-8)
     assert adapter.mover.recoveries == recoveries
     assert adapter.skipped == 0
+
+
+def test_momentum_goes_on_after_a_recovery() -> None:
+    options = {"margin": 0.9, "recover_below": 1.41, "lr": 0.05}
+    expected, recoveries = plain_sar(small_convnet(), BATCHES, episodic=False, **options)
+    assert 0 < recoveries < len(BATCHES)
+    adapter = ttapca.adapt(small_convnet(), "sar", episodic=False, **options)
+    for x, reference in zip(BATCHES, expected, strict=True):
+        torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-10)
+    assert adapter.mover.recoveries == recoveries
 
 
 def test_recovery_returns_to_the_source() -> None:

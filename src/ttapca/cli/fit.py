@@ -106,6 +106,8 @@ def _print(fitted: FittedFilter, to: Path, seconds: float, as_json: bool) -> Non
         "outputs": len(fitted.mean_),
         "explained_variance": variance,
         "images": fitted.n_samples_,
+        "accuracy": fitted.accuracy_,
+        "singular_value_error": fitted.singular_value_error_,
         "seconds": seconds,
     }
     if as_json:
@@ -114,5 +116,5 @@ def _print(fitted: FittedFilter, to: Path, seconds: float, as_json: bool) -> Non
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "
         f"{len(fitted.mean_):,} outputs hold {100 * variance:.2f} % of the "
-        f"variance of {fitted.n_samples_:,} images  ({seconds:.1f} s)"
+        f"variance of {fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)"
     )

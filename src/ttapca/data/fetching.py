@@ -18,6 +18,7 @@ from ttapca.disk import (
     check_space,
     locked,
     make_folder,
+    recover,
     spare_name,
     staged_folder,
 )
@@ -93,6 +94,7 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
 def _already_there(data_set: DataSet, root: Path, report: Reporter) -> Holding | None:
     for layout in data_set.layouts:
         folder = root / layout.folder
+        recover(folder)
         if not folder.is_dir():
             continue
         holding = inspect(data_set, layout, folder, report)

@@ -158,8 +158,10 @@ class SharpnessAwareSteps(Stepper):
         before = loss if self.average is None else self.average
         self.average = MEMORY * before + (1 - MEMORY) * loss
         if self.average < self.recover_below:
+            # The weights alone, as in the paper. The official code means to restore the optimiser,
+            # too, but not the one inside its wrapper, which has the momentum; so it goes on there.
             put_back(self.descent.parameters, self.start)
-            self.reset()
+            self.average = None
             self.recoveries += 1
 
 
