@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo cifar10 cifar100 test lint types contracts unit format bench clean
+.PHONY: help install demo cifar10 cifar100 test test-elsewhere lint types contracts unit format bench clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ contracts: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest --cov --cov-report=term
+
+#   make test-elsewhere  the tests as on other machines: processors, users, locales, in the background
+test-elsewhere:
+	scripts/test_elsewhere.sh
 
 #   make format  rewrite the code in the house style
 format: $(STAMP)
