@@ -1,0 +1,136 @@
+"""What the library computed at a known point in time: logits of methods, filters of all routes.
+
+    python tests/golden/record.py        writes golden.safetensors beside this file
+
+`tests/test_golden.py` compares. Record again only where a change is meant to change numbers, and
+say so in the commit. Everything is float64 on small networks, so that another processor agrees.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import ttapca
+from oracles import images, required_options, small_convnet
+
+FILE = Path(__file__).with_name("golden.safetensors")
+SHAPE = (3, 6, 6)
+SOURCE = images(150)
+# A clean batch, a noisy one, a dim one, and a single image: a stream in small.
+NOISE = torch.randn(12, *SHAPE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+STREAM = [
+    images(12, seed=21),
+    images(12, seed=22) + 2 * NOISE,
+    0.3 * images(12, seed=23),
+    images(1, seed=24) + NOISE[:1],
+]
+
+
+class Tokens(nn.Module):
+    """LayerNorm on the patches of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, stride=3)
+        self.scaling = nn.LayerNorm(8)
+        self.mix = nn.Linear(8, 8)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.conv1(x).flatten(2).transpose(1, 2)
+        return self.fc(torch.relu(self.mix(self.scaling(tokens))).mean(1))
+
+
+def groups() -> nn.Module:
+    """The small convolutional network with GroupNorm."""
+    net = nn.Sequential()
+    net.add_module("conv1", nn.Conv2d(3, 8, 3, padding=1))
+    net.add_module("scaling", nn.GroupNorm(2, 8))
+    net.add_module("act", nn.ReLU())
+    net.add_module("conv2", nn.Conv2d(8, 6, 3, stride=2))
+    net.add_module("scaling2", nn.GroupNorm(3, 6))
+    net.add_module("flat", nn.Flatten())
+    net.add_module("fc", nn.Linear(24, 5))
+    return net
+
+
+def with_weights(model: nn.Module) -> nn.Module:
+    """Weights that depend on nothing but a seed."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator, dtype=torch.float64) - 0.3)
+    return model.double().eval()
+
+
+NETWORKS = {
+    "BatchNorm": small_convnet,
+    "GroupNorm": lambda: with_weights(groups().double()),
+    "LayerNorm": lambda: with_weights(Tokens().double()),
+}
+# Options that make a method move on these networks.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "eata": {"e_margin": 5.0, "d_margin": 2.0},
+    "sar": {"margin": 0.99},
+}
+# Closed-form gains under methods that learn something else.
+COMBINED = {
+    "tent over wiener": ("tent", {"gain": "wiener", "statistics": "mixed"}),
+    "eata over wiener": ("eata", {"gain": "wiener", "statistics": "mixed"}),
+}
+
+
+def logits() -> Iterator[tuple[str, Tensor]]:
+    """Of every method, on every network that it takes, forgetting and not."""
+    for kind, make in NETWORKS.items():
+        fitted = ttapca.fit(make(), "conv1", SOURCE, 15)
+        methods = {name: (name, {}) for name in ttapca.RECIPES} | COMBINED
+        for name, (method, extra) in methods.items():
+            if method == "bn" and kind != "BatchNorm":
+                continue
+            for episodic in (True, False):
+                model = make()
+                given = {
+                    **required_options(method, model, SHAPE),
+                    **OPTIONS.get(method, {}),
+                    **extra,
+                }
+                if ttapca.RECIPES[method].needs_filter or name in COMBINED:
+                    given["filter"] = fitted
+                adapter = ttapca.adapt(model, method, episodic=episodic, **given)
+                found = torch.cat([adapter(batch) for batch in STREAM])
+                yield f"{kind}/{name}/{'episodic' if episodic else 'online'}", found
+
+
+def filters() -> Iterator[tuple[str, Tensor]]:
+    """What `fit` finds on every route, and what the filter does to a batch."""
+    model = small_convnet()
+    routes = {"folded": "conv1", "exact": "bn1", "gram": "bn1", "randomised": "bn1", "dct": "bn1"}
+    for route, layer in routes.items():
+        fitted = ttapca.fit(model, layer, SOURCE, 15, route=route)
+        yield f"fit/{route}/singular values", fitted.singular_values_
+        yield f"fit/{route}/mean", fitted.mean_
+        yield f"fit/{route}/energies", fitted.energies_
+        attachment = ttapca.attach(model, fitted, "relu", initial=0.2)
+        yield f"fit/{route}/filtered", model(STREAM[1]).detach()
+        attachment.detach()
+
+
+def everything() -> dict[str, Tensor]:
+    """All of it by name."""
+    torch.set_num_threads(1)
+    return {name: tensor.detach().double().contiguous() for name, tensor in (*logits(), *filters())}
+
+
+if __name__ == "__main__":
+    save_file(everything(), FILE)
+    sys.stdout.write(f"{FILE}: {FILE.stat().st_size:,} bytes\n")
