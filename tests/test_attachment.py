@@ -143,7 +143,7 @@ def test_a_layer_called_by_keyword() -> None:
     positional.add_module("layer", nn.Linear(3, 6))
     model = Keyword()
     model.load_state_dict(positional.state_dict())
-    data = images(30, shape=(3,)).float()
+    data = images(40, shape=(3,)).float()
     fitted = ttapca.fit(positional, "layer", data, 2)
     ttapca.attach(model, fitted)
     ttapca.attach(positional, fitted)

@@ -149,8 +149,8 @@ def test_a_layer_of_zeros_is_constant() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     with torch.no_grad():
         model[0].weight.zero_()
-    with pytest.raises(ttapca.errors.NotEnoughDataError, match="same output for all 30 samples"):
-        ttapca.fit(model, "0", images(30, shape=(3,)).float())
+    with pytest.raises(ttapca.errors.NotEnoughDataError, match="same output for all 40 samples"):
+        ttapca.fit(model, "0", images(40, shape=(3,)).float())
 
 
 def test_the_smaller_space_is_chosen() -> None:

@@ -69,7 +69,8 @@ def test_several_passes_measure_once(model: nn.Module) -> None:
     calls = []
     model[6].register_forward_hook(lambda module, args, output: calls.append(len(output)))
     ttapca.fit(model, "0", [images(100)], 20, route="randomised")
-    assert calls == [2, 100]  # two samples to see shapes
+    # Two samples to see shapes, a hundred measured, some predicted with the filter and without.
+    assert calls == [2, 100, 16, 16]
 
 
 def test_a_batch_that_counts_wholly_gets_the_channels_of_the_source(model: nn.Module) -> None:

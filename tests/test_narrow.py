@@ -29,7 +29,7 @@ def pair(request, tmp_path_factory) -> tuple[ttapca.FittedFilter, ttapca.FittedF
     folder: Path = tmp_path_factory.mktemp("narrow") / "filter"
     ttapca.fit(model(), "0", X, 80, route=request.param).save(folder, dtype="float16")
     half = ttapca.load(folder)
-    ttapca.load(folder).save(folder, dtype="float32")
+    ttapca.load(folder).save(folder, dtype="float32", overwrite=True)
     return half, ttapca.load(folder)
 
 

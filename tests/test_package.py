@@ -53,10 +53,13 @@ def test_every_error_is_also_a_builtin() -> None:
         if isinstance(value, type) and value.__module__ == errors.__name__
     ]
     assert len(classes) > 5
+    builtins = (ValueError, KeyError, TypeError, RuntimeError, OSError, MemoryError)
     for value in classes:
-        assert issubclass(value, errors.TtapcaError)
-        if value is not errors.TtapcaError:
-            assert issubclass(value, (ValueError, KeyError, TypeError, RuntimeError, OSError))
+        if issubclass(value, Warning):
+            assert issubclass(value, errors.TtapcaWarning)
+        elif value is not errors.TtapcaError:
+            assert issubclass(value, errors.TtapcaError)
+            assert issubclass(value, builtins)
 
 
 def test_near_names() -> None:

@@ -91,7 +91,7 @@ def test_the_folder(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:
 
 def test_saving_again_replaces(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:
     fitted.save(tmp_path / "filter")
-    fitted.truncated(5).save(tmp_path / "filter")
+    fitted.truncated(5).save(tmp_path / "filter", overwrite=True)
     assert ttapca.load(tmp_path / "filter").n_components_ == 5
     assert [file.name for file in tmp_path.iterdir()] == ["filter"]
 
@@ -119,7 +119,7 @@ def test_a_failed_save_leaves_the_old_filter(
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space left"):
-        fitted.truncated(5).save(tmp_path / "filter")
+        fitted.truncated(5).save(tmp_path / "filter", overwrite=True)
     monkeypatch.undo()
     assert ttapca.load(tmp_path / "filter").n_components_ == 20
     assert [file.name for file in tmp_path.iterdir()] == ["filter"]

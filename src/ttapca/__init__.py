@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ttapca.costs import Cost as Cost
     from ttapca.costs import measure_cost as measure_cost
     from ttapca.errors import TtapcaError as TtapcaError
+    from ttapca.errors import TtapcaWarning as TtapcaWarning
     from ttapca.explanation import Explanation as Explanation
     from ttapca.explanation import explain as explain
     from ttapca.fitted import FittedFilter as FittedFilter
@@ -52,6 +53,7 @@ _HOMES = {
     "Cost": "costs",
     "measure_cost": "costs",
     "TtapcaError": "errors",
+    "TtapcaWarning": "errors",
     "Explanation": "explanation",
     "explain": "explanation",
     "FittedFilter": "fitted",

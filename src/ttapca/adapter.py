@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ttapca.errors import AttachError, OptionError
 from ttapca.group_norm import make_gradients_safe
 from ttapca.guards import CollapseGuard, GuardEvent
-from ttapca.modules import restore_training_flags, training_flags
+from ttapca.modules import explained_inputs, restore_training_flags, training_flags
 from ttapca.movers import Mover
 from ttapca.surfaces import Surface
 from ttapca.wrapping import WrapperHandle
@@ -168,13 +168,13 @@ class Adapter(nn.Module):
     def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self.mover.needs_gradients:
             with torch.no_grad():
-                return self.mover.predict(self.model, *inputs, **options)
+                return self.mover.predict(self._run, *inputs, **options)
         # Gradients need tensors that were made outside of inference mode.
         with torch.inference_mode(False):
             inputs = tuple(_without_inference(value) for value in inputs)
             options = {name: _without_inference(value) for name, value in options.items()}
             with torch.enable_grad():
-                logits = self.mover.predict(self.model, *inputs, **options).detach()
+                logits = self.mover.predict(self._run, *inputs, **options).detach()
             if self.guard is not None and self._intervened(self.guard, logits):
                 with torch.no_grad():
                     logits = self.mover.output(self.model(*inputs, **options))
@@ -239,6 +239,11 @@ class Adapter(nn.Module):
         """What `print(adapter)` shows."""
         how = f", {self.mover!r}" if self.mover.needs_gradients else ""
         return f"forgetting={self.forgetting}{how}"
+
+    def _run(self, *inputs: Any, **options: Any) -> Tensor:
+        """The model with its surfaces in place; where it fails, say what its inputs are."""
+        with explained_inputs((*inputs, *options.values())):
+            return cast(Tensor, self.model(*inputs, **options))
 
     def _intervened(self, guard: CollapseGuard, logits: Tensor) -> bool:
         """Let the guard look; go back when it sees a collapse, and keep good states when not."""

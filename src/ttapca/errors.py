@@ -9,11 +9,21 @@ A message states the rule, then what was found, then the way out.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class TtapcaError(Exception):
     """The root of all errors of this library."""
+
+
+class TtapcaWarning(UserWarning):
+    """The root of all warnings of this library: something works, and may not be what you want."""
+
+
+class TruncationWarning(TtapcaWarning):
+    """A filter with learned gains drops so much that predictions on source data change."""
 
 
 class OptionError(TtapcaError, ValueError):
@@ -36,6 +46,18 @@ class ShapeError(TtapcaError, ValueError):
     """A tensor has another shape than the rule demands."""
 
 
+class InputTypeError(TtapcaError, TypeError):
+    """A model was given something else than the tensors it can take."""
+
+
+class OutOfMemoryError(TtapcaError, MemoryError):
+    """There is not enough memory for what was asked."""
+
+
+class FactoryError(TtapcaError, RuntimeError):
+    """The user's own function that makes a network has failed."""
+
+
 class PixelTypeError(TtapcaError, TypeError):
     """Images are not arrays of grey levels."""
 
@@ -54,6 +76,10 @@ class AttachError(TtapcaError, RuntimeError):
 
 class SavedFilterError(TtapcaError, ValueError):
     """A saved filter is missing, truncated, tampered with or of another kind."""
+
+
+class FilterExistsError(SavedFilterError, FileExistsError):
+    """Something is where a filter is to be saved: one that is not to be replaced, or no filter."""
 
 
 class CheckpointError(TtapcaError, ValueError):
@@ -102,3 +128,56 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if not near:
         return ""
     return " Did you mean " + " or ".join(f"`{candidate}`" for candidate in near) + "?"
+
+
+def refused_memory(error: BaseException) -> str | None:
+    """What an error says about memory that was asked for and not there; None for other errors.
+
+    Args:
+        error: A `MemoryError`, or the `RuntimeError` that torch raises instead.
+
+    Example:
+        >>> refused_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to "
+        ...     "allocate 8000000000 bytes. Error code 12 (Cannot allocate memory)"))
+        '8.0 GB were asked for at once'
+        >>> refused_memory(ValueError("no")) is None
+        True
+    """
+    text = str(error)
+    by_torch = isinstance(error, RuntimeError) and re.search("allocate memory|out of memory", text)
+    if not isinstance(error, MemoryError) and not by_torch:
+        return None
+    asked = re.search(r"allocate (\d+) bytes", text)
+    if asked:
+        return f"{int(asked[1]) / 1e9:,.1f} GB were asked for at once"
+    return text.strip().rstrip(".") or "an allocation was refused"
+
+
+@contextmanager
+def enough_memory(what: str, remedy: str) -> Iterator[None]:
+    """Say what needed more memory than there is, and what to do about it.
+
+    Args:
+        what: The beginning of a sentence, such as `Fitting conv1`.
+        remedy: Another sentence.
+
+    Yields:
+        Nothing; do the work inside.
+
+    Raises:
+        OutOfMemoryError: An allocation was refused.
+
+    Example:
+        >>> with enough_memory("Adding", "Add less."):
+        ...     1 + 1
+        2
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        refused = refused_memory(error)
+        if refused is None or isinstance(error, OutOfMemoryError):
+            raise
+        raise OutOfMemoryError(
+            f"{what} needs more memory than there is: {refused}. {remedy}"
+        ) from error

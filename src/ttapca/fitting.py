@@ -23,11 +23,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ttapca.activations import Progress, Shapes, SourceActivations
+from ttapca.activations import Prepare, Progress, Shapes, SourceActivations
+from ttapca.attachment import attach
 from ttapca.calibration import EvenSample, calibrate, energies_of
 from ttapca.errors import (
     LayerOutputError,
     OptionError,
+    enough_memory,
 )
 from ttapca.fitted import FittedFilter, Route
 from ttapca.folding import LinearPart, Projection, fold, fold_one_way, is_affine
@@ -41,6 +43,14 @@ from ttapca.structured import CoefficientMoments, fit_channel_dct
 # some minutes on a laptop; past this the Gram matrix of the samples or the randomised route serve.
 EXACT_LIMIT = 8192
 
+# Rounding leaves a share of variance of about this size where a basis is complete.
+NOTHING_DROPPED = 1e-6
+
+_LESS_MEMORY = (
+    "Fit at a layer with fewer inputs or outputs, ask for fewer components, read smaller batches, "
+    "or take `route='dct'` for large images."
+)
+
 
 def fit(
     model: nn.Module,
@@ -49,6 +59,7 @@ def fit(
     n_components: int | float | None = None,
     *,
     progress: Progress | None = None,
+    prepare: Prepare | None = None,
     route: Route | Literal["auto"] = "auto",
     generator: torch.Generator | None = None,
 ) -> FittedFilter:
@@ -61,10 +72,14 @@ def fit(
         model: Any trained module.
         layer: Dotted path of one of its layers, as in `model.named_modules()`.
         data: Source data, usually a loader of training batches: tensors, or pairs whose first
-            element is one. A single tensor of samples will do as well.
+            element is one. A single tensor of samples will do as well. At least 32 samples: fewer
+            do not tell how much a component varies.
         n_components: How many components to keep: a number, a fraction of the variance (a float up
             to 1), or None for all that the data have.
-        progress: Wraps the batches while they are read, for example `tqdm`; silent by default.
+        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. One
+            with a method `stage` is told by name what is done when all are read.
+        prepare: Says what the model takes of a batch: a tensor, a tuple of arguments, or a dict of
+            arguments by name; `lambda batch: batch["image"]` for batches that are dicts.
         route: `folded`, `exact`, `gram`, `randomised` or `dct`, see above; by default one of the
             first four, chosen by the layer and the number of samples.
         generator: Draws the start of the randomised route; a fixed seed by default.
@@ -80,7 +95,10 @@ def fit(
         LayerOutputError: The layer returns no tensor, or is called not exactly once a forward.
         NonFiniteError: A batch leads to NaN or infinity; its number is named.
         NotEnoughDataError: Too few samples, or fewer components in the data than asked for.
-        OptionError: An option makes no sense.
+        OptionError: An option makes no sense, or a batch holds no tensor for the model.
+        InputTypeError: The model cannot be called on the data.
+        ShapeError: The model does not take samples of their shape.
+        OutOfMemoryError: The decomposition needs more memory than there is.
         AttachError: The layer carries a filter already.
 
     Example:
@@ -92,9 +110,14 @@ def fit(
     check_n_components(n_components)
     if route != "auto" and route not in get_args(Route):
         raise OptionError(f"`route` is auto, {', '.join(get_args(Route))}; found {route!r}.")
-    source = SourceActivations(model, layer, data, progress)
+    source = SourceActivations(model, layer, data, progress, prepare)
     # A caller in inference mode would make tensors that no gradient can pass.
-    with torch.inference_mode(False), torch.no_grad(), evaluation_mode(model):
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        evaluation_mode(model),
+        enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
+    ):
         shapes = source.probe()
         chosen = _choose_route(route, source.layer, shapes, layer)
         if chosen == "folded":
@@ -103,7 +126,40 @@ def fit(
             fitted = _fit_dct(source, shapes, n_components)
         else:
             fitted = _fit_output(source, shapes, n_components, chosen, generator)
-        return dataclasses.replace(fitted, group_norm_=source.group_norm.statistics())
+        return dataclasses.replace(
+            fitted,
+            group_norm_=source.group_norm.statistics(),
+            agreement_=_agreement(source, fitted),
+        )
+
+
+def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:
+    """Share of source predictions that a filter leaves as they are when it drops what it must.
+
+    None where nothing is dropped, and where the model predicts no classes.
+    """
+    if fitted.dropped_variance_ < NOTHING_DROPPED:
+        return None
+    source.stage("comparing predictions")
+    plain = [_classes(inputs.run(source.model)) for inputs in source.kept()]
+    attachment = attach(source.model, fitted)
+    try:
+        filtered = [_classes(inputs.run(source.model)) for inputs in source.kept()]
+    finally:
+        attachment.detach()
+    same = [
+        (one == two).flatten().cpu()
+        for one, two in zip(plain, filtered, strict=True)
+        if one is not None and two is not None
+    ]
+    return float(torch.cat(same).double().mean()) if same else None
+
+
+def _classes(output: Any) -> Tensor | None:
+    """The predicted classes, where a model returns logits."""
+    if not isinstance(output, Tensor) or output.dim() < 2 or output.shape[1] < 2:
+        return None
+    return output.argmax(1)
 
 
 def _choose_route(
@@ -139,7 +195,9 @@ def _fit_folded(
     for batch in sample.of(source.batches("input", shapes.input)):
         moments.update(batch)
     linear = LinearPart(source.layer, shapes.input)
+    source.stage("decomposing")
     pca = fold(moments, linear, n_components)
+    source.stage("calibrating")
 
     def without(apart: Tensor) -> Projection:
         return fold_one_way(moments.remove(apart), linear, len(pca.singular_values))
@@ -198,7 +256,9 @@ def _by_moments(
     moments = Moments(math.prod(shapes.output), device=source.device)
     for batch in sample.of(source.batches("output", shapes.output)):
         moments.update(batch)
+    source.stage("decomposing")
     pca = PCA.from_moments(moments, n_components)
+    source.stage("calibrating")
 
     def without(apart: Tensor) -> PCA:
         return PCA.from_moments(moments.remove(apart), len(pca.singular_values))
@@ -225,8 +285,10 @@ def _by_samples(
         batches = read()
         held, complete = hold(batches, limited=route == "auto")
         if complete:
+            source.stage("decomposing")
             gram = SampleGram(held, size, device=source.device)
             pca = gram.pca(n_components)
+            source.stage("calibrating")
 
             def without(apart: Tensor) -> PCA:
                 del apart  # the same samples, by their numbers
@@ -243,6 +305,7 @@ def _by_samples(
         generator=generator,
         device=source.device,
     )
+    source.stage("calibrating")
     energies = energies_of(
         sample.all(), pca.mean, pca.explained_variance, lambda centred: centred @ pca.basis
     )
@@ -260,7 +323,9 @@ def _fit_dct(
     moments, sample = CoefficientMoments(shape, device=source.device), EvenSample(math.prod(shape))
     for batch in sample.of(source.batches("input" if on_input else "output", shape)):
         moments.update(batch)
+    source.stage("decomposing")
     dct = fit_channel_dct(moments, n_components)
+    source.stage("calibrating")
     fitted = FittedFilter(
         layer=source.path,
         route="dct",

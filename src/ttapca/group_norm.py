@@ -56,12 +56,15 @@ class GroupNormWatch:
         self._values: dict[str, int] = {}
 
     @torch.no_grad()
-    def see(self, images: Tensor) -> None:
+    def see(self, *inputs: Any, **options: Any) -> None:
         """Take a batch of source images in, or let it pass.
 
         Args:
-            images: What the model takes, shape (batch, ...).
+            *inputs: What the model takes; the first tensor has a row for each image.
+            **options: Likewise, by name.
         """
+        values = (*inputs, *options.values())
+        images = next(value for value in values if isinstance(value, Tensor))
         self._seen += len(images)
         if not self._layers or self._measured >= max(MEASURED_FIRST, self._seen / ONE_IN):
             return
@@ -71,7 +74,7 @@ class GroupNormWatch:
             for path, layer in self._layers.items()
         ]
         try:
-            self._model(images)
+            self._model(*inputs, **options)
         finally:
             for handle in handles:
                 handle.remove()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ttapca.errors import LayerNotFoundError, ShapeError, did_you_mean
+from ttapca.errors import (
+    InputTypeError,
+    LayerNotFoundError,
+    ShapeError,
+    TtapcaError,
+    did_you_mean,
+)
 
 
 def find_layer(model: nn.Module, path: str) -> nn.Module:
@@ -93,3 +100,52 @@ def map_first_tensor(
         if isinstance(value, Tensor):
             return args, {**kwargs, name: change(value)}
     raise ShapeError("This method changes the images given to a model; it was given no tensor.")
+
+
+@contextmanager
+def explained_inputs(inputs: Iterable[Any]) -> Iterator[None]:
+    """Say what is wrong with the inputs of a model, where it fails on what is rarely meant.
+
+    A model may take anything, so nothing is refused beforehand: lists, arrays and whole numbers are
+    named only when the model has failed on them.
+
+    Args:
+        inputs: All that the model is given.
+
+    Yields:
+        Nothing; run the model inside.
+
+    Raises:
+        InputTypeError: The model failed, and an input is a list, an array, or not floating point.
+
+    Example:
+        >>> with explained_inputs([[1.0, 2.0]]):
+        ...     nn.Linear(2, 1)([1.0, 2.0])
+        Traceback (most recent call last):
+        ttapca.errors.InputTypeError: A model takes tensors; found a list...
+    """
+    given = list(inputs)
+    try:
+        yield
+    except TtapcaError:
+        raise
+    except (RuntimeError, TypeError, AttributeError) as error:
+        advice = next(filter(None, map(_advice_on, given)), None)
+        if advice is None:
+            raise
+        raise InputTypeError(f"{advice} The model said: {error}") from error
+
+
+def _advice_on(value: Any) -> str | None:
+    if isinstance(value, (list, tuple)):
+        kind = type(value).__name__
+        return f"A model takes tensors; found a {kind}. Make one of it with torch.stack({kind})."
+    if isinstance(value, np.ndarray):
+        return "A model takes tensors; found a numpy array. Make one with torch.from_numpy(array)."
+    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
+        kind = str(value.dtype).removeprefix("torch.")
+        return (
+            f"The model cannot take whole numbers; found a tensor of {kind}. Prepare the images as "
+            "in training, for example batch.float() / 255 for pixels from 0 to 255."
+        )
+    return None

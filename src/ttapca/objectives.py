@@ -23,7 +23,7 @@ def softmax_entropy(logits: Tensor) -> Tensor:
         Shape (batch,) or (batch, ...); float32 at least.
 
     Raises:
-        LayerOutputError: When this is not a tensor with a class dimension.
+        LayerOutputError: When this is not a tensor with a class dimension, or has one class.
 
     Example:
         >>> softmax_entropy(torch.zeros(1, 2)).tolist()  # log 2
@@ -40,7 +40,7 @@ def log_softmax(logits: Tensor) -> Tensor:
         logits: Shape (batch, classes, ...).
 
     Raises:
-        LayerOutputError: When this is not a tensor with a class dimension.
+        LayerOutputError: When this is not a tensor with a class dimension, or has one class.
 
     Example:
         >>> log_softmax(torch.zeros(1, 2)).exp().tolist()
@@ -55,6 +55,13 @@ def log_softmax(logits: Tensor) -> Tensor:
         raise LayerOutputError(
             "The model must return logits as one tensor of shape (batch, classes, ...); found "
             f"{found}. Wrap the model in a module that returns its logits."
+        )
+    if logits.shape[1] < 2:
+        raise LayerOutputError(
+            "A method that lowers entropy needs logits of two classes or more; the model returns "
+            f"{logits.shape[1]}, and the softmax of one logit is always 1. Return two, which are a "
+            "sigmoid: torch.cat([torch.zeros_like(z), z], 1); or choose a method that does not "
+            "look at classes, such as `bn` or `wiener`."
         )
     precise = torch.promote_types(logits.dtype, torch.float32)
     return logits.log_softmax(1, dtype=precise)

@@ -149,6 +149,14 @@ def adapt(
     return Adapter(model, plan.surfaces, plan.mover, forgetting=when, guard=make_guard(guard))
 
 
+# What `adapt` takes for any method.
+SHARED_OPTIONS = tuple(
+    name
+    for name, parameter in inspect.signature(adapt).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+)
+
+
 def check_options(method: str, options: Iterable[str]) -> None:
     """Refuse a method that does not exist, and options that it does not have.
 
@@ -171,9 +179,8 @@ def check_options(method: str, options: Iterable[str]) -> None:
     for name in options:
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none of its own"
-            raise OptionError(
-                f"`{method}` has no option `{name}`; {has}.{did_you_mean(name, known)}"
-            )
+            near = did_you_mean(name, [*known, *SHARED_OPTIONS])
+            raise OptionError(f"`{method}` has no option `{name}`; {has}.{near}")
 
 
 def own_options(method: str) -> list[str]:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ttapca.disk import make_folder, recover, staged_folder
-from ttapca.errors import SavedFilterError
+from ttapca.errors import FilterExistsError, SavedFilterError
 
 FORMAT = "ttapca.filter"
 FORMAT_VERSION = 1
@@ -28,8 +28,15 @@ TENSORS = "filter.safetensors"
 CARD = "README.md"
 
 
-def write_folder(path: Path, config: dict[str, Any], tensors: dict[str, Tensor], card: str) -> None:
-    """Write a folder, replacing a saved filter that is there already.
+def write_folder(
+    path: Path,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    card: str,
+    *,
+    overwrite: bool = True,
+) -> None:
+    """Write a folder.
 
     Args:
         path: The folder; its parents are made.
@@ -37,12 +44,14 @@ def write_folder(path: Path, config: dict[str, Any], tensors: dict[str, Tensor],
             `format_version`, `tensors_sha256`, `checksum`.
         tensors: By name.
         card: Markdown for a person.
+        overwrite: Whether to replace a saved filter that is there already.
 
     Raises:
+        FilterExistsError: When there is one, and it was not to be replaced.
         SavedFilterError: When the path holds something that is not a saved filter.
         StorageError: When the disk is full or the folder cannot be written.
     """
-    _check_target(path)
+    check_target(path, overwrite=overwrite)
     payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
     config = {
         "format": FORMAT,
@@ -117,11 +126,25 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _check_target(path: Path) -> None:
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Raise unless a filter may be saved here.
+
+    Args:
+        path: The folder.
+        overwrite: Whether a saved filter may be replaced.
+
+    Raises:
+        FilterExistsError: There is one, and it may not; or the path holds something else.
+    """
+    if (path / CONFIG).is_file() and not overwrite:
+        raise FilterExistsError(
+            f"`{path}` holds a saved filter already, which would be lost. Choose another path, or "
+            "replace it with `overwrite=True`."
+        )
     if not path.exists() or (path / CONFIG).is_file():
         return
     if not path.is_dir() or any(path.iterdir()):
-        raise SavedFilterError(
+        raise FilterExistsError(
             f"A filter is saved to a new or empty folder, or over another saved filter; `{path}` "
             "holds something else. Choose another path."
         )

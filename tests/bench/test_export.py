@@ -147,7 +147,7 @@ def test_the_command(tmp_path: Path) -> None:
     printed = CliRunner().invoke(command_line.app, ["export", str(results), "--format", "csv"])
     assert printed.exit_code == 0, printed.output
     assert printed.stdout == export(everything(), "csv")
-    target = tmp_path / "new" / "tables.tex"
+    target = tmp_path / "tables.tex"
     arguments = ["export", str(results), "--format", "latex", "--to", str(target)]
     assert command_line.run(arguments) == 0
     assert target.read_text() == export(everything(), "latex")
@@ -156,13 +156,17 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["export", "{here}/none.sqlite"], 1, "no file of results"),
-        (["report", "{here}/none.sqlite"], 1, "no file of results"),
+        (["export", "{here}/none.sqlite"], 2, "no file of results"),
+        (["report", "{here}/none.sqlite"], 2, "no file of results"),
         (["report", "{here}/text.sqlite"], 1, "must be a whole file of results"),
         (["export", "{here}/results.sqlite", "--format", "xml"], 2, "found `xml`"),
-        (["report", "{here}/results.sqlite", "--to", "{here}/text.sqlite/r"], 1, "where a folder"),
+        (["report", "{here}/results.sqlite", "--to", "{here}/text.sqlite/r"], 2, "no {here}/text"),
+        (["report", "{here}/results.sqlite", "--to", "{here}/new/r"], 2, "there is no {here}/new"),
+        (["export", "{here}/results.sqlite", "--to", "{here}/new/x"], 2, "there is no {here}/new"),
+        (["figure", "{here}/results.sqlite", "rank", "--to", "{here}/new/x"], 2, "no {here}/new"),
+        (["export", "{here}/results.sqlite", "--to", "{here}"], 2, "{here} is a folder"),
     ],
-    ids=["missing", "missing-report", "foreign", "format", "target"],
+    ids=["missing", "missing-report", "foreign", "format", "target", "r", "e", "f", "folder"],
 )  # fmt: skip
 def test_bad_calls(
     arguments: list[str],
@@ -174,4 +178,5 @@ def test_bad_calls(
     write_everything(tmp_path / "results.sqlite")
     (tmp_path / "text.sqlite").write_text("not a database, but long enough to be looked at" * 30)
     assert command_line.run([each.format(here=tmp_path) for each in arguments]) == code
-    assert message in capsys.readouterr().err
+    assert message.format(here=tmp_path) in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

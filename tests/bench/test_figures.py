@@ -295,7 +295,7 @@ def test_the_command_writes_one_figure(tmp_path: Path, capsys: pytest.CaptureFix
     assert command_line.run(["figure", str(results)]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in listed] == list(plots)
-    target = tmp_path / "new" / "rank.svg"
+    target = tmp_path / "rank.svg"
     assert command_line.run(["figure", str(results), "rank", "--to", str(target)]) == 0
     assert target.read_text() == draw_file(plots["rank"])
     assert command_line.run(["figure", str(results), "rnak"]) == 2

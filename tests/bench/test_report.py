@@ -135,7 +135,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     results = tmp_path / "results.sqlite"
     with Results(results) as file:
         file.add([row(cell("bn", "fog"))])
-    page = tmp_path / "new" / "report.html"
+    page = tmp_path / "report.html"
     assert command_line.run(["report", str(results), "--to", str(page)]) == 0
     assert capsys.readouterr().out == f"{page}: 1 cell\n"
     assert "</html>" in page.read_text()

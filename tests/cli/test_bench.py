@@ -47,6 +47,9 @@ def test_from_nothing_to_a_table(
     trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = f"bench {trained} {SMALL} --methods source,ttapca-exp --to sub/r.sqlite".split()
+    assert run(command) == 2
+    assert "in a folder that exists; there is no" in capsys.readouterr().err
+    Path("sub").mkdir()
     assert run(command) == 0
     told = capsys.readouterr()
     assert "bench: 8 cells to run, 480 images\n" in told.err

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ttapca.data import read_npz
-from ttapca.errors import CheckpointError, OptionError
+from ttapca.errors import CheckpointError, FactoryError, OptionError
 from ttapca.models import (
     ARCHITECTURES,
     Normalisation,
@@ -136,6 +136,8 @@ def test_a_network_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "my_networks_4.py").write_text(
         "from torch import nn\ndef small(): return nn.Linear(2, 3)\nnumber = 3\n"
         "def wrong(): return 3\n"
+        "def needy(width, depth=2): return nn.Linear(width, depth)\n"
+        "def raising(): return {}['gone']\n"
     )
     (tmp_path / "my_broken_4.py").write_text("import surely_not_installed\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -155,8 +157,14 @@ def test_a_network_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         make("my_networks_4:wrong")
     with pytest.raises(OptionError, match=r"no module `my_network_5`"):
         make("my_network_5:small")
-    with pytest.raises(ModuleNotFoundError, match=r"surely_not_installed"):
+    with pytest.raises(FactoryError, match=r"cannot be imported: .*surely_not_installed.*line 1"):
         make("my_broken_4:small")
+    with pytest.raises(
+        OptionError, match=r"without arguments; `my_networks_4:needy` takes \(width"
+    ):
+        make("my_networks_4:needy")
+    with pytest.raises(FactoryError, match=r"`my_networks_4:raising` has failed: KeyError: 'gone'"):
+        make("my_networks_4:raising")
     with pytest.raises(OptionError, match=r"named `package.module:factory`; found `small`"):
         make("small")
     assert not is_factory("a/b:c")

@@ -124,7 +124,7 @@ class _Cells:
         mover = RECIPES[method].plan(wishes, **{**provided, **own}).mover
         moves = mover is not None and mover.descent is not None
         return {
-            "options": canonical(given),
+            "options": canonical({**self.subject.stated.get(method, {}), **given}),
             "layer": self.subject.place_of(fitted) if fitted else "",
             "components": components if fitted else 0,
             "steps": mover.steps if isinstance(mover, Stepper) else int(moves),

@@ -44,7 +44,7 @@ class Plan:
         lr: Learning rate; None for each method's own, which is 1e-3 for those of the paper.
         components: Of the filter; empty for 2,000, or as many as there are.
         layer: Where the filter sits; None for the one that `ttapca layers` recommends.
-        images: The first so many test images; None for all.
+        images: So many test images, as `ttapca.data.choose` takes them; None for all.
         corrupted: A folder of the CIFAR-C layout; None to make the corrupted images.
         corruption_seed: Of the images that are made.
         method: Options of single methods, by name: its own, or `steps`, `lr`, `logits`, `guard`;

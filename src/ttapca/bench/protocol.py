@@ -81,7 +81,7 @@ def measure(
 @contextmanager
 def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
     """The network with the method of a cell on it, and as it was afterwards."""
-    own = dict(subject.provided.get(cell.method, {}))
+    own = {**json.loads(cell.options), **subject.provided.get(cell.method, {})}
     if "seed" in own_options(cell.method):
         own["seed"] = cell.seed
     adapter = adapt(
@@ -92,7 +92,6 @@ def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
         steps=cell.steps or None,
         lr=cell.lr or None,
         **own,
-        **json.loads(cell.options),
     )
     try:
         yield adapter

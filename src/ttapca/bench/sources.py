@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttapca.bench.cells import CLEAN
 from ttapca.corruptions import SMALLEST_SIDE, corrupt, find, load_textures
@@ -33,6 +34,7 @@ class ImageSource:
         folder: A folder of the CIFAR-C layout; None to make the corrupted images here.
         seed: Of the images that are made.
         textures: The folder with the photographs of frost.
+        rows: Which of all test images the clean ones are; the first ones by default.
 
     Example:
         >>> from ttapca.data import read_digits
@@ -47,6 +49,7 @@ class ImageSource:
     folder: Path | None = None
     seed: int = 0
     textures: Path | None = None
+    rows: NDArray[np.int64] | None = None
     _kept: tuple[tuple[Condition, ...], Images] | None = field(default=None, init=False, repr=False)
 
     @property
@@ -110,6 +113,8 @@ class ImageSource:
                 f"{folder} must hold the {count} test images that are asked for; it has "
                 f"{len(found)} of `{corruption}` {severity}. Ask for fewer with `images`."
             )
+        if self.rows is not None and len(found) > int(self.rows.max()):
+            found = found.subset(self.rows)
         if not np.array_equal(found.labels[:count], self.clean.labels):
             raise DataFormatError(
                 f"{folder} must hold the test images of the data set in its order; the labels of "

@@ -31,6 +31,7 @@ class Subject:
         filter_name: Tells the filter from others of its layer and rank, where the user brought it;
             empty for the one that follows from network, layer and training images.
         provided: Options of methods that no text can say, by method: `{"ttt": {"head": head}}`.
+        stated: What cells say about some of them, where it is not what it was ever since.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Subject:
     fitted: FittedFilter | None = None
     filter_name: str = ""
     provided: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stated: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # The spectrum that was taken last, and of what: methods in a row share it.
     spectrum: tuple[object, Tensor] | None = field(default=None, init=False, repr=False)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +24,7 @@ from ttapca.cli.inputs import (
     StdOption,
     WeightsOption,
     separated,
+    value_of,
 )
 from ttapca.data.loading import DIGITS
 from ttapca.errors import OptionError
@@ -44,7 +44,8 @@ def bench(
         Path, typer.Option(metavar="FILE", help="The file of results; one with results goes on.")
     ] = Path("results.sqlite"),
     plan: Annotated[
-        Path | None, typer.Option("--plan", metavar="FILE", help="A plan in TOML; options win.")
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="A plan in TOML; options win."),
     ] = None,
     preset: Annotated[
         str | None,
@@ -71,7 +72,7 @@ def bench(
         str | None, typer.Option(help="Of the filter (default: what `ttapca layers` recommends).")
     ] = None,
     images: Annotated[
-        int | None, typer.Option(help="The first test images (default: all).")
+        int | None, typer.Option(help="Test images, as many of each class (default: all).")
     ] = None,
     corrupted: Annotated[
         str | None,
@@ -86,7 +87,13 @@ def bench(
     ] = None,
     filter: Annotated[
         Path | None,
-        typer.Option("--filter", metavar="DIR", help="A fitted one (default: fitted and kept)."),
+        typer.Option(
+            "--filter",
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="A fitted one (default: fitted and kept).",
+        ),
     ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run cells again that have failed.")
@@ -177,11 +184,7 @@ def _method_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise OptionError(
                 f"--option takes METHOD.NAME=VALUE, such as tent.lr=0.01; found `{word}`."
             )
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        table.setdefault(method, {})[own] = value
+        table.setdefault(method, {})[own] = value_of(text)
     return table
 
 

@@ -21,7 +21,7 @@ from ttapca.cli.fit import recommended
 from ttapca.cli.home import cache_root
 from ttapca.cli.inputs import ModelChoice, read_images
 from ttapca.cli.reporting import StepReporter
-from ttapca.data import Images, TensorBatches
+from ttapca.data import Choice, Images, TensorBatches, choose
 from ttapca.data.frost import FROST
 from ttapca.errors import NotEnoughDataError
 from ttapca.fitted import FittedFilter
@@ -56,19 +56,26 @@ class Inputs:
     def subject(self, *, fit: bool) -> Subject:
         """Load everything, and fit the filter where one is needed and none is kept."""
         plan, name = self.plan, self.choice.name
-        clean = read_images(plan.data, "test", self.folder, size=self.size)[: plan.images]
-        if plan.images is not None and len(clean) < plan.images:
+        chosen = self.chosen
+        if plan.images is not None and chosen.total < plan.images:
             raise NotEnoughDataError(
-                f"`{plan.data}` has {len(clean):,} test images; asked for are {plan.images:,}."
+                f"`{plan.data}` has {chosen.total:,} test images; asked for are {plan.images:,}."
             )
         corrupted = Path(plan.corrupted).expanduser() if plan.corrupted else None
         subject = Subject(
             name if is_factory(name) else Path(name).name,
             _in_fast_layout(self.choice.load()),
-            Path(plan.data).name,
-            ImageSource(clean, corrupted, plan.corruption_seed, cache_root() / FROST),
+            self._data_name,
+            ImageSource(
+                chosen.of(self._test),
+                corrupted,
+                plan.corruption_seed,
+                cache_root() / FROST,
+                None if chosen.first else chosen.rows,
+            ),
             filter_name="" if self.filter is None else self.filter.absolute().name,
             provided=self._provided(),
+            stated=self._stated(),
         )
         if self._filtered:
             subject.fitted = self._filter(subject) if fit else self._stand_in(subject)
@@ -117,6 +124,21 @@ class Inputs:
         )
 
     @cached_property
+    def _test(self) -> Images:
+        return read_images(self.plan.data, "test", self.folder, size=self.size)
+
+    @cached_property
+    def chosen(self) -> Choice:
+        """Which test images are used; settings decide about their order."""
+        return choose(self._test.labels, self.plan.images, order="stored")
+
+    @property
+    def _data_name(self) -> str:
+        """What cells call the images: other images of the same data set have another name."""
+        name, chosen = Path(self.plan.data).name, self.chosen
+        return f"{name}, {chosen.per_class}" if chosen.drawn else name
+
+    @cached_property
     def _training(self) -> Images:
         return read_images(self.plan.data, "train", self.folder, size=self.size)
 
@@ -124,12 +146,23 @@ class Inputs:
         """What some methods need of the source domain, which no text can say."""
         provided: dict[str, dict[str, Any]] = {}
         if "eata" in self.plan.methods:
-            provided["eata"] = {"source": TensorBatches(self._training[:SOURCE_IMAGES], FIT_BATCH)}
+            rows = self._source_images.rows
+            provided["eata"] = {"source": TensorBatches(self._training, FIT_BATCH, rows)}
         if "ttt" in self.plan.methods:
             stated = self.choice.normalisation()
             rotation = models.load_rotation(self.choice.name, normalisation=stated)
             provided["ttt"] = {"head": rotation.head, "split": rotation.split}
         return provided
+
+    @cached_property
+    def _source_images(self) -> Choice:
+        return choose(self._training.labels, SOURCE_IMAGES)
+
+    def _stated(self) -> Mapping[str, Mapping[str, str]]:
+        """What cells say about source images that are not simply the first ones."""
+        if "eata" in self.plan.methods and self._source_images.drawn:
+            return {"eata": {"source": str(self._source_images)}}
+        return {}
 
     def _layer(self, network: nn.Module) -> str:
         return self.plan.layer or recommended(network, self._training)

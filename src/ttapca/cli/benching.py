@@ -18,10 +18,10 @@ from ttapca.bench.running import run
 from ttapca.bench.subject import Subject
 from ttapca.cli.bench_inputs import Inputs
 from ttapca.cli.bench_view import RunView, title
-from ttapca.disk import make_folder
+from ttapca.cli.inputs import check_place
 
 # What tells the rows of one method apart, where a plan has several values of it.
-VARIED = ("severity", "batch_size", "components", "steps", "options")
+VARIED = ("batch_size", "components", "steps", "options")
 
 
 def list_cells(inputs: Inputs) -> None:
@@ -45,11 +45,13 @@ def run_cells(
         lines: Whether each finished unit leaves a line.
         estimate: Whether to try each method first, and say how long it will take.
     """
-    make_folder(inputs.to.absolute().parent)
+    check_place(inputs.to)
     with Results(inputs.to) as results:  # a file of something else is refused before any work
         subject = inputs.subject(fit=True)
         units = expand(inputs.plan, subject)
         with RunView(lines=lines) as view:
+            if inputs.plan.images is not None:
+                view.note(f"{inputs.chosen.selection} of `{inputs.plan.data}`")
             if estimate:
                 _say_how_long(units, subject, results, view)
             try:
@@ -106,14 +108,13 @@ def print_summary(rows: Sequence[Row], to: Path) -> None:
 def _label(cell: Cell, rows: Sequence[Row]) -> str:
     """The method, and what tells its rows apart."""
     parts = [cell.method]
+    own = [row.cell for row in rows if row.cell.method == cell.method]
     for name in VARIED:
-        values = {
-            getattr(row.cell, name)
-            for row in rows
-            if row.cell.method == cell.method and row.cell.corruption != CLEAN
-        }
-        if len(values) > 1 and cell.corruption != CLEAN:
+        if len({getattr(other, name) for other in own}) > 1:
             parts.append(f"{name.replace('_', ' ')} {getattr(cell, name)}")
+    severities = {other.severity for other in own if other.corruption != CLEAN}
+    if len(severities) > 1:  # clean images have none, and a row of their own
+        parts.append(f"severity {cell.severity}" if cell.severity else CLEAN)
     return ", ".join(parts)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import typer
 
 from ttapca.cli.home import cache_root
+from ttapca.cli.inputs import LimitOption, check_place
 from ttapca.cli.reporting import file_progress
 from ttapca.data.frost import FROST
 from ttapca.disk import writing
@@ -41,7 +42,7 @@ def corrupt(
         int | None,
         typer.Option(min=1, help="Processes; one a core by default.", show_default=False),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take the first images only.")] = None,
+    limit: LimitOption = None,
     sheet: Annotated[
         Path | None, typer.Option(help="Draw a contact sheet (PNG) instead; see --image.")
     ] = None,
@@ -59,6 +60,7 @@ def corrupt(
         raise OptionError(f"`ttapca corrupt` takes either --to DIR or --sheet FILE; found {found}.")
     levels = parse_severities(severities)
     if sheet is not None:
+        check_place(sheet, "--sheet")
         names = parse_corruptions(corruptions or "standard")
         shown = levels if all_severities else levels[-1:]
         _draw_sheet(sheet, dataset, image, names, shown, seed)
@@ -161,8 +163,13 @@ def _write_data_set(
     jobs: int,
 ) -> None:
     from ttapca.corruptions.export import Export
+    from ttapca.data import choose
 
-    data = _load_test_images(dataset)[:limit]
+    data = _load_test_images(dataset)
+    chosen = choose(data.labels, limit, order="stored")
+    if limit is not None:
+        typer.echo(f"{chosen.selection} of `{dataset}`", err=True)
+    data = chosen.of(data)
     export = Export(
         images=data.images,
         labels=data.labels,

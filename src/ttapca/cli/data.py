@@ -34,7 +34,6 @@ Folder = Annotated[
 ]
 
 
-@data_app.command("get")
 def get(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME", help=f"Any of: {', '.join((*DATA_SETS, FROST))}.")
@@ -72,7 +71,6 @@ def _get_frost(root: Path) -> None:
     typer.echo(f"{FROST}  {folder}  verified  (photographs for the corruption `frost`)")
 
 
-@data_app.command("list")
 def list_(
     folder: Annotated[
         Path | None, typer.Option("--in", metavar="DIR", help="Look here, not in the cache.")

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ttapca.cli.inputs import ModelChoice
+from ttapca.disk import make_folder
 
 
 def demo(
@@ -30,6 +31,7 @@ def demo(
     from ttapca.cli.report import write_report
     from ttapca.cli.showing import print_table
 
+    make_folder(to)
     plan = read_preset("demo").changed(seeds=(seed,))
     inputs = Inputs(ModelChoice(plan.model), plan, to / "results.sqlite")
     with one_thread():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -14,24 +14,29 @@ from ttapca.cli.inputs import (
     AsJson,
     DataFolder,
     DataOption,
+    FilterOption,
     ImageSize,
+    LimitOption,
     MeanOption,
     ModelArgument,
     ModelChoice,
     ModelOption,
     NormalisationOption,
+    OrderOption,
+    SeedOption,
     StdOption,
     WeightsOption,
-    limited,
     read_images,
+    value_of,
 )
 from ttapca.cli.reporting import StepReporter
+from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ttapca.adapter import Adapter
-    from ttapca.data import Images
+    from ttapca.data import Order, TensorBatches
     from ttapca.explanation import Explanation
 
 PAPERS_BATCH = 200
@@ -42,21 +47,26 @@ def evaluate(
     *,
     data: DataOption,
     method: Annotated[str, typer.Option(help="One that `ttapca methods` lists.")] = "source",
-    filter: Annotated[
-        Path | None, typer.Option("--filter", metavar="DIR", help="What `ttapca fit` saved.")
-    ] = None,
+    filter: FilterOption = None,
     episodic: Annotated[
         bool, typer.Option("--episodic/--online", help="Forget after each batch, or never.")
     ] = True,
     batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = PAPERS_BATCH,
     steps: Annotated[
-        int | None, typer.Option(help="Gradient steps on each batch (default: the method's).")
+        int | None,
+        typer.Option(min=1, help="Gradient steps on each batch (default: the method's)."),
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate (default: the method's).")] = None,
     corruption: Annotated[str | None, typer.Option(help="For a folder of CIFAR-C.")] = None,
-    severity: Annotated[int | None, typer.Option(help="For a folder of CIFAR-C: 1 to 5.")] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use the first images only (default: all).")
+    severity: Annotated[
+        int | None, typer.Option(min=1, max=5, help="For a folder of CIFAR-C: 1 to 5.")
+    ] = None,
+    limit: LimitOption = None,
+    order: OrderOption = "auto",
+    seed: SeedOption = 0,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Of the method; may be repeated."),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what a closed-form filter did at the end.")
@@ -72,10 +82,13 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure error, calibration and speed on the test images of a data set."""
+    from ttapca.data import TensorBatches, choose
+
     choice = ModelChoice(model, model_option, weights, architecture, normalise, mean, std)
     images = read_images(data, "test", folder, corruption=corruption, severity=severity, size=size)
-    images = limited(images, limit)
-    adapted = _adapted(choice.load(), method, filter, episodic=episodic, steps=steps, lr=lr)
+    chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
+    wishes = {"episodic": episodic, "steps": steps, "lr": lr, **_options(option or [])}
+    adapted = _adapted(choice.load(), method, filter, **wishes)
     facts = {
         "model": choice.name,
         "data": data,
@@ -84,7 +97,8 @@ def evaluate(
         "method": method,
         "setting": "episodic" if episodic else "online",
         "batch_size": batch_size,
-        **_measured(adapted, images, batch_size),
+        "chosen": str(chosen),
+        **_measured(adapted, TensorBatches(images, batch_size, chosen.rows)),
         "parameters_adapted": adapted.n_parameters,
     }
     reports = _explained(adapted) if explain else []
@@ -109,15 +123,27 @@ def _explained(adapted: Adapter) -> list[Explanation]:
     return ttapca.explain(adapted)
 
 
-def _measured(adapted: Adapter, images: Images, batch_size: int) -> dict[str, Any]:
-    from ttapca import models
+def _options(words: list[str]) -> dict[str, Any]:
+    found = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise OptionError(
+                f"--option takes NAME=VALUE, such as statistics=source; found `{word}`."
+            )
+        found[name.strip()] = value_of(text)
+    return found
+
+
+def _measured(adapted: Adapter, batches: TensorBatches) -> dict[str, Any]:
+    from ttapca.models.evaluation import predict_all
 
     with StepReporter("evaluating") as progress:
-        outcome = models.evaluate(adapted, images, batch_size=batch_size, progress=progress)
+        outcome = predict_all(adapted, batches, progress=progress).evaluation()
     values = dataclasses.asdict(outcome)
     for stream in ("error_stream", "entropy_stream"):  # a benchmark's, not a person's
         del values[stream]
-    by_class = dict(zip(images.class_names, values.pop("accuracy_of_class"), strict=True))
+    by_class = dict(zip(batches.data.class_names, values.pop("accuracy_of_class"), strict=True))
     return {
         **values,
         "accuracy": outcome.accuracy,
@@ -138,5 +164,6 @@ def _sentence(facts: dict[str, Any]) -> str:
         f"  error              {facts['error']:6.2f} %   (accuracy {facts['accuracy']:.2f} %)\n"
         f"  calibration error  {facts['calibration_error']:6.2f} %\n"
         f"  speed              {facts['images_per_second']:6.0f} images/s\n"
-        f"  parameters adapted {facts['parameters_adapted']:6,}"
+        f"  parameters adapted {facts['parameters_adapted']:6,}\n"
+        f"  images             {facts['chosen']}"
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ttapca.cli.inputs import check_place
 from ttapca.cli.showing import ResultsArgument, write_text
 
 
@@ -28,6 +29,8 @@ def export(
     from ttapca.bench import Results
     from ttapca.bench.export import export as exported
 
+    if to is not None:
+        check_place(to)
     with Results(results, readonly=True) as file:
         text = exported(file.rows(), form)
     if to is None:

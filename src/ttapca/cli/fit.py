@@ -15,23 +15,25 @@ from ttapca.cli.inputs import (
     DataFolder,
     DataOption,
     ImageSize,
+    LimitOption,
     MeanOption,
     ModelArgument,
     ModelChoice,
     ModelOption,
     NormalisationOption,
+    OrderOption,
+    SeedOption,
     StdOption,
     WeightsOption,
-    limited,
     read_images,
 )
-from ttapca.cli.reporting import StepReporter
+from ttapca.cli.reporting import StepReporter, warn
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.data import Images
+    from ttapca.data import Choice, Images, Order, TensorBatches
     from ttapca.fitted import FittedFilter, Storage
 
 PAPERS_COMPONENTS = 2000
@@ -54,23 +56,34 @@ def fit(
     std: StdOption = None,
     folder: DataFolder = None,
     size: ImageSize = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use the first images only (default: all).")
-    ] = None,
+    limit: LimitOption = None,
+    order: OrderOption = "auto",
+    seed: SeedOption = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Images read at a time.")] = 250,
     dtype: Annotated[
         str, typer.Option(help="Storage: float64, float32, bfloat16 or float16.")
     ] = "float32",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a saved filter that is there already.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a spectral filter on the training images of a data set, and save it to a folder."""
+    from ttapca.data import TensorBatches, choose
+    from ttapca.fitted import stored_dtype
+    from ttapca.store import check_target
+
+    stored_dtype(dtype)  # what would be refused at the end is refused now
+    check_target(to, overwrite=force)
     choice = ModelChoice(model, model_option, weights, architecture, normalise, mean, std)
-    images = limited(read_images(data, "train", folder, size=size), limit)
+    images = read_images(data, "train", folder, size=size)
+    chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
     network = choice.load()
     start = time.perf_counter()
-    fitted = _fit(network, layer or recommended(network, images), images, components, batch_size)
-    fitted.save(to, dtype=cast("Storage", dtype))  # which refuses another name
-    _print(fitted, to, time.perf_counter() - start, as_json)
+    batches = TensorBatches(images, batch_size, chosen.rows)
+    fitted = _fit(network, layer or recommended(network, images), batches, components)
+    fitted.save(to, dtype=cast("Storage", dtype), overwrite=force)
+    _print(fitted, to, chosen, time.perf_counter() - start, as_json)
 
 
 def recommended(network: nn.Module, images: Images) -> str:
@@ -84,19 +97,14 @@ def recommended(network: nn.Module, images: Images) -> str:
     return layer
 
 
-def _fit(
-    network: nn.Module, layer: str, images: Images, components: int, batch_size: int
-) -> FittedFilter:
+def _fit(network: nn.Module, layer: str, batches: TensorBatches, components: int) -> FittedFilter:
     import ttapca
-    from ttapca.data import TensorBatches
 
     with StepReporter(f"fitting {layer}") as progress:
-        return ttapca.fit(
-            network, layer, TensorBatches(images, batch_size), components, progress=progress
-        )
+        return ttapca.fit(network, layer, batches, components, progress=progress)
 
 
-def _print(fitted: FittedFilter, to: Path, seconds: float, as_json: bool) -> None:
+def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_json: bool) -> None:
     variance = float(fitted.explained_variance_ratio_.sum())
     facts = {
         "filter": str(to),
@@ -105,9 +113,12 @@ def _print(fitted: FittedFilter, to: Path, seconds: float, as_json: bool) -> Non
         "components": fitted.n_components_,
         "outputs": len(fitted.mean_),
         "explained_variance": variance,
+        "dropped_variance": fitted.dropped_variance_,
+        "agreement": fitted.agreement_,
         "images": fitted.n_samples_,
         "accuracy": fitted.accuracy_,
         "singular_value_error": fitted.singular_value_error_,
+        "chosen": str(chosen),
         "seconds": seconds,
     }
     if as_json:
@@ -116,5 +127,13 @@ def _print(fitted: FittedFilter, to: Path, seconds: float, as_json: bool) -> Non
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "
         f"{len(fitted.mean_):,} outputs hold {100 * variance:.2f} % of the "
-        f"variance of {fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)"
+        f"variance of {fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)\n"
+        f"  images: {chosen}\n"
+        f"  with learned gains it {fitted.loss_in_words()}"
     )
+    if fitted.drops_too_much:
+        warn(
+            f"with learned gains, as those of ttapca-relu, this filter {fitted.loss_in_words()}. "
+            "Fit with more --components for them; methods in closed form, such as wiener, keep "
+            "what lies outside."
+        )

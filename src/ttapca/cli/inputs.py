@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ttapca.cli.home import cache_root
+from ttapca.cli.reporting import StepReporter, warn
 from ttapca.data.loading import DIGITS, load
 from ttapca.errors import OptionError
 
@@ -37,8 +39,22 @@ DataFolder = Annotated[
     typer.Option("--in", metavar="DIR", help="Where data sets with a name lie, if not the cache."),
 ]
 ImageSize = Annotated[
-    int | None, typer.Option("--size", help="For folders of pictures: resize to this side.")
+    int | None, typer.Option("--size", min=1, help="For folders of pictures: resize to this side.")
 ]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        "--limit", min=1, help="Use so many images only, as many of each class (default: all)."
+    ),
+]
+OrderOption = Annotated[
+    str,
+    typer.Option(
+        "--order",
+        help="auto: shuffled where they lie class by class; or shuffled, sorted, stored.",
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the choice and the shuffle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -55,7 +71,19 @@ ModelOption = Annotated[
 ]
 WeightsOption = Annotated[
     Path | None,
-    typer.Option("--weights", metavar="FILE", help="Weights for a network of your own."),
+    typer.Option(
+        "--weights",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Weights for a network of your own.",
+    ),
+]
+FilterOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--filter", metavar="DIR", exists=True, file_okay=False, help="What `ttapca fit` saved."
+    ),
 ]
 ArchitectureOption = Annotated[
     str | None,
@@ -95,12 +123,37 @@ class ModelChoice:
             raise OptionError(f"Name one network, as MODEL or with --model; found {found}.")
         return str(self.argument or self.option)
 
-    def load(self, *, assumed: str | None = None) -> nn.Module:
+    def load(self, *, assumed: str | None = None, doubt: bool = True) -> nn.Module:
         """Load the network, in evaluation mode.
 
         Args:
             assumed: The normalisation where neither the user nor the file says one.
+            doubt: Whether to say so where the weights may be untrained.
         """
+        network = self._loaded(assumed)
+        if doubt:
+            self._doubt(network)
+        return network
+
+    def _doubt(self, network: nn.Module) -> None:
+        """Warn of weights that nobody gave, and of those that look as if nobody trained them."""
+        from ttapca.models.factories import is_factory
+        from ttapca.models.network import looks_untrained
+
+        if looks_untrained(network):
+            warn(
+                f"the weights of `{self.name}` look UNTRAINED: the statistics of its BatchNorm "
+                "layers are those of a new network. All numbers will be those of random weights. "
+                "Give trained ones with --weights FILE."
+            )
+        elif is_factory(self.name) and self.weights is None:
+            warn(
+                f"no --weights were given, so `{self.name}` has those that the factory gives it. "
+                "If it does not load any, they are UNTRAINED, and all numbers those of random "
+                "weights."
+            )
+
+    def _loaded(self, assumed: str | None) -> nn.Module:
         from ttapca import models
         from ttapca.models.factories import is_factory
 
@@ -149,7 +202,8 @@ def read_images(
 ) -> Images:
     """Labelled images by name, from the cache or the given folder, or by path."""
     root = (folder or cache_root()).expanduser()
-    return load(data, split, root=root, corruption=corruption, severity=severity, size=size)
+    with StepReporter(f"reading {data}"):
+        return load(data, split, root=root, corruption=corruption, severity=severity, size=size)
 
 
 def users_factory(name: str) -> nn.Module:
@@ -184,11 +238,6 @@ def tensorboard_writer(
         yield write
 
 
-def limited(images: Images, limit: int | None) -> Images:
-    """The first images only, where there is a limit."""
-    return images if limit is None else images[:limit]
-
-
 def separated(text: str | None) -> tuple[str, ...] | None:
     """The words of an option that takes several, with commas between; None where it is not given.
 
@@ -199,3 +248,32 @@ def separated(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def value_of(text: str) -> Any:
+    """The value of an option of a method: as in TOML, and what is none is text.
+
+    Example:
+        >>> value_of("0.5"), value_of("true"), value_of("layer2")
+        (0.5, True, 'layer2')
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def check_place(to: Path, option: str = "--to") -> None:
+    """Refuse a file in a folder that does not exist: it is a slip of the keyboard, as a rule.
+
+    Raises:
+        OptionError: There is no such folder.
+
+    Example:
+        >>> check_place(Path("results.sqlite"))
+    """
+    folder = to.expanduser().absolute().parent
+    if not folder.is_dir():
+        raise OptionError(f"{option} names a file in a folder that exists; there is no {folder}.")
+    if to.is_dir():
+        raise OptionError(f"{option} names a file; {to} is a folder.")

@@ -19,7 +19,7 @@ from ttapca.cli.inputs import (
     ModelOption,
     WeightsOption,
 )
-from ttapca.errors import OptionError
+from ttapca.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,7 +52,10 @@ def layers(
 
     network = _network(ModelChoice(model, model_option, weights, architecture))
     shape = _shape(input_shape, network)
-    table = models.describe_layers(network, shape, components)
+    try:
+        table = models.describe_layers(network, shape, components)
+    except ShapeError as error:  # the shape is an option here
+        raise OptionError(f"{error} Name it with --input CxHxW.") from error
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(table), indent=2))
     else:
@@ -65,7 +68,7 @@ def _network(choice: ModelChoice) -> nn.Module:
     if choice.name in models.ARCHITECTURES and choice.name not in models.packaged():
         return models.build(choice.name)
     # Layers and their cost do not depend on the normalisation, and not every file says it.
-    return choice.load(assumed="none")
+    return choice.load(assumed="none", doubt=False)
 
 
 def _shape(words: str | None, network: nn.Module) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ttapca.cli.inputs import check_place
 from ttapca.cli.showing import ResultsArgument, write_text
-from ttapca.disk import make_folder
 
 
 def report(
@@ -27,7 +27,7 @@ def write_report(results: Path, to: Path) -> int:
     from ttapca.bench import Results
     from ttapca.bench.report import report as page
 
-    make_folder(to.parent)  # before the work, so that a wrong place is said at once
+    check_place(to)  # before the work, so that a wrong place is said at once
     with Results(results, readonly=True) as file:
         rows, observations = file.rows(), file.observations()
     write_text(to, page(rows, observations))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -15,11 +16,18 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
+
+
+def warn(text: str) -> None:
+    """Write a warning to standard error."""
+    typer.secho(f"warning: {text}", err=True, fg=typer.colors.YELLOW, bold=True)
 
 
 class Drawn:
@@ -88,6 +96,13 @@ class ConsoleReporter(_Bars):
             self._progress.remove_task(self._tasks.pop(task))
 
 
+class _Count(MofNCompleteColumn):
+    """How many are done, of how many; nothing where that is not known."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
 class StepReporter(_Bars):
     """One bar for a known number of steps, with the time left; call it to wrap the steps.
 
@@ -111,16 +126,21 @@ class StepReporter(_Bars):
         done: int = 0,
         console: Console | None = None,
     ) -> None:
-        super().__init__(title, console, MofNCompleteColumn())
+        super().__init__(title, console, _Count())
         self._task = self._progress.add_task(title, total=total, completed=done)
         self._fixed = total is not None
         self._total = total or 0
+
+    def stage(self, name: str) -> None:
+        """Say what is done now, where nobody can tell how much of it is left."""
+        self._progress.update(self._task, description=f"{self._title}: {name}")
+        self._progress.tasks[0].total = None  # `update` takes None for no change
 
     def __call__(self, steps: Iterable[Any]) -> Iterator[Any]:
         """Give the steps one by one, and move the bar."""
         if not self._fixed and isinstance(steps, Sized):
             self._total += len(steps)
-            self._progress.update(self._task, total=self._total)
+            self._progress.update(self._task, description=self._title, total=self._total)
         for step in steps:
             yield step
             self._progress.advance(self._task)

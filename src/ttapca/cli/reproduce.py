@@ -21,6 +21,7 @@ from ttapca.cli.inputs import (
     WeightsOption,
     separated,
 )
+from ttapca.disk import make_folder
 from ttapca.errors import OptionError
 
 OWN_NETWORK = {"cifar10": "cifar10-resnet20"}
@@ -74,7 +75,7 @@ def reproduce(
             "MODEL`."
         )
     choice = ModelChoice(named, model_option, weights, architecture, normalise, mean, std)
-    choice.load()  # a network that cannot be loaded is said before anything is fetched
+    choice.load(doubt=False)  # a network that cannot be loaded is said before anything is fetched
     found = corrupted or _published(data, folder)
     _get(data, folder, frost=found is None)
     plan = read_preset("paper-tables").changed(
@@ -84,6 +85,7 @@ def reproduce(
         methods=separated(methods),
     )
     place = to or Path(f"ttapca-{Path(data).name}")
+    make_folder(place)
     inputs = Inputs(choice, plan, place / "results.sqlite", folder=folder)
     rows = benching.run_cells(inputs, estimate=True)
     out = Console()

@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ttapca.disk import make_folder, replace_file
+from ttapca.cli.inputs import check_place
+from ttapca.disk import replace_file
 
 if TYPE_CHECKING:
     from ttapca.bench.tables import Table, Value
 
 ResultsArgument = Annotated[
-    Path, typer.Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote.")
+    Path,
+    typer.Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote."),
 ]
 
 UNBOUNDED = 10_000  # letters
@@ -89,14 +91,15 @@ def _cell(value: Value) -> Text:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put a file in its place in one step, and make its folder where there is none.
+    """Put a file in its place in one step.
 
     Args:
-        path: The file.
+        path: The file; its folder exists.
         text: All of it.
 
     Raises:
+        OptionError: There is no such folder.
         StorageError: The operating system refuses.
     """
-    make_folder(path.parent)
+    check_place(path)
     replace_file(path, text.encode())

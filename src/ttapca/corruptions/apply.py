@@ -105,7 +105,7 @@ def check_images(images: object) -> None:
             "Intensities from 0 to 1 become grey levels by (255 * images).round().astype(np.uint8)."
         )
     if images.ndim != 4 or images.shape[-1] != CHANNELS:
-        remedy = "Add an axis with images[None]." if images.ndim == 3 else ""
+        remedy = "Add an axis with images[None]." if images.ndim == 3 else "Give colour images."
         if images.ndim == 4 and images.shape[1] == CHANNELS:
             remedy = "Move the channels to the end with images.transpose(0, 2, 3, 1)."
         raise ShapeError(

@@ -8,6 +8,7 @@
         ...
 
 `load` takes a name or a path and finds out the layout; the `read_...` functions each know one.
+`choose` says which of them to use, and in which order: a folder of pictures lies class by class.
 `fetch` gets a data set into a folder, from the first source that delivers, and `inventory` says
 what is in it. Nothing here prints or reads the environment: progress goes to a `Reporter`, and the
 folder is passed in.
@@ -18,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ttapca.data.catalog import DATA_SETS, find_data_set
+from ttapca.data.choice import Choice, Order, choose
 from ttapca.data.cifar import read_cifar_binary, write_cifar_binary
 from ttapca.data.cifar_c import corruptions_in, read_cifar_c
 from ttapca.data.cifar_python import read_cifar_python
@@ -37,14 +39,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATA_SETS",
+    "Choice",
     "DataSet",
     "Fetched",
     "Holding",
     "Images",
+    "Order",
     "Reporter",
     "Silent",
     "Split",
     "TensorBatches",
+    "choose",
     "corruptions_in",
     "fetch",
     "fetch_frost",

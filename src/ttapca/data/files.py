@@ -65,7 +65,8 @@ def _class_names(path: Path, names: NDArray[Any]) -> tuple[str, ...]:
 def read_image_folder(folder: Path | str, *, size: int | tuple[int, int] | None = None) -> Images:
     """Read a folder of pictures, one subfolder a class, as RGB.
 
-    Classes are numbered by the sorted names of their folders, pictures sorted by name.
+    Classes are numbered by the sorted names of their folders, pictures sorted by name. So they come
+    class by class; `ttapca.data.choose` mixes them, and takes as many of each.
 
     Args:
         folder: The folder that holds the class folders.

@@ -26,6 +26,7 @@ from ttapca.methods.exchanging import copies_of, with_values
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.methods.views import Jitter, check_count, check_images
 from ttapca.movers import DEFAULT_LEARNING_RATE, Logits, OptimizerFactory, Run, Stepper, adam
+from ttapca.objectives import log_softmax
 from ttapca.surfaces import Weights
 from ttapca.surfaces.weights import all_parameters
 
@@ -179,9 +180,9 @@ def consistency(student: Tensor, teacher: Tensor) -> Tensor:
         >>> round(consistency(torch.zeros(3, 2), torch.randn(3, 2)).item(), 4)  # log 2
         0.6931
     """
-    precise = torch.promote_types(student.dtype, torch.float32)
-    wanted = teacher.detach().softmax(1, dtype=precise)
-    return -(wanted * student.log_softmax(1, dtype=precise)).sum(1).mean()
+    guesses = log_softmax(student)
+    wanted = teacher.detach().softmax(1, dtype=guesses.dtype)
+    return -(wanted * guesses).sum(1).mean()
 
 
 def _cotta(

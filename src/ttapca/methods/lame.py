@@ -21,6 +21,7 @@ from ttapca.catching import caught_inputs, find_classifier
 from ttapca.errors import LayerOutputError, OptionError
 from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.movers import Mover, Run
+from ttapca.objectives import log_softmax
 
 Affinity = Literal["knn", "rbf", "linear"]
 
@@ -82,7 +83,7 @@ class LaplacianCorrection(Mover):
         with caught_inputs(self._classifier) as caught:
             logits = run(*inputs, **options)
         features = _features(caught, logits)
-        own = logits.log_softmax(1)
+        own = log_softmax(logits).to(logits.dtype)
         if len(logits) == 1:
             return own
         if not (torch.isfinite(own).all() and torch.isfinite(features).all()):

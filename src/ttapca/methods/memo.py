@@ -24,6 +24,7 @@ from ttapca.methods.exchanging import put_back
 from ttapca.methods.plan import Plan, Recipe, Wishes
 from ttapca.methods.views import check_count, check_images, mixed_views
 from ttapca.movers import Logits, OptimizerFactory, Run, Stepper, sgd
+from ttapca.objectives import log_softmax
 from ttapca.surfaces import BatchNormStatistics, Weights
 from ttapca.surfaces.weights import all_parameters
 
@@ -124,9 +125,7 @@ def marginal_entropy(logits: Tensor) -> Tensor:
         >>> round(marginal_entropy(sure_of_different_things).item(), 4)  # log 2
         0.6931
     """
-    precise = torch.promote_types(logits.dtype, torch.float32)
-    log_probabilities = logits.log_softmax(1, dtype=precise)
-    log_mean = log_probabilities.logsumexp(0) - math.log(len(logits))  # (classes, ...)
+    log_mean = log_softmax(logits).logsumexp(0) - math.log(len(logits))  # (classes, ...)
     return -(log_mean.exp() * log_mean).sum(0).mean()
 
 

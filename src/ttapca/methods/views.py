@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Generator, Tensor
 
-from ttapca.errors import OptionError, ShapeError
+from ttapca.errors import InputTypeError, OptionError, ShapeError
 
 CHAINS = 3
 
@@ -123,12 +123,19 @@ def check_images(method: str, inputs: tuple[Any, ...]) -> tuple[Tensor, tuple[An
 
     Raises:
         ShapeError: When the first input is no batch of images.
+        InputTypeError: When its numbers are not floating point.
     """
     if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].dim() != 4:
         found = [tuple(getattr(value, "shape", ())) for value in inputs[:1]] or "no input"
         raise ShapeError(
             f"`{method}` changes images: the model's first input is a batch of shape (batch, "
             f"channels, height, width); found {found}. Choose another method for such inputs."
+        )
+    if not inputs[0].is_floating_point():
+        kind = str(inputs[0].dtype).removeprefix("torch.")
+        raise InputTypeError(
+            f"`{method}` changes images of floating point; found a tensor of {kind}. Prepare the "
+            "images as in training, for example batch.float() / 255 for pixels from 0 to 255."
         )
     return inputs[0], inputs[1:]
 

@@ -10,8 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttapca.data import Images, TensorBatches
-from ttapca.errors import NotEnoughDataError, OptionError, ShapeError, TtapcaError
+from ttapca.data import Images, Order, TensorBatches, choose
+from ttapca.errors import (
+    NotEnoughDataError,
+    OptionError,
+    ShapeError,
+    TtapcaError,
+    refused_memory,
+)
 from ttapca.objectives import softmax_entropy
 
 CALIBRATION_BINS = 15
@@ -67,15 +73,22 @@ def evaluate(
     data: Images,
     *,
     batch_size: int = DEFAULT_BATCH,
+    order: Order = "auto",
+    seed: int = 0,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Predict all images, in order, and compare with their labels.
+    """Predict all images, and compare with their labels.
+
+    Images that lie class by class are shuffled: a method that learns from its batches would see one
+    class at a time.
 
     Args:
         predict: A model in evaluation mode, an `Adapter`, or any function from images in [0, 1] to
             logits of shape (batch, classes).
         data: Labelled images.
         batch_size: Images a batch; the last one may have fewer.
+        order: In which order they come, see `ttapca.data.choose`.
+        seed: Of the shuffle, where there is one.
         progress: Wraps the batches while they are read; silent by default.
 
     Returns:
@@ -93,7 +106,9 @@ def evaluate(
         >>> round(outcome.error, 1)
         90.1
     """
-    return predict_all(predict, TensorBatches(data, batch_size), progress=progress).evaluation()
+    rows = choose(data.labels, order=order, seed=seed).rows
+    batches = TensorBatches(data, batch_size, rows)
+    return predict_all(predict, batches, progress=progress).evaluation()
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +194,8 @@ def predict_all(
         logits = _logits(predict, images, n_classes).double().cpu()
         seconds += time.perf_counter() - start
         confidence, predicted = logits.softmax(1).max(1)
-        entropy = softmax_entropy(logits)
+        # A single class leaves nothing to be uncertain of.
+        entropy = softmax_entropy(logits) if n_classes > 1 else logits.new_zeros(len(labels))
         parts.append((labels, predicted, confidence, entropy, torch.full_like(labels, number)))
         if watch:
             watch(len(labels), int((predicted != labels).sum()))
@@ -218,7 +234,9 @@ def _logits(predict: Predict, images: Tensor, classes: int) -> Tensor:
         logits = predict(images)
     except TtapcaError:
         raise
-    except RuntimeError as error:  # what torch raises where shapes do not fit
+    except (RuntimeError, ValueError, IndexError) as error:  # where shapes do not fit
+        if refused_memory(error) is not None:
+            raise
         raise ShapeError(
             f"The network cannot take images of shape {tuple(images.shape[1:])}: {error}"
         ) from error

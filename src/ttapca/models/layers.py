@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ttapca.errors import ShapeError
+from ttapca.errors import ShapeError, TtapcaError
 from ttapca.folding import is_affine
 from ttapca.modules import device_and_dtype, evaluation_mode
 
@@ -131,12 +131,12 @@ def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
     try:
         with torch.no_grad(), evaluation_mode(model):
             model(torch.zeros(1, *input_shape, device=device, dtype=dtype))
-    except ShapeError:
+    except TtapcaError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ShapeError(
             f"The network must take an image of shape {tuple(input_shape)}; it does not: {error}. "
-            "Say which shape it takes, such as --input 3x224x224."
+            "Say which shape it takes, channels first, such as 3x224x224."
         ) from error
     finally:
         for handle in handles:

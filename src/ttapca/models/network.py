@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.data import Images
-from ttapca.errors import OptionError, ShapeError, did_you_mean
+from ttapca.errors import InputTypeError, OptionError, ShapeError, did_you_mean
 
 CIFAR_SHAPE = (3, 32, 32)
 DIGITS_KEPT = 4
@@ -155,7 +156,14 @@ class Normalise(nn.Module):
 
         Raises:
             ShapeError: The images have another shape.
+            InputTypeError: They are whole numbers, not in [0, 1].
         """
+        if not images.is_floating_point():
+            kind = str(images.dtype).removeprefix("torch.")
+            raise InputTypeError(
+                f"This network takes images of floating point in [0, 1]; found {kind}. Pixels from "
+                "0 to 255 become such by images.float() / 255."
+            )
         if tuple(images.shape[1:]) != self.input_shape:
             raise ShapeError(
                 f"This network takes batches of images of shape {_times(self.input_shape)}; found "
@@ -221,6 +229,27 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
             bound = 1 / math.sqrt(module.in_features)
             nn.init.uniform_(module.weight, -bound, bound, generator=generator)
             nn.init.zeros_(module.bias)
+
+
+def looks_untrained(network: nn.Module) -> bool:
+    """Whether every BatchNorm layer has the statistics that a new one starts with.
+
+    Training moves them in the first step. Of a network without such layers nothing can be said.
+
+    Example:
+        >>> looks_untrained(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+        True
+        >>> looks_untrained(nn.Linear(2, 3))
+        False
+    """
+    known = [
+        (module.running_mean, module.running_var)
+        for module in network.modules()
+        if isinstance(module, _BatchNorm)
+        and module.running_mean is not None
+        and module.running_var is not None
+    ]
+    return bool(known) and all(bool((m == 0).all() and (v == 1).all()) for m, v in known)
 
 
 def _times(shape: Sequence[int]) -> str:

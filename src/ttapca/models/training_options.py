@@ -58,19 +58,21 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         """Refuse what no training could use."""
         rules = {
-            "epochs": self.epochs >= 1,
-            "batch_size": self.batch_size >= 1,
-            "peak": self.peak > 0,
-            "momentum": 0 < self.momentum < 1,
-            "weight_decay": self.weight_decay >= 0,
-            "warmup": self.warmup >= 0,
-            "label_smoothing": 0 <= self.label_smoothing < 1,
-            "average": 0 <= self.average < 1,
-            "rotation": self.rotation >= 0,
+            "epochs": (self.epochs >= 1, "at least 1"),
+            "batch_size": (self.batch_size >= 1, "at least 1"),
+            "peak": (self.peak > 0, "above 0"),
+            "momentum": (0 < self.momentum < 1, "between 0 and 1"),
+            "weight_decay": (self.weight_decay >= 0, "at least 0"),
+            "warmup": (self.warmup >= 0, "at least 0"),
+            "label_smoothing": (0 <= self.label_smoothing < 1, "from 0 to below 1"),
+            "average": (0 <= self.average < 1, "from 0 to below 1"),
+            "rotation": (self.rotation >= 0, "at least 0"),
         }
-        for name, holds in rules.items():
+        for name, (holds, rule) in rules.items():
             if not holds:
-                raise OptionError(f"`{name}` is out of range: found {getattr(self, name)}.")
+                raise OptionError(
+                    f"`{name}` is out of range: found {getattr(self, name)}; it is {rule}."
+                )
         learning_rate(self.schedule, 0, 1, peak=self.peak)  # refuses an unknown schedule
         self.augmentation()
 

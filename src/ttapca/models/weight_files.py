@@ -141,7 +141,7 @@ def _read_torch(path: Path) -> Any:
             "run code from the file, so it is refused. If you trust its author, convert it once:\n"
             f"{CONVERSION.format(names=WRAPPERS, path=shlex.quote(str(path)))}"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+    except (RuntimeError, EOFError, ValueError, LookupError, OSError) as error:
         raise _damaged(path, error) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from ttapca.attachment import Attachment, attach
 from ttapca.closed_gains import EXPONENTS, ClosedFormGain, PulledGain
-from ttapca.errors import AttachError
+from ttapca.errors import AttachError, TruncationWarning
 from ttapca.fitted import AnyGain, FittedFilter
 from ttapca.layer import SpectralFilter
 from ttapca.surfaces.base import Surface
@@ -46,6 +47,15 @@ class SpectralGains(Surface):
         """Put the filter at its layer."""
         if self._attachment is not None:
             raise AttachError("A surface goes on one model; this one is attached already.")
+        if not self.in_closed_form and self._fitted.drops_too_much:
+            warnings.warn(
+                f"The filter of {self._fitted.n_components_:,} components at `{self.layer}` "
+                f"{self._fitted.loss_in_words()}, and learned gains cannot bring that back. Fit it "
+                "with more components, or choose a method in closed form such as `wiener`, which "
+                "keeps what lies outside of the components.",
+                TruncationWarning,
+                stacklevel=4,  # whoever called `adapt`
+            )
         self._attachment = attach(model, self._fitted, self._gain, **self._options)
         self.filter = self._attachment.filter
         self._closed = (_closed_form(self.filter.gain),)

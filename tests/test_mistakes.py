@@ -1,0 +1,394 @@
+"""Ordinary mistakes in Python, and answers that were wrong without a word."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from oracles import images, left_untouched, small_convnet
+from ttapca import models, store
+from ttapca.errors import (
+    FilterExistsError,
+    InputTypeError,
+    LayerOutputError,
+    NotEnoughDataError,
+    OptionError,
+    OutOfMemoryError,
+    ShapeError,
+    TruncationWarning,
+)
+from ttapca.models.network import looks_untrained
+
+DATA = images(150)
+PROBE = DATA[:8]
+
+
+def with_outputs(count: int) -> nn.Module:
+    """Convolution, BatchNorm, and a last layer of so many logits."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 36, count),
+    ).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model.eval()
+
+
+def predict(model: nn.Module, method: str, **options: Any) -> Tensor:
+    """What a method predicts; the model is free again, whatever happens."""
+    adapted = ttapca.adapt(model, method, **options)  # type: ignore[arg-type]
+    try:
+        return adapted(PROBE)
+    finally:
+        adapted.detach()
+
+
+# One logit has no entropy.
+
+NEEDS = {
+    "eata": {"source": [DATA[:20]]},
+    "slr+it": {"seed": 0},
+    "memo": {"views": 2},
+    "cotta": {"views": 2},
+}
+LOOKS_AT_CLASSES = [
+    name for name in ttapca.RECIPES if name not in ("source", "bn", "wiener", "match", "two-sided")
+]
+
+
+@pytest.mark.parametrize("method", [name for name in LOOKS_AT_CLASSES if name != "ttt"])
+def test_one_logit_is_refused_where_classes_count(method: str) -> None:
+    model = with_outputs(1)
+    fitted = ttapca.fit(model, "0", DATA, 60)
+    chosen = fitted if ttapca.RECIPES[method].needs_filter else None
+    said = r"two classes or more; the model returns 1.*sigmoid"
+    with left_untouched(model, PROBE), pytest.raises(LayerOutputError, match=said):
+        predict(model, method, filter=chosen, **NEEDS.get(method, {}))
+
+
+@pytest.mark.parametrize("method", ["source", "bn", "wiener", "match", "two-sided"])
+def test_one_logit_is_fine_where_they_do_not(method: str) -> None:
+    model = with_outputs(1)
+    fitted = ttapca.fit(model, "0", DATA, 60)
+    chosen = fitted if ttapca.RECIPES[method].needs_filter else None
+    assert ttapca.adapt(model, method, filter=chosen)(PROBE).shape == (8, 1)  # type: ignore[arg-type]
+
+
+def test_the_way_out_of_one_logit_is_one() -> None:
+    class TwoLogits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = with_outputs(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.model(x)
+            return torch.cat([torch.zeros_like(z), z], 1)
+
+    adapted = ttapca.adapt(TwoLogits(), "tent", episodic=False)
+    probabilities = adapted(PROBE).softmax(1)[:, 1:]
+    assert torch.allclose(probabilities, ttapca.adapt(with_outputs(1), "bn")(PROBE).sigmoid())
+    assert adapted.updates == 1
+    assert not torch.equal(adapted(PROBE).softmax(1)[:, 1:], probabilities)
+
+
+# What a truncated filter drops.
+
+
+def test_fit_measures_what_dropping_does_to_source_predictions(tmp_path: Path) -> None:
+    model = with_outputs(10)
+    fitted = ttapca.fit(model, "0", DATA, 3)
+    attachment = ttapca.attach(model, fitted)
+    with torch.no_grad():
+        filtered = model(DATA).argmax(1)
+        attachment.detach()
+        same = (filtered == model(DATA).argmax(1)).double()
+    assert fitted.agreement_ == pytest.approx(float(same[:16].mean()))  # the part that is kept
+    explained = float(fitted.explained_variance_ratio_.sum())
+    assert fitted.dropped_variance_ == pytest.approx(1 - explained)
+    fitted.save(tmp_path / "f")
+    loaded = ttapca.load(tmp_path / "f")
+    assert loaded.agreement_ == fitted.agreement_
+    assert loaded.truncated(3).agreement_ == fitted.agreement_
+    assert loaded.truncated(2).agreement_ is None
+    card = (tmp_path / "f" / "README.md").read_text()
+    assert f"source predictions kept at gains of 1 | {100 * fitted.agreement_:.1f} %" in card
+
+
+def test_parts_are_kept_evenly_over_the_data() -> None:
+    """So that data in order of class do not count as one class."""
+    model = with_outputs(10)
+    seen: list[float] = []
+    model[0].register_forward_pre_hook(lambda _, args: seen.append(float(args[0][0, 0, 0, 0])))
+    numbers = torch.arange(40.0).double()
+    batches = [images(20) + number for number in numbers]
+    ttapca.fit(model, "0", batches, 3)
+    compared = seen[41:]  # after the probe and one pass
+    assert len(compared) % 2 == 0
+    assert 5 <= len(compared) // 2 <= 8
+    assert compared[: len(compared) // 2] == compared[len(compared) // 2 :]
+    first = float(images(20)[0, 0, 0, 0])
+    assert max(compared) - first >= 30
+
+
+def test_a_complete_basis_drops_nothing() -> None:
+    fitted = ttapca.fit(with_outputs(10), "0", DATA)
+    assert fitted.dropped_variance_ < 1e-9
+    assert fitted.agreement_ is None
+    assert not fitted.drops_too_much
+    assert fitted.loss_in_words() == "drops 0.00 % of the source variance"
+
+
+def test_models_without_classes_have_no_agreement() -> None:
+    assert ttapca.fit(with_outputs(1), "0", DATA, 3).agreement_ is None
+
+
+def test_a_filter_of_before_loads(tmp_path: Path) -> None:
+    ttapca.fit(with_outputs(10), "0", DATA, 3).save(tmp_path / "f")
+    config, tensors = store.read_folder(tmp_path / "f")
+    del config["source"]["agreement"]
+    for key in ("format", "format_version", "tensors_sha256", "checksum"):
+        del config[key]
+    store.write_folder(tmp_path / "old", config, tensors, "")
+    assert ttapca.load(tmp_path / "old").agreement_ is None
+
+
+@pytest.mark.filterwarnings("error::ttapca.errors.TruncationWarning")
+def test_learned_gains_over_a_truncated_filter_are_warned_of() -> None:
+    model = with_outputs(10)
+    little = ttapca.fit(model, "0", DATA, 3)
+    assert little.drops_too_much
+    said = r"3 components at `0` drops .* and changes .* `wiener`"
+    for method in ("ttapca-relu", "ttapca-exp", "ttapca-multiplicative"):
+        with left_untouched(model, PROBE), pytest.warns(TruncationWarning, match=said) as found:
+            ttapca.adapt(model, method, filter=little).detach()  # type: ignore[arg-type]
+        assert found[0].filename == __file__  # it points at the call of `adapt`
+    with pytest.warns(TruncationWarning, match=said):
+        ttapca.adapt(model, "tent", filter=little).detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for method in ("wiener", "ttapca-closed"):
+            ttapca.adapt(model, method, filter=little).detach()  # type: ignore[arg-type]
+        ttapca.adapt(model, "ttapca-relu", filter=ttapca.fit(model, "0", DATA)).detach()
+
+
+def test_where_nothing_was_measured_the_variance_decides() -> None:
+    fitted = ttapca.fit(with_outputs(1), "0", DATA)
+    assert not fitted.truncated(fitted.n_components_).drops_too_much
+    assert fitted.truncated(3).drops_too_much
+
+
+# Too few samples.
+
+
+@pytest.mark.parametrize("count", [3, 31])
+def test_too_few_samples_are_refused(count: int) -> None:
+    model = small_convnet()
+    with (
+        left_untouched(model, PROBE),
+        pytest.raises(NotEnoughDataError, match=rf"at least 32 samples.*Found {count}\."),
+    ):
+        ttapca.fit(model, "conv1", DATA[:count])
+    assert ttapca.fit(model, "conv1", DATA[:32]).n_samples_ == 32
+
+
+# Nothing is overwritten.
+
+
+def test_a_saved_filter_is_replaced_on_demand_only(tmp_path: Path) -> None:
+    fitted = ttapca.fit(small_convnet(), "conv1", DATA, 10)
+    fitted.save(tmp_path / "f")
+    before = (tmp_path / "f" / store.CONFIG).read_bytes()
+    with pytest.raises(FilterExistsError, match=r"holds a saved filter already.*overwrite=True"):
+        fitted.truncated(5).save(tmp_path / "f")
+    assert (tmp_path / "f" / store.CONFIG).read_bytes() == before
+    fitted.truncated(5).save(tmp_path / "f", overwrite=True)
+    assert json.loads((tmp_path / "f" / store.CONFIG).read_text())["n_components"] == 5
+
+
+def test_weights_of_a_new_network_look_untrained() -> None:
+    network = models.build("wrn-10-1")
+    assert looks_untrained(network)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean += 0.1  # type: ignore[operator]
+    assert not looks_untrained(network)
+    assert not looks_untrained(nn.Linear(2, 2))
+
+
+# What a model is given.
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((DATA[:8] * 255).byte(), r"found a tensor of uint8. .*batch.float\(\) / 255"),
+        (list(DATA[:8]), r"found a list. Make one of it with torch.stack\(list\)"),
+        (DATA[:8].numpy(), r"found a numpy array. Make one with torch.from_numpy"),
+    ],
+    ids=["uint8", "list", "numpy"],
+)
+@pytest.mark.parametrize("method", ["source", "bn", "tent", "lame"])
+def test_an_adapter_says_what_it_was_given(method: str, given: object, message: str) -> None:
+    model = small_convnet()
+    with left_untouched(model, PROBE):
+        adapted = ttapca.adapt(model, method)  # type: ignore[arg-type]
+        with pytest.raises(InputTypeError, match=message):
+            adapted(given)
+        adapted.detach()
+
+
+@pytest.mark.parametrize("method", ["memo", "cotta"])
+def test_methods_that_change_images_say_so_too(method: str) -> None:
+    adapted = ttapca.adapt(small_convnet(), method, views=2)  # type: ignore[arg-type]
+    with pytest.raises(InputTypeError, match="floating point; found a tensor of uint8"):
+        adapted((PROBE * 255).byte())
+    with pytest.raises(ShapeError, match="first input is a batch of shape"):
+        adapted(list(PROBE))
+
+
+def test_a_model_may_take_anything() -> None:
+    """Whole numbers and lists are refused by nobody but the model."""
+
+    class OfBytes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = with_outputs(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x.double() / 255)
+
+    pixels = (DATA.clamp(0, 1) * 255).byte()
+    assert ttapca.adapt(OfBytes(), "bn")(pixels[:8]).shape == (8, 3)
+    assert ttapca.fit(OfBytes(), "model.0", pixels, 5).n_samples_ == 150
+
+
+def test_a_models_own_error_is_its_own() -> None:
+    class Failing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("of mine")
+
+    with pytest.raises(RuntimeError, match=r"^of mine$"):
+        ttapca.adapt(Failing(), "source")(PROBE)
+
+
+def test_our_networks_refuse_whole_numbers() -> None:
+    network = models.build("wrn-10-1")
+    with pytest.raises(InputTypeError, match=r"in \[0, 1\]; found uint8"):
+        network(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+
+
+def test_fit_on_batches_that_are_dicts() -> None:
+    model = small_convnet()
+    batches = [{"image": part, "label": torch.zeros(len(part))} for part in DATA.split(50)]
+    with (
+        left_untouched(model, PROBE),
+        pytest.raises(OptionError, match=r"keys 'image', 'label'.*prepare=lambda batch: batch\['i"),
+    ):
+        ttapca.fit(model, "conv1", batches, 5)
+    fitted = ttapca.fit(model, "conv1", batches, 5, prepare=lambda batch: batch["image"])
+    plain = ttapca.fit(model, "conv1", DATA.split(50), 5)
+    assert torch.equal(fitted.project, plain.project)
+    assert fitted.agreement_ == plain.agreement_
+
+
+class Two(nn.Module):
+    """Takes images and one number for each, and has GroupNorm, which runs to the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1).double()
+        self.norm = nn.GroupNorm(2, 4).double()
+        self.last = nn.Linear(4, 3).double()
+
+    def forward(self, image: Tensor, light: Tensor, *, scale: float = 1.0) -> Tensor:
+        x = self.norm(self.first(image * light[:, None, None, None] * scale))
+        return self.last(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda batch: (batch[0], batch[1]),
+        lambda batch: {"image": batch[0], "light": batch[1]},
+    ],
+    ids=["arguments", "by name"],
+)
+def test_fit_on_several_inputs(prepare) -> None:
+    model, light = Two(), torch.linspace(0.5, 1.5, len(DATA)).double()
+    batches = list(zip(DATA.split(50), light.split(50), [None] * 3, strict=True))
+    with (
+        pytest.raises(InputTypeError, match=r"missing 1 required .*'light'.*\(batch\[0\], batch"),
+    ):
+        ttapca.fit(model, "first", batches, 5)
+    fitted = ttapca.fit(model, "first", batches, 5, prepare=prepare)
+    bright = ttapca.fit(
+        nn.Sequential(model.first), "0", DATA * light[:, None, None, None], 5, route="folded"
+    )
+    assert torch.allclose(fitted.project, bright.project)
+    assert set(fitted.group_norm_) == {"norm"}
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "message"),
+    [
+        (DATA, {"prepare": 3}, OptionError, "`prepare` is a function from a batch"),
+        (DATA, {"prepare": lambda batch: 3}, OptionError, "`prepare` must give tensors"),
+        ((DATA * 255).byte(), {}, InputTypeError, "found a tensor of uint8"),
+        (DATA[:, :1], {}, ShapeError, r"samples of shape \(1, 6, 6\); it does not"),
+        ([[1.0, 2.0]], {}, OptionError, "is a list"),
+    ],
+    ids=["prepare", "nothing", "uint8", "channels", "list"],
+)
+def test_data_that_the_model_does_not_take(data, options, error, message) -> None:
+    model = small_convnet()
+    with left_untouched(model, PROBE), pytest.raises(error, match=message):
+        ttapca.fit(model, "conv1", data, 5, **options)
+
+
+def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        np.empty(2**50)
+
+    model = small_convnet()
+    monkeypatch.setattr("ttapca.fitting.PCA.from_moments", refuse)
+    with (
+        left_untouched(model, PROBE),
+        pytest.raises(
+            OutOfMemoryError, match=r"Fitting at `conv1` needs more .*Unable.*route='dct"
+        ),
+    ):
+        ttapca.fit(model, "conv1", DATA, 5, route="exact")
+
+
+def test_progress_is_told_how_much_there_is() -> None:
+    lengths = []
+
+    def progress(batches):
+        lengths.append(len(batches) if hasattr(batches, "__len__") else None)
+        return batches
+
+    model = small_convnet()
+    ttapca.fit(model, "conv1", DATA.split(50), 5, progress=progress)
+    ttapca.fit(model, "conv1", DATA, 5, progress=progress)
+    ttapca.fit(model, "conv1", iter(DATA.split(50)), 5, progress=progress)
+    assert lengths == [3, 1, None]
+
+
+def test_an_option_of_all_methods_is_offered() -> None:
+    with pytest.raises(OptionError, match=r"`tent` has no option `lrr`; .* Did you mean `lr`\?"):
+        ttapca.adapt(small_convnet(), "tent", lrr=0.1)
+    with pytest.raises(OptionError, match="Did you mean `episodic`"):
+        ttapca.adapt(small_convnet(), "tent", episodc=True)
