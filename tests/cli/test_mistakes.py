@@ -251,12 +251,12 @@ def test_a_filter_is_replaced_by_force_only(
     command = f"fit cli_mistakes:flat --weights {weights} --data digits --components 8 --to f"
     assert run(command.split()) == 0
     kept = Path("f/config.json").read_bytes()
-    assert run(command.replace("8", "5").split()) == 2
+    assert run(command.replace("components 8", "components 5").split()) == 2
     told = capsys.readouterr().err
     assert "`f` holds a saved filter already" in told
     assert "replace it with --force." in told
     assert Path("f/config.json").read_bytes() == kept
-    assert run([*command.replace("8", "5").split(), "--force"]) == 0
+    assert run([*command.replace("components 8", "components 5").split(), "--force"]) == 0
     assert ttapca.load("f").n_components_ == 5
 
 
