@@ -135,6 +135,16 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """Any number, NaN and infinity as well: what a method that diverged leaves."""
+
+    def check(self, value: object, at: str) -> None:
+        """See `Rule`."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Broken(at, "a number", shown(value))
+
+
+@dataclass(frozen=True)
 class Text:
     """Text of at most so many characters, all of which UTF-8 can write."""
 
@@ -198,6 +208,24 @@ class Maybe:
 
 
 @dataclass(frozen=True)
+class Either:
+    """What one of several rules says; `words` says so, after "must be"."""
+
+    rules: Sequence[Rule]
+    words: str
+
+    def check(self, value: object, at: str) -> None:
+        """See `Rule`."""
+        for rule in self.rules:
+            try:
+                rule.check(value, at)
+            except Broken:
+                continue
+            return
+        raise Broken(at, self.words, shown(value))
+
+
+@dataclass(frozen=True)
 class ListOf:
     """A list of `shortest` to `longest` entries, each by one rule."""
 
@@ -239,7 +267,7 @@ class Record:
     def check(self, value: object, at: str) -> None:
         """See `Rule`."""
         if not isinstance(value, Mapping):
-            raise Broken(at, "names with values (an object)", shown(value))
+            raise Broken(at, "an object: names with values", shown(value))
         missing = [name for name in self.required if name not in value]
         if missing:
             raise Broken(at, f"an object with `{missing[0]}`", "none of that name")

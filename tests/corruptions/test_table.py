@@ -47,9 +47,18 @@ def test_an_edited_table_is_read_again(tmp_path):
     ("content", "message"),
     [
         ("[contrast", "must be a TOML file"),
-        ("contrast = 3", r"must be a section \[corruption\].*`contrast` is a int"),
-        ("[contrast]\nfactor = [1, 2]", r"a list of 5.*`contrast.factor` is \[1, 2\]"),
+        ("contrast = 3", r"bad.toml: `contrast` must be an object.*found 3"),
+        (
+            "[contrast]\nfactor = [1, 2]",
+            r"`contrast.factor` must be one value or a list of 5.*found \[1, 2\]",
+        ),
         ("[contrast]\nfactor = [[1], 2, 3, 4, 5]", "one value or a list of 5"),
+        ("[contrast]\nfactor = nan", r"`contrast.factor` must be .*found nan"),
+        ("[contrast]\nfactor = 1e300", r"`contrast.factor` must be"),
+        ("[contrast]\nfactor = true", r"`contrast.factor` must be"),
+        ("[contrast]\nfactor = 1979-05-27", r"`contrast.factor` must be"),
+        ("name = 3", r"bad.toml: `name` must be text; found 3"),
+        ("a = " + "[" * 5000, r"bad.toml is not readable TOML: it is nested too deep"),
         ("[contrast]\nfaktor = 1.0", r"lacks \['factor'\] and has unknown \['faktor'\]"),
     ],
 )

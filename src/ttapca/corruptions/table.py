@@ -7,7 +7,6 @@ another file with the same sections and names is another benchmark.
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,12 +14,31 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ttapca.errors import OptionError, did_you_mean
+from ttapca.schema import (
+    LARGEST_TOML,
+    Either,
+    ListOf,
+    Number,
+    Record,
+    Text,
+    conform,
+    parse_toml,
+    read_bounded,
+)
 
 Parameter = float | int | str
 Parameters = Mapping[str, Parameter]
 
 SEVERITIES = (1, 2, 3, 4, 5)
 CIFAR_C = "cifar-c"
+
+
+_VALUE = Either((Number(-1e6, 1e6), Text(100)), "a number or a word")
+_PARAMETER = Either(
+    (_VALUE, ListOf(_VALUE, len(SEVERITIES), len(SEVERITIES))),
+    f"one value or a list of {len(SEVERITIES)}, one a severity",
+)
+SECTIONS = Record(others=Record(others=_PARAMETER))
 
 _FILES = {CIFAR_C: Path(__file__).with_name("cifar_c.toml")}
 
@@ -97,28 +115,9 @@ def load_table(source: str | Path = CIFAR_C) -> Table:
 @lru_cache(maxsize=8)
 def _read(path: Path, changed: int) -> Table:
     del changed  # part of the cache's key only: an edited file is read again
-    content = path.read_bytes()
-    try:
-        document = tomllib.loads(content.decode())
-    except ValueError as error:  # bad TOML and bad UTF-8 alike
-        raise OptionError(f"A table must be a TOML file; {path} is not: {error}.") from error
-    name = str(document.pop("name", path.stem))
-    for corruption, values in document.items():
-        _check_section(path, corruption, values)
+    content = read_bounded(path, OptionError, largest=LARGEST_TOML)
+    document = parse_toml(content, f"A table must be a TOML file; {path}", OptionError)
+    name = document.pop("name", path.stem)
+    conform(name, Text(100), str(path), OptionError, at="name")
+    conform(document, SECTIONS, str(path), OptionError)
     return Table(name, hashlib.sha256(content).hexdigest(), MappingProxyType(document))
-
-
-def _check_section(path: Path, corruption: str, values: object) -> None:
-    if not isinstance(values, dict):
-        raise OptionError(
-            f"Everything in a table but `name` must be a section [corruption]; in {path} "
-            f"`{corruption}` is a {type(values).__name__}."
-        )
-    for parameter, value in values.items():
-        entries = value if isinstance(value, list) else [value] * len(SEVERITIES)
-        plain = all(isinstance(entry, int | float | str) for entry in entries)
-        if len(entries) != len(SEVERITIES) or not plain:
-            raise OptionError(
-                f"A parameter must be one value or a list of {len(SEVERITIES)}, one a severity; "
-                f"in {path} `{corruption}.{parameter}` is {value!r}."
-            )
