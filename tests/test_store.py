@@ -305,7 +305,7 @@ def test_a_changed_tensor_with_checksums_made_anew(
         ("folded", {"shape": [3, 6, -6]}, r"`shape\[2\]` must be a whole number from 1"),
         ("folded", {"n_components": 109}, "`n_components` must be .* 1 to 108"),
         ("folded", {"n_components": True}, "`n_components` must be a whole number"),
-        ("folded", {"source": None}, "`source` must be names with values"),
+        ("folded", {"source": None}, "`source` must be an object"),
         ("folded", {"versions": {"ttapca": "1"}}, "`versions` must be an object with `torch`"),
         ("folded", {"unknown": 1}, "no names but format, .* found 'unknown'"),
         ("exact", {"output_shape": [5, 1]}, r"`output_shape` must be \[5\], as `shape`"),

@@ -218,4 +218,4 @@ def _not_negative(values: Tensor) -> bool:
 
 def _different_places(order: Tensor, size: int) -> bool:
     inside = bool((order >= 0).all()) and bool((order < size).all())
-    return inside and len(order.unique()) == len(order)
+    return inside and len(set(order.tolist())) == len(order)

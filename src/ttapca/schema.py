@@ -72,7 +72,8 @@ def conform(value: object, rule: Rule, where: str, error: ErrorType, at: str = "
 
     Example:
         >>> from ttapca.errors import DataFormatError
-        >>> conform({"sides": [3, 0]}, Record({"sides": ListOf(Whole(1))}), "a.json", DataFormatError)
+        >>> rule = Record({"sides": ListOf(Whole(1))})
+        >>> conform({"sides": [3, 0]}, rule, "a.json", DataFormatError)
         Traceback (most recent call last):
         ttapca.errors.DataFormatError: a.json: `sides[1]` must be a whole number from 1 on; found 0.
     """
@@ -309,7 +310,7 @@ class Such:
 
 @dataclass(frozen=True)
 class Plain:
-    """Any value that JSON or TOML can hold, of bounded size: for what this version does not know."""
+    """Any value that JSON or TOML can hold, of bounded size: for what is not known here."""
 
     deepest: int = 8
 

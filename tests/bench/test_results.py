@@ -189,9 +189,9 @@ def test_a_row_that_makes_no_sense(path: Path, change: str, message: str) -> Non
 )
 def test_an_observation_that_makes_no_sense(path: Path, change: str, message: str) -> None:
     changed_by(path, f"UPDATE {change}")
-    with Results(path, readonly=True) as results:
-        with pytest.raises(DataFormatError, match=f"results.sqlite.*{message}"):
-            results.observations()
+    refused = pytest.raises(DataFormatError, match=f"results.sqlite.*{message}")
+    with Results(path, readonly=True) as results, refused:
+        results.observations()
 
 
 def test_a_method_that_diverged_has_measured_nan(path: Path) -> None:

@@ -96,7 +96,7 @@ def in_words(name: str, mutate: MutateBytes) -> MutateBytes:
 
 
 def change_tensor(content: bytes, random: Random) -> bytes:
-    """Give one tensor other values, another shape, another type or another name, or take it away."""
+    """Give one tensor other values, another shape, another type or name, or take it away."""
     words = json.loads(split_safetensors(content)[0]).get("__metadata__")
     tensors = safetensors.torch.load(content)
     name = random.choice(sorted(tensors))
@@ -303,15 +303,15 @@ def go_on(folder: Path) -> None:
 
 
 def make_run(folder: Path) -> Path:
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     def stop(record: object) -> None:
-        raise Enough
+        raise EnoughError
 
     network = models.build("small-cnn", input_shape=SHAPE)
     description = {**DESCRIPTION, "rotation_split": None}
-    with suppress(Enough):
+    with suppress(EnoughError):
         models.train(
             network, few_digits(), few_digits(), OPTIONS, folder / "run",
             description=description, on_epoch=stop,

@@ -198,14 +198,14 @@ def test_a_damaged_state(tmp_path: Path) -> None:
 def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped after its first epoch."""
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop(record: object) -> None:
-        raise Stop("enough")
+        raise StopError("enough")
 
     folder = tmp_path_factory.mktemp("run")
-    with pytest.raises(Stop, match="enough"):
+    with pytest.raises(StopError, match="enough"):
         train(
             network(), digits(), digits("test"), OPTIONS, folder,
             description=DESCRIPTION, on_epoch=stop,

@@ -219,7 +219,9 @@ LIES = {
     "a stride that leads outside": (b"K\x01\x85", b"K\x09\x85"),
     "a repetition of one number": (b"K\x07\x85q\x08K\x01", HUGE + b"\x85q\x08K\x00"),
     "a call that takes memory": (b"}q\x00", b"c__builtin__\nbytearray\n" + HUGE + b"\x85R"),
-    "a storage that is made by a call": (b"}q\x00", b"ctorch.storage\nUntypedStorage\n" + HUGE + b"\x85R0}q\x00"),
+    "a storage that is made by a call": (
+        b"}q\x00", b"ctorch.storage\nUntypedStorage\n" + HUGE + b"\x85R0}q\x00"
+    ),
     "a memo that nobody filled": (b"}q\x00", b"}q\x00h\x63"),
     "a stack that is empty": (b"}q\x00", b"s"),
     "a tuple of 2^60 leaves as a name": (

@@ -29,6 +29,7 @@ from ttapca.schema import (
     OneOf,
     Plain,
     Record,
+    Rule,
     Text,
     Whole,
     conform,
@@ -76,7 +77,7 @@ STAGES = ("before", "after")
 
 # What a row must hold. A method, a corruption or a data set may be one of another version.
 _COUNT = Whole(0)
-CELL = {
+CELL: dict[str, Rule] = {
     **dict.fromkeys(
         ("model", "weights", "data", "corrupted", "corruption", "method"), Text(10_000)
     ),
@@ -88,7 +89,7 @@ CELL = {
 }
 _STREAM = ListOf(Measured(), 0, 10_000_000)
 _WORDS = Record(others=Text(10_000))
-OUTCOME = {
+OUTCOME: dict[str, Rule] = {
     "status": OneOf(get_args(Status)),
     "reason": Text(100_000),
     **dict.fromkeys(("error", "calibration_error"), Maybe(Number(0, 101))),  # rounding
@@ -173,29 +174,19 @@ class Results:
         for result, stage, png in self._read(
             "SELECT result, stage, png FROM pictures ORDER BY result, stage, number"
         ):
-            self._check(dict(stage=stage, png=png), PICTURE)
+            self._check({"stage": stage, "png": png}, PICTURE)
             pictures.setdefault((result, stage), []).append(png)
         names = ", ".join((*KEY, *SPECTRA))
         found = self._read(
             f"SELECT id, {names} FROM results JOIN observations ON result = id ORDER BY id"  # noqa: S608
         )
-        return [
-            Observation(
-                self._cell(values[: len(KEY)]),
-                *(
-                    self._numbers(name, values[len(KEY) + place])
-                    for place, name in enumerate(SPECTRA)
-                ),
-                *(tuple(pictures.get((number, stage), ())) for stage in STAGES),
-            )
-            for number, *values in found
-        ]
+        return [self._observation(values, pictures) for values in found]
 
     def statuses(self) -> dict[Cell, Status]:
         """How each cell ended: the cheap question that a run starts with."""
         found = self._read(f"SELECT status, {', '.join(KEY)} FROM results")  # noqa: S608
         for status, *_ in found:
-            self._check(dict(status=status), Record({"status": OUTCOME["status"]}))
+            self._check({"status": status}, Record({"status": OUTCOME["status"]}))
         return {self._cell(key): status for status, *key in found}
 
     def add(self, rows: Iterable[Row], observations: Iterable[Observation] = ()) -> None:
@@ -238,6 +229,17 @@ class Results:
             values[name] = self._parsed(name, values[name])
         self._check(values, Record(OUTCOME))
         return Outcome(**values)
+
+    def _observation(
+        self, stored: Sequence[Any], pictures: dict[tuple[int, str], list[bytes]]
+    ) -> Observation:
+        number, *values = stored
+        key, spectra = values[: len(KEY)], values[len(KEY) :]
+        facts: dict[str, Any] = {
+            name: self._numbers(name, text) for name, text in zip(SPECTRA, spectra, strict=True)
+        }
+        facts |= {stage: tuple(pictures.get((number, stage), ())) for stage in STAGES}
+        return Observation(self._cell(key), **facts)
 
     def _numbers(self, name: str, text: object) -> tuple[float, ...]:
         numbers = self._parsed(name, text)
@@ -317,7 +319,8 @@ class Results:
             if not own and _in_one_line(str(sql)) not in known:
                 raise DataFormatError(
                     f"A file of results has the tables that ttapca made; {self.path} has the "
-                    f"{shown(kind)} {shown(name)} as well, or another form of it. Name another file."
+                    f"{shown(kind)} {shown(name)} as well, or another form of it. Name "
+                    "another file."
                 )
 
     def _make(self) -> None:

@@ -90,8 +90,8 @@ class Manifest:
             if before != now:
                 raise OptionError(
                     f"A folder holds files of one run only; {folder} was begun with "
-                    f"{field.name} = {shown(before)}, and now it is {shown(now)}. Choose another folder, or "
-                    "delete this one."
+                    f"{field.name} = {shown(before)}, and now it is {shown(now)}. Choose "
+                    "another folder, or delete this one."
                 )
 
 

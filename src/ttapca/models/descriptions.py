@@ -1,6 +1,7 @@
-"""What files of networks and runs say about themselves, as schemas: checked before anything is built.
+"""What files of networks and runs say about themselves, as schemas.
 
-A description may hold more than is listed here: callers of `train` add what they like.
+They are checked before anything is built. A description may hold
+more than is listed here: callers of `train` add what they like.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 from typing import get_args
 
 from ttapca.models.schedules import ScheduleName
-from ttapca.schema import Flag, ListOf, Maybe, Number, OneOf, Plain, Record, Such, Text, Whole
+from ttapca.schema import Flag, ListOf, Maybe, Number, OneOf, Plain, Record, Rule, Such, Text, Whole
 
 LONGEST_SIDE = 16_384
 LARGEST_IMAGE = 2**24  # numbers: 64 MB in float32, 3 x 2,364 x 2,364
@@ -30,7 +31,7 @@ NORMALISATION = Record(
     }
 )
 
-OPTIONS = {
+OPTIONS: dict[str, Rule] = {
     "epochs": Whole(1, 10**6),
     "batch_size": Whole(1, 10**6),
     "peak": Number(0, 1e6),

@@ -159,7 +159,8 @@ def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
             name = differing[0]
             raise OptionError(
                 f"{path.parent} holds a run with {name}={shown(saved[part].get(name))}; found "
-                f"{shown(now.get(name))}. Give the same options to go on with it, or another folder."
+                f"{shown(now.get(name))}. Give the same options to go on with it, or "
+                "another folder."
             )
     try:
         training.restore(tensors, _history(saved))

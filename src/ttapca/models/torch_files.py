@@ -1,8 +1,8 @@
 """Files that `torch.save` wrote: looked through before torch reads them.
 
-`torch.load(weights_only=True)` runs no code of a file. But it believes what a file says about sizes,
-and calls whatever it thinks harmless: thirty bytes can ask it for all memory there is. So the
-pickle inside is followed here first, instruction by instruction, without making anything: only
+`torch.load(weights_only=True)` runs no code of a file. But it believes what a file says about
+sizes, and calls whatever it thinks harmless: thirty bytes can ask it for all memory there is. So
+the pickle inside is followed here first, instruction by instruction, without making anything: only
 containers, numbers, words and tensors may be in it, each storage must be as large as the file
 says, and each tensor must lie within its storage. Then torch reads the file.
 """
