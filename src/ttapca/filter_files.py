@@ -28,6 +28,7 @@ _ALL = ("output_mean", "singular_values", "project")
 TENSORS_OF = {
     "folded": ((*_ALL, "rebuild", "input_mean"), ("energies",)),
     "exact": (_ALL, ("energies",)),
+    "gram": (_ALL, ("energies",)),
     "randomised": (_ALL, ("energies", "error_bound")),
     "dct": ((*_ALL, "order"), ("energies", "input_mean")),
 }
@@ -60,7 +61,8 @@ CONFIG = Record(
                 "explained_variance": Number(0, 1 + ROUNDING),
                 "largest_singular_value": Number(0),
                 "smallest_singular_value": Number(0),
-            }
+            },
+            {"agreement": Number(0, 1), "singular_value_error": Number(0)},
         ),
         "versions": Record({"ttapca": Text(), "torch": Text()}, others=Text()),
         "tensors_sha256": Text(64),

@@ -46,8 +46,14 @@ def test_groups_of_corruptions() -> None:
         ({"method": {"tent": {"gian": "relu"}}}, r"no option `gian`.*Did you mean `gain`"),
         ({"method": {"tnet": {}}}, "no method `tnet`"),
         ({"method": {"tent": 3}}, r"`method\.tent` must be an object: names with values; found 3"),
-        ({"method": {"tent": {"logits": "now"}}}, "is before or after; found 'now'"),
-        ({"method": {"tent": {"filter": "yes"}}}, "is true or false; found 'yes'"),
+        (
+            {"method": {"tent": {"logits": "now"}}},
+            "`method.tent.logits` must be one of before, after; found 'now'",
+        ),
+        (
+            {"method": {"tent": {"filter": "yes"}}},
+            "`method.tent.filter` must be true or false; found 'yes'",
+        ),
         ({"method": {"roid": {"seed": 1}}}, "give `seeds` instead"),
         ({"methods": (["tent"],)}, r"`methods\[0\]` must be text; found \['tent'\]"),
         ({"methods": 3}, "`methods` must be a list; found 3"),
@@ -65,6 +71,16 @@ def test_groups_of_corruptions() -> None:
             "at most 100,000 cells.* found 150,000,000",
         ),
         ({"method": 3}, "`method` must be an object"),
+        (
+            {"method": {"bn": {"alpha": "x"}}},
+            "`method.bn.alpha` must be a finite number .*; found 'x'",
+        ),
+        ({"method": {"sar": {"leave_out": 3}}}, "`method.sar.leave_out` must be a list; found 3"),
+        ({"method": {"memo": {"views": 1.5}}}, "`method.memo.views` must be a whole number"),
+        ({"method": {"lame": {"affinity": "knm"}}}, "one of knn, rbf, linear.* Did you mean `knn`"),
+        ({"method": {"tent": {"statistics": []}}}, "one of source, batch, mixed or a number"),
+        ({"method": {"tent": {"steps": 0}}}, "`method.tent.steps` must be a whole number from 1"),
+        ({"method": {"wiener": {"memory": "long"}}}, "`method.wiener.memory` must be a finite"),
         ({"method": {"tent": {"gain": [[[[[[[[[[1]]]]]]]]]]}}}, "not nested too deep"),
     ],
 )

@@ -165,7 +165,7 @@ def with_checksums_anew(name: str, mutate: MutateBytes) -> Mutate:
     def damage(path: Path, random: Random) -> None:
         file = path / name
         file.write_bytes(mutate(file.read_bytes(), random))
-        with suppress(ValueError, RecursionError, AttributeError):
+        with suppress(ValueError, RecursionError, TypeError):
             config = json.loads((path / store.CONFIG).read_bytes())
             payload = (path / store.TENSORS).read_bytes()
             config["tensors_sha256"] = hashlib.sha256(payload).hexdigest()

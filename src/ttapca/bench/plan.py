@@ -8,23 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from ttapca.bench.cells import CLEAN, SETTINGS, Setting
+from ttapca.bench.method_options import LEARNING_RATE, SHARED, STEPS, option_rules
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
 from ttapca.corruptions.registry import find, unknown
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
-from ttapca.movers import Logits
 from ttapca.recipes import check_options
 from ttapca.schema import (
     LARGEST_TOML,
     ListOf,
     Maybe,
-    Number,
     OneOf,
     Plain,
     Record,
-    Such,
     Text,
     Whole,
     conform,
@@ -37,8 +35,7 @@ PAPERS_BATCH = 200
 PAPERS_COMPONENTS = 2000
 METHOD_TABLE = "method"
 GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA}
-# What every method takes beside its own options; a filter is for methods that can do without.
-SHARED_OPTIONS = ("steps", "lr", "logits", "guard", "filter")
+SHARED_OPTIONS = tuple(SHARED)
 
 
 @dataclass(frozen=True)
@@ -132,8 +129,8 @@ SCHEMA = Record(
         "settings": ListOf(OneOf(SETTINGS), 1),
         "batch_sizes": ListOf(Whole(1, 10**6), 1),
         "seeds": ListOf(_SEED, 1),
-        "steps": ListOf(Whole(1, 10**6)),
-        "lr": Maybe(Such(Number(0, 1e9), lambda lr: lr > 0, "a finite number above 0")),
+        "steps": ListOf(STEPS),
+        "lr": Maybe(LEARNING_RATE),
         "components": ListOf(Whole(1, 10**9)),
         "layer": Maybe(_NAME),
         "images": Maybe(Whole(1, 10**9)),
@@ -222,10 +219,9 @@ def _corruption_names(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_method(method: str, options: Mapping[str, Any]) -> None:
     check_options(method, [name for name in options if name not in SHARED_OPTIONS])
-    logits = options.get("logits")
-    if logits is not None and logits not in get_args(Logits):
-        raise OptionError(f"`logits` of `{method}` is before or after; found {logits!r}.")
-    if not isinstance(options.get("filter", False), bool):
-        raise OptionError(f"`filter` of `{method}` is true or false; found {options['filter']!r}.")
     if "seed" in options:
         raise OptionError(f"The seed of `{method}` is that of the plan: give `seeds` instead.")
+    rules = option_rules(method)
+    for name, value in options.items():
+        if name in rules:
+            conform(value, rules[name], "A plan", OptionError, at=f"method.{method}.{name}")

@@ -19,8 +19,11 @@ from ttapca.schema import (
     Either,
     ListOf,
     Number,
+    OneOf,
     Record,
+    Rule,
     Text,
+    Whole,
     conform,
     parse_toml,
     read_bounded,
@@ -33,12 +36,44 @@ SEVERITIES = (1, 2, 3, 4, 5)
 CIFAR_C = "cifar-c"
 
 
-_VALUE = Either((Number(-1e6, 1e6), Text(100)), "a number or a word")
-_PARAMETER = Either(
-    (_VALUE, ListOf(_VALUE, len(SEVERITIES), len(SEVERITIES))),
-    f"one value or a list of {len(SEVERITIES)}, one a severity",
+# What each parameter may be. The limits are far beyond any benchmark's; within them an image is
+# spoilt in a moment. A name that no corruption has is refused where the table is used.
+_WIDTH = Number(0, 100)
+_SHARE = Number(-10, 10)
+LIMITS: dict[str, Rule] = {
+    **dict.fromkeys(("deviation", "softness", "smoothing", "blur_deviation", "radius"), _WIDTH),
+    **dict.fromkeys(("amount", "mean", "threshold", "strength", "factor", "offset"), _SHARE),
+    **dict.fromkeys(("image_weight", "frost_weight"), _SHARE),
+    **dict.fromkeys(("amplitude_fraction", "deviation_fraction", "affine_fraction"), Number(0, 1)),
+    **dict.fromkeys(("zoom", "stop"), Number(1, 10)),
+    **dict.fromkeys(("scale", "texture_scale"), Number(0.05, 1)),
+    "step": Number(0.001, 1),
+    "decay": Number(1, 10),
+    "photons": Number(0.01, 1e6),
+    "max_angle": Number(0, 180),
+    "max_delta": Whole(1, 20),
+    "iterations": Whole(0, 20),
+    "texture_count": Whole(1, 6),
+    "quality": Whole(1, 100),
+    "liquid": OneOf(("water", "mud")),
+}
+
+
+def _parameter(rule: Rule) -> Rule:
+    count = len(SEVERITIES)
+    said = f"one value or a list of {count}, one a severity, within its limits"
+    return Either((rule, ListOf(rule, count, count)), said)
+
+
+def _section(limits: Mapping[str, Rule]) -> Record:
+    parameters = {name: _parameter(rule) for name, rule in limits.items()}
+    return Record(optional=parameters, others=_parameter(Either((Number(), Text(100)), "a value")))
+
+
+_WHOLE_RADIUS = _section({**LIMITS, "radius": Whole(1, 100)})
+SECTIONS = Record(
+    optional={"motion_blur": _WHOLE_RADIUS, "snow": _WHOLE_RADIUS}, others=_section(LIMITS)
 )
-SECTIONS = Record(others=Record(others=_PARAMETER))
 
 _FILES = {CIFAR_C: Path(__file__).with_name("cifar_c.toml")}
 

@@ -10,6 +10,7 @@ says, and each tensor must lie within its storage. Then torch reads the file.
 from __future__ import annotations
 
 import math
+import mmap
 import pickletools
 import shlex
 import warnings
@@ -17,7 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -87,9 +88,11 @@ def _look_through(path: Path) -> None:
         if file.read(len(ZIP_START)) == ZIP_START:
             _look_through_zip(path, size)
             return
-        file.seek(0)
         seen = _Storages(size)
-        found = [_Pickle(file, seen).follow() for _ in range(PICKLES_BEFORE_DATA)]
+        # A mapped file gives no more than it has, whatever length the pickle says.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            mapped = cast(IO[bytes], content)  # it can read, read lines and tell
+            found = [_Pickle(mapped, seen).follow() for _ in range(PICKLES_BEFORE_DATA)]
         if found[:2] != [MAGIC, PROTOCOL]:
             raise ValueError("no magic number")
 
