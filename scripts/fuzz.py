@@ -14,9 +14,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -41,10 +42,11 @@ def main() -> int:
             outcomes.append(runner.run(name, f"{prefix}{name}:{number}"))
     console.print(_table(outcomes))
     bad = [outcome for outcome in outcomes if outcome.kind in BAD]
-    for outcome in bad if options.number is not None else bad[: options.show]:
+    for outcome in bad[: options.show]:
         console.print(f"{outcome.seed} {outcome.kind}: {outcome.headline}", markup=False)
-        if options.number is not None:
-            console.print(outcome.detail, markup=False)
+    if options.number is not None:
+        for outcome in outcomes:
+            console.print(f"\n{outcome.seed} {outcome.kind}\n{outcome.detail}", markup=False)
     return 1 if bad else 0
 
 
@@ -61,7 +63,7 @@ def _options() -> argparse.Namespace:
 
 def _table(outcomes: list[Outcome]) -> Table:
     counts = Counter((outcome.target, outcome.kind) for outcome in outcomes)
-    table = Table("target", "files", *GOOD, *BAD)
+    table = Table(Column("target", no_wrap=True), "files", *GOOD, *BAD, box=box.SIMPLE_HEAD)
     for target in dict.fromkeys(outcome.target for outcome in outcomes):
         row = [counts[target, kind] for kind in (*GOOD, *BAD)]
         table.add_row(target, *(str(count or "") for count in (sum(row), *row)))

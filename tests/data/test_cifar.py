@@ -197,6 +197,11 @@ def test_keys_in_bytes_are_read(make_images: Any, tmp_path: Path) -> None:
         ({"data": np.zeros((1, 3072), np.uint8), "labels": [1, 2]}, "and 2 labels"),
         ({"data": np.zeros((1, 3072), np.uint8), "labels": ["x"]}, "labels must be integers"),
         ({"data": np.zeros((1, 3072), np.uint8), "labels": [77]}, "Labels must lie in 0 to 9"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": 7}, "must be a list; found int"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [2**70]}, "must be integers from 0 up"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [[1], [2]]}, "must be integers"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [-1]}, "integers from 0 up; found '-1'"),
+        ({f"key {n}": n for n in range(1000)}, r"`key 0`.*`key 19`\.$"),
     ],
 )
 def test_a_pickle_of_something_else_is_refused(content: Any, message: str, tmp_path: Path) -> None:
@@ -210,3 +215,24 @@ def test_a_names_file_without_names_is_refused(make_images: Any, tmp_path: Path)
     (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": []}))
     with pytest.raises(DataFormatError, match="must have a list `fine_label_names`"):
         read_cifar_python(tmp_path)
+    (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": [[]]}))
+    with pytest.raises(DataFormatError, match="must be a list of text"):
+        read_cifar_python(tmp_path)
+
+
+def test_labels_in_an_array_and_names_that_are_no_utf_8(make_images: Any, tmp_path: Path) -> None:
+    images = make_images(2)
+    batch = {"data": planes(images).copy(), "fine_labels": images.labels}
+    (tmp_path / "test").write_bytes(pickle.dumps(batch))
+    meta = {"fine_label_names": [b"caf\xe9"] * 100}
+    (tmp_path / "meta").write_bytes(pickle.dumps(meta))
+    found = read_cifar_python(tmp_path)
+    assert_same(found, images)
+    assert found.class_names[0] == "caf\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_huge_file_of_names_is_refused(make_images: Any, tmp_path: Path) -> None:
+    write_cifar_binary(tmp_path, CIFAR10_BINARY, {"test": make_images(2)})
+    (tmp_path / "batches.meta.txt").write_bytes(b"x " * 600_000)
+    with pytest.raises(DataFormatError, match=r"batches\.meta\.txt is larger than 1,000,000 bytes"):
+        read_cifar_binary(tmp_path)

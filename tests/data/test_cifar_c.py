@@ -127,6 +127,7 @@ def test_wrong_arrays_are_refused(
     [
         (np.zeros(20), DataFormatError, "Labels must be integers; found float64"),
         (np.zeros((20, 1), np.uint8), ShapeError, "one label an image"),
+        (np.array(3), DataFormatError, "found a single number"),
     ],
 )
 def test_wrong_labels_are_refused(
@@ -145,6 +146,15 @@ def test_wrong_labels_are_refused(
         ("[1]", "must hold a JSON object; found list"),
         ('{"severities": []}', "`severities` must list at least one"),
         ('{"severities": 3}', "`severities` must list at least one"),
+        ('{"severities": ["x"]}', "`severities` must be numbers from 1 to 5"),
+        ('{"severities": [1, 9]}', "`severities` must be numbers from 1 to 5"),
+        ('{"severities": [true]}', "`severities` must be numbers from 1 to 5"),
+        ('{"severities": [1, 1]}', r"each one once; found \[1, 1\]"),
+        ('{"class_names": 7}', "`class_names` must be a list of text"),
+        ('{"class_names": [7]}', "`class_names` must be a list of text"),
+        ("[" * 100_000, "not readable JSON"),
+        ('{"seed": ' + "9" * 5000 + "}", "not readable JSON"),
+        ("{}" + " " * (16 << 20), "larger than 16,777,216 bytes"),
     ],
 )
 def test_a_damaged_manifest_is_refused(text: str, message: str, tmp_path: Path) -> None:

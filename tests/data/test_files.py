@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ttapca.data import load, read_image_folder, read_npz
+from ttapca.data import files, load, read_image_folder, read_npz
 from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError
 
 
@@ -116,4 +118,47 @@ def test_what_is_no_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "fake.png").write_bytes(b"no picture")
     with pytest.raises(DataFormatError, match=r"fake.png is not a readable picture"):
+        read_image_folder(tmp_path)
+
+
+def png(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
+    """A PNG, chunk by chunk, that says what it likes about its size."""
+    start = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in ((b"IHDR", start), *chunks, (b"IEND", b"")):
+        checksum = zlib.crc32(name + data)
+        content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (png(8000, 8000), "8,000 x 8,000 pixels, more than 50,000,000"),
+        (png(60_000, 60_000), "not a readable picture"),
+        (png(4, 4), "not a readable picture"),
+        (png(4, 4, (b"IDAT", zlib.compress(bytes(5)))), "not a readable picture"),
+        (png(4, 4, (b"zTXt", b"a\0\0" + zlib.compress(bytes(10**8)))), "not a readable picture"),
+        (b"GIF89a", "not a readable picture"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n", "cannot identify"),
+    ],
+    ids=["large", "huge", "no pixels", "few pixels", "a bomb of text", "cut short", "a program"],
+)
+def test_a_hostile_picture_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "bad.png").write_bytes(content)
+    with pytest.raises(DataFormatError, match=rf"bad\.png.*{message}"):
+        read_image_folder(tmp_path)
+
+
+def test_more_pictures_than_memory_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "a" / "one.png", np.zeros((4, 4, 3), np.uint8))
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(files.np, "empty", full)
+    with pytest.raises(DataFormatError, match=f"{tmp_path} needs more memory than there is"):
         read_image_folder(tmp_path)

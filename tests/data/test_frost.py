@@ -6,6 +6,7 @@ import hashlib
 import io
 import subprocess
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -132,4 +133,40 @@ def test_a_damaged_photograph_is_named(tmp_path):
         (tmp_path / name).write_bytes(photograph(number, name[-3:]))
     (tmp_path / "frost5.jpg").write_bytes(b"damaged")
     with pytest.raises(DataFormatError, match=r"frost5\.jpg is not: .* Delete it"):
+        load_textures(tmp_path)
+
+
+def test_a_huge_photograph_in_an_archive_is_not_unpacked(contents, tmp_path):
+    path = tmp_path / "package.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("imagecorruptions/frost/frost1.png", bytes(100_000_000))
+    packed = tmp_path / "package.tar.gz"
+    with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
+        member = tarfile.TarInfo("top/imagecorruptions/frost/frost1.png")
+        member.size = 100_000_000
+        archive.addfile(member, io.BytesIO(bytes(member.size)))
+    for each in (path, packed):
+        tracemalloc.start()
+        with pytest.raises(
+            DataFormatError, match=rf"frost1\.png of .* in {each.name} it has SHA-256"
+        ):
+            frost.read_photographs(each)
+        assert tracemalloc.get_traced_memory()[1] < 60_000_000
+        tracemalloc.stop()
+
+
+def test_any_failure_of_a_reader_of_archives_is_named(contents, tmp_path):
+    path = wheel(tmp_path / "package.whl", contents)
+    content = path.read_bytes()
+    place = content.rindex(b"PK\x01\x02") + 10
+    path.write_bytes(content[:place] + b"\x63" + content[place + 1 :])  # an unknown compression
+    with pytest.raises(DataFormatError, match=r"package\.whl is not: That compression method"):
+        frost.read_photographs(path)
+
+
+def test_a_photograph_of_too_many_pixels_is_named(tmp_path):
+    for number, name in enumerate(TEXTURE_FILES):
+        (tmp_path / name).write_bytes(photograph(number, name[-3:]))
+    Image.new("1", (8000, 8000)).save(tmp_path / "frost2.png")
+    with pytest.raises(DataFormatError, match=r"frost2\.png is not: it has more than 50,000,000"):
         load_textures(tmp_path)

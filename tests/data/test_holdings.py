@@ -114,3 +114,11 @@ def test_some_of_the_official_corruptions(tmp_path: Path, digest: Any) -> None:
     layout = dataclasses.replace(CIFAR10_C.layouts[0], checksums=sums)
     holding = inspect(CIFAR10_C, layout, tmp_path / "CIFAR-10-C")
     assert (holding.state, holding.detail) == ("partial", "1 of 19 corruptions, all verified")
+
+
+def test_a_manifest_that_makes_no_sense_is_damage(tmp_path: Path) -> None:
+    for content in ('{"severities": 3}', '{"severities": [[]]}', "[" * 100_000):
+        (tmp_path / "corruptions.json").write_text(content)
+        holding = look(CIFAR10_C, tmp_path)
+        assert holding.state == "damaged"
+        assert "corruptions.json" in holding.detail

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,9 @@ def test_plain_data_come_back(content: Any, protocol: int, tmp_path_factory: Any
 @pytest.mark.parametrize("protocol", range(6))
 def test_arrays_come_back(dtype: str, protocol: int, tmp_path: Path) -> None:
     for array in (np.arange(6).astype(dtype), np.arange(6).astype(dtype).reshape(2, 3).T):
-        content = pickle.dumps(array, protocol=protocol)
-        (tmp_path / "array").write_bytes(content)
+        (tmp_path / "array").write_bytes(pickle.dumps(array, protocol=protocol))
         found = read_plain_pickle(tmp_path / "array")
-        assert found.dtype == pickle.loads(content).dtype
+        assert found.dtype == array.dtype
         np.testing.assert_array_equal(found, array)
 
 
@@ -85,8 +85,7 @@ def test_the_same_pickle_does_execute_when_read_carelessly(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "program",
     [
-        b"cos\nsystem\n(S'true'\ntR.",
-        b"(S'true'\nios\nsystem\n.",
+        b"cos\nsystem\n(Vtrue\ntR.",
         b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
         b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.",
         b"cnumpy\nload\n.",
@@ -96,6 +95,164 @@ def test_the_same_pickle_does_execute_when_read_carelessly(tmp_path: Path) -> No
 def test_no_opcode_gets_another_name(program: bytes, tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(program)
     with pytest.raises(DataFormatError, match="asks for `"):
+        read_plain_pickle(tmp_path / "batch")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"(Vtrue\nios\nsystem\n.",  # INST
+        b"\x80\x02(Vtrue\ncos\nsystem\no.",  # OBJ, refused at the name
+        b"\x80\x02]\x81.",  # NEWOBJ
+        b"\x80\x04]]}\x92.",  # NEWOBJ_EX
+        b"\x80\x02\x82\x01.",  # EXT1
+        b"Pname\n.",  # PERSID
+        b"NQ.",  # BINPERSID
+        b"N2\x86.",  # DUP
+        b"N0.",  # POP
+        b"N1.",  # POP_MARK
+        b"\x80\x05\x97.",  # NEXT_BUFFER
+        b"\x80\x04\x8f.",  # EMPTY_SET
+        b"S'text'\n.",  # STRING
+    ],
+)
+def test_no_other_opcode_is_obeyed(program: bytes, tmp_path: Path) -> None:
+    (tmp_path / "batch").write_bytes(program)
+    with pytest.raises(DataFormatError, match=r"has the opcode 0x|asks for `os.system`"):
+        read_plain_pickle(tmp_path / "batch")
+
+
+def array_of(shape: bytes, dtype: bytes, content: bytes) -> bytes:
+    """The program of one array, its parts given as programs."""
+    begin = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+    return b"\x80\x02" + begin + b"(K\x01" + shape + dtype + b"\x89" + content + b"tb."
+
+
+def dtype_of(name: bytes, order: bytes = b"|", size: bytes = b"J\xff\xff\xff\xff") -> bytes:
+    begin = b"cnumpy\ndtype\n(U" + bytes([len(name)]) + name + b"K\x00K\x01tR"
+    return begin + b"(K\x03U\x01" + order + b"NNN" + size + b"J\xff\xff\xff\xffK\x00tb"
+
+
+ONE, TWO_BYTES, BYTE = b"(K\x01t", b"U\x02ab", dtype_of(b"u1")
+BILLION = (10**9).to_bytes(4, "little")
+FRAMED = b"\x8a\x08" + (2**62).to_bytes(8, "little")
+ATTACKS = {
+    "a type of another item size": (
+        array_of(ONE, dtype_of(b"u1", size=b"J" + BILLION), TWO_BYTES),
+        "type `u1` of an array has another size",
+    ),
+    "a type of a negative item size": (
+        array_of(ONE, dtype_of(b"S2", size=b"J\xfe\xff\xff\xff"), TWO_BYTES),
+        "type `S2` of an array has another size",
+    ),
+    "a type built twice": (
+        array_of(ONE, dtype_of(b"u1") + b"(K\x03U\x01|NNNK\x09K\x09K\x00tb", TWO_BYTES),
+        "TypeError: only an array and its type have a state",
+    ),
+    # The array below has the type already; with a longer item it would reach past its bytes.
+    "a type changed under its array": (
+        array_of(b"(K\x02t", dtype_of(b"S1", size=b"K\x01") + b"q\x07", TWO_BYTES)[:-1]
+        + b"h\x07(K\x03U\x01|NNNJ\x40\x42\x0f\x00J\x01\x00\x00\x00K\x00tb\x86.",
+        "TypeError: only an array and its type have a state",
+    ),
+    "a type of no size": (array_of(ONE, dtype_of(b"S0"), b"U\x00"), "`S0` is not plain numbers"),
+    "a type of unknown order": (array_of(ONE, dtype_of(b"u1", b"x"), TWO_BYTES), "another size or"),
+    "no type": (array_of(ONE, b"N", TWO_BYTES), "must be made of bytes and a type"),
+    "more elements than bytes": (
+        array_of(b"(J" + BILLION + b"t", BYTE, TWO_BYTES),
+        r"shape \(1000000000,\) .* must have as many bytes; found 2",
+    ),
+    "6 GB from a tuple": (
+        array_of(b"(J" + BILLION + b"K\x06t", BYTE, b"(K\x00t"),
+        "must be made of bytes and a type",
+    ),
+    "3 GB from the shape of an empty array": (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(J"
+        + BILLION
+        + b"K\x03tU\x01btR.",
+        "an array or a name where a value belongs",
+    ),
+    "3 GB from a call of the array's type": (
+        b"cnumpy\nndarray\n((J" + BILLION + b"K\x03tcnumpy\ndtype\n(U\x02u1tRtR.",
+        "TypeError: an array is not made by its type",
+    ),
+    "fewer elements than bytes": (array_of(ONE, BYTE, TWO_BYTES), "as many bytes; found 2"),
+    "a product past 64 bits": (
+        array_of(b"(" + b"J" + BILLION + b"J" + BILLION + b"J" + BILLION + b"t", BYTE, TWO_BYTES),
+        "as many bytes; found 2",
+    ),
+    "a negative length": (array_of(b"(J\xff\xff\xff\xfft", BYTE, TWO_BYTES), "sensible numbers"),
+    "a length of 2^62": (array_of(b"(" + FRAMED + b"t", BYTE, TWO_BYTES), "sensible numbers"),
+    "a thousand axes": (
+        array_of(b"(" + b"K\x01" * 1000 + b"t", BYTE, TWO_BYTES),
+        "at most 32 axes",
+    ),
+    "an array that is never finished": (
+        b"\x80\x02](cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btRe.",
+        "an array or a name where a value belongs",
+    ),
+    "a name as a value": (b"cnumpy\nndarray\n.", "an array or a name where a value belongs"),
+    "a memo of 10^9": (b"\x80\x02Kar" + BILLION + b"Kb\x86.", None),
+    "a memo that was never put": (b"\x80\x02j" + BILLION + b".", "KeyError"),
+    "2^60 leaves": (b"\x80\x02K\x01" + b"q\x00h\x00\x86" * 60 + b".", "container in two places"),
+    "a list of itself": (b"\x80\x02]q\x00h\x00a.", "container in two places"),
+    "a number of a million digits": (b"L" + b"9" * 10**6 + b"L\n.", "more than 100 digits"),
+    "a float of a million digits": (b"F" + b"9" * 10**6 + b"\n.", "more than 100 digits"),
+    "a number of a million bytes": (b"\x80\x02\x8b" + bytes(10**6) + b".", "opcode 0x8b"),
+    "lists a hundred thousand deep": (
+        b"\x80\x02" + b"](" * 10**5 + b"e" * 10**5 + b".",
+        "more than 100 deep",
+    ),
+    "keys with one hash": (b"\x80\x02}(I0\nNI2305843009213693951\nNu.", "a key must be text"),
+    "a key without end": (b"\x80\x02}" + b")" + b"\x85" * 10**5 + b"Ns.", "a key must be text"),
+    "the bytes of one text again and again": (
+        b"\x80\x02c_codecs\nencode\nq\x00V" + b"x" * 10**5 + b"\nq\x01\x85R"
+        b"](" + b"h\x00h\x01\x85R" * 100 + b"e.",
+        "more bytes than it has",
+    ),
+    "bytes of a chosen size": (
+        b"c__builtin__\nbytes\n(J" + BILLION + b"tR.",
+        "only an empty `bytes`",
+    ),
+    "text longer than the file": (b"\x80\x02T\xff\xff\xff\x7fabc.", "EOFError: it is cut short"),
+    "text of a negative length": (b"\x80\x02T\xff\xff\xff\xffabc.", "EOFError: it is cut short"),
+    "a later protocol": (b"\x80\x06N.", "later protocol"),
+    "a name of a million letters": (b"c" + b"x" * 10**6 + b"\nname\n.", r"asks for `x{60}\.\.\.`"),
+    "a value below a mark": (b"N(a.", "IndexError: the stack is empty"),
+    "nothing to append to": (b"K\x01K\x02a.", "TypeError: only a list"),
+    "nothing to set an item of": (b"NVa\nNs.", "TypeError: only a dict"),
+    "a call of a value": (b"K\x01)R.", "TypeError: a name and a tuple"),
+    "another kind of array": (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\ntR.",
+        "only an ndarray is an array",
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_is_refused_before_anything_is_made(attack: str, tmp_path: Path) -> None:
+    program, message = ATTACKS[attack]
+    (tmp_path / "batch").write_bytes(program)
+    if message is None:  # a memo of any number costs nothing, and means nothing
+        assert read_plain_pickle(tmp_path / "batch") == (ord("a"), ord("b"))
+        return
+    tracemalloc.start()
+    with pytest.raises(DataFormatError, match=message):
+        read_plain_pickle(tmp_path / "batch")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000_000
+
+
+def test_the_helpers_of_the_attacks_make_an_array_when_nothing_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "batch").write_bytes(array_of(b"(K\x02t", dtype_of(b"u1"), TWO_BYTES))
+    assert read_plain_pickle(tmp_path / "batch").tolist() == [ord("a"), ord("b")]
+
+
+def test_a_program_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_pickle, "MAX_OPCODES", 100)
+    (tmp_path / "batch").write_bytes(pickle.dumps(list(range(101))))
+    with pytest.raises(DataFormatError, match="more than 100 opcodes"):
         read_plain_pickle(tmp_path / "batch")
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +136,60 @@ def test_no_permission_of_the_archive_takes_effect(tmp_path: Path, recorder: Any
     (tmp_path / "out").mkdir()
     unpack_tar(tmp_path / "a.tar", tmp_path / "out", limit=100, report=recorder)
     assert (tmp_path / "out" / "run").stat().st_mode & 0o7111 == 0
+
+
+def tar_header(kind: bytes, size: int) -> bytes:
+    entry = tarfile.TarInfo("top/zeros")
+    entry.type, entry.size = kind, size
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
+)
+def test_a_long_header_is_not_read_into_memory(kind: bytes, tmp_path: Path, recorder: Any) -> None:
+    size = 100_000_000
+    bomb = gzip.compress(tar_header(kind, size)) + gzip.compress(bytes(size), 1)
+    (tmp_path / "bomb.tar.gz").write_bytes(bomb)
+    tracemalloc.start()
+    with pytest.raises(DataFormatError, match=r"bomb\.tar\.gz .* header of more than 1,048,576"):
+        unpack_tar(tmp_path / "bomb.tar.gz", tmp_path, limit=10**6, report=recorder)
+    assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [b"0", b"5"], ids=["a file", "a folder"])
+def test_no_entry_leads_past_the_limit(kind: bytes, tmp_path: Path, recorder: Any) -> None:
+    bomb = gzip.compress(tar_header(kind, 10**12)) + gzip.compress(bytes(10**6))
+    (tmp_path / "bomb.tar.gz").write_bytes(bomb)
+    with pytest.raises(DataFormatError, match=r"bomb\.tar\.gz is refused: .* more than 1,000,000"):
+        unpack_tar(tmp_path / "bomb.tar.gz", tmp_path, limit=10**6, report=recorder)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["top/" + "x" * 201], "no name of a file"),
+        (["top/a\nb"], "no name of a file"),
+        (["."], "is no file of any size"),
+        (["top/a", "top/a/b"], "two files called `a/b`"),
+        (["top/a/b", "top/a"], "two files called `a`"),
+    ],
+)
+def test_names_that_no_folder_can_hold(
+    names: list[str], message: str, tmp_path: Path, pack: Any, recorder: Any
+) -> None:
+    (tmp_path / "bad.tar").write_bytes(pack(dict.fromkeys(names, b""), "w"))
+    with pytest.raises(DataFormatError, match=message):
+        unpack_tar(tmp_path / "bad.tar", tmp_path, limit=10**6, report=recorder)
+    assert everything_in(tmp_path) == {"bad.tar"}
+
+
+def test_any_failure_of_the_parser_is_damage(tmp_path: Path, pack: Any, recorder: Any) -> None:
+    """A size in base 256 that no index can hold is an OverflowError of `tarfile`."""
+    content = bytearray(pack({"top/a": b"x"}, "w"))
+    content[124:136] = b"\x80" + b"\x7f" * 11
+    content[148:156] = b"%06o\0 " % (sum(content[:148]) + 8 * 32 + sum(content[156:512]))
+    (tmp_path / "bad.tar").write_bytes(content)
+    with pytest.raises(DataFormatError, match=r"bad\.tar is"):
+        unpack_tar(tmp_path / "bad.tar", tmp_path, limit=10**6, report=recorder)

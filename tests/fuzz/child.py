@@ -21,38 +21,38 @@ from fuzz.targets import Target, all_targets
 from ttapca.errors import TtapcaError
 from ttapca.memory import forget_peak_memory, peak_memory
 
-MOST_SECONDS = 10  # of processor time: a busy machine does not make a file hang
 MOST_MEMORY = 1500.0  # MB
 TORCH_IS_OUT_OF_MEMORY = "can't allocate memory"
 
 
 def serve() -> None:
-    """Answer until the input ends."""
+    """Answer until the input ends. The arguments are the seconds a file may take, and modules."""
+    seconds = int(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints must not look like an answer
     warnings.simplefilter("ignore")
-    targets = all_targets()
+    targets = all_targets(sys.argv[2:])
     _limit_memory()
     for line in sys.stdin:
         job = json.loads(line)
-        kind, detail = attempt(targets[job["target"]], Path(job["folder"]), job["seed"])
+        kind, detail = attempt(targets[job["target"]], Path(job["folder"]), job["seed"], seconds)
         print(json.dumps({"kind": kind, "detail": detail}), file=answers, flush=True)
 
 
-def attempt(target: Target, folder: Path, seed: str | None) -> tuple[str, str]:
+def attempt(target: Target, folder: Path, seed: str | None, seconds: int) -> tuple[str, str]:
     """Make a target's file in an empty folder, damage it by a seed (or not at all), and read it."""
     path = _fresh(target, folder)
     if seed is not None:
         random = Random(seed)
         random.choice(target.mutators)(path, random)
     forget_peak_memory()
-    _limit_seconds()
+    _limit_seconds(seconds)
     try:
         target.read(path)
         kind, detail = "data", ""
     except BaseException as error:
         kind, detail = _judge(error, path), "".join(traceback.format_exception(error))
-    _limit_seconds()  # judging and clearing up have time of their own
+    _limit_seconds(seconds)  # judging and clearing up have time of their own
     if peak_memory() > MOST_MEMORY:
         kind, detail = "memory", f"{peak_memory():.0f} MB\n{detail}"
     return kind, detail
@@ -105,12 +105,12 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (now + int(MOST_MEMORY * 1e6), hard))
 
 
-def _limit_seconds() -> None:
+def _limit_seconds(seconds: int) -> None:
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         used = resource.getrusage(resource.RUSAGE_SELF)
-        soon = int(used.ru_utime + used.ru_stime) + MOST_SECONDS + 1
+        soon = int(used.ru_utime + used.ru_stime) + seconds + 1
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (soon, hard))
 

@@ -10,7 +10,7 @@ import pickle
 import tarfile
 import zipfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from unittest import mock
@@ -30,6 +30,7 @@ from fuzz.mutations import (
     mutate_json,
 )
 from fuzz.targets import Target
+from ttapca.corruptions import TEXTURE_FILES, load_textures
 from ttapca.data import Images, frost, inventory, load
 from ttapca.data.cifar import write_cifar_binary
 from ttapca.data.cifar_versions import (
@@ -45,6 +46,7 @@ from ttapca.data.progress import Silent
 from ttapca.data.unpack import unpack_tar
 
 COUNT = 5
+BOMB = 3 * 10**8  # bytes of zeros, in the 300 kB that they are compressed to
 
 
 def some_pixels(*shape: int) -> np.ndarray:
@@ -152,18 +154,22 @@ def lying_header(content: bytes, random: Random) -> bytes:
 
 def zip_bomb(content: bytes, random: Random) -> bytes:
     """An archive of arrays of zeros that is a thousand times larger when it is unpacked."""
-    buffer = io.BytesIO()
+    return made_zip_bomb(random.choice(("images.npy", "labels.npy")), content[:100])
+
+
+@cache
+def made_zip_bomb(name: str, other: bytes) -> bytes:
+    buffer, size = io.BytesIO(), BOMB
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        size = random.choice((10**6, 3 * 10**8))
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
             header, {"descr": "|u1", "fortran_order": False, "shape": (size,)}
         )
-        with archive.open(random.choice(("images.npy", "labels.npy")), "w") as member:
+        with archive.open(name, "w") as member:
             member.write(header.getvalue())
             for _ in range(size // 10**6):
                 member.write(bytes(10**6))
-        archive.writestr("images.npy", content[:100])
+        archive.writestr("class_names.npy", other)
     return buffer.getvalue()
 
 
@@ -268,10 +274,24 @@ def tar_header(content: bytes, random: Random) -> bytes:
 
 def tar_bomb(content: bytes, random: Random) -> bytes:
     """A header, of a member or of a further header, that says much and is followed by zeros."""
+    return bomb_header(random, size=10**6) + bytes(10**6) + content
+
+
+def gzip_bomb(content: bytes, random: Random) -> bytes:
+    """The same, the zeros compressed."""
+    return gzip.compress(bomb_header(random, BOMB), mtime=0) + compressed_zeros() + content
+
+
+def bomb_header(random: Random, size: int) -> bytes:
     entry = tarfile.TarInfo("top/zeros")
-    entry.size = random.choice((10**7, 3 * 10**8))
+    entry.size = size
     entry.type = random.choice((tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, b"g"))
-    return entry.tobuf(tarfile.GNU_FORMAT) + bytes(entry.size) + content
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+@cache
+def compressed_zeros() -> bytes:
+    return gzip.compress(bytes(BOMB), mtime=0)
 
 
 def unpack(path: Path) -> None:
@@ -301,6 +321,14 @@ def read_photographs(path: Path) -> None:
         frost.read_photographs(path)
 
 
+def make_textures(folder: Path) -> Path:
+    path = folder / "frost"
+    path.mkdir()
+    for name in TEXTURE_FILES:
+        Image.fromarray(some_pixels(9, 8, 3)).save(path / name)
+    return path
+
+
 def make_npm(folder: Path) -> Path:
     path = folder / "package"
     path.mkdir()
@@ -321,24 +349,27 @@ ZIPS: tuple[Mutate, ...] = (
 )
 MEMBERS: tuple[Mutate, ...] = (*(in_some_file(in_zip_member(lying_header)),) * 3,)
 TARS = tuple(map(in_some_file, (tar_header, tar_header, tar_bomb, in_tar_member(mutate_bytes))))
-GZIPS = tuple(map(in_some_file, map(in_gzip, (mutate_bytes, tar_header, tar_header, tar_bomb))))
+GZIPS = (
+    *map(in_some_file, map(in_gzip, (mutate_bytes, tar_header, tar_header))),
+    in_some_file(gzip_bomb),
+)
 
 TARGETS = [
     Target("cifar10-binary", partial(make_binary, CIFAR10_BINARY), read_train_and_test),
     Target("cifar100-binary", partial(make_binary, CIFAR100_BINARY), read_train_and_test),
-    Target("cifar10-python2", make_python2, lambda path: use(load(path)), PICKLES),
+    Target("cifar10-of-python-2", make_python2, lambda path: use(load(path)), PICKLES),
     *(
         Target(
-            f"{version.folder}-protocol-{protocol}",
+            f"{name}-{protocol}",
             partial(make_python, version, protocol),
             lambda path: use(load(path)),
             PICKLES,
         )
-        for version, protocol in (
-            (CIFAR100_PYTHON, 0),
-            (CIFAR100_PYTHON, 2),
-            (CIFAR10_PYTHON, 4),
-            (CIFAR100_PYTHON, 5),
+        for name, version, protocol in (
+            ("cifar100-python", CIFAR100_PYTHON, 0),
+            ("cifar100-python", CIFAR100_PYTHON, 2),
+            ("cifar10-python", CIFAR10_PYTHON, 4),
+            ("cifar100-python", CIFAR100_PYTHON, 5),
         )
     ),
     Target(
@@ -361,5 +392,6 @@ TARGETS = [
     Target("tar-gnu", partial(make_tar, "gnu.tar.gz"), unpack, (*ANY_FILE, *GZIPS)),
     Target("frost-wheel", make_wheel, read_photographs, (*ZIPS, in_some_file(zip_bomb))),
     Target("frost-source", make_source_archive, read_photographs, (*ANY_FILE, *GZIPS)),
+    Target("textures", make_textures, load_textures),
     Target("npm", make_npm, lambda path: decode_split(path, "test"), (*ANY_FILE, *JSON)),
 ]

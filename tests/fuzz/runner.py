@@ -10,14 +10,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from fuzz.targets import MODULES
+
 Kind = Literal["data", "refused", "unnamed", "raw", "hang", "crash", "memory"]
 GOOD: tuple[Kind, ...] = ("data", "refused")
 BAD: tuple[Kind, ...] = ("unnamed", "raw", "hang", "crash", "memory")
+MOST_SECONDS = 10  # of processor time: a busy machine does not make a file hang
 PATIENCE = 120.0  # seconds of the clock, for a child that waits for something that never comes
 TESTS = Path(__file__).parents[1]
 
@@ -52,10 +56,18 @@ class Runner:
 
     Args:
         keep: A folder for the files that were badly dealt with; none are kept without it.
+        modules: Where the targets are defined.
+        seconds: Processor time that a file may take.
     """
 
-    def __init__(self, keep: Path | None = None) -> None:
+    def __init__(
+        self,
+        keep: Path | None = None,
+        modules: Sequence[str] = MODULES,
+        seconds: int = MOST_SECONDS,
+    ) -> None:
         self.keep = keep
+        self._arguments = [str(seconds), *modules]
         self._scratch = Path(tempfile.mkdtemp(prefix="ttapca-fuzz-"))
         self._child: subprocess.Popen[str] | None = None
         self._count = 0
@@ -115,7 +127,7 @@ class Runner:
         paths = [str(TESTS), *(path for path in sys.path if path)]
         with (self._scratch / "stderr").open("w") as said:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "fuzz.child"],
+                [sys.executable, "-m", "fuzz.child", *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,

@@ -18,6 +18,7 @@ TEXTURE_FILES = (
     "frost5.jpg",
     "frost6.jpg",
 )
+_MAX_PIXELS = 50_000_000  # a picture of more takes a gigabyte while it is decoded
 _REMEDY = (
     "`ttapca data get frost` fetches them; `ttapca.data.fetch_frost(root)` does so from Python "
     "and returns the folder to pass as `textures=`."
@@ -54,9 +55,11 @@ def load_textures(folder: str | Path | None) -> tuple[Pixels, ...]:
 
 def _read(path: Path) -> Pixels:
     try:
-        with Image.open(path) as opened:
+        with path.open("rb") as file, Image.open(file, formats=("PNG", "JPEG")) as opened:
+            if opened.width * opened.height > _MAX_PIXELS:
+                raise DataFormatError(f"it has more than {_MAX_PIXELS:,} pixels")
             return np.asarray(opened.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's three answers to damaged files
+    except Exception as error:  # Pillow's readers fail in many ways
         raise DataFormatError(
             f"Frost's photographs must be readable images; {path} is not: {error}. Delete it. "
             f"{_REMEDY}"

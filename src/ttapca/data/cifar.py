@@ -21,8 +21,10 @@ from ttapca.data.cifar_versions import (
     find_split,
 )
 from ttapca.data.images import Images
-from ttapca.data.reading import Split, check_split, make_images, reading
+from ttapca.data.reading import Split, check_split, make_images, read_bytes, reading
 from ttapca.errors import DataFormatError, ShapeError
+
+MAX_NAMES_BYTES = 1_000_000  # the names of a hundred classes have less than a thousand
 
 
 def read_cifar_binary(folder: Path | str, split: Split = "test") -> Images:
@@ -87,9 +89,8 @@ def _class_names(folder: Path, version: BinaryVersion) -> tuple[str, ...]:
     path = folder / version.names_file
     if not path.is_file():
         return version.class_names
-    with reading(path):
-        names = tuple(path.read_text(encoding="utf-8", errors="replace").split())
-    return names or version.class_names
+    content = read_bytes(path, MAX_NAMES_BYTES)
+    return tuple(content.decode("utf-8", errors="replace").split()) or version.class_names
 
 
 def write_cifar_binary(

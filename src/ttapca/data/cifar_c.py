@@ -6,17 +6,16 @@ it says which severities in `corruptions.json`, as `ttapca corrupt` writes it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ttapca.data.arrays import map_npy
 from ttapca.data.classes import CIFAR10_CLASSES, CIFAR100_CLASSES
 from ttapca.data.images import Images
-from ttapca.data.reading import make_images, reading
+from ttapca.data.reading import make_images, read_json
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 
 LABELS_FILE = "labels.npy"
@@ -61,23 +60,22 @@ def read_cifar_c(
     """
     folder = Path(folder)
     path = _corruption_file(folder, corruption)
-    manifest = read_manifest(folder)
-    block = _block_number(severity, manifest, folder)
-    severities = len(_severities(manifest, folder))
-    images, labels = _map_npy(path), _map_npy(folder / LABELS_FILE)
+    known = severities_in(folder)
+    block, severities = _block_number(severity, known, folder), len(known)
+    images, labels = map_npy(path), map_npy(folder / LABELS_FILE)
     if images.ndim != 4 or len(images) % severities:
         raise DataFormatError(
             f"{path} must have shape (n, height, width, channels) with n a multiple of its "
             f"{severities} severities; found {images.shape}."
         )
-    if len(labels) != len(images):
+    if labels.shape[:1] != images.shape[:1]:
         raise DataFormatError(
             f"{folder / LABELS_FILE} must have a label for each of the {len(images)} images of "
-            f"{path.name}; found {len(labels)}."
+            f"{path.name}; found {labels.shape[0] if labels.ndim else 'a single number'}."
         )
     size = len(images) // severities
     rows = slice(block * size, (block + 1) * size)
-    names = tuple(class_names) if class_names else _class_names(folder, manifest)
+    names = tuple(class_names) if class_names else _class_names(folder)
     return make_images(path, images[rows], np.asarray(labels[rows]), names)
 
 
@@ -118,27 +116,40 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST_FILE
     if not path.is_file():
         return {}
-    try:
-        with reading(path):
-            content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # JSON or UTF-8; our own errors are ValueErrors too, and say more
-        if isinstance(error, DataFormatError):
-            raise
-        raise DataFormatError(f"{path} is not readable JSON: {error}.") from error
+    content = read_json(path)
     if not isinstance(content, dict):
         raise DataFormatError(f"{path} must hold a JSON object; found {type(content).__name__}.")
     return content
 
 
-def _severities(manifest: dict[str, Any], folder: Path) -> tuple[int, ...]:
-    found = manifest.get("severities", OFFICIAL_SEVERITIES)
-    if not isinstance(found, list | tuple) or not found:
-        raise DataFormatError(f"{folder / MANIFEST_FILE}: `severities` must list at least one.")
+def severities_in(folder: Path) -> tuple[int, ...]:
+    """The severities of each corruption in a folder of the CIFAR-C layout.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        Those that its manifest lists, in the order of the blocks; 1 to 5 without one.
+
+    Raises:
+        DataFormatError: The manifest lists none, one twice, or what is no severity.
+
+    Example:
+        >>> severities_in(Path("nowhere"))
+        (1, 2, 3, 4, 5)
+    """
+    found = read_manifest(folder).get("severities", list(OFFICIAL_SEVERITIES))
+    path = folder / MANIFEST_FILE
+    if not isinstance(found, list) or not found:
+        raise DataFormatError(f"{path}: `severities` must list at least one.")
+    if any(type(each) is not int or each not in OFFICIAL_SEVERITIES for each in found):
+        raise DataFormatError(f"{path}: `severities` must be numbers from 1 to 5.")
+    if len(set(found)) != len(found):
+        raise DataFormatError(f"{path}: `severities` must list each one once; found {found[:9]}.")
     return tuple(found)
 
 
-def _block_number(severity: int, manifest: dict[str, Any], folder: Path) -> int:
-    severities = _severities(manifest, folder)
+def _block_number(severity: int, severities: tuple[int, ...], folder: Path) -> int:
     if severity not in severities:
         raise OptionError(
             f"The severity must be one of {', '.join(map(str, severities))}, which {folder} holds; "
@@ -159,20 +170,10 @@ def _corruption_file(folder: Path, corruption: str) -> Path:
     )
 
 
-def _map_npy(path: Path) -> NDArray[Any]:
-    with reading(path):
-        try:
-            array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:  # not an .npy, cut off, or pickled objects
-            raise DataFormatError(
-                f"{path} is not a plain `.npy` array: {error}. Files with pickled objects are "
-                "refused; a truncated one must be fetched again."
-            ) from error
-    return array
-
-
-def _class_names(folder: Path, manifest: dict[str, Any]) -> tuple[str, ...] | None:
-    named = manifest.get("class_names")
-    if isinstance(named, list) and named:
-        return tuple(str(name) for name in named)
-    return CLASSES_OF_FOLDER.get(folder.name)
+def _class_names(folder: Path) -> tuple[str, ...] | None:
+    named = read_manifest(folder).get("class_names")
+    if not named:
+        return CLASSES_OF_FOLDER.get(folder.name)
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise DataFormatError(f"{folder / MANIFEST_FILE}: `class_names` must be a list of text.")
+    return tuple(named)

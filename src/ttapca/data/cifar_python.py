@@ -22,8 +22,10 @@ from ttapca.data.cifar_versions import (
 )
 from ttapca.data.images import Images
 from ttapca.data.plain_pickle import read_plain_pickle
-from ttapca.data.reading import Split, check_split, make_images
+from ttapca.data.reading import Split, check_labels, check_split, make_images
 from ttapca.errors import DataFormatError
+
+SHOWN = 20  # entries that an error lists, and characters of each
 
 
 def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
@@ -63,20 +65,20 @@ def _entries(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataFormatError(f"{path} must hold a dict; found {type(content).__name__}.")
     # Keys are bytes when a Python 3 program copied what it had read with encoding="bytes".
-    return {
-        key.decode("latin1") if isinstance(key, bytes) else str(key): value
-        for key, value in content.items()
-    }
+    return {_text(key): value for key, value in content.items()}
 
 
 def _read_batch(path: Path, version: PythonVersion) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     entries = _entries(path)
-    data, labels = entries.get("data"), entries.get(version.labels_key)
-    if data is None or labels is None:
+    data, found = entries.get("data"), entries.get(version.labels_key)
+    if data is None or found is None:
+        there = ", ".join(f"`{key[:SHOWN]}`" for key in list(entries)[:SHOWN])
         raise DataFormatError(
             f"{path} must have the entries `data` and `{version.labels_key}`; "
-            f"found {', '.join(f'`{key}`' for key in entries) or 'none'}."
+            f"found {there or 'none'}."
         )
+    # Someone's copy may hold an array where the official file has a list.
+    labels = check_labels(path, found.tolist() if isinstance(found, np.ndarray) else found)
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2:
         raise DataFormatError(f"{path}: `data` must be a uint8 array of shape (n, {PIXEL_BYTES}).")
     if data.shape[1] != PIXEL_BYTES or len(data) != len(labels):
@@ -84,11 +86,7 @@ def _read_batch(path: Path, version: PythonVersion) -> tuple[NDArray[np.uint8], 
             f"{path}: `data` must have shape (n, {PIXEL_BYTES}) with n labels; "
             f"found {data.shape} and {len(labels)} labels."
         )
-    try:
-        numbers = np.asarray(labels, np.int64)
-    except (TypeError, ValueError) as error:
-        raise DataFormatError(f"{path}: labels must be integers; {error}.") from error
-    return data.reshape(len(data), CHANNELS, SIDE, SIDE), numbers
+    return data.reshape(len(data), CHANNELS, SIDE, SIDE), np.array(labels, np.int64)
 
 
 def _class_names(folder: Path, version: PythonVersion) -> tuple[str, ...]:
@@ -98,4 +96,10 @@ def _class_names(folder: Path, version: PythonVersion) -> tuple[str, ...]:
     names = _entries(path).get(version.names_key)
     if not isinstance(names, list) or not names:
         raise DataFormatError(f"{path} must have a list `{version.names_key}`.")
-    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+    if not all(isinstance(name, str | bytes) for name in names):
+        raise DataFormatError(f"{path}: `{version.names_key}` must be a list of text.")
+    return tuple(map(_text, names))
+
+
+def _text(found: str | bytes) -> str:
+    return found if isinstance(found, str) else found.decode("utf-8", errors="replace")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.data.images import Images
+from ttapca.data.arrays import read_npz_arrays
+from ttapca.data.images import MAX_CLASSES, Images
 from ttapca.data.reading import make_images, reading
-from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError, did_you_mean
+from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError
 
 if TYPE_CHECKING:
     from PIL import Image
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+# Pillow knows forty formats more, among them one that starts another program.
+PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+CLASS_NAMES = "class_names"
+MAX_PIXELS = 50_000_000  # a picture of more takes a gigabyte while it is decoded
 
 
 def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels") -> Images:
@@ -44,38 +48,18 @@ def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels"
         Images(2 of 4x4x3, 2 classes)
     """
     path = Path(path)
+    arrays = read_npz_arrays(path, [images, labels], optional=[CLASS_NAMES])
+    names = _class_names(path, arrays[CLASS_NAMES]) if CLASS_NAMES in arrays else None
+    return make_images(path, arrays[images], arrays[labels], names)
+
+
+def _class_names(path: Path, names: NDArray[Any]) -> tuple[str, ...]:
     with reading(path):
-        try:
-            # Opened here, not by numpy, which leaves the file open when it is no archive.
-            with path.open("rb") as file, _open_archive(file) as archive:
-                pixels = _entry(archive, images)
-                numbers = _entry(archive, labels)
-                named = _entry(archive, "class_names") if "class_names" in archive.files else None
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            if isinstance(error, DataFormatError):
-                raise
-            # numpy takes any other file for a pickle, and advises to load it unsafely.
-            reason = str(error) if zipfile.is_zipfile(path) else "it is cut short, or no archive"
-            raise DataFormatError(f"{path} is not a plain `.npz` archive: {reason}.") from error
-    names = None if named is None else tuple(map(str, named.tolist()))
-    return make_images(path, pixels, numbers, names)
-
-
-def _open_archive(file: IO[bytes]) -> Any:
-    archive = np.load(file, allow_pickle=False)
-    if isinstance(archive, np.ndarray):
-        raise DataFormatError("It is a single array, not an `.npz` archive.")
-    return archive
-
-
-def _entry(archive: Any, name: str) -> NDArray[Any]:
-    if name not in archive.files:
-        raise DataFormatError(
-            f"There is no array `{name}`.{did_you_mean(name, archive.files)} "
-            f"There are: {', '.join(archive.files) or 'none'}."
-        )
-    array: NDArray[Any] = archive[name]
-    return array
+        if names.ndim != 1 or names.size > MAX_CLASSES:
+            raise DataFormatError(
+                f"`{CLASS_NAMES}` must be a row of names; found an array of shape {names.shape}."
+            )
+        return tuple(names.astype(str).tolist())
 
 
 def read_image_folder(folder: Path | str, *, size: int | tuple[int, int] | None = None) -> Images:
@@ -114,9 +98,10 @@ def read_image_folder(folder: Path | str, *, size: int | tuple[int, int] | None 
     paths = [(path, label) for label, each in enumerate(classes) for path in pictures_in(each)]
     pixels: NDArray[np.uint8] | None = None
     for row, (path, _) in enumerate(paths):
-        picture = _read_picture(path, size)
+        picture = read_picture(path, size)
         if pixels is None:
-            pixels = np.empty((len(paths), *picture.shape), np.uint8)
+            with reading(folder):
+                pixels = np.empty((len(paths), *picture.shape), np.uint8)
         if picture.shape != pixels.shape[1:]:
             raise ShapeError(
                 f"All pictures must have one size; {paths[0][0]} has {pixels.shape[1:3]} and "
@@ -169,15 +154,41 @@ def picture_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if pictures_in(path))
 
 
-def _read_picture(path: Path, size: int | tuple[int, int] | None) -> NDArray[np.uint8]:
-    from PIL import Image, UnidentifiedImageError
+def read_picture(path: Path, size: int | tuple[int, int] | None = None) -> NDArray[np.uint8]:
+    """Read one picture in colour.
 
-    try:
-        with Image.open(path) as file:
-            picture = file.convert("RGB")
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise DataFormatError(f"{path} is not a readable picture: {error}.") from error
-    return np.asarray(picture if size is None else _resized(picture, size), np.uint8)
+    Args:
+        path: A PNG, JPEG, WebP, BMP, GIF or TIFF.
+        size: Resize it to this side, or `(height, width)`.
+
+    Returns:
+        Pixels, `(height, width, 3)`.
+
+    Raises:
+        DataNotFoundError: It is not there.
+        DataFormatError: It is no picture, damaged, or of more than 50 million pixels.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> path = Path(tempfile.mkdtemp()) / "tom.png"
+        >>> Image.new("RGB", (6, 4)).save(path)
+        >>> read_picture(path).shape
+        (4, 6, 3)
+    """
+    from PIL import Image
+
+    with (
+        reading(path, "is not a readable picture"),
+        path.open("rb") as file,
+        Image.open(file, formats=PICTURE_FORMATS) as opened,
+    ):
+        if opened.width * opened.height > MAX_PIXELS:
+            raise ValueError(
+                f"it has {opened.width:,} x {opened.height:,} pixels, more than {MAX_PIXELS:,}"
+            )
+        picture = opened.convert("RGB")
+        return np.asarray(picture if size is None else _resized(picture, size), np.uint8)
 
 
 def _resized(picture: Image.Image, size: int | tuple[int, int]) -> Image.Image:

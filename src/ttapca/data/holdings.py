@@ -11,7 +11,13 @@ import numpy as np
 from ttapca.data.catalog import DATA_SETS
 from ttapca.data.checksums import matches
 from ttapca.data.cifar import read_cifar_binary
-from ttapca.data.cifar_c import LABELS_FILE, corruptions_in, read_cifar_c, read_manifest
+from ttapca.data.cifar_c import (
+    LABELS_FILE,
+    corruptions_in,
+    read_cifar_c,
+    read_manifest,
+    severities_in,
+)
 from ttapca.data.cifar_versions import BinaryVersion
 from ttapca.data.images import Images
 from ttapca.data.progress import Reporter, Silent
@@ -121,7 +127,7 @@ def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) ->
 
 
 def _judge_generated(folder: Path) -> tuple[State, str]:
-    severities = read_manifest(folder).get("severities", ())
+    severities = severities_in(folder)
     corruptions = corruptions_in(folder)
     for corruption in corruptions:
         for severity in severities:

