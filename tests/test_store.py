@@ -258,6 +258,9 @@ def set_to(value: float, *place: int):
     ("kind", "name", "change", "message"),
     [
         ("folded", "project", set_to(torch.nan, 3, 2), "`project` .* must hold finite numbers"),
+        ("folded", "output_mean", set_to(1e39, 0), "`output_mean` .* at most 1e.15"),
+        ("exact", "project", set_to(9.0, 0, 0), "`project` .* columns of length 1"),
+        ("dct", "project", lambda t: t * 2, "`project` .* columns of length 1"),
         ("folded", "rebuild", set_to(torch.inf, 0, 0), "`rebuild` .* must hold finite numbers"),
         ("folded", "input_mean", set_to(torch.nan, 7), "`input_mean` .* finite numbers"),
         ("folded", "output_mean", lambda t: t[:-1], r"`output_mean` .* shape \(288,\)"),

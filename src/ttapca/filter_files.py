@@ -37,6 +37,11 @@ STORAGES = ("float64", "float32", "bfloat16", "float16")
 # A DCT of this length is a matrix of 128 MB.
 LONGEST_DCT = 4096
 
+# Numbers of a filter beyond these overflow or vanish when float32 squares them.
+LARGEST = 1e15
+SMALLEST_VARIANCE = 1e-36
+
+UNIT = 0.05  # how far from 1 half precision may leave the length of a basis vector
 ROUNDING = 1e-4  # of a share or a variance that was computed, relative or absolute
 
 _SHAPE = Such(
@@ -136,12 +141,13 @@ def _forms(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str
     size, storage = math.prod(shape), getattr(torch, config["storage"])
     dct = config["route"] == "dct"
     matrix = _Form((size, components), storage)
+    basis = _Form((shape[0],) * 2 if dct else (size, components), storage, _UNIT_WORDS, _has_units)
     forms = {
         "output_mean": _Form((math.prod(config["output_shape"]),), torch.float64),
         "input_mean": _Form((size,), torch.float64),
         "singular_values": _Form((components,), torch.float64, "above 0 and falling", _falls),
         "error_bound": _Form((components,), torch.float64, "not below 0", _not_negative),
-        "project": _Form((shape[0], shape[0]), storage) if dct else matrix,
+        "project": matrix if config["route"] == "folded" else basis,
         "rebuild": matrix,
         "order": _Form(
             (components,),
@@ -173,9 +179,11 @@ def _check_tensor(name: str, tensor: Tensor, form: _Form, path: Path) -> None:
             f"{of} must be of type {form.dtype}, by its config; found {tensor.dtype}. Save the "
             "filter again."
         )
-    if not bool(torch.isfinite(tensor).all()):
+    # In float16 the largest number would be compared with infinity: so the maximum, as a float.
+    if not bool(torch.isfinite(tensor).all()) or float(tensor.abs().max()) > LARGEST:
         raise SavedFilterError(
-            f"{of} must hold finite numbers; found NaN or infinity. Fit the filter again."
+            f"{of} must hold finite numbers, at most {LARGEST:g}; found NaN, infinity or a larger "
+            "one. Fit the filter again."
         )
     if not form.holds(tensor):
         raise SavedFilterError(
@@ -194,6 +202,12 @@ def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> No
                 f"{where}: `source.{name}` must be that of the tensors, {value:g}; found "
                 f"{source[name]:g}. Save the filter again."
             )
+    least = float(values[-1]) ** 2 / (source["n_samples"] - 1)
+    if least < SMALLEST_VARIANCE:
+        raise SavedFilterError(
+            f"{where}: a component must have a variance of at least {SMALLEST_VARIANCE:g}; found "
+            f"{least:g}. Fit the filter again."
+        )
     kept = float(values.square().sum()) / (source["n_samples"] - 1)
     if not kept <= source["total_variance"] * (1 + ROUNDING) < math.inf:
         raise SavedFilterError(
@@ -202,12 +216,18 @@ def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> No
         )
 
 
+_UNIT_WORDS = "columns of length 1"
 _VARIANCES = "a mean and a variance for each channel"
 
 
 def _has_variances(statistics: Tensor) -> bool:
     # A difference of two rounded numbers: a channel that is constant may be a little below zero.
     return bool((statistics[1] >= -ROUNDING).all())
+
+
+def _has_units(basis: Tensor) -> bool:
+    lengths = basis.float().square().sum(0)
+    return bool(((lengths - 1).abs() <= UNIT).all())
 
 
 def _falls(values: Tensor) -> bool:
