@@ -29,6 +29,7 @@ MAGIC = 0x1950A86A20F9469CFC6C  # the first number of the format before zip
 PROTOCOL = 1001
 PICKLES_BEFORE_DATA = 5  # of that format: magic, protocol, system, content, names of the storages
 MOST_DIMENSIONS = 64
+MOST_INSTRUCTIONS = 5_000_000  # about forty a tensor
 # Tensors may share a storage, and repeat it by strides of zero; together at most so many times.
 SHARING = 16
 
@@ -121,6 +122,7 @@ class _Storages:
         self._size = size
         self._records = records
         self._seen: dict[str, int] = {}
+        self._total = 0
         self._shown = 0
 
     def storage(self, values: object) -> _Storage:
@@ -133,8 +135,11 @@ class _Storages:
         if not isinstance(count, int) or count < 0 or view not in ([], [None]):
             raise ValueError("no number of elements")
         item = ITEM_SIZES[of_type.name]
-        length = self._seen.setdefault(name, count * item)
-        if length != count * item or sum(self._seen.values()) > self._size:
+        if name not in self._seen:
+            self._seen[name] = count * item
+            self._total += count * item
+        length = self._seen[name]
+        if length != count * item or self._total > self._size:
             raise ValueError("storages of more bytes than the file")
         if self._records is not None and self._records[name] != length:
             raise ValueError("a storage of another size than its record")
@@ -203,7 +208,9 @@ class _Pickle:
 
     def follow(self) -> Any:
         """The last value: a number or a word itself, anything else as an object."""
-        for opcode, argument, _ in pickletools.genops(self._file):
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(self._file)):
+            if count > MOST_INSTRUCTIONS:
+                raise ValueError("a pickle that does not end")
             if opcode.name in _CONSTANTS:
                 self._stack.append(_CONSTANTS[opcode.name])
             elif opcode.name in _ATOMS:
