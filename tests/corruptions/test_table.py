@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ttapca.corruptions import CORRUPTIONS, SEVERITIES, corrupt, find, load_table
@@ -72,3 +73,18 @@ def test_a_bad_table_says_what_is_wrong(tmp_path, images, content, message):
 def test_a_table_that_is_not_there_gets_near_names():
     with pytest.raises(OptionError, match=r"found neither for `cifarc`\. Did you mean `cifar-c`"):
         load_table("cifarc")
+
+
+def test_whole_numbers_are_as_good_as_real_ones(tmp_path, images):
+    path = tmp_path / "mine.toml"
+    frost = (
+        "[frost]\nimage_weight = {0}\nfrost_weight = 0.5\ntexture_scale = 0.2\ntexture_count = 5\n"
+    )
+    textures = (np.full((400, 400, 3), 100, np.uint8),) * 6
+    found = []
+    for weight in ("2", "2.0"):
+        path.write_text(frost.format(weight))
+        table = load_table(path)
+        assert isinstance(table.parameters("frost", 3)["texture_count"], int)
+        found.append(corrupt(images, "frost", 3, table=table, textures=textures))
+    assert (found[0] == found[1]).all()

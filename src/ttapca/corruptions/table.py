@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.schema import (
@@ -70,9 +71,10 @@ def _section(limits: Mapping[str, Rule]) -> Record:
     return Record(optional=parameters, others=_parameter(Either((Number(), Text(100)), "a value")))
 
 
-_WHOLE_RADIUS = _section({**LIMITS, "radius": Whole(1, 100)})
+WHOLE_RADIUS = ("motion_blur", "snow")  # pixels along a line
 SECTIONS = Record(
-    optional={"motion_blur": _WHOLE_RADIUS, "snow": _WHOLE_RADIUS}, others=_section(LIMITS)
+    optional=dict.fromkeys(WHOLE_RADIUS, _section({**LIMITS, "radius": Whole(1, 100)})),
+    others=_section(LIMITS),
 )
 
 _FILES = {CIFAR_C: Path(__file__).with_name("cifar_c.toml")}
@@ -155,4 +157,20 @@ def _read(path: Path, changed: int) -> Table:
     name = document.pop("name", path.stem)
     conform(name, Text(100), str(path), OptionError, at="name")
     conform(document, SECTIONS, str(path), OptionError)
-    return Table(name, hashlib.sha256(content).hexdigest(), MappingProxyType(document))
+    sections = {corruption: _typed(corruption, values) for corruption, values in document.items()}
+    return Table(name, hashlib.sha256(content).hexdigest(), MappingProxyType(sections))
+
+
+def _typed(corruption: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Give whole numbers the type of their parameter: 2 times a uint8 is another uint8."""
+    whole = ("radius",) if corruption in WHOLE_RADIUS else ()
+    kept = {name: value for name, value in values.items() if not _is_real(name) or name in whole}
+    real = {name: value for name, value in values.items() if name not in kept}
+    return kept | {
+        name: [float(each) for each in value] if isinstance(value, list) else float(value)
+        for name, value in real.items()
+    }
+
+
+def _is_real(name: str) -> bool:
+    return isinstance(LIMITS.get(name), Number)

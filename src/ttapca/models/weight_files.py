@@ -7,6 +7,7 @@ containers are admitted here; anything else is refused with the way to convert i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from ttapca.schema import conform, parse_json, shown
 
 SAFETENSORS = ".safetensors"
 WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
-PREFIXES = ("module.", "model.")
+PREFIXES = re.compile(r"^(?:(?:module|model)\.)+")
 FORMAT = "ttapca.weights"
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -133,7 +134,11 @@ def _unwrapped(content: Any) -> Any:
 
 def _without_prefixes(content: Any, path: Path) -> dict[str, Tensor]:
     weights = content if isinstance(content, Mapping) else {}
-    tensors = {_bare(name): value for name, value in weights.items() if isinstance(value, Tensor)}
+    tensors = {
+        PREFIXES.sub("", str(name)): value
+        for name, value in weights.items()
+        if isinstance(value, Tensor)
+    }
     if not tensors:
         found = (
             f"the keys {shown(list(content)[:5])}" if isinstance(content, Mapping) else "no dict"
@@ -146,13 +151,6 @@ def _without_prefixes(content: Any, path: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         check_plain(name, tensor, path)
     return tensors
-
-
-def _bare(name: object) -> str:
-    bare = str(name)
-    while bare.startswith(PREFIXES):
-        bare = bare.partition(".")[2]
-    return bare
 
 
 def check_plain(name: str, tensor: Tensor, path: Path) -> None:
