@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ttapca
-from oracles import images, small_convnet
+from oracles import group_norm_net, images, small_convnet
 from ttapca import store
 from ttapca.errors import OptionError, SavedFilterError
 
+SAVED = Path(__file__).parent / "saved_filters"
 DATA = images(150)
 X = images(12, seed=8)
 
@@ -197,6 +200,11 @@ def test_any_changed_byte_is_refused(tmp_path_factory: pytest.TempPathFactory, d
     ("config", "message"),
     [
         ("{", "is not JSON"),
+        ('{"format": "ttapca.filter", "format": 1}', "`format` occurs twice"),
+        ("[" * 10_000, "nested too deep"),
+        ("1" * 5000, "has 5,000 digits"),
+        ("[NaN]", "not finite"),
+        (" " * 2_000_000, "at most 1,000,000 bytes"),
         ("[]", "does not describe a saved filter"),
         ('{"format": "peft"}', "does not describe a saved filter"),
         ('{"format": "ttapca.filter", "format_version": 99}', "has version 99"),
@@ -227,8 +235,112 @@ def test_parts_that_do_not_fit(saved: Path) -> None:
 
 def test_a_missing_tensor(saved: Path) -> None:
     rewritten(saved, change_tensors=lambda t: t.pop("project"))
-    with pytest.raises(SavedFilterError, match="'project' is missing"):
+    with pytest.raises(SavedFilterError, match="tensor `project` is missing"):
         ttapca.load(saved)
+
+
+def changed(name: str, change) -> dict:
+    """A change of one tensor."""
+    return {"change_tensors": lambda tensors: tensors.update({name: change(tensors[name])})}
+
+
+def set_to(value: float, *place: int):
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        tensor[place] = value
+        return tensor
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change", "message"),
+    [
+        ("folded", "project", set_to(torch.nan, 3, 2), "`project` .* must hold finite numbers"),
+        ("folded", "output_mean", set_to(1e39, 0), "`output_mean` .* at most 1e.15"),
+        ("exact", "project", set_to(9.0, 0, 0), "`project` .* columns of length 1"),
+        ("dct", "project", lambda t: t * 2, "`project` .* columns of length 1"),
+        ("folded", "rebuild", set_to(torch.inf, 0, 0), "`rebuild` .* must hold finite numbers"),
+        ("folded", "input_mean", set_to(torch.nan, 7), "`input_mean` .* finite numbers"),
+        ("folded", "output_mean", lambda t: t[:-1], r"`output_mean` .* shape \(288,\)"),
+        ("folded", "rebuild", lambda t: t[:, :-1], r"`rebuild` .* shape \(108, 6\)"),
+        ("folded", "project", lambda t: t.double(), "`project` .* type torch.float16"),
+        ("folded", "singular_values", lambda t: t.flip(0), "above 0 and falling"),
+        ("folded", "singular_values", set_to(0.0, -1), "above 0 and falling"),
+        ("folded", "singular_values", lambda t: t * 2, "`source.largest_singular_value`"),
+        ("folded", "singular_values", lambda t: t.long(), "type torch.float64"),
+        ("folded", "energies", set_to(-1.0, 0, 0), "`energies` .* not below 0"),
+        ("folded", "energies", set_to(torch.inf, 0, 0), "`energies` .* finite"),
+        ("folded", "energies", lambda t: t[:, :1], r"`energies` .* shape \(40, 3\)"),
+        ("folded", "energies", lambda t: t[:0], "`energies` .* shape"),
+        ("randomised", "error_bound", set_to(-1.0, 0), "`error_bound` .* not below 0"),
+        ("randomised", "error_bound", lambda t: t[:2], r"`error_bound` .* shape \(5,\)"),
+        ("dct", "order", set_to(108, 1), "`order` .* different places from 0 to 107"),
+        ("dct", "order", set_to(-1, 1), "`order` .* different places"),
+        ("dct", "order", set_to(19, 6), "`order` .* different places"),
+        ("dct", "order", lambda t: t.int(), "`order` .* type torch.int64"),
+        ("dct", "project", lambda t: t[:, :2], r"`project` .* shape \(3, 3\)"),
+        ("dct", "group_norm:1", set_to(-5.0, 1, 0), "a mean and a variance"),
+        ("dct", "group_norm:1", lambda t: t[0], "`group_norm:1` .* shape"),
+        ("dct", "group_norm:1", set_to(torch.nan, 0, 0), "`group_norm:1` .* finite"),
+    ],
+)
+def test_a_changed_tensor_with_checksums_made_anew(
+    tmp_path: Path, kind: str, name: str, change, message: str
+) -> None:
+    path = shutil.copytree(SAVED / kind, tmp_path / "filter")
+    ttapca.load(path)
+    rewritten(path, **changed(name, change))
+    with pytest.raises(SavedFilterError, match=f"(?s)(?=.*{re.escape(str(path))}).*{message}"):
+        ttapca.load(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("folded", {"layer": 3}, "`layer` must be text; found 3"),
+        ("folded", {"layer": "x" * 5000}, "`layer` must be text of at most 1,000"),
+        ("folded", {"route": "magic"}, "`route` must be one of folded, exact"),
+        ("folded", {"route": "exact", "output_shape": [3, 6, 6]}, "has the tensors .* as well"),
+        ("folded", {"shape": []}, "`shape` must be a list of 1 to 8"),
+        ("folded", {"shape": [2**31, 2**31]}, "`shape` must be of at most"),
+        ("folded", {"shape": [3, 6, -6]}, r"`shape\[2\]` must be a whole number from 1"),
+        ("folded", {"n_components": 109}, "`n_components` must be .* 1 to 108"),
+        ("folded", {"n_components": True}, "`n_components` must be a whole number"),
+        ("folded", {"source": None}, "`source` must be an object"),
+        ("folded", {"versions": {"ttapca": "1"}}, "`versions` must be an object with `torch`"),
+        ("folded", {"unknown": 1}, "no names but format, .* found 'unknown'"),
+        ("exact", {"output_shape": [5, 1]}, r"`output_shape` must be \[5\], as `shape`"),
+        ("dct", {"shape": [1, 1, 10**6]}, r"`shape\[2\]` must be .* 1 to 4,096"),
+        ("dct", {"shape": [3, 36]}, "`shape` must be a list of 3 entries"),
+    ],
+)
+def test_a_changed_config_with_checksums_made_anew(
+    tmp_path: Path, kind: str, change: dict, message: str
+) -> None:
+    path = shutil.copytree(SAVED / kind, tmp_path / "filter")
+    rewritten(path, change_config=lambda config: config.update(change))
+    with pytest.raises(SavedFilterError, match=f"(?s)(?=.*{re.escape(str(path))}).*{message}"):
+        ttapca.load(path)
+
+
+@pytest.mark.parametrize("part", ["n_samples", "total_variance"])
+@pytest.mark.parametrize("value", [0, -1, 1e999, "x", None, []])
+def test_facts_about_the_source_are_checked(tmp_path: Path, part: str, value: object) -> None:
+    path = shutil.copytree(SAVED / "exact", tmp_path / "filter")
+    rewritten(path, change_config=lambda config: config["source"].update({part: value}))
+    with pytest.raises(SavedFilterError, match="filter"):
+        ttapca.load(path)
+
+
+@pytest.mark.parametrize("kind", ["folded", "exact", "randomised", "dct"])
+def test_a_filter_that_version_0_1_saved(kind: str) -> None:
+    """The folders were written before what is loaded was checked."""
+    fitted = ttapca.load(SAVED / kind)
+    model = {"dct": group_norm_net}.get(kind, small_convnet)()
+    ttapca.attach(model, fitted, "relu", initial=0.3)
+    with torch.no_grad():
+        assert torch.isfinite(model(X)).all()
 
 
 def test_a_pickle_is_not_even_opened(saved: Path, tmp_path: Path) -> None:

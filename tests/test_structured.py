@@ -206,7 +206,7 @@ def test_saved_and_loaded_it_is_the_same(fitted: ttapca.FittedFilter, tmp_path: 
 def test_a_folder_without_the_order_is_refused(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:
     broken = dataclasses.replace(fitted, order_=None)
     broken.save(tmp_path / "filter")
-    with pytest.raises(SavedFilterError, match="'order' is missing"):
+    with pytest.raises(SavedFilterError, match="tensor `order` is missing"):
         ttapca.load(tmp_path / "filter")
     short = dataclasses.replace(fitted, order_=fitted.order_[:5])
     short.save(tmp_path / "short")

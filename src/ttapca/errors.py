@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+LONGEST_NAME = 200
+
 
 class TtapcaError(Exception):
     """The root of all errors of this library."""
@@ -110,11 +112,11 @@ class StorageError(TtapcaError, OSError):
     """The target cannot be written: read-only, full, in use, or in the way."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Offer the known names nearest to `name`.
 
     Args:
-        name: What was asked for.
+        name: What was asked for; nothing is near what is no text.
         known: What there is.
 
     Returns:
@@ -124,7 +126,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         >>> did_you_mean("layr1", ["layer1", "fc"])
         ' Did you mean `layer1`?'
     """
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    # A name as long as a file would be compared for minutes, and is near nothing.
+    comparable = isinstance(name, str) and len(name) <= LONGEST_NAME
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6) if comparable else []
     if not near:
         return ""
     return " Did you mean " + " or ".join(f"`{candidate}`" for candidate in near) + "?"

@@ -16,12 +16,13 @@ from torch import Tensor
 from ttapca._version import __version__
 from ttapca.closed_form import band_edges
 from ttapca.closed_gains import EXPONENTS, ClosedFormName, make_closed_gain
-from ttapca.errors import NotEnoughDataError, OptionError, SavedFilterError
+from ttapca.errors import NotEnoughDataError, OptionError
+from ttapca.filter_files import GROUP_NORM, check_filter
 from ttapca.gains import Gain, GainName, make_gain
 from ttapca.layer import DCTFilter, SpectralFilter
 from ttapca.narrow import NarrowBasis
 from ttapca.randomised import singular_value_error
-from ttapca.store import CONFIG, read_folder, write_folder
+from ttapca.store import read_folder, write_folder
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
 Route = Literal["folded", "exact", "gram", "randomised", "dct"]
@@ -32,9 +33,6 @@ AnyGain = GainName | ClosedFormName
 # changes 14 %, and 0.45 % changes 30 % (2,000, 1,500 and 1,000 components; 500 test images).
 LEAST_AGREEMENT = 0.95
 MOST_DROPPED = 1e-4
-
-# Before the path of a GroupNorm layer, in the file.
-GROUP_NORM = "group_norm:"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -331,40 +329,34 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
         path: The folder.
 
     Raises:
-        SavedFilterError: When the folder is missing, foreign, truncated or altered.
+        SavedFilterError: When the folder is missing, foreign, truncated or altered, or its parts
+            do not make a filter: shapes, finiteness, ranges and order are checked.
     """
     config, tensors = read_folder(Path(path))
-    folded = config.get("route") == "folded"
-    try:
-        fitted = FittedFilter(
-            layer=config["layer"],
-            route=config["route"],
-            shape=tuple(config["shape"]),
-            output_shape=tuple(config["output_shape"]),
-            mean_=tensors["output_mean"],
-            singular_values_=tensors["singular_values"],
-            project=tensors["project"],
-            n_samples_=config["source"]["n_samples"],
-            total_variance_=config["source"]["total_variance"],
-            agreement_=config["source"].get("agreement"),
-            rebuild=tensors["rebuild"] if folded else None,
-            input_mean_=tensors["input_mean"] if folded else tensors.get("input_mean"),
-            error_bound_=tensors.get("error_bound"),
-            energies_=tensors.get("energies"),
-            order_=tensors["order"] if config["route"] == "dct" else None,
-            group_norm_={
-                name.removeprefix(GROUP_NORM): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(GROUP_NORM)
-            },
-            versions=config["versions"],
-        )
-    except KeyError as error:
-        raise SavedFilterError(
-            f"`{path}` is not a whole saved filter: {error} is missing. Save the filter again."
-        ) from error
-    _check_shapes(fitted, path)
-    return fitted
+    check_filter(config, tensors, Path(path))
+    return FittedFilter(
+        layer=config["layer"],
+        route=config["route"],
+        shape=tuple(config["shape"]),
+        output_shape=tuple(config["output_shape"]),
+        mean_=tensors["output_mean"],
+        singular_values_=tensors["singular_values"],
+        project=tensors["project"],
+        n_samples_=config["source"]["n_samples"],
+        total_variance_=config["source"]["total_variance"],
+        agreement_=config["source"].get("agreement"),
+        rebuild=tensors.get("rebuild"),
+        input_mean_=tensors.get("input_mean"),
+        error_bound_=tensors.get("error_bound"),
+        energies_=tensors.get("energies"),
+        order_=tensors.get("order"),
+        group_norm_={
+            name.removeprefix(GROUP_NORM): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(GROUP_NORM)
+        },
+        versions=config["versions"],
+    )
 
 
 def stored_dtype(name: str) -> torch.dtype:
@@ -393,31 +385,6 @@ def _narrowed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
             "range."
         )
     return narrow
-
-
-def _check_shapes(fitted: FittedFilter, path: str | os.PathLike[str]) -> None:
-    size, components = math.prod(fitted.shape), fitted.n_components_
-    expected = {
-        "input_mean": (fitted.input_mean_, (size,)),
-        "output_mean": (fitted.mean_, (math.prod(fitted.output_shape),)),
-        "project": (fitted.project, (size, components)),
-        "rebuild": (fitted.rebuild, (size, components)),
-    }
-    if fitted.order_ is not None:
-        channels = fitted.shape[0]
-        expected["project"] = (fitted.project, (channels, channels))
-        expected["order"] = (fitted.order_, (components,))
-    if fitted.energies_ is not None:
-        images, bands = len(fitted.energies_), len(band_edges(components)) - 1
-        expected["energies"] = (fitted.energies_, (images, bands))
-    for path_of_layer, found in fitted.group_norm_.items():
-        expected[GROUP_NORM + path_of_layer] = (found, (2, found.shape[-1]))
-    for name, (tensor, shape) in expected.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise SavedFilterError(
-                f"`{name}` of the filter in `{path}` must have shape {shape}, by its `{CONFIG}`; "
-                f"found {tuple(tensor.shape)}. Save the filter again."
-            )
 
 
 def _card(fitted: FittedFilter, config: dict[str, Any]) -> str:

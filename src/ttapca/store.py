@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from ttapca.disk import make_folder, recover, staged_folder
 from ttapca.errors import FilterExistsError, SavedFilterError
+from ttapca.schema import parse_json, read_bounded, shown
 
 FORMAT = "ttapca.filter"
 FORMAT_VERSION = 1
@@ -93,21 +93,20 @@ def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     try:
         return config, safetensors.torch.load(payload)
-    except SafetensorError as error:
+    except Exception as error:  # whatever the parser, and torch after it, make of hostile bytes
         raise SavedFilterError(f"`{path / TENSORS}` is not a safetensors file: {error}.") from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / CONFIG
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        text = read_bounded(file, SavedFilterError)
     except OSError as error:
         raise SavedFilterError(
             f"A saved filter is a folder with a `{CONFIG}`; `{path}` has none that can be read "
             f"({error.strerror}). `fitted.save(path)` writes one."
         ) from error
-    except ValueError as error:
-        raise SavedFilterError(f"`{file}` is not JSON: {error}. Save the filter again.") from error
+    config = parse_json(text, f"`{file}`", SavedFilterError)
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise SavedFilterError(
             f"`{file}` does not describe a saved filter: its `format` is not `{FORMAT}`."
@@ -116,14 +115,15 @@ def _read_config(path: Path) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         raise SavedFilterError(
             f"This ttapca reads saved filters of format version {FORMAT_VERSION}; `{file}` has "
-            f"version {version}. Install the ttapca that wrote it, or fit again."
+            f"version {shown(version)}. Install the ttapca that wrote it, or fit again."
         )
     if config.get("checksum") != _checksum(config):
         raise SavedFilterError(
             f"`{file}` was altered after it was saved: its checksum does not match. Copy the "
             "folder again, or save the filter again."
         )
-    return config
+    found: dict[str, Any] = config
+    return found
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:

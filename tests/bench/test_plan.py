@@ -29,26 +29,59 @@ def test_groups_of_corruptions() -> None:
     ("values", "message"),
     [
         ({"methods": ("tentt",)}, r"no method `tentt`\. Did you mean `tent`"),
-        ({"methods": ()}, "`methods` takes at least one"),
-        ({"methods": "tent"}, "`methods` is a list; found 'tent'"),
-        ({"settings": ("onlin",)}, r"found `onlin`\. Did you mean `online`"),
+        ({"methods": ()}, "`methods` must be a list of 1 to 1,000 entries; found 0"),
+        ({"methods": "tent"}, "`methods` must be a list; found 'tent'"),
+        ({"settings": ("onlin",)}, r"found 'onlin'\. Did you mean `online`"),
         ({"corruptions": ("fogg",)}, r"found `fogg`\. Did you mean `fog`"),
         ({"corruptions": ("cleen",)}, r"found `cleen`\. Did you mean `clean`"),
-        ({"corruptions": ()}, "`corruptions` takes at least one"),
-        ({"severities": (6,)}, "`severities` takes whole numbers from 1 to 5; found 6"),
-        ({"severities": ()}, "`severities` takes at least one"),
-        ({"batch_sizes": (0,)}, "`batch_sizes` takes whole numbers from 1 on; found 0"),
-        ({"seeds": (-1,)}, "`seeds` takes whole numbers from 0 on; found -1"),
-        ({"seeds": (True,)}, "`seeds` takes whole numbers from 0 on; found True"),
-        ({"images": 0}, "`images` takes whole numbers from 1 on; found 0"),
-        ({"components": (1.5,)}, r"`components` takes whole numbers from 1 on; found 1\.5"),
-        ({"lr": 0}, "`lr` is a finite number above 0"),
+        ({"corruptions": ()}, "`corruptions` must be a list of 1"),
+        ({"severities": (6,)}, r"`severities\[0\]` must be a whole number from 1 to 5; found 6"),
+        ({"severities": ()}, "`severities` must be a list of 1"),
+        ({"batch_sizes": (0,)}, r"`batch_sizes\[0\]` must be .* from 1 to 1,000,000; found 0"),
+        ({"seeds": (-1,)}, r"`seeds\[0\]` must be a whole number from 0 on; found -1"),
+        ({"seeds": (True,)}, r"`seeds\[0\]` must be a whole number from 0 on; found True"),
+        ({"images": 0}, "`images` must be a whole number from 1 .*; found 0"),
+        ({"components": (1.5,)}, r"`components\[0\]` must be a whole number .*; found 1\.5"),
+        ({"lr": 0}, "`lr` must be a finite number above 0"),
         ({"method": {"tent": {"gian": "relu"}}}, r"no option `gian`.*Did you mean `gain`"),
         ({"method": {"tnet": {}}}, "no method `tnet`"),
-        ({"method": {"tent": 3}}, r"under \[method\.tent\]; found 3"),
-        ({"method": {"tent": {"logits": "now"}}}, "is before or after; found 'now'"),
-        ({"method": {"tent": {"filter": "yes"}}}, "is true or false; found 'yes'"),
+        ({"method": {"tent": 3}}, r"`method\.tent` must be an object: names with values; found 3"),
+        (
+            {"method": {"tent": {"logits": "now"}}},
+            "`method.tent.logits` must be one of before, after; found 'now'",
+        ),
+        (
+            {"method": {"tent": {"filter": "yes"}}},
+            "`method.tent.filter` must be true or false; found 'yes'",
+        ),
         ({"method": {"roid": {"seed": 1}}}, "give `seeds` instead"),
+        ({"methods": (["tent"],)}, r"`methods\[0\]` must be text; found \['tent'\]"),
+        ({"methods": 3}, "`methods` must be a list; found 3"),
+        ({"corruptions": (None,)}, r"`corruptions\[0\]` must be text; found None"),
+        ({"model": 3}, "`model` must be text"),
+        ({"lr": float("nan")}, "`lr` must be a finite number"),
+        ({"lr": 10**5000}, "`lr` must be .*; found a number of thousands of digits"),
+        ({"seeds": (10**5000,)}, "found a number of thousands of digits"),
+        (
+            {"seeds": tuple(range(2000))},
+            "`seeds` must be a list of 1 to 1,000 entries; found 2,000",
+        ),
+        (
+            {"seeds": tuple(range(1000)), "components": tuple(range(1, 1001))},
+            "at most 100,000 cells.* found 150,000,000",
+        ),
+        ({"method": 3}, "`method` must be an object"),
+        (
+            {"method": {"bn": {"alpha": "x"}}},
+            "`method.bn.alpha` must be a finite number .*; found 'x'",
+        ),
+        ({"method": {"sar": {"leave_out": 3}}}, "`method.sar.leave_out` must be a list; found 3"),
+        ({"method": {"memo": {"views": 1.5}}}, "`method.memo.views` must be a whole number"),
+        ({"method": {"lame": {"affinity": "knm"}}}, "one of knn, rbf, linear.* Did you mean `knn`"),
+        ({"method": {"tent": {"statistics": []}}}, "one of source, batch, mixed or a number"),
+        ({"method": {"tent": {"steps": 0}}}, "`method.tent.steps` must be a whole number from 1"),
+        ({"method": {"wiener": {"memory": "long"}}}, "`method.wiener.memory` must be a finite"),
+        ({"method": {"tent": {"gain": [[[[[[[[[[1]]]]]]]]]]}}}, "not nested too deep"),
     ],
 )
 def test_what_makes_no_sense(values: dict[str, object], message: str) -> None:
@@ -75,8 +108,25 @@ def test_files_that_are_no_plans(tmp_path: Path) -> None:
     path.write_text("method = [\n")
     with pytest.raises(DataFormatError, match="is not readable TOML"):
         read_plan(path)
+    hostile = {
+        "a = " + "[" * 5000: "nested too deep",
+        "a." * 10_000 + "a = 1": "nested more than 32 deep",
+        "# " + "x" * 30_000: "at most 30,000 bytes",
+        "seeds = [" + "9" * 5000 + "]": "4300 digits",
+        "seeds = [0x" + "f" * 9000 + "]": "thousands of digits",
+        "lr = nan": "`lr` must be a finite number",
+        "data = 1979-05-27": "`data` must be text",
+        "methods = [[[]]]": "must be text",
+        "methods = ['nothing']": "no method `nothing`",
+    }
+    for text, message in hostile.items():
+        path.write_text(text)
+        with pytest.raises((DataFormatError, OptionError), match=f"plan.toml.*{message}"):
+            read_plan(path)
     path.write_text("seedz = [1]\n")
-    with pytest.raises(OptionError, match=r"key `seedz`, which a plan does not\. Did you mean `se"):
+    with pytest.raises(
+        OptionError, match=r"plan.toml: .*no names but .*; found 'seedz'\. Did you mean `se"
+    ):
         read_plan(path)
     with pytest.raises(DataNotFoundError, match="No such file"):
         read_plan(tmp_path / "nothing.toml")

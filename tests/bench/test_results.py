@@ -57,7 +57,8 @@ def test_what_goes_in_comes_out(path: Path) -> None:
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Cell)])
 def test_every_part_of_the_key_counts(path: Path, name: str) -> None:
     value = getattr(CELL, name)
-    other = SETTINGS[0] if name == "setting" else value * 2 + type(value)(1)
+    others = {"setting": SETTINGS[0], "severity": 4, "options": "{}"}
+    other = others.get(name) or value * 2 + type(value)(1)
     with Results(path) as results:
         results.add([Row(CELL, DONE)])
         results.add([Row(dataclasses.replace(CELL, **{name: other}), DONE)])
@@ -108,6 +109,98 @@ def test_a_later_layout_is_refused(path: Path) -> None:
     connection.close()
     with pytest.raises(DataFormatError, match=r"has layout 7.*Update ttapca"):
         Results(path)
+
+
+def changed_by(path: Path, script: str) -> None:
+    with Results(path) as results:
+        results.add([Row(CELL, DONE)], [SEEN])
+    connection = sqlite3.connect(path)
+    connection.executescript(script)
+    connection.close()
+
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c"
+
+
+@pytest.mark.parametrize(
+    ("script", "thing"),
+    [
+        (f"CREATE VIEW v AS {ENDLESS}", "'view' 'v'"),
+        (f"DROP TABLE pictures; CREATE VIEW pictures AS {ENDLESS}", "'view' 'pictures'"),
+        (
+            "CREATE TRIGGER t AFTER INSERT ON results BEGIN DELETE FROM results; END",
+            "'trigger' 't'",
+        ),
+        ("CREATE TABLE more (a)", "'table' 'more'"),
+        ("CREATE INDEX i ON results (abs(seed))", "'index' 'i'"),
+        ("ALTER TABLE results ADD COLUMN more TEXT DEFAULT 'x'", "'table' 'results'"),
+    ],
+)
+def test_a_file_that_brings_its_own_schema(path: Path, script: str, thing: str) -> None:
+    changed_by(path, script)
+    for readonly in (True, False):
+        with pytest.raises(DataFormatError, match=rf"results.sqlite has the {thing} as well"):
+            Results(path, readonly=readonly)
+
+
+def test_an_earlier_layout_that_never_was(path: Path) -> None:
+    changed_by(path, "PRAGMA user_version = -3")
+    with pytest.raises(DataFormatError, match=r"results.sqlite must be .*layout -3"):
+        Results(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("error_stream = '[1'", "`error_stream` in .* is not JSON"),
+        ("error_stream = '3'", "`error_stream` must be a list"),
+        ("error_stream = '[\"a\"]'", r"`error_stream\[0\]` must be a number"),
+        ("error_stream = x'ff'", "`error_stream` must be text"),
+        ("versions = '[]'", "`versions` must be an object"),
+        ("versions = '{\"a\": 1}'", "`versions.a` must be text"),
+        ("options = '[]'", "`options` must be an object"),
+        ("options = 'x'", "`options` in .* is not JSON"),
+        ("setting = 'never'", "`setting` must be one of"),
+        ("status = 'lost'", "`status` must be one of done, failed"),
+        ("severity = 'x'", "`severity` must be a whole number"),
+        ("lr = 9e999", "`lr` must be a finite number"),
+        ("model = x'00'", "`model` must be text"),
+        ("error = 'x'", "`error` must be a finite number"),
+        ("seconds = -1", "`seconds` must be a finite number from 0"),
+        ("command = CAST(x'ff80' AS TEXT)", "Could not decode to UTF-8"),
+    ],
+)
+def test_a_row_that_makes_no_sense(path: Path, change: str, message: str) -> None:
+    changed_by(path, f"UPDATE results SET {change}")
+    with Results(path, readonly=True) as results:
+        errors = (DataFormatError, StorageError)
+        with pytest.raises(errors, match=f"(?s)(?=.*results.sqlite).*{message}"):
+            results.rows()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("observations SET gains = '{}'", "`gains` must be a list"),
+        ("observations SET test_spectrum = 7", "`test_spectrum` must be a list"),
+        ("pictures SET png = 'text'", "`png` must be at most"),
+        ("pictures SET stage = 'later' WHERE number = 1", "`stage` must be one of before, after"),
+    ],
+)
+def test_an_observation_that_makes_no_sense(path: Path, change: str, message: str) -> None:
+    changed_by(path, f"UPDATE {change}")
+    refused = pytest.raises(DataFormatError, match=f"results.sqlite.*{message}")
+    with Results(path, readonly=True) as results, refused:
+        results.observations()
+
+
+def test_a_method_that_diverged_has_measured_nan(path: Path) -> None:
+    diverged = dataclasses.replace(DONE, entropy_stream=(0.5, float("nan")))
+    with Results(path) as results:
+        results.add([Row(CELL, diverged)])
+        (row,) = results.rows()
+    assert row.outcome.entropy_stream[0] == 0.5
+    assert row.outcome.entropy_stream[1] != row.outcome.entropy_stream[1]
 
 
 def test_text_is_no_file_of_results(path: Path) -> None:

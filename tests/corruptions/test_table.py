@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ttapca.corruptions import CORRUPTIONS, SEVERITIES, corrupt, find, load_table
@@ -47,9 +48,18 @@ def test_an_edited_table_is_read_again(tmp_path):
     ("content", "message"),
     [
         ("[contrast", "must be a TOML file"),
-        ("contrast = 3", r"must be a section \[corruption\].*`contrast` is a int"),
-        ("[contrast]\nfactor = [1, 2]", r"a list of 5.*`contrast.factor` is \[1, 2\]"),
+        ("contrast = 3", r"bad.toml: `contrast` must be an object.*found 3"),
+        (
+            "[contrast]\nfactor = [1, 2]",
+            r"`contrast.factor` must be one value or a list of 5.*found \[1, 2\]",
+        ),
         ("[contrast]\nfactor = [[1], 2, 3, 4, 5]", "one value or a list of 5"),
+        ("[contrast]\nfactor = nan", r"`contrast.factor` must be .*found nan"),
+        ("[contrast]\nfactor = 1e300", r"`contrast.factor` must be"),
+        ("[contrast]\nfactor = true", r"`contrast.factor` must be"),
+        ("[contrast]\nfactor = 1979-05-27", r"`contrast.factor` must be"),
+        ("name = 3", r"bad.toml: `name` must be text; found 3"),
+        ("a = " + "[" * 5000, r"bad.toml is not readable TOML: it is nested too deep"),
         ("[contrast]\nfaktor = 1.0", r"lacks \['factor'\] and has unknown \['faktor'\]"),
     ],
 )
@@ -63,3 +73,18 @@ def test_a_bad_table_says_what_is_wrong(tmp_path, images, content, message):
 def test_a_table_that_is_not_there_gets_near_names():
     with pytest.raises(OptionError, match=r"found neither for `cifarc`\. Did you mean `cifar-c`"):
         load_table("cifarc")
+
+
+def test_whole_numbers_are_as_good_as_real_ones(tmp_path, images):
+    path = tmp_path / "mine.toml"
+    frost = (
+        "[frost]\nimage_weight = {0}\nfrost_weight = 0.5\ntexture_scale = 0.2\ntexture_count = 5\n"
+    )
+    textures = (np.full((400, 400, 3), 100, np.uint8),) * 6
+    found = []
+    for weight in ("2", "2.0"):
+        path.write_text(frost.format(weight))
+        table = load_table(path)
+        assert isinstance(table.parameters("frost", 3)["texture_count"], int)
+        found.append(corrupt(images, "frost", 3, table=table, textures=textures))
+    assert (found[0] == found[1]).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,17 @@ from ttapca.models import (
 from ttapca.models.factories import is_factory, make
 from ttapca.models.matching import guess_architecture
 from ttapca.models.rotation import published_name
-from ttapca.models.weight_files import write_weights
+from ttapca.models.weight_files import write_safetensors, write_weights
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")
 IMAGES = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def described_by_a_stranger(path: Path, architecture: str, description: object) -> None:
+    """A file that says that ttapca wrote it."""
+    words = {"format": "ttapca.weights", "description": json.dumps(description)}
+    write_safetensors(path, build(architecture).state_dict(), words)
 
 
 @pytest.fixture
@@ -83,9 +90,71 @@ def test_the_normalisation_must_be_stated_or_known(checkpoint: Path, tmp_path: P
     write_weights(tmp_path / "own.safetensors", build("resnet20").state_dict(), told)
     assert load(tmp_path / "own.safetensors").normalise.values.std == (0.25, 0.25, 0.25)
     broken = {"normalisation": {"mean": [0.5]}}
-    write_weights(tmp_path / "own.safetensors", build("resnet20").state_dict(), broken)
-    with pytest.raises(CheckpointError, match=r"normalisation in .* cannot be read"):
+    described_by_a_stranger(tmp_path / "own.safetensors", "resnet20", broken)
+    with pytest.raises(CheckpointError, match=r"own.safetensors: `normalisation` .* with `std`"):
         load(tmp_path / "own.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ({"architecture": "wrn-70-16"}, "do not fit `wrn-70-16`"),  # a gigabyte, if it were built
+        ({"architecture": "resnet21"}, r"`architecture` must be one of .*Did you mean"),
+        ({"input_shape": [1000, 32, 32]}, "do not fit `resnet20`: wrong shape `conv1.weight`"),
+        ({"normalisation": {"mean": [0.0] * 2, "std": [1.0]}}, "normalisation in .* 3 channels"),
+    ],
+)
+def test_nothing_is_built_from_a_description_that_does_not_fit(
+    description: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.safetensors"
+    said = {"architecture": "resnet20", "normalisation": {"mean": [0.0], "std": [1.0]}}
+    described_by_a_stranger(path, "resnet20", {**said, **description})
+
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("a network was built")
+
+    monkeypatch.setattr(loading, "build", never)
+    with pytest.raises(CheckpointError, match=f"(?s)(?=.*own.safetensors).*{message}"):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["conv1.weight", "fc.weight"])
+def test_an_empty_tensor_of_an_absurd_shape(name: str, tmp_path: Path) -> None:
+    tensors = build("resnet20").state_dict()
+    tensors[name] = torch.zeros((0, 10**9, 3, 3) if name == "conv1.weight" else (10**9, 0))
+    write_safetensors(tmp_path / "a.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=r"a.safetensors .*do not fit `resnet20`"):
+        load(tmp_path / "a.safetensors", "resnet20", normalisation="none")
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (3, 0, 32), (3, 10**6, 10**6), (3.0, 32, 32)])
+def test_shapes_of_images_that_make_no_sense(shape: tuple[int, ...]) -> None:
+    with pytest.raises(OptionError, match=r"`input_shape.* must be"):
+        build("small-cnn", input_shape=shape)
+
+
+def test_a_rotation_head_that_does_not_fit(tmp_path: Path) -> None:
+    twofold = add_rotation_head(build("resnet20"), "layer2", torch.Generator().manual_seed(5))
+    tensors = {published_name(name): value for name, value in twofold.state_dict().items()}
+    path = tmp_path / "two.safetensors"
+    described = {"rotation_split": "layer9", "normalisation": {"mean": [0.0], "std": [1.0]}}
+    write_weights(path, tensors, described)
+    with pytest.raises(CheckpointError, match=r"two.safetensors fits no layer: .*`layer9`"):
+        load_rotation(path)
+    tensors["rotation_head.conv1.weight"] = torch.zeros(0, 10**9, 3, 3)
+    write_weights(path, tensors, {**described, "rotation_split": "layer2"})
+    with pytest.raises(CheckpointError, match=r"two.safetensors do not fit `rotation head`"):
+        load_rotation(path)
+
+
+def test_complex_weights_for_a_real_network(tmp_path: Path) -> None:
+    tensors = {
+        name: tensor.to(torch.complex64) for name, tensor in nn.Linear(2, 1).state_dict().items()
+    }
+    torch.save(tensors, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"is real, and complex in .*a.pth"):
+        load_weights(nn.Linear(2, 1), tmp_path / "a.pth")
 
 
 def test_weights_that_are_not_numbers(tmp_path: Path) -> None:

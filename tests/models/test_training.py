@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -188,8 +189,110 @@ def test_a_damaged_state(tmp_path: Path) -> None:
         run(tmp_path)
     words = {"format": "ttapca.training", "facts": '{"history": [{"epoch": 1}]}'}
     write_safetensors(tmp_path / STATE, {"a": torch.zeros(1)}, words)
-    with pytest.raises(CheckpointError, match=r"history of the run cannot be read"):
+    with pytest.raises(CheckpointError, match=r"log in .*: the content must be an object with `op"):
         read_history(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its first epoch."""
+
+    class StopError(Exception):
+        pass
+
+    def stop(record: object) -> None:
+        raise StopError("enough")
+
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.raises(StopError, match="enough"):
+        train(
+            network(), digits(), digits("test"), OPTIONS, folder,
+            description=DESCRIPTION, on_epoch=stop,
+        )  # fmt: skip
+    return folder
+
+
+def filled(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.full_like(tensor, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("network/fc.weight", lambda t: filled(t, torch.nan), "not finite"),
+        ("network/bn1.running_var", lambda t: filled(t, torch.inf), "not finite"),
+        ("average/fc.weight", lambda t: filled(t, torch.nan), "not finite"),
+        ("momentum/fc.weight", lambda t: filled(t, torch.nan), "not finite"),
+        ("momentum/fc.weight", lambda t: t[:1], "of another form"),
+        ("momentum/fc.weight", lambda t: t.double(), "of another form"),
+        ("network/fc.weight", lambda t: t.half(), "of another form"),
+        ("average/fc.weight", lambda t: None, "is missing"),
+        ("generator", lambda t: None, "is missing"),
+        ("generator", lambda t: filled(t, 255), "`generator` is no state"),
+        ("torch_generator", lambda t: filled(t, 255), "`torch_generator` is no state"),
+        ("torch_generator", lambda t: t[:5], "of another form"),
+        ("momentum/unknown", lambda t: torch.zeros(3), "unknown"),
+    ],
+)
+def test_a_state_that_does_not_fit(
+    half_done: Path, tmp_path: Path, name: str, change, message: str
+) -> None:
+    tensors, words = read_safetensors(half_done / STATE)
+    changed = change(tensors.pop(name, None))
+    tensors |= {} if changed is None else {name: changed}
+    write_safetensors(tmp_path / STATE, tensors, words)
+    model = network()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(TrainingError, match=f"state.safetensors: .*{message}"):
+        run(tmp_path, model=model)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"history": []}, "`history` must be a list of 1"),
+        ({"history": 3}, "`history` must be a list"),
+        ({"options": []}, "`options` must be an object"),
+        ({"more": 1}, "no names but options, description, history"),
+    ],
+)
+def test_a_log_that_makes_no_sense(
+    half_done: Path, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    tensors, words = read_safetensors(half_done / STATE)
+    facts = {**json.loads(words["facts"]), **change}
+    write_safetensors(tmp_path / STATE, tensors, {**words, "facts": json.dumps(facts)})
+    with pytest.raises(CheckpointError, match=f"state.safetensors: .*{message}"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"epoch": 7}, "the epochs from 1 on"),
+        ({"loss": float("nan")}, "not finite"),
+        ({"loss": "x"}, r"`history\[0\].loss` must be a finite number"),
+        ({"extra": 1}, r"`history\[0\]` must be an object with no names but"),
+    ],
+)
+def test_a_record_that_makes_no_sense(
+    half_done: Path, tmp_path: Path, record: dict[str, object], message: str
+) -> None:
+    tensors, words = read_safetensors(half_done / STATE)
+    facts = json.loads(words["facts"])
+    facts["history"][0] |= record
+    write_safetensors(tmp_path / STATE, tensors, {**words, "facts": json.dumps(facts)})
+    with pytest.raises(CheckpointError, match=f"state.safetensors.*{message}"):
+        read_history(tmp_path)
+
+
+def test_a_description_that_could_not_be_read_again(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="`input_shape` must be a list of 3"):
+        train(
+            network(), digits(), digits("test"), OPTIONS, tmp_path,
+            description={"input_shape": [8, 8]},
+        )  # fmt: skip
 
 
 def test_two_processes_in_one_folder(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ttapca.errors import CheckpointError
+from ttapca.errors import CheckpointError, OptionError
 from ttapca.models.weight_files import read_weights, write_weights
 
 WEIGHTS = {"conv1.weight": torch.arange(4.0).reshape(2, 2), "fc.bias": torch.tensor([1.0, 2.0])}
@@ -146,14 +147,146 @@ def test_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"format": "ttapca.weights"}, "says that ttapca wrote it, but not what"),
-        ({"format": "ttapca.weights", "description": "{"}, "but not what"),
-        ({"format": "ttapca.weights", "description": "[]"}, "must be an object"),
+        ({}, "is missing, although ttapca wrote"),
+        ({"description": "{"}, "is not JSON"),
+        ({"description": "[]"}, "must be an object"),
+        ({"description": "[" * 100_000}, "nested too deep"),
+        ({"description": '{"classes": ' + "9" * 5000 + "}"}, "5,000 digits"),
+        ({"description": '{"classes": NaN}'}, "not finite"),
+        ({"description": '{"classes": 1, "classes": 2}'}, "`classes` occurs twice"),
+        ({"description": '{"classes": "ten"}'}, "`classes` must be a whole number"),
+        ({"description": '{"input_shape": [1, 1000000, 8]}'}, r"`input_shape\[1\]` must be"),
+        ({"description": '{"input_shape": [3, 16000, 16000]}'}, "at most 16,777,216 numbers"),
+        ({"description": '{"input_shape": [3, 32]}'}, "`input_shape` must be a list of 3"),
+        ({"description": '{"normalisation": {"mean": [0], "std": [0]}}'}, r"`normalisation.std\[0"),
+        ({"description": '{"architecture": ["a"]}'}, "`architecture` must be text"),
+        ({"description": '{"training": 3}'}, "`training` must be an object"),
+        ({"description": '{"own": ' + "[" * 20 + "]" * 20 + "}"}, "not nested too deep"),
     ],
 )
 def test_a_description_that_was_altered(
     words: dict[str, str], message: str, tmp_path: Path
 ) -> None:
+    words = {"format": "ttapca.weights", **words}
     safetensors.torch.save_file(WEIGHTS, tmp_path / "a.safetensors", words)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=f"(?s)a.safetensors.*{message}"):
         read_weights(tmp_path / "a.safetensors")
+
+
+def test_a_description_that_no_reader_would_take_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="`classes` must be a whole number from 1"):
+        write_weights(tmp_path / "a.safetensors", WEIGHTS, {"classes": 0})
+    assert not (tmp_path / "a.safetensors").exists()
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.tensor([0.0, torch.nan]), "finite numbers; `fc.bias`"),
+        (torch.tensor([torch.inf]), "finite numbers; `fc.bias`"),
+        (torch.tensor([complex(0, torch.inf)]), "finite numbers; `fc.bias`"),
+        (torch.zeros(3, dtype=torch.float8_e4m3fn), "dense tensors of common types"),
+    ],
+)
+def test_tensors_that_are_no_weights(
+    suffix: str, tensor: Tensor, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".pth":
+        torch.save({"fc.bias": tensor}, path)
+    else:
+        safetensors.torch.save_file({"fc.bias": tensor}, path)
+    with pytest.raises(CheckpointError, match=message):
+        read_weights(path)
+
+
+def changed_pickle(path: Path, old: bytes, new: bytes) -> None:
+    """Change what a zip's pickle says; the archive itself is right."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            assert not name.endswith("data.pkl") or old in content
+            archive.writestr(name, content.replace(old, new) if name[-3:] == "pkl" else content)
+
+
+HUGE = b"\x8a\x05" + (2**33).to_bytes(5, "little")  # LONG1
+LIES = {
+    "a storage larger than its record": (b"K\x07t", HUGE + b"t"),
+    "a storage of negative size": (b"K\x07t", b"J\xff\xff\xff\xfft"),
+    "a tensor larger than its storage": (b"K\x07\x85", HUGE + b"\x85"),
+    "a stride that leads outside": (b"K\x01\x85", b"K\x09\x85"),
+    "a repetition of one number": (b"K\x07\x85q\x08K\x01", HUGE + b"\x85q\x08K\x00"),
+    "a call that takes memory": (b"}q\x00", b"c__builtin__\nbytearray\n" + HUGE + b"\x85R"),
+    "a storage that is made by a call": (
+        b"}q\x00", b"ctorch.storage\nUntypedStorage\n" + HUGE + b"\x85R0}q\x00"
+    ),
+    "a memo that nobody filled": (b"}q\x00", b"}q\x00h\x63"),
+    "a stack that is empty": (b"}q\x00", b"s"),
+    "a tuple of 2^60 leaves as a name": (
+        b"}q\x00", b"}q\x00N" + b"q\x63h\x63h\x63\x86" * 60 + b"Ns"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_checkpoint_that_lies_about_sizes(lie: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.pth"
+    torch.save({"a": torch.arange(7.0)}, path)
+    assert read_weights(path).tensors["a"].tolist() == list(range(7))
+    changed_pickle(path, *LIES[lie])
+    with pytest.raises(CheckpointError, match=r"a\.pth (is not a whole|holds more than tensors)"):
+        read_weights(path)
+
+
+def test_an_old_checkpoint_that_lies_about_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "a.pth"
+    torch.save({"a": torch.arange(7.0)}, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    assert b"K\x07N" in content
+    path.write_bytes(content.replace(b"K\x07N", HUGE + b"N"))
+    with pytest.raises(CheckpointError, match=r"a\.pth is not a whole"):
+        read_weights(path)
+
+
+def test_a_zip_that_unpacks_to_more_than_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.pth"
+    torch.save({"a": torch.zeros(100_000)}, path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(CheckpointError, match=r"a\.pth is not a whole"):
+        read_weights(path)
+
+
+def test_tensors_that_share_a_storage_are_read(tmp_path: Path) -> None:
+    tied = torch.arange(12.0).reshape(3, 4)
+    state = {"a": tied, "b": tied, "c": tied.T, "d": tied[1:, ::2], "e": nn.Parameter(tied)}
+    for zipped in (True, False):
+        torch.save(state, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+        found = read_weights(tmp_path / "a.pth").tensors
+        assert all(torch.equal(found[name], value) for name, value in state.items())
+
+
+def test_what_a_training_checkpoint_holds_beside_weights(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to(torch.bfloat16)
+    optimizer = torch.optim.Adam(network.parameters(), betas=(0.9, 0.99))
+    network(torch.zeros(3, 2, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    content = {
+        "model": network.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "rng": torch.get_rng_state(),
+        "args": {"size": torch.Size([3, 4]), "dtype": torch.float16, "seed": 2**63, "big": 10**30},
+        "device": torch.device("cpu"),
+        "history": [(1, 0.5, None), (2, 0.25, True)],
+    }
+    for zipped in (True, False):
+        torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+        found = read_weights(tmp_path / "a.pth").tensors
+        assert {name: tuple(t.shape) for name, t in found.items()} == {
+            name: tuple(t.shape) for name, t in network.state_dict().items()
+        }

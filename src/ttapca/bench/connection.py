@@ -13,6 +13,7 @@ from pathlib import Path
 from ttapca.errors import StorageError
 
 BUSY_SECONDS = 30  # a reader may hold the file for a moment
+LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
 
 
 def connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
@@ -34,7 +35,7 @@ def connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
         >>> connect(Path(":memory:"), readonly=False).execute("SELECT 1").fetchone()
         (1,)
     """
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+    connection = _careful(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None))
     if not readonly:
         return connection
     try:
@@ -63,4 +64,17 @@ def _connect_to_what_stands_still(path: Path) -> sqlite3.Connection:
             "Read it when the run has ended, or copy both files to a folder of your own."
         )
     address = f"{path.resolve().as_uri()}?immutable=1"
-    return sqlite3.connect(address, uri=True, isolation_level=None)
+    return _careful(sqlite3.connect(address, uri=True, isolation_level=None))
+
+
+def _careful(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """Trust nothing that a file brings: neither its schema nor the sizes it states."""
+    try:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        connection.execute("PRAGMA mmap_size = 0")
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from ttapca.bench.cells import CLEAN, SETTINGS, Setting
+from ttapca.bench.method_options import LEARNING_RATE, SHARED, STEPS, option_rules
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
 from ttapca.corruptions.registry import find, unknown
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
-from ttapca.movers import Logits, check_learning_rate
 from ttapca.recipes import check_options
+from ttapca.schema import (
+    LARGEST_TOML,
+    ListOf,
+    Maybe,
+    OneOf,
+    Plain,
+    Record,
+    Text,
+    Whole,
+    conform,
+    parse_toml,
+    read_bounded,
+)
 
 PAPERS_METHODS = ("source", "bn", "tent", "ttapca-exp", "ttapca-relu")
 PAPERS_BATCH = 200
 PAPERS_COMPONENTS = 2000
 METHOD_TABLE = "method"
 GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA}
-# What every method takes beside its own options; a filter is for methods that can do without.
-SHARED_OPTIONS = ("steps", "lr", "logits", "guard", "filter")
+SHARED_OPTIONS = tuple(SHARED)
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ class Plan:
         ('fog', 'clean')
         >>> Plan(settings=("onlin",))
         Traceback (most recent call last):
-        ttapca.errors.OptionError: A setting is one of episodic, ...; found `onlin`. Did you...
+        ttapca.errors.OptionError: A plan: `settings[0]` must be one of episodic, ... Did you...
     """
 
     model: str | None = None
@@ -81,29 +93,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Give lists their one form, and refuse what makes no sense before any work is done."""
+        values = {name: getattr(self, name) for name in NAMES}
+        conform(values, SCHEMA, "A plan", OptionError)
         for name in LISTS:
-            object.__setattr__(self, name, _each_once(name, getattr(self, name)))
+            object.__setattr__(self, name, tuple(dict.fromkeys(values[name])))
         object.__setattr__(self, "corruptions", _corruption_names(self.corruptions))
-        for name in ("methods", "settings", "severities", "batch_sizes", "seeds"):
-            if not getattr(self, name):
-                raise OptionError(f"`{name}` takes at least one; found none.")
-        for setting in self.settings:
-            if setting not in SETTINGS:
-                raise OptionError(
-                    f"A setting is one of {', '.join(SETTINGS)}; found `{setting}`."
-                    f"{did_you_mean(str(setting), SETTINGS)}"
-                )
-        _check_numbers("severities", self.severities, SEVERITIES[0], SEVERITIES[-1])
-        for name in ("batch_sizes", "steps", "components"):
-            _check_numbers(name, getattr(self, name), 1)
-        _check_numbers("seeds", (*self.seeds, self.corruption_seed), 0)
-        _check_numbers("images", () if self.images is None else (self.images,), 1)
-        if self.lr is not None:
-            check_learning_rate(self.lr)
         for method in self.methods:
             check_options(method, ())
         for method, options in self.method.items():
             _check_method(method, options)
+        _check_size(self)
 
     def changed(self, **values: Any) -> Plan:
         """The same plan with some values of one's own; None leaves a value as it is.
@@ -117,17 +116,31 @@ class Plan:
         return dataclasses.replace(self, **given, method=own)
 
 
-LISTS = (
-    "methods",
-    "corruptions",
-    "severities",
-    "settings",
-    "batch_sizes",
-    "seeds",
-    "steps",
-    "components",
+_NAME = Text(1000)
+_SEED = Whole(0)
+MOST_CELLS = 100_000  # a day and a night, at a second each
+SCHEMA = Record(
+    optional={
+        "model": Maybe(_NAME),
+        "data": _NAME,
+        "methods": ListOf(_NAME, 1),
+        "corruptions": ListOf(_NAME, 1),
+        "severities": ListOf(Whole(SEVERITIES[0], SEVERITIES[-1]), 1),
+        "settings": ListOf(OneOf(SETTINGS), 1),
+        "batch_sizes": ListOf(Whole(1, 10**6), 1),
+        "seeds": ListOf(_SEED, 1),
+        "steps": ListOf(STEPS),
+        "lr": Maybe(LEARNING_RATE),
+        "components": ListOf(Whole(1, 10**9)),
+        "layer": Maybe(_NAME),
+        "images": Maybe(Whole(1, 10**9)),
+        "corrupted": Maybe(_NAME),
+        "corruption_seed": _SEED,
+        METHOD_TABLE: Record(others=Record(others=Plain())),
+    }
 )
-NAMES = tuple(field.name for field in dataclasses.fields(Plan))
+NAMES = tuple(SCHEMA.optional)
+LISTS = tuple(name for name, rule in SCHEMA.optional.items() if isinstance(rule, ListOf))
 
 
 def presets() -> dict[str, Path]:
@@ -167,37 +180,31 @@ def read_plan(path: Path | str) -> Plan:
 
     Raises:
         DataNotFoundError: There is no such file.
-        DataFormatError: It is no TOML.
+        DataFormatError: It is no TOML, or too large or too deep to be a plan.
         OptionError: A key is unknown, or a value makes no sense.
     """
     path = Path(path)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = read_bounded(path, DataFormatError, largest=LARGEST_TOML)
     except OSError as error:
         raise DataNotFoundError(f"Cannot read the plan {path}: {error.strerror}.") from error
-    except ValueError as error:  # TOML or UTF-8
-        raise DataFormatError(f"{path} is not readable TOML: {error}.") from error
-    for name in values:
-        if name not in NAMES:
-            raise OptionError(
-                f"{path} has the key `{name}`, which a plan does not.{did_you_mean(name, NAMES)} "
-                f"Keys: {', '.join(NAMES)}."
-            )
-    return Plan(**values)
+    values = parse_toml(text, str(path), DataFormatError)
+    conform(values, SCHEMA, str(path), OptionError)
+    try:
+        return Plan(**values)
+    except OptionError as error:
+        raise OptionError(f"{path}: {error}") from error
 
 
-def _each_once(name: str, values: object) -> tuple[Any, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise OptionError(f"`{name}` is a list; found {values!r}.")
-    return tuple(dict.fromkeys(values))
-
-
-def _check_numbers(name: str, values: tuple[Any, ...], low: int, high: int | None = None) -> None:
-    for value in values:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or value < low or (high is not None and value > high):
-            rule = f"from {low}" + (f" to {high}" if high is not None else " on")
-            raise OptionError(f"`{name}` takes whole numbers {rule}; found {value!r}.")
+def _check_size(plan: Plan) -> None:
+    kinds = (plan.methods, plan.corruptions, plan.severities, plan.settings, plan.batch_sizes)
+    others = (plan.seeds, plan.steps or (None,), plan.components or (None,))
+    cells = math.prod(len(values) for values in (*kinds, *others))
+    if cells > MOST_CELLS:
+        raise OptionError(
+            f"A plan has at most {MOST_CELLS:,} cells, the product of its lists; found {cells:,}. "
+            "Make several plans of it; they can share one file of results."
+        )
 
 
 def _corruption_names(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -207,22 +214,14 @@ def _corruption_names(words: tuple[str, ...]) -> tuple[str, ...]:
             names.extend([CLEAN] if word == CLEAN else GROUPS.get(word) or [find(word).name])
         except OptionError:
             raise unknown(word, (*CORRUPTIONS, *GROUPS, CLEAN)) from None
-    if not names:
-        raise OptionError("`corruptions` takes at least one name; found none.")
     return tuple(dict.fromkeys(names))
 
 
-def _check_method(method: str, options: object) -> None:
-    if not isinstance(options, Mapping):
-        raise OptionError(
-            f"Options of `{method}` are names and values, under [method.{method}]; found "
-            f"{options!r}."
-        )
+def _check_method(method: str, options: Mapping[str, Any]) -> None:
     check_options(method, [name for name in options if name not in SHARED_OPTIONS])
-    logits = options.get("logits")
-    if logits is not None and logits not in get_args(Logits):
-        raise OptionError(f"`logits` of `{method}` is before or after; found {logits!r}.")
-    if not isinstance(options.get("filter", False), bool):
-        raise OptionError(f"`filter` of `{method}` is true or false; found {options['filter']!r}.")
     if "seed" in options:
         raise OptionError(f"The seed of `{method}` is that of the plan: give `seeds` instead.")
+    rules = option_rules(method)
+    for name, value in options.items():
+        if name in rules:
+            conform(value, rules[name], "A plan", OptionError, at=f"method.{method}.{name}")

@@ -10,16 +10,32 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
-from ttapca.bench.cells import Cell, Observation, Outcome, Row, Status
-from ttapca.bench.connection import connect
+from ttapca.bench.cells import SETTINGS, Cell, Observation, Outcome, Row, Status
+from ttapca.bench.connection import LONGEST_VALUE, connect
 from ttapca.disk import queued
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
+from ttapca.schema import (
+    Blob,
+    ListOf,
+    Maybe,
+    Measured,
+    Number,
+    OneOf,
+    Plain,
+    Record,
+    Rule,
+    Text,
+    Whole,
+    conform,
+    parse_json,
+    shown,
+)
 
 APPLICATION_ID = 0x74746170  # "ttap"
 LAYOUT = 1
@@ -59,6 +75,35 @@ SPECTRA = ("source_spectrum", "test_spectrum", "gains")
 STAGES = ("before", "after")
 
 
+# What a row must hold. A method, a corruption or a data set may be one of another version.
+_COUNT = Whole(0)
+CELL: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("model", "weights", "data", "corrupted", "corruption", "method"), Text(10_000)
+    ),
+    **dict.fromkeys(("options", "layer"), Text(100_000)),
+    "severity": Whole(0, 5),
+    "setting": OneOf(SETTINGS),
+    **dict.fromkeys(("components", "batch_size", "steps", "images", "seed"), _COUNT),
+    "lr": Number(0),
+}
+_STREAM = ListOf(Measured(), 0, 10_000_000)
+_WORDS = Record(others=Text(10_000))
+OUTCOME: dict[str, Rule] = {
+    "status": OneOf(get_args(Status)),
+    "reason": Text(100_000),
+    **dict.fromkeys(("error", "calibration_error"), Maybe(Number(0, 101))),  # rounding
+    "entropy": Maybe(Number()),
+    **dict.fromkeys(SEQUENCES, _STREAM),
+    **dict.fromkeys(("updates", "skipped", "parameters"), _COUNT),
+    **dict.fromkeys(("seconds", "peak_memory"), Number(0)),
+    **dict.fromkeys(TABLES, _WORDS),
+    "finished": Text(100),
+    "command": Text(100_000),
+}
+PICTURE = Record({"stage": OneOf(STAGES), "png": Blob(10_000_000)})
+
+
 class Results:
     """A file of results.
 
@@ -70,7 +115,8 @@ class Results:
 
     Raises:
         DataNotFoundError: There is none, and none shall be made.
-        DataFormatError: The file is something else, damaged, or of a later layout.
+        DataFormatError: The file is something else, damaged, of a later layout, or holds tables,
+            views or triggers that are not its own.
         StorageError: The file cannot be opened or written; or it is only to be read, its folder
             cannot be written, and a run is still at it.
 
@@ -120,7 +166,7 @@ class Results:
         names = (*KEY, *MEASURED)
         found = self._read(f"SELECT {', '.join(names)} FROM results ORDER BY id")  # noqa: S608
         split = len(KEY)
-        return [Row(Cell(*values[:split]), _outcome(values[split:])) for values in found]
+        return [Row(self._cell(values[:split]), self._outcome(values[split:])) for values in found]
 
     def observations(self) -> list[Observation]:
         """What filters did, in the order of the rows."""
@@ -128,24 +174,20 @@ class Results:
         for result, stage, png in self._read(
             "SELECT result, stage, png FROM pictures ORDER BY result, stage, number"
         ):
+            self._check({"stage": stage, "png": png}, PICTURE)
             pictures.setdefault((result, stage), []).append(png)
         names = ", ".join((*KEY, *SPECTRA))
         found = self._read(
             f"SELECT id, {names} FROM results JOIN observations ON result = id ORDER BY id"  # noqa: S608
         )
-        return [
-            Observation(
-                Cell(*values[: len(KEY)]),
-                *(tuple(json.loads(text)) for text in values[len(KEY) :]),
-                *(tuple(pictures.get((number, stage), ())) for stage in STAGES),
-            )
-            for number, *values in found
-        ]
+        return [self._observation(values, pictures) for values in found]
 
     def statuses(self) -> dict[Cell, Status]:
         """How each cell ended: the cheap question that a run starts with."""
         found = self._read(f"SELECT status, {', '.join(KEY)} FROM results")  # noqa: S608
-        return {Cell(*key): status for status, *key in found}
+        for status, *_ in found:
+            self._check({"status": status}, Record({"status": OUTCOME["status"]}))
+        return {self._cell(key): status for status, *key in found}
 
     def add(self, rows: Iterable[Row], observations: Iterable[Observation] = ()) -> None:
         """Write a unit of work: all of it or, when anything goes wrong, nothing.
@@ -171,6 +213,47 @@ class Results:
         """
         with queued(self.path.with_name(f"{self.path.name}-lock"), waiting):
             yield
+
+    def _cell(self, stored: Sequence[Any]) -> Cell:
+        values = dict(zip(KEY, stored, strict=True))
+        self._check(values, Record(CELL))
+        options = self._parsed("options", values["options"])
+        self._check({"options": options}, Record({"options": Record(others=Plain())}))
+        return Cell(**values)
+
+    def _outcome(self, stored: Sequence[Any]) -> Outcome:
+        values = dict(zip(MEASURED, stored, strict=True))
+        for name in SEQUENCES:
+            values[name] = self._numbers(name, values[name])
+        for name in TABLES:
+            values[name] = self._parsed(name, values[name])
+        self._check(values, Record(OUTCOME))
+        return Outcome(**values)
+
+    def _observation(
+        self, stored: Sequence[Any], pictures: dict[tuple[int, str], list[bytes]]
+    ) -> Observation:
+        number, *values = stored
+        key, spectra = values[: len(KEY)], values[len(KEY) :]
+        facts: dict[str, Any] = {
+            name: self._numbers(name, text) for name, text in zip(SPECTRA, spectra, strict=True)
+        }
+        facts |= {stage: tuple(pictures.get((number, stage), ())) for stage in STAGES}
+        return Observation(self._cell(key), **facts)
+
+    def _numbers(self, name: str, text: object) -> tuple[float, ...]:
+        numbers = self._parsed(name, text)
+        self._check({name: numbers}, Record({name: _STREAM}))
+        return tuple(numbers)
+
+    def _parsed(self, name: str, text: object) -> Any:
+        self._check({name: text}, Record({name: Text(LONGEST_VALUE)}))
+        # A method that diverged has measured NaN, and that is a finding.
+        where = f"`{name}` in {self.path}"
+        return parse_json(str(text), where, DataFormatError, largest=LONGEST_VALUE, finite=False)
+
+    def _check(self, values: dict[str, Any], rule: Record) -> None:
+        conform(values, rule, f"{self.path} is damaged or was changed", DataFormatError)
 
     def _put(self, row: Row) -> int:
         values = {**dataclasses.asdict(row.cell), **_plain(row.outcome)}
@@ -203,7 +286,8 @@ class Results:
     def _open(self, create: bool, readonly: bool) -> None:
         """See whose file it is before anything is written to it."""
         application, layout = (self._pragma(name) for name in ("application_id", "user_version"))
-        empty = not self._read("SELECT name FROM sqlite_master")
+        found = self._read("SELECT type, name, sql FROM sqlite_master")
+        empty = not found
         if application != APPLICATION_ID and not (empty and application == 0 and create):
             raise DataFormatError(
                 f"A file of results is one that `ttapca bench` wrote; {self.path} is another "
@@ -214,6 +298,8 @@ class Results:
                 f"{self.path} has layout {layout}, and this ttapca knows layouts up to {LAYOUT}: "
                 "a later version wrote it. Update ttapca."
             )
+        if not empty:
+            self._check_schema(layout, found)
         if not readonly:
             self._pragma("journal_mode = WAL")
             self._pragma("synchronous = FULL")  # a finished cell lasts through a power cut
@@ -222,6 +308,20 @@ class Results:
             self._make()
         elif (state := self._pragma("quick_check")) != "ok":
             raise self._damaged(str(state))
+
+    def _check_schema(self, layout: int, found: Iterable[tuple[Any, ...]]) -> None:
+        """Refuse whatever a file brings along: a view or a trigger is a program."""
+        if layout != LAYOUT:
+            raise self._damaged(f"it has layout {layout}")
+        known = {_in_one_line(statement) for statement in SCHEMA.split(";")}
+        for kind, name, sql in found:
+            own = kind == "index" and sql is None  # SQLite makes these for unique columns
+            if not own and _in_one_line(str(sql)) not in known:
+                raise DataFormatError(
+                    f"A file of results has the tables that ttapca made; {self.path} has the "
+                    f"{shown(kind)} {shown(name)} as well, or another form of it. Name "
+                    "another file."
+                )
 
     def _make(self) -> None:
         with self._transaction():
@@ -286,10 +386,5 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
     return values
 
 
-def _outcome(stored: tuple[Any, ...]) -> Outcome:
-    values = dict(zip(MEASURED, stored, strict=True))
-    for name in SEQUENCES:
-        values[name] = tuple(json.loads(values[name]))
-    for name in TABLES:
-        values[name] = json.loads(values[name])
-    return Outcome(**values)
+def _in_one_line(sql: str) -> str:
+    return " ".join(sql.split())

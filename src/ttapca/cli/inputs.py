@@ -259,7 +259,7 @@ def value_of(text: str) -> Any:
     """
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits
         return text.strip()
 
 

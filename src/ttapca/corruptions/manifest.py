@@ -18,8 +18,23 @@ from numpy.typing import NDArray
 from ttapca._version import __version__
 from ttapca.corruptions.pixels import Pixels
 from ttapca.errors import DataFormatError, OptionError
+from ttapca.schema import ListOf, Record, Text, Whole, conform, parse_json, read_bounded, shown
 
 MANIFEST = "corruptions.json"
+
+_SHA256 = Text(64)
+SCHEMA = Record(
+    {
+        "images": Whole(0),
+        "images_sha256": _SHA256,
+        "labels_sha256": _SHA256,
+        "severities": ListOf(Whole(1, 5), 1, 5),
+        "seed": Whole(0),
+        "table": Text(),
+        "table_sha256": _SHA256,
+        "version": Text(100),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -75,21 +90,16 @@ class Manifest:
             if before != now:
                 raise OptionError(
                     f"A folder holds files of one run only; {folder} was begun with "
-                    f"{field.name} = {before}, and now it is {now}. Choose another folder, or "
-                    "delete this one."
+                    f"{field.name} = {shown(before)}, and now it is {shown(now)}. Choose "
+                    "another folder, or delete this one."
                 )
 
 
 def _loads(path: Path) -> Manifest:
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-        content["severities"] = tuple(content["severities"])
-        return Manifest(**content)
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataFormatError(
-            f"{MANIFEST} must be the one that a run wrote; {path} is not: {error}. "
-            "Choose another folder, or delete this one."
-        ) from error
+    where = f"{MANIFEST} must be the one that a run wrote; {path}"
+    content = parse_json(read_bounded(path, DataFormatError), where, DataFormatError)
+    conform(content, SCHEMA, where, DataFormatError)
+    return Manifest(**{**content, "severities": tuple(content["severities"])})
 
 
 def digest(array: Pixels | NDArray[np.integer[Any]]) -> str:

@@ -7,20 +7,75 @@ another file with the same sections and names is another benchmark.
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from ttapca.errors import OptionError, did_you_mean
+from ttapca.schema import (
+    LARGEST_TOML,
+    Either,
+    ListOf,
+    Number,
+    OneOf,
+    Record,
+    Rule,
+    Text,
+    Whole,
+    conform,
+    parse_toml,
+    read_bounded,
+)
 
 Parameter = float | int | str
 Parameters = Mapping[str, Parameter]
 
 SEVERITIES = (1, 2, 3, 4, 5)
 CIFAR_C = "cifar-c"
+
+
+# What each parameter may be. The limits are far beyond any benchmark's; within them an image is
+# spoilt in a moment. A name that no corruption has is refused where the table is used.
+_WIDTH = Number(0, 100)
+_SHARE = Number(-10, 10)
+LIMITS: dict[str, Rule] = {
+    **dict.fromkeys(("deviation", "softness", "smoothing", "blur_deviation", "radius"), _WIDTH),
+    **dict.fromkeys(("amount", "mean", "threshold", "strength", "factor", "offset"), _SHARE),
+    **dict.fromkeys(("image_weight", "frost_weight"), _SHARE),
+    **dict.fromkeys(("amplitude_fraction", "deviation_fraction", "affine_fraction"), Number(0, 1)),
+    **dict.fromkeys(("zoom", "stop"), Number(1, 10)),
+    **dict.fromkeys(("scale", "texture_scale"), Number(0.05, 1)),
+    "step": Number(0.001, 1),
+    "decay": Number(1, 10),
+    "photons": Number(0.01, 1e6),
+    "max_angle": Number(0, 180),
+    "max_delta": Whole(1, 20),
+    "iterations": Whole(0, 20),
+    "texture_count": Whole(1, 6),
+    "quality": Whole(1, 100),
+    "liquid": OneOf(("water", "mud")),
+}
+
+
+def _parameter(rule: Rule) -> Rule:
+    count = len(SEVERITIES)
+    said = f"one value or a list of {count}, one a severity, within its limits"
+    return Either((rule, ListOf(rule, count, count)), said)
+
+
+def _section(limits: Mapping[str, Rule]) -> Record:
+    parameters = {name: _parameter(rule) for name, rule in limits.items()}
+    return Record(optional=parameters, others=_parameter(Either((Number(), Text(100)), "a value")))
+
+
+WHOLE_RADIUS = ("motion_blur", "snow")  # pixels along a line
+SECTIONS = Record(
+    optional=dict.fromkeys(WHOLE_RADIUS, _section({**LIMITS, "radius": Whole(1, 100)})),
+    others=_section(LIMITS),
+)
 
 _FILES = {CIFAR_C: Path(__file__).with_name("cifar_c.toml")}
 
@@ -97,28 +152,25 @@ def load_table(source: str | Path = CIFAR_C) -> Table:
 @lru_cache(maxsize=8)
 def _read(path: Path, changed: int) -> Table:
     del changed  # part of the cache's key only: an edited file is read again
-    content = path.read_bytes()
-    try:
-        document = tomllib.loads(content.decode())
-    except ValueError as error:  # bad TOML and bad UTF-8 alike
-        raise OptionError(f"A table must be a TOML file; {path} is not: {error}.") from error
-    name = str(document.pop("name", path.stem))
-    for corruption, values in document.items():
-        _check_section(path, corruption, values)
-    return Table(name, hashlib.sha256(content).hexdigest(), MappingProxyType(document))
+    content = read_bounded(path, OptionError, largest=LARGEST_TOML)
+    document = parse_toml(content, f"A table must be a TOML file; {path}", OptionError)
+    name = document.pop("name", path.stem)
+    conform(name, Text(100), str(path), OptionError, at="name")
+    conform(document, SECTIONS, str(path), OptionError)
+    sections = {corruption: _typed(corruption, values) for corruption, values in document.items()}
+    return Table(name, hashlib.sha256(content).hexdigest(), MappingProxyType(sections))
 
 
-def _check_section(path: Path, corruption: str, values: object) -> None:
-    if not isinstance(values, dict):
-        raise OptionError(
-            f"Everything in a table but `name` must be a section [corruption]; in {path} "
-            f"`{corruption}` is a {type(values).__name__}."
-        )
-    for parameter, value in values.items():
-        entries = value if isinstance(value, list) else [value] * len(SEVERITIES)
-        plain = all(isinstance(entry, int | float | str) for entry in entries)
-        if len(entries) != len(SEVERITIES) or not plain:
-            raise OptionError(
-                f"A parameter must be one value or a list of {len(SEVERITIES)}, one a severity; "
-                f"in {path} `{corruption}.{parameter}` is {value!r}."
-            )
+def _typed(corruption: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Give whole numbers the type of their parameter: 2 times a uint8 is another uint8."""
+    whole = ("radius",) if corruption in WHOLE_RADIUS else ()
+    kept = {name: value for name, value in values.items() if not _is_real(name) or name in whole}
+    real = {name: value for name, value in values.items() if name not in kept}
+    return kept | {
+        name: [float(each) for each in value] if isinstance(value, list) else float(value)
+        for name, value in real.items()
+    }
+
+
+def _is_real(name: str) -> bool:
+    return isinstance(LIMITS.get(name), Number)

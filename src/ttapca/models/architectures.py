@@ -94,25 +94,33 @@ def build(
         >>> network(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 100])
     """
-    if architecture not in ARCHITECTURES:
-        raise OptionError(
-            f"There is no architecture `{architecture}`."
-            f"{did_you_mean(architecture, ARCHITECTURES)} There are: {', '.join(ARCHITECTURES)}."
-        )
+    make = _find(architecture).make
     with torch.random.fork_rng(devices=[]):  # constructors draw weights that nobody keeps
-        network = ARCHITECTURES[architecture].make(classes, normalisation, input_shape)
+        network = make(classes, normalisation, input_shape)
     initialise(network, generator or torch.Generator().manual_seed(DEFAULT_SEED))
     return network
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)  # a few files of all architectures
 def shapes_of(architecture: str, classes: int, channels: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of an architecture's state dict, without making its weights.
+
+    Raises:
+        OptionError: There is no such architecture.
 
     Example:
         >>> shapes_of("resnet20", 10, 3)["fc.weight"]
         (10, 64)
     """
     with torch.device("meta"):
-        network = ARCHITECTURES[architecture].make(classes, "half", (channels, *CIFAR_SHAPE[1:]))
+        network = _find(architecture).make(classes, "half", (channels, *CIFAR_SHAPE[1:]))
     return {name: tuple(value.shape) for name, value in network.state_dict().items()}
+
+
+def _find(architecture: str) -> Architecture:
+    if architecture not in ARCHITECTURES:
+        raise OptionError(
+            f"There is no architecture `{architecture}`."
+            f"{did_you_mean(architecture, ARCHITECTURES)} There are: {', '.join(ARCHITECTURES)}."
+        )
+    return ARCHITECTURES[architecture]

@@ -51,11 +51,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from a saved average.
-
-        Raises:
-            KeyError: A name is missing.
-        """
+        """Go on from a saved average, which has the names and shapes of this one."""
         for name, average in self.tensors.items():
             average.copy_(tensors[name])
 

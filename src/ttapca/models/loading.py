@@ -7,14 +7,24 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from ttapca.errors import CheckpointError, OptionError, did_you_mean
-from ttapca.models.architectures import ARCHITECTURES, build
-from ttapca.models.matching import channels_of, classes_of, guess_architecture, load_into
+from ttapca.errors import CheckpointError, LayerNotFoundError, OptionError, did_you_mean
+from ttapca.models.architectures import ARCHITECTURES, build, shapes_of
+from ttapca.models.descriptions import INPUT_SHAPE
+from ttapca.models.matching import (
+    channels_of,
+    check_shapes,
+    classes_of,
+    guess_architecture,
+    load_into,
+    shapes_in,
+)
 from ttapca.models.network import CIFAR_SHAPE, NORMALISATIONS, ImageNetwork, Normalisation
 from ttapca.models.rotation import HEAD_PREFIX, RotationHead, RotationNetwork
 from ttapca.models.weight_files import SAFETENSORS, Weights, read_weights
+from ttapca.schema import OneOf, conform
 
 
 def load(
@@ -85,9 +95,17 @@ def load_rotation(
             "train DATA ARCHITECTURE --rotation-head LAYER --to DIR"
         )
     network = _network(weights, path, None, normalisation, None)
-    head = RotationHead(head_tensors["conv1.weight"].shape[1])
+    first = head_tensors["conv1.weight"]
+    channels = first.shape[1] if first.dim() == 4 else 1
+    with torch.device("meta"):  # as large as the file says it is: compared before it is made
+        wanted = shapes_in(RotationHead(channels).state_dict())
+    check_shapes(wanted, head_tensors, "rotation head", path)
+    head = RotationHead(channels)
     load_into(head, head_tensors, "rotation head", path)
-    return RotationNetwork(network, split, head).eval()
+    try:
+        return RotationNetwork(network, split, head).eval()
+    except LayerNotFoundError as error:
+        raise CheckpointError(f"The rotation head in {path} fits no layer: {error}") from error
 
 
 def load_weights(network: nn.Module, path: Path | str) -> nn.Module:
@@ -161,7 +179,11 @@ def _network(
     input_shape: Sequence[int] | None,
 ) -> ImageNetwork:
     tensors = _own_tensors(weights)
-    named = architecture or weights.description.get("architecture") or guess_architecture(tensors)
+    said = weights.description.get("architecture")
+    if said is not None:
+        where = f"The description in {path}"
+        conform(said, OneOf(tuple(ARCHITECTURES)), where, CheckpointError, at="architecture")
+    named = architecture or said or guess_architecture(tensors)
     if named is None:
         owner = weights.description.get("factory")
         raise CheckpointError(
@@ -171,12 +193,11 @@ def _network(
         )
     channels = channels_of(tensors) or CIFAR_SHAPE[0]
     shape = input_shape or weights.description.get("input_shape") or (channels, *CIFAR_SHAPE[1:])
-    network = build(
-        named,
-        classes=classes_of(tensors) or 1,
-        normalisation=normalisation or _described_normalisation(weights.description, path),
-        input_shape=shape,
-    )
+    conform(tuple(shape), INPUT_SHAPE, "A network", OptionError, at="input_shape")
+    stated = normalisation or _described_normalisation(weights.description, shape[0], path)
+    classes = classes_of(tensors) or 1
+    check_shapes(shapes_of(named, classes, shape[0]), tensors, named, path)
+    network = build(named, classes=classes, normalisation=stated, input_shape=shape)
     load_into(network, tensors, named, path)
     network.eval()
     return network
@@ -188,15 +209,17 @@ def _own_tensors(weights: Weights) -> dict[str, Any]:
     }
 
 
-def _described_normalisation(description: dict[str, Any], path: Path) -> Normalisation:
+def _described_normalisation(
+    description: dict[str, Any], channels: int, path: Path
+) -> Normalisation:
     values = description.get("normalisation")
-    if not isinstance(values, dict):
+    if values is None:
         raise OptionError(
             f"{path} does not say what its network subtracts from images and divides them by, and "
             "a wrong guess would only show as a worse accuracy. State it: normalisation "
             f"{', '.join(NORMALISATIONS)}, or a mean and a std."
         )
     try:
-        return Normalisation(tuple(values["mean"]), tuple(values["std"]))
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"The normalisation in {path} cannot be read: {error}.") from error
+        return Normalisation(tuple(values["mean"]), tuple(values["std"])).for_channels(channels)
+    except OptionError as error:
+        raise CheckpointError(f"The normalisation in {path} does not fit: {error}") from error

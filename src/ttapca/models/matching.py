@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from ttapca.errors import CheckpointError
 from ttapca.models.architectures import ARCHITECTURES, shapes_of
+from ttapca.models.descriptions import MOST_CHANNELS, MOST_CLASSES
+from ttapca.schema import shown
 
 COUNTER = "num_batches_tracked"  # BatchNorm's; older files lack it, and nothing depends on it
 NAMES_SHOWN = 4
@@ -34,7 +37,7 @@ def guess_architecture(tensors: Mapping[str, Tensor]) -> str | None:
     classes, channels = classes_of(tensors), channels_of(tensors)
     if classes is None or channels is None:
         return None
-    found = _without_counters(_shapes(tensors))
+    found = _without_counters(shapes_in(tensors))
     for name in ARCHITECTURES:
         if _without_counters(shapes_of(name, classes, channels)) == found:
             return name
@@ -44,13 +47,18 @@ def guess_architecture(tensors: Mapping[str, Tensor]) -> str | None:
 def classes_of(tensors: Mapping[str, Tensor]) -> int | None:
     """How many classes weights of one of our architectures are for."""
     last = tensors.get("fc.weight")
-    return last.shape[0] if last is not None and last.dim() == 2 else None
+    return last.shape[0] if _holds(last, dimensions=2, of=0, most=MOST_CLASSES) else None
 
 
 def channels_of(tensors: Mapping[str, Tensor]) -> int | None:
     """How many channels an image has for weights of one of our architectures."""
     first = tensors.get("conv1.weight")
-    return first.shape[1] if first is not None and first.dim() == 4 else None
+    return first.shape[1] if _holds(first, dimensions=4, of=1, most=MOST_CHANNELS) else None
+
+
+def _holds(tensor: Tensor | None, *, dimensions: int, of: int, most: int) -> TypeGuard[Tensor]:
+    """Whether a tensor has so many dimensions, and a believable size in one of them."""
+    return tensor is not None and tensor.dim() == dimensions and 1 <= tensor.shape[of] <= most
 
 
 def load_into(network: nn.Module, tensors: Mapping[str, Tensor], name: str, path: Path) -> None:
@@ -63,31 +71,52 @@ def load_into(network: nn.Module, tensors: Mapping[str, Tensor], name: str, path
         path: Where the weights come from.
 
     Raises:
-        CheckpointError: Names or shapes differ, or a weight is not finite.
+        CheckpointError: Names or shapes differ, or a real weight is given as a complex one.
 
     Example:
         >>> network = nn.Linear(2, 1)
         >>> load_into(network, nn.Linear(2, 1).state_dict(), "mine", Path("mine.pth"))
     """
     own = network.state_dict()
-    complete = {
-        **{key: torch.zeros_like(value) for key, value in own.items() if key.endswith(COUNTER)},
-        **tensors,
-    }
-    wrong = differences(_shapes(own), _shapes(complete))
-    if wrong:
-        fitting = guess_architecture(tensors)
-        advice = (
-            f"They are those of the architecture `{fitting}` with {classes_of(tensors)} classes."
-            if fitting
-            else "No architecture of ttapca has these names and shapes; for a network of your own "
-            "name its factory: `--model package.module:factory --weights FILE`."
-        )
-        raise CheckpointError(f"The weights in {path} do not fit `{name}`: {wrong}. {advice}")
+    check_shapes(shapes_in(own), tensors, name, path)
+    counters = {key: torch.zeros_like(own[key]) for key in own if key.endswith(COUNTER)}
+    complete = {**counters, **tensors}
     for key, value in tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise CheckpointError(f"Weights are finite numbers; `{key}` in {path} holds others.")
+        if value.is_complex() and not own[key].is_complex():
+            raise CheckpointError(
+                f"`{key}` of `{name}` is real, and complex in {path}: the weights are of another "
+                "network."
+            )
     network.load_state_dict(complete)
+
+
+def check_shapes(wanted: Shapes, tensors: Mapping[str, Tensor], name: str, path: Path) -> None:
+    """Compare names and shapes, before a network is made of them.
+
+    Args:
+        wanted: Of the network, by name.
+        tensors: Of the file; counters of batches may be missing.
+        name: What the network is called in an error.
+        path: Where the weights come from.
+
+    Raises:
+        CheckpointError: They differ; where they are those of another architecture, it is named.
+
+    Example:
+        >>> check_shapes({"fc.bias": (3,)}, {"fc.bias": torch.zeros(3)}, "mine", Path("mine.pth"))
+    """
+    counters = {key: shape for key, shape in wanted.items() if key.endswith(COUNTER)}
+    wrong = differences(wanted, {**counters, **shapes_in(tensors)})
+    if not wrong:
+        return
+    fitting = guess_architecture(tensors)
+    advice = (
+        f"They are those of the architecture `{fitting}` with {classes_of(tensors)} classes."
+        if fitting
+        else "No architecture of ttapca has these names and shapes; for a network of your own "
+        "name its factory: `--model package.module:factory --weights FILE`."
+    )
+    raise CheckpointError(f"The weights in {path} do not fit `{name}`: {wrong}. {advice}")
 
 
 def differences(wanted: Shapes, found: Shapes) -> str:
@@ -99,7 +128,7 @@ def differences(wanted: Shapes, found: Shapes) -> str:
     """
     parts = {
         "missing": [f"`{key}`" for key in wanted if key not in found],
-        "unexpected": [f"`{key}`" for key in found if key not in wanted],
+        "unexpected": [f"`{shown(key)[1:-1]}`" for key in found if key not in wanted],
         "wrong shape": [
             f"`{key}` {found[key]} for {shape}"
             for key, shape in wanted.items()
@@ -114,7 +143,8 @@ def _shortened(names: list[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def shapes_in(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor, by name."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 

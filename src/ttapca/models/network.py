@@ -16,6 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.data import Images
 from ttapca.errors import InputTypeError, OptionError, ShapeError, did_you_mean
+from ttapca.models.descriptions import INPUT_SHAPE
+from ttapca.schema import conform
 
 CIFAR_SHAPE = (3, 32, 32)
 DIGITS_KEPT = 4
@@ -129,7 +131,7 @@ class Normalise(nn.Module):
         input_shape: Of one image: channels, height, width.
 
     Raises:
-        OptionError: The numbers do not fit the channels.
+        OptionError: The numbers do not fit the channels, or the shape makes no sense.
 
     Example:
         >>> Normalise("half", (1, 2, 2))(torch.ones(1, 1, 2, 2)).flatten().tolist()
@@ -141,6 +143,7 @@ class Normalise(nn.Module):
 
     def __init__(self, normalisation: str | Normalisation, input_shape: Sequence[int]) -> None:
         super().__init__()
+        conform(tuple(input_shape), INPUT_SHAPE, "A network", OptionError, at="input_shape")
         channels, height, width = input_shape
         self.input_shape = (channels, height, width)
         self.values = find_normalisation(normalisation).for_channels(channels)

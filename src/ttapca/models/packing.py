@@ -14,12 +14,14 @@ from torch import Tensor
 
 from ttapca.data import Images
 from ttapca.disk import make_folder, replace_file
-from ttapca.errors import TrainingError
+from ttapca.errors import CheckpointError, TrainingError
+from ttapca.models.descriptions import PACKED
 from ttapca.models.evaluation import Evaluation, Progress, evaluate
 from ttapca.models.loading import load
 from ttapca.models.network import NORMALISATIONS
 from ttapca.models.runs import LOG, WEIGHTS, read_history
 from ttapca.models.weight_files import SAFETENSORS, Weights, read_weights, write_weights
+from ttapca.schema import conform
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def pack(
 
     Raises:
         TrainingError: The run is not finished.
-        CheckpointError: Its files are damaged.
+        CheckpointError: Its files are damaged, or do not say what the card needs.
 
     Example:
         >>> pack(Path("nowhere"), "mine", Path("."), None)
@@ -68,6 +70,7 @@ def pack(
             f"Only a finished run is packed; {run} has done {done} epochs of {wanted or 'none'}. "
             "Run the same training command again to go on."
         )
+    conform(weights.description, PACKED, f"The description in {run / WEIGHTS}", CheckpointError)
     make_folder(folder)
     path = folder / f"{name}{SAFETENSORS}"
     write_weights(path, _halved(weights.tensors), weights.description)

@@ -25,15 +25,18 @@ from torch import nn
 from ttapca.data import Images
 from ttapca.disk import locked, make_folder, replace_file
 from ttapca.errors import CheckpointError, OptionError, TrainingError
+from ttapca.models.descriptions import DESCRIPTION, FACTS
 from ttapca.models.evaluation import Progress
 from ttapca.models.training import Training
 from ttapca.models.training_options import EpochRecord, TrainingOptions
 from ttapca.models.weight_files import read_safetensors, write_safetensors, write_weights
+from ttapca.schema import conform, parse_json, shown
 
 STATE = "state.safetensors"
 WEIGHTS = "weights.safetensors"
 LOG = "log.csv"
 FORMAT = "ttapca.training"
+LARGEST_LOG = 200_000_000  # characters: a million epochs
 
 
 def train(
@@ -63,7 +66,7 @@ def train(
         The records of all epochs, those before a crash as well.
 
     Raises:
-        OptionError: The folder holds a run with other options.
+        OptionError: The folder holds a run with other options, or the description makes no sense.
         TrainingError: The training diverged, or the saved state does not fit.
         CheckpointError: The saved state is damaged.
         StorageError: The folder cannot be written, or another process trains in it.
@@ -80,6 +83,7 @@ def train(
         ['log.csv', 'state.safetensors', 'weights.safetensors']
     """
     training = Training(network, training_images, test_images, options)
+    conform(description or {}, DESCRIPTION, "The description of a network", OptionError)
     make_folder(folder)
     with locked(folder):
         facts = {"options": dataclasses.asdict(options), "description": description or {}}
@@ -87,7 +91,10 @@ def train(
             _restore(training, folder / STATE, facts)
             _write_results(training, folder, facts)
         while not training.finished:
-            record = training.run_epoch(progress)
+            try:
+                record = training.run_epoch(progress)
+            except TrainingError as error:
+                raise TrainingError(f"{folder}: {error}") from error
             _write_state(training, folder, facts)
             _write_results(training, folder, facts)
             if on_epoch:
@@ -154,21 +161,26 @@ def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
         if differing:
             name = differing[0]
             raise OptionError(
-                f"{path.parent} holds a run with {name}={saved[part].get(name)!r}; found "
-                f"{now.get(name)!r}. Give the same options to go on with it, or another folder."
+                f"{path.parent} holds a run with {name}={shown(saved[part].get(name))}; found "
+                f"{shown(now.get(name))}. Give the same options to go on with it, or "
+                "another folder."
             )
-    training.restore(tensors, _history(saved))
+    try:
+        training.restore(tensors, _history(saved))
+    except TrainingError as error:
+        raise TrainingError(f"{path}: {error}") from error
 
 
 def _facts(words: dict[str, str], path: Path) -> dict[str, Any]:
     if words.get("format") != FORMAT:
         raise TrainingError(f"{path} is not the state of a training run. Choose another folder.")
-    facts: dict[str, Any] = json.loads(words["facts"])
+    where = f"The log in {path}"
+    if "facts" not in words:
+        raise CheckpointError(f"{where} is missing. Start again in a new folder.")
+    facts: dict[str, Any] = parse_json(words["facts"], where, CheckpointError, largest=LARGEST_LOG)
+    conform(facts, FACTS, where, CheckpointError)
     return facts
 
 
 def _history(facts: dict[str, Any]) -> list[EpochRecord]:
-    try:
-        return [EpochRecord(**record) for record in facts["history"]]
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"The history of the run cannot be read: {error}.") from error
+    return [EpochRecord(**record) for record in facts["history"]]

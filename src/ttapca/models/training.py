@@ -142,33 +142,60 @@ class Training:
         return state
 
     def restore(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> None:
-        """Go on from what `tensors()` gave.
+        """Go on from what `tensors()` gave: all of it or, where it does not fit, nothing.
 
         Raises:
-            TrainingError: The state is of another network.
+            TrainingError: The state is of another network, or not finite.
         """
+        self._check_state(tensors, history)
         parts: dict[str, dict[str, Tensor]] = {"network": {}, "average": {}, "momentum": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition("/")
             if part in parts:
                 parts[part][rest] = tensor
-        try:
-            self.network.load_state_dict(parts["network"])
-            if self._averaged:
-                self._averaged.restore(parts["average"])
-            for name, parameter in self.network.named_parameters():
-                if name in parts["momentum"]:
-                    buffer = torch.empty_like(parameter, requires_grad=False)
-                    self._optimizer.state[parameter]["momentum_buffer"] = buffer.copy_(
-                        parts["momentum"][name]
-                    )
-            self._generator.set_state(tensors["generator"])
-            self._torch_state = tensors["torch_generator"]
-        except (RuntimeError, KeyError) as error:
-            raise TrainingError(
-                f"The saved state is not of this network and these options: {error}"
-            ) from error
+        self.network.load_state_dict(parts["network"])
+        if self._averaged:
+            self._averaged.restore(parts["average"])
+        for name, parameter in self.network.named_parameters():
+            if name in parts["momentum"]:
+                buffer = torch.empty_like(parameter, requires_grad=False)
+                self._optimizer.state[parameter]["momentum_buffer"] = buffer.copy_(
+                    parts["momentum"][name]
+                )
+        self._generator.set_state(tensors["generator"])
+        self._torch_state = tensors["torch_generator"]
         self.history = list(history)
+
+    def _check_state(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> None:
+        required = self.tensors()
+        optional = {
+            f"momentum/{name}": parameter for name, parameter in self.network.named_parameters()
+        }
+        forms = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        expected = {
+            name: (tensor.shape, tensor.dtype)
+            for name, tensor in {**optional, **required}.items()
+            if name in required or name in tensors
+        }
+        differing = [
+            name for name in {**expected, **forms} if expected.get(name) != forms.get(name)
+        ]
+        fault = (
+            f"`{differing[0][:200]}` is missing, unknown or of another form" if differing else ""
+        )
+        for name, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                fault = fault or f"`{name[:200]}` holds numbers that are not finite"
+        for name in ("generator", "torch_generator"):
+            if not fault and not _is_random_state(tensors[name]):
+                fault = f"`{name}` is no state of a random generator"
+        if len(history) > self.options.epochs:
+            fault = fault or f"it has done {len(history)} epochs of {self.options.epochs}"
+        if fault:
+            raise TrainingError(
+                f"The saved state is not of this network and these options: {fault}. Start again "
+                "in a new folder."
+            )
 
     def _train_epoch(self, progress: Progress) -> dict[str, float]:
         self.network.train()
@@ -244,3 +271,13 @@ def _optimizer(network: nn.Module, options: TrainingOptions) -> torch.optim.SGD:
         momentum=options.momentum,
         nesterov=True,
     )
+
+
+def _is_random_state(state: Tensor) -> bool:
+    generator = torch.Generator()
+    try:
+        generator.set_state(state)
+    except (RuntimeError, TypeError):
+        return False
+    # A normal number that was drawn in advance is part of the state.
+    return bool(torch.isfinite(torch.randn(2, generator=generator, dtype=torch.float64)).all())

@@ -7,10 +7,7 @@ containers are admitted here; anything else is refused with the way to convert i
 from __future__ import annotations
 
 import json
-import pickle
 import re
-import shlex
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,26 +15,24 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from ttapca.disk import make_folder, replace_file
-from ttapca.errors import CheckpointError
+from ttapca.errors import CheckpointError, OptionError
+from ttapca.models.descriptions import DESCRIPTION
+from ttapca.models.torch_files import read_torch
+from ttapca.schema import conform, parse_json, shown
 
 SAFETENSORS = ".safetensors"
 WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
-PREFIXES = ("module.", "model.")
+PREFIXES = re.compile(r"^(?:(?:module|model)\.)+")
 FORMAT = "ttapca.weights"
 
-# How torch names what a file asks for and is not allowed: classes and functions.
-UNSAFE_NAME = re.compile(r"(?:GLOBAL|class|function)\s+`?([\w.]+\.[\w.]+)")
-CONVERSION = (
-    'python -c "import sys, torch; c = torch.load(sys.argv[1], weights_only=False, '
-    "map_location='cpu'); c = c.state_dict() if hasattr(c, 'state_dict') else c; "
-    "c = next((c[k] for k in {names} if k in c), c); "
-    'torch.save({{k: v for k, v in c.items() if torch.is_tensor(v)}}, sys.argv[2])" '
-    "{path} weights.pth"
-)
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_COMPLEX = (torch.complex128, torch.complex64)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+DTYPES = (*_FLOATS, *_COMPLEX, *_WHOLE)
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,8 @@ def read_weights(path: Path) -> Weights:
         path: The file.
 
     Raises:
-        CheckpointError: It is missing, cut short, unsafe, or holds no weights.
+        CheckpointError: It is missing, cut short, unsafe, says what makes no sense, or holds no
+            weights, or weights that are not finite.
 
     Example:
         >>> import tempfile
@@ -77,7 +73,7 @@ def read_weights(path: Path) -> Weights:
     if path.suffix == SAFETENSORS:
         tensors, metadata = read_safetensors(path)
         return Weights(_without_prefixes(tensors, path), _description(metadata, path))
-    return Weights(_without_prefixes(_unwrapped(_read_torch(path)), path))
+    return Weights(_without_prefixes(_unwrapped(read_torch(path, WRAPPERS)), path))
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> None:
@@ -86,9 +82,10 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[s
     Args:
         path: Ends in `.safetensors`; replaced in one step.
         tensors: By name.
-        description: Anything that JSON can hold.
+        description: Anything that JSON can hold; what `DESCRIPTION` knows must be as it says.
 
     Raises:
+        OptionError: The description makes no sense.
         StorageError: The operating system refuses.
 
     Example:
@@ -98,6 +95,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[s
         >>> read_weights(path).description
         {'architecture': 'resnet20'}
     """
+    conform(description, DESCRIPTION, "The description of a network", OptionError)
     write_safetensors(path, tensors, {"format": FORMAT, "description": json.dumps(description)})
 
 
@@ -120,37 +118,11 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
+    except Exception as error:  # whatever the parser, and torch after it, make of hostile bytes
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}): it was cut short or is of another "
             "kind. Copy or download it again."
         ) from error
-
-
-def _read_torch(path: Path) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old files: what counts is whether they are read
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        unsafe = UNSAFE_NAME.search(str(error))
-        if unsafe is None:
-            raise _damaged(path, error) from error
-        raise CheckpointError(
-            f"{path} holds more than tensors: it asks for `{unsafe[1]}`, and reading that would "
-            "run code from the file, so it is refused. If you trust its author, convert it once:\n"
-            f"{CONVERSION.format(names=WRAPPERS, path=shlex.quote(str(path)))}"
-        ) from error
-    except (RuntimeError, EOFError, ValueError, LookupError, OSError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> CheckpointError:
-    # What torch says about it is long and about its own options; the cause is kept for who looks.
-    return CheckpointError(
-        f"{path} is not a whole PyTorch checkpoint: it was cut short or is of another kind "
-        f"({type(error).__name__} while reading it). Copy or download it again."
-    )
 
 
 def _unwrapped(content: Any) -> Any:
@@ -161,34 +133,56 @@ def _unwrapped(content: Any) -> Any:
 
 
 def _without_prefixes(content: Any, path: Path) -> dict[str, Tensor]:
-    if not isinstance(content, Mapping) or not any(
-        isinstance(value, Tensor) for value in content.values()
-    ):
-        found = f"the keys {list(content)[:5]}" if isinstance(content, Mapping) else "no dict"
+    weights = content if isinstance(content, Mapping) else {}
+    tensors = {
+        PREFIXES.sub("", str(name)): value
+        for name, value in weights.items()
+        if isinstance(value, Tensor)
+    }
+    if not tensors:
+        found = (
+            f"the keys {shown(list(content)[:5])}" if isinstance(content, Mapping) else "no dict"
+        )
         raise CheckpointError(
             "A checkpoint is a state dict, bare or under "
             f"{', '.join(f'`{name}`' for name in WRAPPERS)}; {path} holds {found}. Save "
             "`model.state_dict()`."
         )
-    tensors: dict[str, Tensor] = {}
-    for name, value in content.items():
-        bare = str(name)
-        while bare.startswith(PREFIXES):
-            bare = bare.partition(".")[2]
-        if isinstance(value, Tensor):
-            tensors[bare] = value
+    for name, tensor in tensors.items():
+        check_plain(name, tensor, path)
     return tensors
+
+
+def check_plain(name: str, tensor: Tensor, path: Path) -> None:
+    """Refuse a tensor that is not dense, of a common type, and finite.
+
+    Raises:
+        CheckpointError: It is none of that.
+
+    Example:
+        >>> check_plain("fc.bias", torch.tensor([1.0, torch.nan]), Path("mine.pth"))
+        Traceback (most recent call last):
+        ttapca.errors.CheckpointError: Weights are finite numbers; `fc.bias` in mine.pth holds ...
+    """
+    dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not dense or tensor.dtype not in DTYPES:
+        raise CheckpointError(
+            f"Weights are dense tensors of common types; `{name[:200]}` in {path} has type "
+            f"{tensor.dtype} and layout {tensor.layout}. Save `model.state_dict()` in float32."
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise CheckpointError(
+            f"Weights are finite numbers; `{name[:200]}` in {path} holds others: the training "
+            "diverged, or the file was changed. Take an earlier checkpoint."
+        )
 
 
 def _description(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     if metadata.get("format") != FORMAT:
         return {}
-    try:
-        description = json.loads(metadata["description"])
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} says that ttapca wrote it, but not what: {error}."
-        ) from error
-    if not isinstance(description, dict):
-        raise CheckpointError(f"The description in {path} must be an object of JSON.")
+    where = f"The description in {path}"
+    if "description" not in metadata:
+        raise CheckpointError(f"{where} is missing, although ttapca wrote the file.")
+    description: dict[str, Any] = parse_json(metadata["description"], where, CheckpointError)
+    conform(description, DESCRIPTION, where, CheckpointError)
     return description
