@@ -395,3 +395,12 @@ def test_one_step_by_hand() -> None:
         value -= 0.5 * (gradient + 0.9 * gradient)  # the first step of Nesterov's momentum
     found = [value.detach().double() for value in model[1].parameters()]
     torch.testing.assert_close(found, [weight, bias], rtol=1e-5, atol=1e-6)
+
+
+def test_a_statistic_that_overflows_under_a_finite_loss() -> None:
+    made = network()
+    with torch.no_grad():
+        made.conv1.weight.fill_(1e20)
+    training = Training(made, digits(), digits("test"), dataclasses.replace(OPTIONS, average=0.0))
+    with pytest.raises(TrainingError, match="A weight or a statistic is not finite any more"):
+        training.run_epoch()

@@ -96,7 +96,7 @@ class Training:
             The record, which is also added to the history.
 
         Raises:
-            TrainingError: The loss is not finite any more.
+            TrainingError: The loss or a weight is not finite any more.
         """
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
@@ -211,6 +211,9 @@ class Training:
                 self._averaged.update(step)
             for name, value in outcome.items():
                 totals[name] += value
+        # The statistics of a BatchNorm layer may overflow under a loss that stays finite.
+        if not all(bool(torch.isfinite(value).all()) for value in self.tensors().values()):
+            raise self._diverged("A weight or a statistic")
         return totals
 
     def _step(self, rows: Tensor) -> dict[str, float]:
@@ -226,14 +229,18 @@ class Training:
             outcome["turned_right"] = float((guesses.argmax(1) == quarters).sum())
         outcome["loss"] = float(loss.detach())
         if not abs(outcome["loss"]) < float("inf"):
-            raise TrainingError(
-                "The loss is not finite any more: the training diverged. Start again in a new "
-                "folder with a lower peak learning rate."
-            )
+            raise self._diverged("The loss")
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return outcome
+
+    @staticmethod
+    def _diverged(what: str) -> TrainingError:
+        return TrainingError(
+            f"{what} is not finite any more: the training diverged. Start again in a new folder "
+            "with a lower peak learning rate."
+        )
 
     def _images(self, pixels: Tensor) -> Tensor:
         return pixels.to(torch.float32, memory_format=self._layout).div_(255)
