@@ -310,6 +310,16 @@ def test_a_diverging_run_says_so() -> None:
         training.run_epoch()
 
 
+def test_a_state_from_which_statistics_overflow(half_done: Path, tmp_path: Path) -> None:
+    """The numbers are finite, and so is the loss; the variance of what they give is not."""
+    tensors, words = read_safetensors(half_done / STATE)
+    tensors["network/conv1.weight"][0, 0, 0, 0] = 1e30
+    write_safetensors(tmp_path / STATE, tensors, words)
+    with pytest.raises(TrainingError, match="not finite any more: the training diverged"):
+        run(tmp_path)
+    assert len(read_history(tmp_path)) == 1  # nothing of it was saved
+
+
 def test_too_few_images() -> None:
     with pytest.raises(NotEnoughDataError, match=r"one batch of 64 images; found 10"):
         Training(network(), digits()[:10], digits("test"), OPTIONS)

@@ -178,7 +178,7 @@ def _method_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
             )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits
+        except tomllib.TOMLDecodeError:
             value = text.strip()
         table.setdefault(method, {})[own] = value
     return table

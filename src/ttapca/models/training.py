@@ -23,6 +23,7 @@ from ttapca.models.schedules import learning_rate
 from ttapca.models.training_options import EpochRecord, TrainingOptions
 
 EVALUATION_BATCH = 500
+DIVERGED = "the training diverged. Start again in a new folder with a lower peak learning rate."
 
 
 class Training:
@@ -95,13 +96,15 @@ class Training:
             The record, which is also added to the history.
 
         Raises:
-            TrainingError: The loss is not finite any more.
+            TrainingError: The loss, a weight or a statistic is not finite any more.
         """
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._torch_state)
             totals = self._train_epoch(progress or (lambda batches: batches))
             self._torch_state = torch.get_rng_state()
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors().values()):
+            raise TrainingError(f"A weight or a statistic is not finite any more: {DIVERGED}")
         images = self.steps_an_epoch * self.options.batch_size
         turned = isinstance(self.network, RotationNetwork)
         record = EpochRecord(
@@ -224,10 +227,7 @@ class Training:
             outcome["turned_right"] = float((guesses.argmax(1) == quarters).sum())
         outcome["loss"] = float(loss.detach())
         if not abs(outcome["loss"]) < float("inf"):
-            raise TrainingError(
-                "The loss is not finite any more: the training diverged. Start again in a new "
-                "folder with a lower peak learning rate."
-            )
+            raise TrainingError(f"The loss is not finite any more: {DIVERGED}")
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
