@@ -63,10 +63,9 @@ def _options() -> argparse.Namespace:
 
 def _table(outcomes: list[Outcome]) -> Table:
     counts = Counter((outcome.target, outcome.kind) for outcome in outcomes)
-    counts = [Column(name, justify="right", no_wrap=True) for name in ("files", *GOOD, *BAD)]
-    table = Table(
-        Column("target", no_wrap=True), *counts, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1)
-    )
+    columns = [Column(name, justify="right", no_wrap=True) for name in ("files", *GOOD, *BAD)]
+    columns.insert(0, Column("target", no_wrap=True))
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     for target in dict.fromkeys(outcome.target for outcome in outcomes):
         row = [counts[target, kind] for kind in (*GOOD, *BAD)]
         table.add_row(target, *(str(count or "") for count in (sum(row), *row)))

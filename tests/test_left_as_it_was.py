@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
+from networks import group_norm_convnet
 from oracles import (
     assert_same_picture,
     images,
@@ -257,15 +258,8 @@ def test_copies_have_a_turn_of_their_own() -> None:
 
 
 def group_norm_net() -> nn.Module:
+    net = group_norm_convnet()
     generator = torch.Generator().manual_seed(0)
-    net = nn.Sequential()
-    net.add_module("conv1", nn.Conv2d(3, 8, 3, padding=1))
-    net.add_module("bn1", nn.GroupNorm(2, 8))
-    net.add_module("act", nn.ReLU())
-    net.add_module("conv2", nn.Conv2d(8, 6, 3, stride=2))
-    net.add_module("bn2", nn.GroupNorm(3, 6))
-    net.add_module("flat", nn.Flatten())
-    net.add_module("fc", nn.Linear(24, 5))
     with torch.no_grad():
         for tensor in net.parameters():
             tensor.copy_(torch.rand(tensor.shape, generator=generator) - 0.3)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ttapca
+from networks import TokenNet, group_norm_convnet
 from oracles import images, required_options, small_convnet
 
 FILE = Path(__file__).with_name("golden.safetensors")
@@ -35,34 +36,6 @@ STREAM = [
 ]
 
 
-class Tokens(nn.Module):
-    """LayerNorm on the patches of an image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 8, 3, stride=3)
-        self.scaling = nn.LayerNorm(8)
-        self.mix = nn.Linear(8, 8)
-        self.fc = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.conv1(x).flatten(2).transpose(1, 2)
-        return self.fc(torch.relu(self.mix(self.scaling(tokens))).mean(1))
-
-
-def groups() -> nn.Module:
-    """The small convolutional network with GroupNorm."""
-    net = nn.Sequential()
-    net.add_module("conv1", nn.Conv2d(3, 8, 3, padding=1))
-    net.add_module("scaling", nn.GroupNorm(2, 8))
-    net.add_module("act", nn.ReLU())
-    net.add_module("conv2", nn.Conv2d(8, 6, 3, stride=2))
-    net.add_module("scaling2", nn.GroupNorm(3, 6))
-    net.add_module("flat", nn.Flatten())
-    net.add_module("fc", nn.Linear(24, 5))
-    return net
-
-
 def with_weights(model: nn.Module) -> nn.Module:
     """Weights that depend on nothing but a seed."""
     generator = torch.Generator().manual_seed(7)
@@ -74,8 +47,8 @@ def with_weights(model: nn.Module) -> nn.Module:
 
 NETWORKS = {
     "BatchNorm": small_convnet,
-    "GroupNorm": lambda: with_weights(groups().double()),
-    "LayerNorm": lambda: with_weights(Tokens().double()),
+    "GroupNorm": lambda: with_weights(group_norm_convnet().double()),
+    "LayerNorm": lambda: with_weights(TokenNet().double()),
 }
 # Options that make a method move on these networks.
 OPTIONS: dict[str, dict[str, Any]] = {

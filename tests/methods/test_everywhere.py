@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
+from networks import TokenNet, group_norm_convnet
 from oracles import images, left_untouched, required_options, small_convnet
 from ttapca.data import read_digits, to_tensor
 from ttapca.errors import AttachError, ShapeError
@@ -16,31 +17,6 @@ from ttapca.models import load
 
 SHAPE = (3, 6, 6)
 DATA = images(150)
-
-
-class TokenNet(nn.Module):
-    """A network with LayerNorm on tokens, and a convolution that makes them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 8, 3, stride=3)
-        self.scaling = nn.LayerNorm(8)
-        self.mix = nn.Linear(8, 8)
-        self.fc = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.conv1(x).flatten(2).transpose(1, 2)
-        return self.fc(torch.relu(self.mix(self.scaling(tokens))).mean(1))
-
-
-def group_norm_net() -> nn.Module:
-    net = nn.Sequential()
-    net.add_module("conv1", nn.Conv2d(3, 8, 3, padding=1))
-    net.add_module("scaling", nn.GroupNorm(2, 8))
-    net.add_module("act", nn.ReLU())
-    net.add_module("flat", nn.Flatten())
-    net.add_module("fc", nn.Linear(288, 5))
-    return net
 
 
 def batch_norm_vector_net() -> nn.Module:
@@ -55,7 +31,7 @@ def batch_norm_vector_net() -> nn.Module:
 NETWORKS = {
     "BatchNorm2d": small_convnet,
     "BatchNorm1d": batch_norm_vector_net,
-    "GroupNorm": group_norm_net,
+    "GroupNorm": group_norm_convnet,
     "LayerNorm": TokenNet,
 }
 
