@@ -151,7 +151,7 @@ def test_a_schema_that_is_no_text(path: Path) -> None:
         "sql = CAST(x'435245415445ff' AS TEXT) WHERE name = 'pictures'",
     )
     for readonly in (True, False):
-        with pytest.raises(DataFormatError, match="results.sqlite must be a whole file"):
+        with pytest.raises(DataFormatError, match=r"results\.sqlite must be a whole file"):
             Results(path, readonly=readonly)
 
 
