@@ -143,6 +143,18 @@ def test_a_file_that_brings_its_own_schema(path: Path, script: str, thing: str) 
             Results(path, readonly=readonly)
 
 
+def test_a_schema_that_is_no_text(path: Path) -> None:
+    """SQLite quotes the schema in its message, which Python then cannot read."""
+    changed_by(
+        path,
+        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET name = CAST(x'61ff62' AS TEXT), "
+        "sql = CAST(x'435245415445ff' AS TEXT) WHERE name = 'pictures'",
+    )
+    for readonly in (True, False):
+        with pytest.raises(DataFormatError, match=r"results\.sqlite must be a whole file"):
+            Results(path, readonly=readonly)
+
+
 def test_an_earlier_layout_that_never_was(path: Path) -> None:
     changed_by(path, "PRAGMA user_version = -3")
     with pytest.raises(DataFormatError, match=r"results.sqlite must be .*layout -3"):

@@ -357,6 +357,8 @@ class Results:
         """Turn what SQLite says into errors that name the file and the way out."""
         try:
             yield
+        except UnicodeDecodeError as error:  # SQLite quotes the file in what it says
+            raise self._damaged("its schema is no text") from error
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
