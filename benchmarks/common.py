@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from ttapca import data, models
-from ttapca.folding import LinearPart
+from ttapca import datasets, networks
+from ttapca.spectral.affine import LinearPart
 
 SIDE = 32
 
@@ -102,13 +102,13 @@ def is_trained(options: argparse.Namespace) -> bool:
 
 def trained_network(options: argparse.Namespace) -> nn.Module:
     """The network, in evaluation mode."""
-    return models.load(options.network, normalisation=options.normalise).eval()
+    return networks.load(options.network, normalisation=options.normalise).eval()
 
 
-def training_batches(options: argparse.Namespace) -> data.TensorBatches:
+def training_batches(options: argparse.Namespace) -> datasets.TensorBatches:
     """The first training images."""
-    images = data.load(str(options.train), "train")[: options.fit_images]
-    return data.TensorBatches(images, 250)
+    images = datasets.load(str(options.train), "train")[: options.fit_images]
+    return datasets.TensorBatches(images, 250)
 
 
 def errors_of(
@@ -118,8 +118,8 @@ def errors_of(
     out = {}
     network = trained_network(options)
     for corruption in CORRUPTIONS:
-        images = data.read_cifar_c(options.corrupted, corruption, SEVERITY)[: options.images]
+        images = datasets.read_cifar_c(options.corrupted, corruption, SEVERITY)[: options.images]
         adapted = ttapca.adapt(network, method, filter=fitted, **wishes)
-        out[corruption] = models.evaluate(adapted, images).error
+        out[corruption] = networks.evaluate(adapted, images).error
         adapted.detach()
     return out

@@ -25,10 +25,10 @@ import measuring
 import ttapca
 from common import fitted_stem, natural_images
 from measuring import Goal, Result, Spread, Table
-from ttapca.bench import ImageSource, Plan, Results, Subject, expand, protocol
-from ttapca.bench import run as run_units
-from ttapca.data import Images
-from ttapca.models import build
+from ttapca.benchmark import ImageSource, Plan, Results, Subject, expand, protocol
+from ttapca.benchmark import run as run_units
+from ttapca.datasets import Images
+from ttapca.networks import build
 
 GOAL = 3.0
 METHODS = ("source", "bn", "tent", "ttapca-relu")

@@ -24,7 +24,7 @@ import measuring
 import ttapca
 from common import fitted_stem, natural_images, unfolded
 from measuring import Goal, Result, Spread, Table, ratio
-from ttapca import models
+from ttapca import networks
 
 COMPONENTS = 2000
 Step = Callable[[Tensor], object]
@@ -133,7 +133,7 @@ def step(name: str, network: nn.Module, filter_of: Callable[[str], ttapca.Fitted
 
 def memory_of(name: str, network_name: str, folder: Path, batch: int) -> tuple[float, None]:
     """One step in a process of its own."""
-    network = models.build(network_name).eval()
+    network = networks.build(network_name).eval()
 
     take = step(name, network, lambda form: ttapca.load(folder / form))
     samples = noisy_images(batch)
@@ -257,7 +257,7 @@ def goals(network: str, found: dict[int, dict]) -> list[Goal]:
 
 
 def run(options: argparse.Namespace) -> Result:
-    network = models.build(options.network).eval()
+    network = networks.build(options.network).eval()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         save_filters(network, folder)

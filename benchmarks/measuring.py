@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ttapca import memory
+from ttapca.support import memory
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -200,7 +200,7 @@ def machine() -> dict[str, str]:
     """What the numbers depend on."""
     import torch
 
-    from ttapca.bench import machine as of_the_harness  # brings torch, which some do without
+    from ttapca.benchmark import machine as of_the_harness  # brings torch, which some do without
 
     return {
         "processor": of_the_harness.machine()["cpu"],

@@ -22,11 +22,11 @@ import measuring
 import ttapca
 from common import Loader, natural_images, stem
 from measuring import Goal, Result, Spread, Table
-from ttapca.calibration import HELD_OUT, SAMPLES
-from ttapca.folding import CHUNK_NUMBERS, LinearPart
-from ttapca.memory import forget_peak_memory
-from ttapca.pca import Moments
-from ttapca.structured import dct_coefficients, dct_matrix
+from ttapca.spectral.affine import CHUNK_NUMBERS, LinearPart
+from ttapca.spectral.calibration import HELD_OUT, SAMPLES
+from ttapca.spectral.cosine import dct_coefficients, dct_matrix
+from ttapca.spectral.pca import Moments
+from ttapca.support.memory import forget_peak_memory
 
 CHANNELS = 16
 ROUNDS = 5

@@ -24,7 +24,7 @@ from common import (
     training_batches,
 )
 from measuring import Goal, Result, Table
-from ttapca import models
+from ttapca import networks
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPONENTS = 2000
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> Result:
         network, batches = trained_network(options), training_batches(options)
         fitted = ttapca.fit(network, "conv1", batches, COMPONENTS)
     else:
-        fitted = fitted_stem(models.build("resnet20").eval(), COMPONENTS)
+        fitted = fitted_stem(networks.build("resnet20").eval(), COMPONENTS)
     sizes, loaded = {}, {}
     with tempfile.TemporaryDirectory() as scratch:
         for precision in PRECISIONS:

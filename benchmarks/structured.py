@@ -28,7 +28,7 @@ from common import (
 )
 from measuring import Goal, Result, Spread, Table
 from ttapca import PCA, Moments
-from ttapca.structured import CoefficientMoments, dct_coefficients, dct_matrix, fit_channel_dct
+from ttapca.spectral.cosine import CoefficientMoments, dct_coefficients, dct_matrix, fit_channel_dct
 
 SIDE = 224
 BATCH = 16

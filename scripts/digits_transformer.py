@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.data import read_digits, to_tensor
-from ttapca.models.network import ImageNetwork
+from ttapca.datasets import read_digits, to_tensor
+from ttapca.networks.network import ImageNetwork
 
 PATCH, WIDTH, HEADS, BLOCKS = 2, 48, 4, 2
 SHAPE, CLASSES = (1, 8, 8), 10

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttapca.corruptions import corrupt
-from ttapca.data import Images
+from ttapca.datasets import Images
 
 SEED = 1
 STANDARD = (

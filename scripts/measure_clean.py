@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 import ttapca
-from ttapca import models
-from ttapca.data import load
+from ttapca import networks
+from ttapca.datasets import load
 
 SIZES = (200, 64, 16, 4, 1)
 
@@ -29,12 +29,12 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--images", type=int, default=2000)
     asked = parser.parse_args()
-    network = models.load(asked.weights, normalisation=asked.normalise)
+    network = networks.load(asked.weights, normalisation=asked.normalise)
     images = load(asked.clean, "test", root=asked.home)[: asked.images]
-    errors = {"source": models.evaluate(network, images).error}
+    errors = {"source": networks.evaluate(network, images).error}
     adapter = ttapca.adapt(network, "wiener", filter=ttapca.load(asked.filter))
     for size in SIZES:
-        errors[str(size)] = models.evaluate(adapter, images, batch_size=size).error
+        errors[str(size)] = networks.evaluate(adapter, images, batch_size=size).error
         print(asked.name, size, errors["source"], errors[str(size)], flush=True)
     known = json.loads(asked.to.read_text()) if asked.to.exists() else {}
     known[f"{asked.name}, {asked.images} images"] = errors

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 import ttapca
-from ttapca import models
+from ttapca import networks
 from ttapca.corruptions import STANDARD
-from ttapca.data import Images, load, read_cifar_c
-from ttapca.methods.plan import Mixture
+from ttapca.datasets import Images, load, read_cifar_c
+from ttapca.methods.recipe import Mixture
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--severity", type=int, default=5)
     asked = parser.parse_args()
-    network = models.load(asked.weights, normalisation=asked.normalise)
+    network = networks.load(asked.weights, normalisation=asked.normalise)
     fitted = ttapca.load(asked.filter)
     data = {"clean": load(asked.clean, "test", root=asked.home)[: asked.images]}
     for corruption in STANDARD:
@@ -142,7 +142,7 @@ def measure(
     try:
         for name, images in data.items():
             adapter.start_condition()
-            found[name] = models.evaluate(adapter, images, batch_size=row.batch).error
+            found[name] = networks.evaluate(adapter, images, batch_size=row.batch).error
     finally:
         adapter.detach()
     return found

@@ -23,11 +23,11 @@ from torch import nn
 
 import ttapca
 from digits_transformer import digits_transformer
-from ttapca import models
-from ttapca.bench.sources import ImageSource
+from ttapca import networks
+from ttapca.benchmark.image_source import ImageSource
 from ttapca.corruptions import STANDARD
-from ttapca.data import Images, TensorBatches, load, read_cifar_c, read_digits
-from ttapca.fitting import Route
+from ttapca.datasets import Images, TensorBatches, load, read_cifar_c, read_digits
+from ttapca.fitting.routes import Route
 
 SEVERITY = 5
 RESULTS = Path(__file__).parent / "results" / "places.json"
@@ -143,7 +143,7 @@ class Subject:
         adapter = ttapca.adapt(self.network, row.method, **options)
         try:
             errors = {
-                name: models.evaluate(adapter, images[: row.images], batch_size=row.batch).error
+                name: networks.evaluate(adapter, images[: row.images], batch_size=row.batch).error
                 for name, images in self.conditions.items()
             }
         finally:
@@ -180,7 +180,7 @@ def cifar(asked: argparse.Namespace) -> list[tuple[Subject, dict[str, Row]]]:
         conditions[corruption] = read_cifar_c(asked.corrupted, corruption, SEVERITY)[:500]
     train = load("cifar10", "train", root=asked.home)[:CIFAR_TRAINING_IMAGES]
     name = "cifar10-resnet20"
-    network = models.load(name)
+    network = networks.load(name)
     return [(Subject(name, network, train, conditions, CIFAR_PLACES, asked.filters), CIFAR_ROWS)]
 
 

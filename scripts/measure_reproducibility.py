@@ -22,9 +22,9 @@ from torch import Tensor
 
 import ttapca
 from ttapca.cli.home import cache_root
-from ttapca.data import load as load_images
-from ttapca.data import read_digits, to_tensor
-from ttapca.models import Training, TrainingOptions, build, load
+from ttapca.datasets import load as load_images
+from ttapca.datasets import read_digits, to_tensor
+from ttapca.networks import Training, TrainingOptions, build, load
 
 RUNS: dict[str, tuple[int, dict[str, str]]] = {
     "one thread": (1, {}),

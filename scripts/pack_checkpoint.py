@@ -1,6 +1,6 @@
 """Put a finished training run into the package: float16 weights, a card, the facts as JSON.
 
-    python scripts/pack_checkpoint.py RUN NAME [--data cifar10] [--to src/ttapca/models/weights]
+    python scripts/pack_checkpoint.py RUN NAME [--data cifar10] [--to src/ttapca/networks/weights]
                                       [--least 90]
 
 Prints the accuracy and the size of what is stored; exits with 1 where they break the rules.
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from ttapca.cli.home import cache_root
-from ttapca.data import load
-from ttapca.models.packing import pack
+from ttapca.datasets import load
+from ttapca.networks.packing import pack
 
 MOST_BYTES = 3_000_000
 WEIGHTS = Path(__file__).parents[1] / "src" / "ttapca" / "models" / "weights"

@@ -4,7 +4,7 @@
 #   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten ttt c10 c100 gn rank
 #                                        steps cost
 #
-# c10, c100 and gn need the checkpoints of docs/models.md in $WEIGHTS (default: ../shared/data/weights)
+# c10, c100 and gn need the checkpoints of docs/networks.md in $WEIGHTS (default: ../shared/data/weights)
 # and CIFAR-100 in $CIFAR100. Then: python scripts/write_results.py DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)

@@ -18,9 +18,9 @@ import torch
 
 import ttapca
 from held_out import held_out
-from ttapca import models
-from ttapca.data import Images, load
-from ttapca.methods.plan import Mixture
+from ttapca import networks
+from ttapca.datasets import Images, load
+from ttapca.methods.recipe import Mixture
 
 # In the order in which they are chosen; each list holds the values that are tried.
 CANDIDATES: dict[str, list[float]] = {
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--only", default=",".join(CANDIDATES))
     asked = parser.parse_args()
-    network = models.load(asked.weights, normalisation=asked.normalise)
+    network = networks.load(asked.weights, normalisation=asked.normalise)
     fitted = ttapca.load(asked.filter)
     data = held_out(load(asked.data, "train", root=asked.home), asked.images, asked.home)
     ledger = Ledger(asked.to, f"{asked.weights.stem}, {asked.images} images")
@@ -119,7 +119,7 @@ def measure(
             adapter = ttapca.adapt(network, "wiener", filter=fitted, statistics=mixture, **own)
         try:
             found[str(size)] = {
-                name: models.evaluate(
+                name: networks.evaluate(
                     adapter, images[:SINGLES] if size == 1 else images, batch_size=size
                 ).error
                 for name, images in data.items()

@@ -17,8 +17,8 @@ import torch
 
 import ttapca
 from held_out import held_out
-from ttapca import models
-from ttapca.data import load
+from ttapca import networks
+from ttapca.datasets import load
 
 MEMORIES = (100.0, 200.0, 500.0, 2000.0)
 STREAMS = (("online", 1), ("online", 16), ("online", 100), ("continual", 16), ("continual", 100))
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--images", type=int, default=300)
     asked = parser.parse_args()
-    network = models.load(asked.weights, normalisation=asked.normalise)
+    network = networks.load(asked.weights, normalisation=asked.normalise)
     fitted = ttapca.load(asked.filter)
     data = held_out(load("cifar10", "train", root=asked.home), asked.images, asked.home)
     known = json.loads(asked.to.read_text()) if asked.to.exists() else {}
@@ -52,7 +52,7 @@ def main() -> None:
             errors = []
             for condition in ("clean", *CONDITIONS):
                 adapter.start_condition()
-                errors.append(models.evaluate(adapter, data[condition], batch_size=size).error)
+                errors.append(networks.evaluate(adapter, data[condition], batch_size=size).error)
             adapter.detach()
             known[name] = {"clean": errors[0], "mean": sum(errors[1:]) / len(CONDITIONS)}
             asked.to.write_text(json.dumps(known, indent=1) + "\n")

@@ -12,10 +12,10 @@ import argparse
 import re
 from pathlib import Path
 
-from ttapca.bench import Results, Row
-from ttapca.bench.comparison import comparison_tables
-from ttapca.bench.export import export, markdown
-from ttapca.bench.tables import error_tables
+from ttapca.benchmark import Results, Row
+from ttapca.benchmark.comparison import comparison_tables
+from ttapca.benchmark.table_formats import export, markdown
+from ttapca.benchmark.tables import error_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"<!-- (?P<run>\w+) (?P<paper>paper )?(?P<setting>\w+) -->.*?<!-- end -->", re.S)

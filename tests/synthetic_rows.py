@@ -10,8 +10,8 @@ from typing import Any
 
 from PIL import Image
 
-from ttapca.bench import Results
-from ttapca.bench.cells import CLEAN, Cell, Observation, Outcome, Row
+from ttapca.benchmark import Results
+from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row
 from ttapca.corruptions import STANDARD
 
 METHODS = ("source", "bn", "tent", "ttapca-relu", "ttapca-exp")

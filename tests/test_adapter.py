@@ -21,9 +21,10 @@ from oracles import (
     small_convnet,
 )
 from ttapca import Adapter, BatchNormStatistics, SpectralGains
+from ttapca.adaptation.objectives import mean_entropy
+from ttapca.adaptation.optimisation import GradientSteps, adam
 from ttapca.errors import AttachError, LayerOutputError, OptionError
-from ttapca.movers import GradientSteps, adam
-from ttapca.objectives import mean_entropy, softmax_entropy
+from ttapca.support.logits import softmax_entropy
 
 DATA = images(150)
 BATCHES = list(images(60, seed=8).split(12))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from oracles import assert_same_picture, images, left_untouched, picture_of, small_convnet
+from ttapca.adaptation.surfaces import BatchNormStatistics
+from ttapca.adaptation.surfaces.mixing import LARGE, moments_of_few, quick_moments
 from ttapca.errors import AttachError, OptionError, ShapeError
-from ttapca.surfaces import BatchNormStatistics
-from ttapca.surfaces.mixing import LARGE, moments_of_few, quick_moments
 
 X = images(12, seed=8)
 

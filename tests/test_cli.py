@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -153,3 +154,15 @@ def test_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["ttapca-relu"]["needs"] == "source data, unlabelled"
     assert command_line.run(["methods"]) == 0
     assert "tent" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["fit --help", "train --help", "methods", "demo --help"])
+def test_a_terminal_that_has_few_letters(words: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "ttapca", *words.split()],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"},
+        capture_output=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert run.stdout.decode("latin-1").strip()

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttapca.calibration import SAMPLES, SEED, EvenSample, SourceSpectrum
-from ttapca.closed_form import across_bands, band_edges, band_means, smoothed, two_sided_gain
-from ttapca.closed_gains import ClosedFormGain, PulledGain, make_closed_gain
 from ttapca.errors import NotEnoughDataError, OptionError
+from ttapca.spectral.bands import across_bands, band_edges, band_means, smoothed, two_sided_gain
+from ttapca.spectral.calibration import SAMPLES, SEED, EvenSample, SourceSpectrum
+from ttapca.spectral.closed_gains import ClosedFormGain, PulledGain, make_closed_gain
 
 COMPONENTS = 63
 

@@ -15,9 +15,9 @@ import pytest
 
 import ttapca
 from oracles import images, small_convnet
-from ttapca import disk
-from ttapca.disk import check_space, locked, make_folder, staged_folder
 from ttapca.errors import SourceError, StorageError
+from ttapca.support import disk
+from ttapca.support.disk import check_space, locked, make_folder, staged_folder
 
 
 def test_a_staged_folder_appears_at_once(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_too_little_space_is_known_before(tmp_path: Path) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-from ttapca.disk import staged_folder
+from ttapca.support.disk import staged_folder
 with staged_folder(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("half")
     print("started", flush=True)
@@ -132,7 +132,7 @@ def test_a_killed_process_leaves_nothing_half_there(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ttapca.disk import locked
+from ttapca.support.disk import locked
 with locked(Path(sys.argv[1])):
     print("started", flush=True)
     time.sleep(60)
@@ -168,7 +168,7 @@ def test_an_error_inside_a_lock_stays_what_it_is(tmp_path: Path, monkeypatch: An
 DIES_EVERYWHERE = """
 import json, os, shutil, sys, tempfile
 from pathlib import Path
-from ttapca import disk
+from ttapca.support import disk
 
 keep_old, exchange = (argument == "True" for argument in sys.argv[1:])
 if not exchange:

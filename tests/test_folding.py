@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import DensePCA, images
-from ttapca.folding import LinearPart, fold, fold_one_way, is_affine
-from ttapca.pca import Moments
+from ttapca.spectral.affine import LinearPart, fold, fold_one_way, is_affine
+from ttapca.spectral.pca import Moments
 
 AFFINE = {
     "conv2d": (nn.Conv2d(3, 8, 3, padding=1), (3, 5, 5)),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ttapca.errors import OptionError
-from ttapca.gains import (
+from ttapca.spectral.gains import (
     ExponentialGain,
     MultiplicativeGain,
     ReLUGain,

@@ -11,11 +11,13 @@ from torch import nn
 
 import ttapca
 from oracles import DensePCA, images
-from ttapca import fitting, gram, models
+from ttapca import networks
 from ttapca.errors import NonFiniteError, NotEnoughDataError, ShapeError
-from ttapca.gram import SampleGram, hold
-from ttapca.pca import PCA, Moments
-from ttapca.randomised import TOLERANCE
+from ttapca.fitting import routes
+from ttapca.spectral import gram
+from ttapca.spectral.gram import SampleGram, hold
+from ttapca.spectral.pca import PCA, Moments
+from ttapca.spectral.randomised import TOLERANCE
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
@@ -110,7 +112,7 @@ def test_what_is_held_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fit_takes_this_route_for_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "EXACT_LIMIT", 20)
+    monkeypatch.setattr(routes, "EXACT_LIMIT", 20)
     model, samples = long_network(), images(64, shape=(40,))
     fitted = ttapca.fit(model, "1", samples, 10)
     assert (fitted.route, fitted.error_bound_) == ("gram", None)
@@ -139,7 +141,7 @@ def test_a_trained_network_at_a_layer_past_the_limit() -> None:
     for needed in (weights, photographs):
         if not needed.exists():
             pytest.skip(f"{needed} is not on this machine")
-    network = models.load(weights, normalisation="cifar10")
+    network = networks.load(weights, normalisation="cifar10")
     pixels = np.load(photographs)["clean"]
     batches = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255).split(50)
     exact = ttapca.fit(network, "bn1", batches, 60)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
+from ttapca.adaptation.surfaces import GroupNormStatistics
 from ttapca.errors import AttachError, LayerNotFoundError
-from ttapca.group_norm import MEASURED_FIRST, ONE_IN, GroupNormWatch
-from ttapca.surfaces import GroupNormStatistics
+from ttapca.support.group_norm import MEASURED_FIRST, ONE_IN, GroupNormWatch
 
 
 @pytest.fixture

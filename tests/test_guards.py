@@ -6,8 +6,8 @@ from torch import Tensor
 
 import ttapca
 from oracles import images, left_untouched, small_convnet
+from ttapca.adaptation.guards import CollapseGuard
 from ttapca.errors import OptionError
-from ttapca.guards import CollapseGuard
 
 BATCHES = list(images(600, seed=8).split(12))
 

@@ -13,8 +13,8 @@ from torch import Tensor
 import ttapca
 from oracles import images, small_convnet
 from ttapca import SpectralFilter
-from ttapca.gains import ReLUGain
-from ttapca.last_batch import LastBatch
+from ttapca.spectral.gains import ReLUGain
+from ttapca.spectral.last_batch import LastBatch
 
 SHAPE = (2, 3)
 

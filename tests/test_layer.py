@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracles import DensePCA, images
 from ttapca import PCA, Moments, SpectralFilter
 from ttapca.errors import ShapeError
-from ttapca.gains import Gain, ReLUGain
+from ttapca.spectral.gains import Gain, ReLUGain
 
 SHAPE = (2, 3, 2)
 DATA = images(80, shape=SHAPE)

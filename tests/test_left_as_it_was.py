@@ -26,7 +26,7 @@ from oracles import (
     required_options,
     small_convnet,
 )
-from ttapca.surfaces import BatchNormStatistics, InputTransform, NormAffine, Surface
+from ttapca.adaptation.surfaces import BatchNormStatistics, InputTransform, NormAffine, Surface
 
 DATA = images(150)
 X = images(12, seed=8)
@@ -142,8 +142,12 @@ def test_an_interrupt_at_any_instruction(method: str) -> None:
     before = picture_of(model)
     adapter = adapted(model, method)
     attached, expected = picture_of(model), adapter(X)
-    places = ("ttapca/wrapping.py", "ttapca/surfaces/weights.py", "ttapca/surfaces/inputs.py")
-    places = (*places, "ttapca/methods/exchanging.py")
+    places = (
+        "ttapca/support/wrapping.py",
+        "ttapca/adaptation/surfaces/weights.py",
+        "ttapca/adaptation/surfaces/inputs.py",
+    )
+    places = (*places, "ttapca/methods/temporary_values.py")
     every = {"tent": 1, "cotta": 97}.get(method, 31)  # all of them, where a call takes few
     moment, interrupted = 0, True
     while interrupted:
@@ -270,8 +274,8 @@ CHANNELS_LAST = """
 import sys
 import torch
 import ttapca
-from ttapca.data import Images, read_digits
-from ttapca.models import Training, TrainingOptions
+from ttapca.datasets import Images, read_digits
+from ttapca.networks import Training, TrainingOptions
 from test_left_as_it_was import CHANNELS, group_norm_net, adapted_group_norm
 torch.set_num_threads(1)
 for method in sys.argv[1:]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images, left_untouched, small_convnet
-from ttapca import models, store
+from ttapca import networks
 from ttapca.errors import (
     FilterExistsError,
     InputTypeError,
@@ -25,7 +25,8 @@ from ttapca.errors import (
     ShapeError,
     TruncationWarning,
 )
-from ttapca.models.network import looks_untrained
+from ttapca.fitting import store
+from ttapca.networks.network import looks_untrained
 
 DATA = images(150)
 PROBE = DATA[:8]
@@ -219,7 +220,7 @@ def test_a_saved_filter_is_replaced_on_demand_only(tmp_path: Path) -> None:
 
 
 def test_weights_of_a_new_network_look_untrained() -> None:
-    network = models.build("wrn-10-1")
+    network = networks.build("wrn-10-1")
     assert looks_untrained(network)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -285,7 +286,7 @@ def test_a_models_own_error_is_its_own() -> None:
 
 
 def test_our_networks_refuse_whole_numbers() -> None:
-    network = models.build("wrn-10-1")
+    network = networks.build("wrn-10-1")
     with pytest.raises(InputTypeError, match=r"in \[0, 1\]; found uint8"):
         network(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
 
@@ -363,7 +364,7 @@ def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         np.empty(2**50)
 
     model = small_convnet()
-    monkeypatch.setattr("ttapca.fitting.PCA.from_moments", refuse)
+    monkeypatch.setattr("ttapca.fitting.routes.PCA.from_moments", refuse)
     with (
         left_untouched(model, PROBE),
         pytest.raises(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images
-from ttapca.narrow import NarrowBasis
+from ttapca.spectral.half_precision import NarrowBasis
 
 SHAPE = (3, 6, 6)
 X = images(400, shape=SHAPE).float()

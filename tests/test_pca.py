@@ -13,7 +13,7 @@ from torch import Tensor
 from oracles import DensePCA, images
 from ttapca import PCA, Moments
 from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, ShapeError
-from ttapca.pca import signs
+from ttapca.spectral.pca import signs
 
 
 def assert_same_moments(a: Moments, b: Moments) -> None:

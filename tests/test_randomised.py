@@ -13,10 +13,11 @@ from torch import nn
 
 import ttapca
 from oracles import DensePCA, images, small_convnet
-from ttapca import fitting, gram
 from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError
-from ttapca.pca import PCA
-from ttapca.randomised import MAX_PASSES, TOLERANCE, randomised_pca, singular_value_error
+from ttapca.fitting import routes
+from ttapca.spectral import gram
+from ttapca.spectral.pca import PCA
+from ttapca.spectral.randomised import MAX_PASSES, TOLERANCE, randomised_pca, singular_value_error
 
 
 def falling(power: float, n: int = 500, size: int = 300) -> torch.Tensor:
@@ -176,7 +177,7 @@ class Counted(list[torch.Tensor]):
 
 
 def test_fit_takes_this_route_past_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "EXACT_LIMIT", 20)
+    monkeypatch.setattr(routes, "EXACT_LIMIT", 20)
     monkeypatch.setattr(gram, "MOST_SAMPLES", 60)
     model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 2)).double()
     data = images(200, shape=(40,))

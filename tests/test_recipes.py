@@ -7,7 +7,7 @@ from torch import nn
 import ttapca
 from oracles import images, left_untouched, options_of, small_convnet
 from ttapca.errors import AttachError, OptionError
-from ttapca.methods.plan import Wishes
+from ttapca.methods.recipe import Wishes
 
 DATA = images(150)
 X = images(12, seed=8)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttapca.errors import DataFormatError, TtapcaError, did_you_mean
-from ttapca.schema import (
+from ttapca.support.schema import (
     Blob,
     Either,
     Flag,

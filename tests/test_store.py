@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import ttapca
 from oracles import group_norm_net, images, small_convnet
-from ttapca import store
 from ttapca.errors import OptionError, SavedFilterError
+from ttapca.fitting import store
 
 SAVED = Path(__file__).parent / "saved_filters"
 DATA = images(150)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from ttapca.surfaces import BatchNormStatistics
-from ttapca.surfaces.streams import ChannelMoments, ChannelStreams
+from ttapca.adaptation.surfaces import BatchNormStatistics
+from ttapca.adaptation.surfaces.channel_streams import ChannelMoments, ChannelStreams
 
 LONG = 1e12
 

@@ -19,7 +19,7 @@ from ttapca.errors import (
     SavedFilterError,
     ShapeError,
 )
-from ttapca.structured import (
+from ttapca.spectral.cosine import (
     CoefficientMoments,
     dct_coefficients,
     dct_images,

@@ -16,8 +16,8 @@ from oracles import (
     plain_entropy,
     small_convnet,
 )
+from ttapca.adaptation.surfaces import NormAffine, Weights
 from ttapca.errors import AttachError
-from ttapca.surfaces import NormAffine, Weights
 
 BATCHES = list(images(120, seed=8).split(12))
 X = BATCHES[0]

@@ -22,53 +22,53 @@ from typing import TYPE_CHECKING, Any
 from ttapca._version import __version__
 
 if TYPE_CHECKING:
-    from ttapca.adapter import Adapter as Adapter
-    from ttapca.attachment import Attachment as Attachment
-    from ttapca.attachment import attach as attach
-    from ttapca.costs import Cost as Cost
-    from ttapca.costs import measure_cost as measure_cost
+    from ttapca.adaptation.adapter import Adapter as Adapter
+    from ttapca.adaptation.costs import Cost as Cost
+    from ttapca.adaptation.costs import measure_cost as measure_cost
+    from ttapca.adaptation.explanation import Explanation as Explanation
+    from ttapca.adaptation.explanation import explain as explain
+    from ttapca.adaptation.guards import CollapseGuard as CollapseGuard
+    from ttapca.adaptation.surfaces import BatchNormStatistics as BatchNormStatistics
+    from ttapca.adaptation.surfaces import SpectralGains as SpectralGains
+    from ttapca.adaptation.surfaces import Surface as Surface
     from ttapca.errors import TtapcaError as TtapcaError
     from ttapca.errors import TtapcaWarning as TtapcaWarning
-    from ttapca.explanation import Explanation as Explanation
-    from ttapca.explanation import explain as explain
-    from ttapca.fitted import FittedFilter as FittedFilter
-    from ttapca.fitted import load as load
-    from ttapca.fitting import fit as fit
-    from ttapca.guards import CollapseGuard as CollapseGuard
-    from ttapca.layer import SpectralFilter as SpectralFilter
-    from ttapca.pca import PCA as PCA
-    from ttapca.pca import Moments as Moments
-    from ttapca.recipes import RECIPES as RECIPES
-    from ttapca.recipes import MethodName as MethodName
-    from ttapca.recipes import adapt as adapt
-    from ttapca.surfaces import BatchNormStatistics as BatchNormStatistics
-    from ttapca.surfaces import SpectralGains as SpectralGains
-    from ttapca.surfaces import Surface as Surface
+    from ttapca.fitting.attachment import Attachment as Attachment
+    from ttapca.fitting.attachment import attach as attach
+    from ttapca.fitting.fitted_filter import FittedFilter as FittedFilter
+    from ttapca.fitting.fitted_filter import load as load
+    from ttapca.fitting.routes import fit as fit
+    from ttapca.methods.registry import RECIPES as RECIPES
+    from ttapca.methods.registry import MethodName as MethodName
+    from ttapca.methods.registry import adapt as adapt
+    from ttapca.spectral.filter import SpectralFilter as SpectralFilter
+    from ttapca.spectral.pca import PCA as PCA
+    from ttapca.spectral.pca import Moments as Moments
 
 # The same, for the interpreter: a test keeps the two lists equal.
 _HOMES = {
-    "Adapter": "adapter",
-    "Attachment": "attachment",
-    "attach": "attachment",
-    "Cost": "costs",
-    "measure_cost": "costs",
+    "Adapter": "adaptation.adapter",
+    "Attachment": "fitting.attachment",
+    "attach": "fitting.attachment",
+    "Cost": "adaptation.costs",
+    "measure_cost": "adaptation.costs",
     "TtapcaError": "errors",
     "TtapcaWarning": "errors",
-    "Explanation": "explanation",
-    "explain": "explanation",
-    "FittedFilter": "fitted",
-    "load": "fitted",
-    "fit": "fitting",
-    "CollapseGuard": "guards",
-    "SpectralFilter": "layer",
-    "PCA": "pca",
-    "Moments": "pca",
-    "RECIPES": "recipes",
-    "MethodName": "recipes",
-    "adapt": "recipes",
-    "BatchNormStatistics": "surfaces",
-    "SpectralGains": "surfaces",
-    "Surface": "surfaces",
+    "Explanation": "adaptation.explanation",
+    "explain": "adaptation.explanation",
+    "FittedFilter": "fitting.fitted_filter",
+    "load": "fitting.fitted_filter",
+    "fit": "fitting.routes",
+    "CollapseGuard": "adaptation.guards",
+    "SpectralFilter": "spectral.filter",
+    "PCA": "spectral.pca",
+    "Moments": "spectral.pca",
+    "RECIPES": "methods.registry",
+    "MethodName": "methods.registry",
+    "adapt": "methods.registry",
+    "BatchNormStatistics": "adaptation.surfaces",
+    "SpectralGains": "adaptation.surfaces",
+    "Surface": "adaptation.surfaces",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -6,7 +6,7 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttapca.bench.commands import LISTS, condensed
+from ttapca.benchmark.commands import LISTS, condensed
 
 AXES = {"--corruptions": "xyz", "--methods": "ab", "--settings": "st", "--seeds": "01"}
 Point = tuple[str, ...]

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-import ttapca.bench
-from ttapca.bench import Plan, read_preset
-from ttapca.bench.plan import NAMES
+import ttapca.benchmark
+from ttapca.benchmark import Plan, read_preset
+from ttapca.benchmark.plan import NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "bench.md"
 
 
 def test_public_names() -> None:
-    for name in ttapca.bench.__all__:
-        assert getattr(ttapca.bench, name) is not None
+    for name in ttapca.benchmark.__all__:
+        assert getattr(ttapca.benchmark, name) is not None
     with pytest.raises(AttributeError, match="has no `everything`"):
-        _ = ttapca.bench.everything
+        _ = ttapca.benchmark.everything
 
 
 def test_reading_results_does_not_wait_for_torch() -> None:
-    code = "import sys; from ttapca.bench import Results; print('torch' in sys.modules)"
+    code = "import sys; from ttapca.benchmark import Results; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"
 

@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from synthetic_rows import cell, everything, paper_grid, row, write_everything
-from ttapca.bench.cells import Row
-from ttapca.bench.export import export, latex, markdown, tables
-from ttapca.bench.tables import Table, Value, error_tables
+from ttapca.benchmark.cells import Row
+from ttapca.benchmark.table_formats import export, latex, markdown, tables
+from ttapca.benchmark.tables import Table, Value, error_tables
 from ttapca.cli import app as command_line
-from ttapca.cli.showing import rich_table
+from ttapca.cli.terminal_tables import rich_table
 from ttapca.errors import OptionError
 
 SPECIAL = "a_b & 50 % #1 {x} ~^\\ $y | *z* <b>"

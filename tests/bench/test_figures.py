@@ -9,15 +9,15 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from synthetic_rows import cell, error, everything, failed, observations, paper_grid, row, sweeps
-from ttapca.bench import Results
-from ttapca.bench.curves import APART
-from ttapca.bench.drawing import draw, draw_file
-from ttapca.bench.figures import figures
-from ttapca.bench.inks import DASHES, MARKERS, PALETTE, look
-from ttapca.bench.named import spaced
-from ttapca.bench.places import Spread
-from ttapca.bench.plots import Line, Panel, Plot
-from ttapca.bench.scatters import break_above
+from ttapca.benchmark import Results
+from ttapca.benchmark.curves import APART
+from ttapca.benchmark.drawing import draw, draw_file
+from ttapca.benchmark.figures import figures
+from ttapca.benchmark.labelled_scatter import spaced
+from ttapca.benchmark.palette import DASHES, MARKERS, PALETTE, look
+from ttapca.benchmark.plots import Line, Panel, Plot
+from ttapca.benchmark.row_groups import Spread
+from ttapca.benchmark.scatters import break_above
 from ttapca.cli import app as command_line
 from ttapca.corruptions import STANDARD
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bench.worlds import small_subject
-from ttapca.bench import Plan, Subject, expand
-from ttapca.bench.cells import canonical
-from ttapca.bench.subject import fingerprint
+from ttapca.benchmark import Plan, Subject, expand
+from ttapca.benchmark.cells import canonical
+from ttapca.benchmark.subject import fingerprint
 from ttapca.errors import NotEnoughDataError, OptionError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ttapca.bench.paper import paper_row, paper_rows
+from ttapca.benchmark.paper import paper_row, paper_rows
 from ttapca.corruptions import STANDARD
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "ttawpca.tex"

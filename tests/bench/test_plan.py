@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ttapca.bench import Plan, presets, read_plan, read_preset
+from ttapca.benchmark import Plan, presets, read_plan, read_preset
 from ttapca.corruptions import EXTRA, STANDARD
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError
 

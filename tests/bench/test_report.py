@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from synthetic_rows import cell, failed, observations, paper_grid, row
-from ttapca.bench import Results, cells
-from ttapca.bench.glossary import METHODS, SETTINGS, glossary
-from ttapca.bench.report import report
+from ttapca.benchmark import Results, cells
+from ttapca.benchmark.glossary import METHODS, SETTINGS, glossary
+from ttapca.benchmark.report import report
 from ttapca.cli import app as command_line
-from ttapca.recipes import RECIPES
+from ttapca.methods.registry import RECIPES
 
 EVIL = '<script>alert("x")</script>'
 
@@ -115,7 +115,7 @@ def test_the_glossary_is_complete() -> None:
 
 
 def test_a_page_is_written_without_torch() -> None:
-    code = "import sys, ttapca.bench.report as r; r.report([]); print('torch' in sys.modules)"
+    code = "import sys, ttapca.benchmark.report as r; r.report([]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

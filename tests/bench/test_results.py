@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ttapca.bench import Cell, Observation, Outcome, Results, Row
-from ttapca.bench.cells import SETTINGS
+from ttapca.benchmark import Cell, Observation, Outcome, Results, Row
+from ttapca.benchmark.cells import SETTINGS
 from ttapca.cli import app as command_line
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
 

@@ -17,9 +17,9 @@ import torch
 
 import ttapca
 from bench.worlds import IMAGES, lasting, small_subject
-from ttapca.bench import Plan, Results, Row, Setting, Subject, Unit, Watcher, expand, run
+from ttapca.benchmark import Plan, Results, Row, Setting, Subject, Unit, Watcher, expand, run
 from ttapca.corruptions import STANDARD
-from ttapca.data import to_tensor
+from ttapca.datasets import to_tensor
 from ttapca.errors import DataNotFoundError, StorageError
 
 BATCH = 20
@@ -322,7 +322,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from bench.worlds import lasting, small_subject
-from ttapca.bench import Plan, Results, Watcher, expand, run
+from ttapca.benchmark import Plan, Results, Watcher, expand, run
 
 folder = Path(sys.argv[1])
 subject = small_subject()

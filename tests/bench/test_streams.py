@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttapca.bench import ImageSource, Setting
-from ttapca.bench.cells import SETTINGS
-from ttapca.bench.streams import FORGETTING, JOINT, segments
+from ttapca.benchmark import ImageSource, Setting
+from ttapca.benchmark.cells import SETTINGS
+from ttapca.benchmark.orders import FORGETTING, JOINT, segments
 from ttapca.corruptions import STANDARD, corrupt
-from ttapca.data import Images, read_digits
+from ttapca.datasets import Images, read_digits
 from ttapca.errors import DataFormatError, DataNotFoundError, NotEnoughDataError
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=30).map(np.array)

@@ -6,12 +6,12 @@ import statistics
 import pytest
 
 from synthetic_rows import METHODS, cell, error, everything, failed, paper_grid, row, sweeps
-from ttapca.bench.cells import CLEAN, Row
-from ttapca.bench.comparison import comparison_tables
-from ttapca.bench.paper import paper_row
-from ttapca.bench.places import Spread, grids
-from ttapca.bench.summary import cost_table, facts, failure_table, headline
-from ttapca.bench.tables import Table, error_tables
+from ttapca.benchmark.cells import CLEAN, Row
+from ttapca.benchmark.comparison import comparison_tables
+from ttapca.benchmark.paper import paper_row
+from ttapca.benchmark.row_groups import Spread, grids
+from ttapca.benchmark.summary import cost_table, facts, failure_table, headline
+from ttapca.benchmark.tables import Table, error_tables
 from ttapca.corruptions import STANDARD
 
 

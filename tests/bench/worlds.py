@@ -7,10 +7,10 @@ import dataclasses
 import torch
 
 import ttapca
-from ttapca.bench import ImageSource, Observation, Results, Row, Subject
-from ttapca.data import read_digits, to_tensor
-from ttapca.models import build
-from ttapca.models.small_cnn import DIGITS_SHAPE
+from ttapca.benchmark import ImageSource, Observation, Results, Row, Subject
+from ttapca.datasets import read_digits, to_tensor
+from ttapca.networks import build
+from ttapca.networks.small_cnn import DIGITS_SHAPE
 
 IMAGES = 50
 # What a second run cannot repeat.

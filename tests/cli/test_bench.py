@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 import ttapca
-from ttapca.bench import Cell, Outcome, Results, Row, Unit
+from ttapca.benchmark import Cell, Outcome, Results, Row, Unit
 from ttapca.cli.app import run
 from ttapca.cli.bench_view import Pace, RunView, title
-from ttapca.models.runs import WEIGHTS
+from ttapca.networks.runs import WEIGHTS
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from PIL import Image
 from rich.console import Console
 
 import ttapca
-from ttapca.bench.results import Results
+from ttapca.benchmark.results import Results
 from ttapca.cli import benching
 from ttapca.cli.app import COMMANDS, run
 from ttapca.cli.reporting import StepReporter
@@ -171,9 +171,9 @@ def test_corrupted_images_of_some_of_each_class(
 def test_source_images_of_eata_are_part_of_the_key(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ttapca.bench.grid import expand
-    from ttapca.bench.plan import Plan
-    from ttapca.bench.protocol import adapted
+    from ttapca.benchmark.grid import expand
+    from ttapca.benchmark.plan import Plan
+    from ttapca.benchmark.protocol import adapted
     from ttapca.cli import bench_inputs
     from ttapca.cli.inputs import ModelChoice
 
@@ -434,7 +434,7 @@ def test_memory_that_is_not_there(
         raise error
 
     command = f"cli_mistakes:flat --weights {weights} --data digits"
-    monkeypatch.setattr("ttapca.fitting.fold", refuse)
+    monkeypatch.setattr("ttapca.fitting.routes.fold", refuse)
     assert run(f"fit {command} --components 8 --to f".split()) == 1
     told = capsys.readouterr().err
     assert f"error: Fitting at `1` needs more memory than there is: {said}" in told

@@ -16,10 +16,10 @@ from PIL import Image
 
 import ttapca
 from ttapca.cli.app import run
-from ttapca.data import Images, write_cifar_binary
-from ttapca.data.cifar_versions import CIFAR10_BINARY
-from ttapca.models import build, packaged, runs
-from ttapca.models.runs import WEIGHTS
+from ttapca.datasets import Images, write_cifar_binary
+from ttapca.datasets.cifar_versions import CIFAR10_BINARY
+from ttapca.networks import build, packaged, runs
+from ttapca.networks.runs import WEIGHTS
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ def test_the_documentations_examples_run():
 def test_neither_networks_nor_the_command_line_are_loaded():
     program = (
         "import sys, ttapca; before = set(sys.modules); "
-        "import ttapca.corruptions.export, ttapca.corruptions.sheet; "
+        "import ttapca.corruptions.writing, ttapca.corruptions.sheet; "
         "print(sorted({'torch', 'typer', 'rich'} & (set(sys.modules) - before)))"
     )
     done = subprocess.run(

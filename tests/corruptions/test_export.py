@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from ttapca.corruptions import corrupt, workers
-from ttapca.corruptions.export import Export
-from ttapca.disk import locked
+from ttapca.corruptions.writing import Export
 from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
@@ -25,6 +24,7 @@ from ttapca.errors import (
     StorageError,
     TtapcaError,
 )
+from ttapca.support.disk import locked
 
 NAMES = ("fog", "contrast", "impulse_noise")
 
@@ -61,7 +61,7 @@ def test_the_layout_is_the_official_one(export, images):
 
 def test_the_bytes_do_not_depend_on_processes_nor_on_tasks(export, images, tmp_path, monkeypatch):
     export.run()
-    monkeypatch.setattr("ttapca.corruptions.export._IMAGES_A_TASK", 5)
+    monkeypatch.setattr("ttapca.corruptions.writing._IMAGES_A_TASK", 5)
     other = Export(images, np.arange(12), tmp_path / "other", NAMES)
     seen = []
     other.run(jobs=2, progress=lambda name, done, total: seen.append((name, done, total)))
@@ -134,7 +134,7 @@ def test_too_little_disk_stops_before_the_first_byte(export, monkeypatch):
     class Full:
         free = 100
 
-    monkeypatch.setattr("ttapca.corruptions.export.shutil.disk_usage", lambda _path: Full)
+    monkeypatch.setattr("ttapca.corruptions.writing.shutil.disk_usage", lambda _path: Full)
     with pytest.raises(StorageError, match=r"needs 553,\d+ bytes of disk; 100 are free"):
         export.run()
     assert not export.to.exists()
@@ -169,7 +169,7 @@ def test_a_simple_file_system_will_do(export, monkeypatch, function, code):
 
 def test_a_failing_worker_process_leaves_no_torn_file(export, monkeypatch, tmp_path):
     """The folder vanishes under the workers: the system's answer comes back from their process."""
-    monkeypatch.setattr("ttapca.corruptions.export.files.reserve", lambda _path, _shape: None)
+    monkeypatch.setattr("ttapca.corruptions.writing.files.reserve", lambda _path, _shape: None)
     with pytest.raises(StorageError, match=r"Cannot write to .*: No such file or directory"):
         export.run(jobs=2)
     assert set(contents(export.to)) == {"labels.npy", "corruptions.json"}
@@ -233,7 +233,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import numpy as np
-from ttapca.corruptions.export import Export
+from ttapca.corruptions.writing import Export
 if __name__ == "__main__":
     images = np.full((2000, 32, 32, 3), 90, np.uint8)
     names = ("contrast", "shot_noise")

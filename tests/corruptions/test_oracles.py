@@ -15,7 +15,7 @@ from scipy import ndimage, stats
 
 from ttapca.corruptions import blur, corrupt, digital, find, load_table, noise, spatter, weather
 from ttapca.corruptions.motion import blur_along, motion_offsets, motion_weights
-from ttapca.corruptions.streams import stream_key, uniforms
+from ttapca.corruptions.random_streams import stream_key, uniforms
 
 
 def numbers_of(name: str, severity: int, count: int, side: int = 32) -> np.ndarray:

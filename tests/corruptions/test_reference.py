@@ -15,7 +15,7 @@ import pytest
 
 from ttapca.corruptions import corrupt, load_table
 from ttapca.corruptions.motion import blur_along
-from ttapca.data import fetch_frost
+from ttapca.datasets import fetch_frost
 from ttapca.errors import TtapcaError
 
 WITHOUT_CHANCE = [

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ttapca.corruptions.streams import between, integers, normals, stream_key, uniforms
+from ttapca.corruptions.random_streams import between, integers, normals, stream_key, uniforms
 
 KEY = stream_key(0, "fog", 1)
 

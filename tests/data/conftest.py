@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ttapca.data import Images
-from ttapca.data.cifar import write_cifar_binary
-from ttapca.data.cifar_versions import CIFAR10_BINARY
-from ttapca.data.classes import CIFAR10_CLASSES
-from ttapca.data.sources import Archive, DataSet, Layout, SplitFacts
+from ttapca.datasets import Images
+from ttapca.datasets.cifar import write_cifar_binary
+from ttapca.datasets.cifar_versions import CIFAR10_BINARY
+from ttapca.datasets.classes import CIFAR10_CLASSES
+from ttapca.datasets.sources import Archive, DataSet, Layout, SplitFacts
 
 MakeImages = Callable[..., Images]
 

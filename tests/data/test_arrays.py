@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ttapca.data import read_npz
-from ttapca.data.arrays import map_npy, read_npz_arrays
+from ttapca.datasets import read_npz
+from ttapca.datasets.arrays import map_npy, read_npz_arrays
 from ttapca.errors import DataFormatError
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttapca.data import Images, TensorBatches, choose
-from ttapca.data.choice import lies_by_class
+from ttapca.datasets import Images, TensorBatches, choose
+from ttapca.datasets.choice import lies_by_class
 from ttapca.errors import OptionError
-from ttapca.models import evaluate
+from ttapca.networks import evaluate
 
 BY_CLASS = np.repeat(np.arange(10), 50)
 MIXED = np.random.default_rng(3).permutation(BY_CLASS)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ttapca.data import corruptions_in, load, read_cifar_c
-from ttapca.data.classes import CIFAR10_CLASSES, CIFAR100_CLASSES
+from ttapca.datasets import corruptions_in, load, read_cifar_c
+from ttapca.datasets.classes import CIFAR10_CLASSES, CIFAR100_CLASSES
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError
 
 

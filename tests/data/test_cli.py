@@ -15,9 +15,9 @@ import pytest
 
 from ttapca.cli.app import run
 from ttapca.cli.home import cache_root
-from ttapca.data import fetching, load
-from ttapca.data.catalog import DATA_SETS
-from ttapca.data.sources import DataSet
+from ttapca.datasets import fetching, load
+from ttapca.datasets.catalog import DATA_SETS
+from ttapca.datasets.sources import DataSet
 
 FOLDER = "cifar-10-batches-bin"
 
@@ -124,8 +124,8 @@ def test_a_full_disk(
 INTERRUPTED = """
 import sys
 from ttapca.cli import main
-from ttapca.data.catalog import CIFAR10, DATA_SETS
-from ttapca.data.sources import Archive
+from ttapca.datasets.catalog import CIFAR10, DATA_SETS
+from ttapca.datasets.sources import Archive
 import dataclasses
 archive = Archive("slow", sys.argv.pop(1), 10, "sha256:0", 10)
 DATA_SETS["cifar10"] = dataclasses.replace(CIFAR10, archives=(archive,), npm=None)

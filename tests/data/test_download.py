@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ttapca.data import download as download_module
-from ttapca.data.download import download
-from ttapca.data.sources import Archive
+from ttapca.datasets import download as download_module
+from ttapca.datasets.download import download
+from ttapca.datasets.sources import Archive
 from ttapca.errors import SourceError, StorageError
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)

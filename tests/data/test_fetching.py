@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ttapca.data import fetching, load
-from ttapca.data.catalog import DATA_SETS, find_data_set
-from ttapca.data.fetching import fetch
-from ttapca.data.sources import DataSet
+from ttapca.datasets import fetching, load
+from ttapca.datasets.catalog import DATA_SETS, find_data_set
+from ttapca.datasets.fetching import fetch
+from ttapca.datasets.sources import DataSet
 from ttapca.errors import DownloadError, OptionError, StorageError
 
 FOLDER = "cifar-10-batches-bin"

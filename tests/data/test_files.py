@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ttapca.data import files, load, read_image_folder, read_npz
+from ttapca.datasets import files, load, read_image_folder, read_npz
 from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ttapca.data.catalog import CIFAR10_C
-from ttapca.data.cifar import write_cifar_binary
-from ttapca.data.cifar_versions import CIFAR10_BINARY
-from ttapca.data.fetching import fetch
-from ttapca.data.holdings import Holding, inspect, inventory
-from ttapca.data.sources import DataSet
+from ttapca.datasets.catalog import CIFAR10_C
+from ttapca.datasets.cifar import write_cifar_binary
+from ttapca.datasets.cifar_versions import CIFAR10_BINARY
+from ttapca.datasets.fetching import fetch
+from ttapca.datasets.inventory import Holding, inspect, inventory
+from ttapca.datasets.sources import DataSet
 
 
 def look(data_set: DataSet, folder: Path) -> Holding:

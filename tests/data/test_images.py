@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttapca.data import Images, TensorBatches, to_tensor
-from ttapca.data.images import numbered_classes
+from ttapca.datasets import Images, TensorBatches, to_tensor
+from ttapca.datasets.images import numbered_classes
 from ttapca.errors import DataFormatError, OptionError, ShapeError
 
 

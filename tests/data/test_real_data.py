@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ttapca.cli.home import cache_root
-from ttapca.data import load, read_npz
-from ttapca.data.catalog import CIFAR10
-from ttapca.data.classes import CIFAR100_CLASSES
-from ttapca.data.holdings import inventory
+from ttapca.datasets import load, read_npz
+from ttapca.datasets.catalog import CIFAR10
+from ttapca.datasets.classes import CIFAR100_CLASSES
+from ttapca.datasets.inventory import inventory
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ttapca.data import unpack
-from ttapca.data.unpack import unpack_tar
+from ttapca.datasets import unpack
+from ttapca.datasets.unpack import unpack_tar
 from ttapca.errors import DataFormatError
 
 

@@ -1,4 +1,4 @@
-"""The layouts of images that `ttapca.data` reads, and the archives that it unpacks."""
+"""The layouts of images that `ttapca.datasets` reads, and the archives that it unpacks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from fuzz.mutations import (
 )
 from fuzz.targets import Target
 from ttapca.corruptions import TEXTURE_FILES, load_textures
-from ttapca.data import Images, frost, inventory, load
-from ttapca.data.cifar import write_cifar_binary
-from ttapca.data.cifar_versions import (
+from ttapca.datasets import Images, frost, inventory, load
+from ttapca.datasets.cifar import write_cifar_binary
+from ttapca.datasets.cifar_versions import (
     CIFAR10_BINARY,
     CIFAR10_PYTHON,
     CIFAR100_BINARY,
@@ -41,9 +41,9 @@ from ttapca.data.cifar_versions import (
     BinaryVersion,
     PythonVersion,
 )
-from ttapca.data.npm import LABELS, MOSAICS, decode_split
-from ttapca.data.progress import Silent
-from ttapca.data.unpack import unpack_tar
+from ttapca.datasets.npm import LABELS, MOSAICS, decode_split
+from ttapca.datasets.progress import Silent
+from ttapca.datasets.unpack import unpack_tar
 
 COUNT = 5
 BOMB = 3 * 10**8  # bytes of zeros, in the 300 kB that they are compressed to

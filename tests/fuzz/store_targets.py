@@ -34,19 +34,20 @@ from fuzz.mutations import (
 )
 from fuzz.targets import Target
 from oracles import group_norm_net, images, small_convnet
-from ttapca import models, store
-from ttapca.bench import Cell, ImageSource, Observation, Outcome, Results, Row, Subject
-from ttapca.bench.export import FORMATS, export
-from ttapca.bench.grid import expand
-from ttapca.bench.plan import read_plan
+from ttapca import networks
+from ttapca.benchmark import Cell, ImageSource, Observation, Outcome, Results, Row, Subject
+from ttapca.benchmark.grid import expand
+from ttapca.benchmark.plan import read_plan
+from ttapca.benchmark.table_formats import FORMATS, export
 from ttapca.corruptions import corrupt, load_table
 from ttapca.corruptions.manifest import MANIFEST, Manifest
-from ttapca.data import Images
+from ttapca.datasets import Images
 from ttapca.errors import TtapcaError
-from ttapca.models.packing import pack
-from ttapca.models.rotation import published_name
-from ttapca.models.runs import STATE, WEIGHTS, read_history
-from ttapca.models.weight_files import write_weights
+from ttapca.fitting import store
+from ttapca.networks.packing import pack
+from ttapca.networks.rotation import published_name
+from ttapca.networks.runs import STATE, WEIGHTS, read_history
+from ttapca.networks.weight_files import write_weights
 
 SAVED = Path(__file__).parents[1] / "saved_filters"
 SHAPE = (1, 8, 8)
@@ -198,9 +199,9 @@ DESCRIPTION = {
 
 
 @cache
-def twofold() -> models.RotationNetwork:
-    network = models.build("small-cnn", input_shape=SHAPE)
-    return models.add_rotation_head(network, "bn2", torch.Generator().manual_seed(0), SHAPE)
+def twofold() -> networks.RotationNetwork:
+    network = networks.build("small-cnn", input_shape=SHAPE)
+    return networks.add_rotation_head(network, "bn2", torch.Generator().manual_seed(0), SHAPE)
 
 
 def make_network(folder: Path) -> Path:
@@ -211,10 +212,10 @@ def make_network(folder: Path) -> Path:
 
 
 def read_network(path: Path) -> None:
-    network = models.load(path)
+    network = networks.load(path)
     finite(dict(network.state_dict()), "a network")
     assert network(torch.zeros(2, *network.input_shape)).shape[1] == network.classes
-    finite(dict(models.load_rotation(path).state_dict()), "a network")
+    finite(dict(networks.load_rotation(path).state_dict()), "a network")
 
 
 NETWORK_DAMAGE = (
@@ -228,7 +229,7 @@ NETWORK_DAMAGE = (
 
 
 def make_checkpoint(zipped: bool, folder: Path) -> Path:
-    tensors = models.build("small-cnn", input_shape=SHAPE).state_dict()
+    tensors = networks.build("small-cnn", input_shape=SHAPE).state_dict()
     content = {"state_dict": tensors, "epoch": 3, "best": 0.5} if zipped else tensors
     path = folder / "network.pth"
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
@@ -236,7 +237,7 @@ def make_checkpoint(zipped: bool, folder: Path) -> Path:
 
 
 def read_checkpoint(path: Path) -> None:
-    network = models.load(path, normalisation="half", input_shape=SHAPE)
+    network = networks.load(path, normalisation="half", input_shape=SHAPE)
     finite(dict(network.state_dict()), "a network")
     network(SMALL)
 
@@ -283,7 +284,7 @@ LEGACY_DAMAGE = (*ANY_FILE, *(in_some_file(change_state_dict),) * 4)
 
 # Runs --------------------------------------------------------------------------------------------
 
-OPTIONS = models.TrainingOptions(
+OPTIONS = networks.TrainingOptions(
     epochs=2, batch_size=8, peak=0.01, padding=0, flip=False, average=0.5
 )
 
@@ -296,9 +297,9 @@ def few_digits() -> Images:
 
 
 def go_on(folder: Path) -> None:
-    network = models.build("small-cnn", input_shape=SHAPE)
+    network = networks.build("small-cnn", input_shape=SHAPE)
     description = {**DESCRIPTION, "rotation_split": None}
-    models.train(network, few_digits(), few_digits(), OPTIONS, folder, description=description)
+    networks.train(network, few_digits(), few_digits(), OPTIONS, folder, description=description)
     finite(dict(network.state_dict()), "the state of a training run")
 
 
@@ -309,10 +310,10 @@ def make_run(folder: Path) -> Path:
     def stop(record: object) -> None:
         raise EnoughError
 
-    network = models.build("small-cnn", input_shape=SHAPE)
+    network = networks.build("small-cnn", input_shape=SHAPE)
     description = {**DESCRIPTION, "rotation_split": None}
     with suppress(EnoughError):
-        models.train(
+        networks.train(
             network, few_digits(), few_digits(), OPTIONS, folder / "run",
             description=description, on_epoch=stop,
         )  # fmt: skip
@@ -324,7 +325,7 @@ def read_run(path: Path) -> None:
         return
     read_history(path)
     go_on(path)
-    models.load(path / WEIGHTS)
+    networks.load(path / WEIGHTS)
     pack(path, "packed", path / "packed", few_digits())
 
 
@@ -510,7 +511,7 @@ def make_plan(folder: Path) -> Path:
 
 @cache
 def subject() -> Subject:
-    network = models.build("small-cnn", input_shape=SHAPE).eval()
+    network = networks.build("small-cnn", input_shape=SHAPE).eval()
     noise = torch.rand(40, *SHAPE, generator=torch.Generator().manual_seed(0))
     fitted = ttapca.fit(network, "conv1", noise, 10)
     return Subject("small", network, "digits", ImageSource(few_digits()), fitted)

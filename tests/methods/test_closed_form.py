@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images, left_untouched, small_convnet
-from ttapca.data import read_digits, to_tensor
+from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains
+from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import AttachError, OptionError
-from ttapca.models import load
-from ttapca.surfaces import BatchNormStatistics, SpectralGains
+from ttapca.networks import load
 
 DATA = images(400)
 MODEL = small_convnet()

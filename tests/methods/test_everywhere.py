@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import ttapca
 from networks import TokenNet, group_norm_convnet
 from oracles import images, left_untouched, required_options, small_convnet
-from ttapca.data import read_digits, to_tensor
+from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import AttachError, ShapeError
-from ttapca.models import load
+from ttapca.networks import load
 
 SHAPE = (3, 6, 6)
 DATA = images(150)

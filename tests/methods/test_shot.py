@@ -133,7 +133,7 @@ def test_small_batches(size: int, beta: float) -> None:
 def test_objective_falls_under_its_own_steps() -> None:
     adapter = ttapca.adapt(small_convnet(), "shot", steps=20)
     before = ttapca.adapt(small_convnet(), "bn")(X)
-    objective = ttapca.objectives.information_maximisation
+    objective = ttapca.adaptation.objectives.information_maximisation
     assert float(objective(adapter(X))) < float(objective(before))
 
 

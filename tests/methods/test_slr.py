@@ -9,10 +9,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import ttapca
 from oracles import group_norm_net, images, layer_norm_net, left_untouched, small_convnet
+from ttapca.adaptation.objectives import hard_likelihood_ratio, soft_likelihood_ratio
+from ttapca.adaptation.surfaces import InputTransform
 from ttapca.errors import AttachError, OptionError, ShapeError
 from ttapca.methods.slr import DiverseLikelihood
-from ttapca.objectives import hard_likelihood_ratio, soft_likelihood_ratio
-from ttapca.surfaces import InputTransform
 
 BATCHES = list(images(120, seed=8).split(12))
 X = BATCHES[0]

@@ -17,10 +17,10 @@ from oracles import (
     rotation_head,
     small_convnet,
 )
-from ttapca.data import read_digits, to_tensor
+from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import AttachError, LayerNotFoundError, LayerOutputError, OptionError, ShapeError
 from ttapca.methods.ttt import four_rotations
-from ttapca.models import load_rotation
+from ttapca.networks import load_rotation
 
 BATCHES = list(images(120, seed=8).split(12))
 X = BATCHES[0]

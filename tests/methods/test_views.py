@@ -5,7 +5,7 @@ import torch
 from torch import Generator, nn
 
 from oracles import images
-from ttapca.methods.exchanging import with_values
+from ttapca.methods.temporary_values import with_values
 from ttapca.methods.views import CROP, GENTLE, Jitter, mixed_views
 
 X = images(40, shape=(3, 16, 12))

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from ttapca.data import Images
+from ttapca.datasets import Images
 from ttapca.errors import OptionError, ShapeError
-from ttapca.models import ARCHITECTURES, Normalisation, build, normalisation_of
-from ttapca.models.architectures import shapes_of
-from ttapca.models.network import find_normalisation
-from ttapca.models.resnet import ResNet
-from ttapca.models.wide_resnet import WideResNet
+from ttapca.networks import ARCHITECTURES, Normalisation, build, normalisation_of
+from ttapca.networks.architectures import shapes_of
+from ttapca.networks.network import find_normalisation
+from ttapca.networks.resnet import ResNet
+from ttapca.networks.wide_resnet import WideResNet
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "weights"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")

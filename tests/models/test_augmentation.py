@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ttapca.errors import LayerNotFoundError, LayerOutputError, OptionError
-from ttapca.models import Augmentation, RotationNetwork, add_rotation_head, build, turn
-from ttapca.models.augmentation import crop_and_flip, cut_out
-from ttapca.models.averaging import AveragedWeights
-from ttapca.models.rotation import RotationHead, frozen_statistics
-from ttapca.models.schedules import learning_rate
+from ttapca.networks import Augmentation, RotationNetwork, add_rotation_head, build, turn
+from ttapca.networks.augmentation import crop_and_flip, cut_out
+from ttapca.networks.averaging import AveragedWeights
+from ttapca.networks.rotation import RotationHead, frozen_statistics
+from ttapca.networks.schedules import learning_rate
 
 
 def generator(seed: int = 0) -> torch.Generator:

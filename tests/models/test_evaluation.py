@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ttapca.data import Images, TensorBatches, to_tensor
+from ttapca.datasets import Images, TensorBatches, to_tensor
 from ttapca.errors import NotEnoughDataError, OptionError, ShapeError
-from ttapca.models import Evaluation, build, evaluate, expected_calibration_error
-from ttapca.models.evaluation import predict_all
+from ttapca.networks import Evaluation, build, evaluate, expected_calibration_error
+from ttapca.networks.evaluation import predict_all
 
 
 def random_images(n: int, classes: int = 3, side: int = 4) -> Images:

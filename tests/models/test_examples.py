@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from ttapca import models
+from ttapca import networks
 
 # Tables, and records whose fields say all there is to say.
 WITHOUT = {"ARCHITECTURES", "NORMALISATIONS", "Architecture", "EpochRecord", "LayerFacts"}
 
 
-@pytest.mark.parametrize("name", sorted(set(models.__all__) - WITHOUT - {"LayerTable"}))
+@pytest.mark.parametrize("name", sorted(set(networks.__all__) - WITHOUT - {"LayerTable"}))
 def test_every_public_name_has_an_example(name: str) -> None:
-    assert ">>>" in (getattr(models, name).__doc__ or "")
+    assert ">>>" in (getattr(networks, name).__doc__ or "")
 
 
 def test_the_documentation() -> None:
-    page = Path(__file__).parents[2] / "docs" / "models.md"
+    page = Path(__file__).parents[2] / "docs" / "networks.md"
     outcome = doctest.testfile(str(page), module_relative=False)
     assert outcome.attempted > 10
     assert outcome.failed == 0

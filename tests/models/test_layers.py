@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ttapca
 from ttapca.errors import ShapeError
-from ttapca.models import LayerFacts, build, describe_layers
+from ttapca.networks import LayerFacts, build, describe_layers
 
 
 @pytest.mark.parametrize("name", ["resnet20", "wrn-16-2", "resnet26-gn", "resnet20-zeros"])

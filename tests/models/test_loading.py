@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ttapca.data import read_npz
+from ttapca.datasets import read_npz
 from ttapca.errors import CheckpointError, FactoryError, OptionError
-from ttapca.models import (
+from ttapca.networks import (
     ARCHITECTURES,
     Normalisation,
     add_rotation_head,
@@ -22,10 +22,10 @@ from ttapca.models import (
     load_weights,
     loading,
 )
-from ttapca.models.factories import is_factory, make
-from ttapca.models.matching import guess_architecture
-from ttapca.models.rotation import published_name
-from ttapca.models.weight_files import write_safetensors, write_weights
+from ttapca.networks.factories import is_factory, make
+from ttapca.networks.matching import guess_architecture
+from ttapca.networks.rotation import published_name
+from ttapca.networks.weight_files import write_safetensors, write_weights
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")
@@ -262,7 +262,7 @@ def test_published_checkpoints_are_recognised(
     [("cifar10_resnet20.pth", "cifar10", 185), ("cifar10_rn26_gn_state_dict.pt", "half", 184)],
 )
 def test_published_checkpoints_predict(file: str, normalisation: str, right: int) -> None:
-    """On the first 200 test images; all 10,000 give 92.60 % and 90.83 % (docs/models.md)."""
+    """On the first 200 test images; all 10,000 give 92.60 % and 90.83 % (docs/networks.md)."""
     images = read_npz(SHARED / "cifar10c_reference" / "first200.npz", images="clean")
     outcome = evaluate(load(SHARED / "weights" / file, normalisation=normalisation), images)
     assert round(outcome.accuracy * 2) == right

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from ttapca.cli.app import run
-from ttapca.data import load as load_images
-from ttapca.data import read_digits
+from ttapca.datasets import load as load_images
+from ttapca.datasets import read_digits
 from ttapca.errors import TrainingError
-from ttapca.models import evaluate, load, load_rotation, packaged
-from ttapca.models.packing import pack
-from ttapca.models.runs import STATE, read_history
-from ttapca.models.weight_files import read_weights
+from ttapca.networks import evaluate, load, load_rotation, packaged
+from ttapca.networks.packing import pack
+from ttapca.networks.runs import STATE, read_history
+from ttapca.networks.weight_files import read_weights
 
 TRAIN = "train digits small-cnn --epochs 3 --peak 0.1 --batch-size 64 --rotation-head conv2"
 

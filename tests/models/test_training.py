@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from ttapca.data import Images, read_digits
+from ttapca.datasets import Images, read_digits
 from ttapca.errors import (
     CheckpointError,
     NotEnoughDataError,
@@ -25,7 +25,7 @@ from ttapca.errors import (
     StorageError,
     TrainingError,
 )
-from ttapca.models import (
+from ttapca.networks import (
     Training,
     TrainingOptions,
     add_rotation_head,
@@ -35,8 +35,8 @@ from ttapca.models import (
     load_rotation,
     train,
 )
-from ttapca.models.runs import LOG, STATE, WEIGHTS, read_history
-from ttapca.models.weight_files import read_safetensors, read_weights, write_safetensors
+from ttapca.networks.runs import LOG, STATE, WEIGHTS, read_history
+from ttapca.networks.weight_files import read_safetensors, read_weights, write_safetensors
 
 OPTIONS = TrainingOptions(epochs=4, batch_size=64, peak=0.1, padding=1, flip=False, average=0.9)
 DESCRIPTION = {
@@ -296,7 +296,7 @@ def test_a_description_that_could_not_be_read_again(tmp_path: Path) -> None:
 
 
 def test_two_processes_in_one_folder(tmp_path: Path) -> None:
-    from ttapca.disk import locked
+    from ttapca.support.disk import locked
 
     with locked(tmp_path), pytest.raises(StorageError, match=r"One process at a time"):
         run(tmp_path)

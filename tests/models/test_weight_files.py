@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.errors import CheckpointError, OptionError
-from ttapca.models.weight_files import read_weights, write_weights
+from ttapca.networks.weight_files import read_weights, write_weights
 
 WEIGHTS = {"conv1.weight": torch.arange(4.0).reshape(2, 2), "fc.bias": torch.tensor([1.0, 2.0])}
 

@@ -122,6 +122,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    _write_what_the_terminal_can()
     try:
         with _spoken_warnings():
             app(arguments, standalone_mode=True)
@@ -142,6 +143,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         advice = "Use fewer or smaller images, smaller batches, or close other programs."
         return _say(f"This needs more memory than there is: {refused}. {advice}", FAILED)
     return 0
+
+
+def _write_what_the_terminal_can() -> None:
+    """Print `?` for letters that a terminal's encoding has not, instead of failing at them."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None and stream.encoding.lower() not in ("utf-8", "utf8"):
+            reconfigure(errors="replace")
 
 
 def _interrupted() -> int:

@@ -26,12 +26,12 @@ from ttapca.cli.inputs import (
     separated,
     value_of,
 )
-from ttapca.data.loading import DIGITS
+from ttapca.datasets.loading import DIGITS
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
-    from ttapca.bench.cells import Row
-    from ttapca.bench.plan import Plan
+    from ttapca.benchmark.cells import Row
+    from ttapca.benchmark.plan import Plan
 
 OF_DIGITS = (DIGITS, DIGITS_NETWORK)  # networks that can have no other data
 LIST = "with commas between"
@@ -152,7 +152,7 @@ def bench(
 
 
 def _plan(path: Path | None, preset: str | None) -> Plan:
-    from ttapca.bench.plan import Plan, read_plan, read_preset
+    from ttapca.benchmark.plan import Plan, read_plan, read_preset
 
     if path is not None and preset is not None:
         raise OptionError("Give --plan FILE or --preset NAME; found both.")

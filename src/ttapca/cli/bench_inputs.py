@@ -12,22 +12,22 @@ import torch
 from torch import nn
 
 import ttapca
-from ttapca import models
-from ttapca.bench.grid import Unit
-from ttapca.bench.plan import PAPERS_COMPONENTS, Plan
-from ttapca.bench.sources import ImageSource
-from ttapca.bench.subject import Subject
+from ttapca import networks
+from ttapca.benchmark.grid import Unit
+from ttapca.benchmark.image_source import ImageSource
+from ttapca.benchmark.plan import PAPERS_COMPONENTS, Plan
+from ttapca.benchmark.subject import Subject
 from ttapca.cli.fit import recommended
 from ttapca.cli.home import cache_root
 from ttapca.cli.inputs import ModelChoice, read_images
 from ttapca.cli.reporting import StepReporter
-from ttapca.data import Choice, Images, TensorBatches, choose
-from ttapca.data.frost import FROST
+from ttapca.datasets import Choice, Images, TensorBatches, choose
+from ttapca.datasets.frost import FROST
 from ttapca.errors import NotEnoughDataError
-from ttapca.fitted import FittedFilter
-from ttapca.models.factories import is_factory
-from ttapca.models.network import ImageNetwork
-from ttapca.recipes import RECIPES
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.methods.registry import RECIPES
+from ttapca.networks.factories import is_factory
+from ttapca.networks.network import ImageNetwork
 
 FIT_BATCH = 250
 SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper
@@ -150,7 +150,7 @@ class Inputs:
             provided["eata"] = {"source": TensorBatches(self._training, FIT_BATCH, rows)}
         if "ttt" in self.plan.methods:
             stated = self.choice.normalisation()
-            rotation = models.load_rotation(self.choice.name, normalisation=stated)
+            rotation = networks.load_rotation(self.choice.name, normalisation=stated)
             provided["ttt"] = {"head": rotation.head, "split": rotation.split}
         return provided
 

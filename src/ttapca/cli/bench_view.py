@@ -10,10 +10,10 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from ttapca.bench.cells import Row
-from ttapca.bench.grid import Unit
-from ttapca.bench.plan import PAPERS_BATCH
-from ttapca.bench.running import Watcher
+from ttapca.benchmark.cells import Row
+from ttapca.benchmark.grid import Unit
+from ttapca.benchmark.plan import PAPERS_BATCH
+from ttapca.benchmark.running import Watcher
 from ttapca.cli.reporting import Drawn
 
 

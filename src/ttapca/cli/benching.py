@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ttapca.bench.cells import CLEAN, Cell, Row, Setting
-from ttapca.bench.estimate import estimate_seconds
-from ttapca.bench.grid import Unit, expand
-from ttapca.bench.results import Results
-from ttapca.bench.running import run
-from ttapca.bench.subject import Subject
+from ttapca.benchmark.cells import CLEAN, Cell, Row, Setting
+from ttapca.benchmark.estimate import estimate_seconds
+from ttapca.benchmark.grid import Unit, expand
+from ttapca.benchmark.results import Results
+from ttapca.benchmark.running import run
+from ttapca.benchmark.subject import Subject
 from ttapca.cli.bench_inputs import Inputs
 from ttapca.cli.bench_view import RunView, title
 from ttapca.cli.inputs import check_place

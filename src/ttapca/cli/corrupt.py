@@ -17,12 +17,12 @@ import typer
 from ttapca.cli.home import cache_root
 from ttapca.cli.inputs import LimitOption, check_place
 from ttapca.cli.reporting import file_progress
-from ttapca.data.frost import FROST
-from ttapca.disk import writing
+from ttapca.datasets.frost import FROST
 from ttapca.errors import OptionError
+from ttapca.support.disk import writing
 
 if TYPE_CHECKING:
-    from ttapca.data import Images
+    from ttapca.datasets import Images
 
 _GROUPS = ("all", "standard", "extra")
 
@@ -146,7 +146,7 @@ def _cores() -> int:
 
 def _load_test_images(name: str) -> Images:
     """Load the images to corrupt: a data set of the cache by its name, or any layout by a path."""
-    from ttapca.data import Images, load
+    from ttapca.datasets import Images, load
 
     data = load(name, "test", root=cache_root())
     # OpenCV wants one image after another; the official files have planes of colours.
@@ -162,8 +162,8 @@ def _write_data_set(
     seed: int,
     jobs: int,
 ) -> None:
-    from ttapca.corruptions.export import Export
-    from ttapca.data import choose
+    from ttapca.corruptions.writing import Export
+    from ttapca.datasets import choose
 
     data = _load_test_images(dataset)
     chosen = choose(data.labels, limit, order="stored")

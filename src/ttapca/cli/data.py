@@ -11,10 +11,10 @@ import typer
 
 from ttapca.cli.home import cache_root
 from ttapca.cli.reporting import ConsoleReporter
-from ttapca.data.catalog import DATA_SETS, find_data_set
-from ttapca.data.fetching import fetch
-from ttapca.data.frost import FROST, PACKAGE, fetch_frost, has_frost
-from ttapca.data.holdings import Holding, inventory
+from ttapca.datasets.catalog import DATA_SETS, find_data_set
+from ttapca.datasets.fetching import fetch
+from ttapca.datasets.frost import FROST, PACKAGE, fetch_frost, has_frost
+from ttapca.datasets.inventory import Holding, inventory
 
 data_app = typer.Typer(
     name="data",

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ttapca.cli.inputs import ModelChoice
-from ttapca.disk import make_folder
+from ttapca.support.disk import make_folder
 
 
 def demo(
@@ -23,13 +23,13 @@ def demo(
     start = time.perf_counter()
 
     # torch takes seconds to import: only who needs it waits
-    from ttapca.bench.machine import one_thread
-    from ttapca.bench.plan import read_preset
-    from ttapca.bench.tables import error_tables
+    from ttapca.benchmark.machine import one_thread
+    from ttapca.benchmark.plan import read_preset
+    from ttapca.benchmark.tables import error_tables
     from ttapca.cli import benching
     from ttapca.cli.bench_inputs import Inputs
     from ttapca.cli.report import write_report
-    from ttapca.cli.showing import print_table
+    from ttapca.cli.terminal_tables import print_table
 
     make_folder(to)
     plan = read_preset("demo").changed(seeds=(seed,))

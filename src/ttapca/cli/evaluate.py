@@ -35,9 +35,9 @@ from ttapca.errors import OptionError
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.adapter import Adapter
-    from ttapca.data import Order, TensorBatches
-    from ttapca.explanation import Explanation
+    from ttapca.adaptation.adapter import Adapter
+    from ttapca.adaptation.explanation import Explanation
+    from ttapca.datasets import Order, TensorBatches
 
 PAPERS_BATCH = 200
 
@@ -82,7 +82,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure error, calibration and speed on the test images of a data set."""
-    from ttapca.data import TensorBatches, choose
+    from ttapca.datasets import TensorBatches, choose
 
     choice = ModelChoice(model, model_option, weights, architecture, normalise, mean, std)
     images = read_images(data, "test", folder, corruption=corruption, severity=severity, size=size)
@@ -136,7 +136,7 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 
 def _measured(adapted: Adapter, batches: TensorBatches) -> dict[str, Any]:
-    from ttapca.models.evaluation import predict_all
+    from ttapca.networks.evaluation import predict_all
 
     with StepReporter("evaluating") as progress:
         outcome = predict_all(adapted, batches, progress=progress).evaluation()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ttapca.cli.inputs import check_place
-from ttapca.cli.showing import ResultsArgument, write_text
+from ttapca.cli.terminal_tables import ResultsArgument, write_text
 
 
 def export(
@@ -26,8 +26,8 @@ def export(
     ] = None,
 ) -> None:
     """Write what `ttapca bench` measured as CSV, JSON, Markdown or LaTeX."""
-    from ttapca.bench import Results
-    from ttapca.bench.export import export as exported
+    from ttapca.benchmark import Results
+    from ttapca.benchmark.table_formats import export as exported
 
     if to is not None:
         check_place(to)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttapca.cli.showing import ResultsArgument, write_text
+from ttapca.cli.terminal_tables import ResultsArgument, write_text
 from ttapca.errors import OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ttapca.bench.plots import Plot
+    from ttapca.benchmark.plots import Plot
 
 
 def figure(
@@ -28,9 +28,9 @@ def figure(
     ] = None,
 ) -> None:
     """Write one figure of the report as an SVG file, for light and dark pages."""
-    from ttapca.bench import Results
-    from ttapca.bench.drawing import draw_file
-    from ttapca.bench.figures import figures
+    from ttapca.benchmark import Results
+    from ttapca.benchmark.drawing import draw_file
+    from ttapca.benchmark.figures import figures
 
     with Results(results, readonly=True) as file:
         plots = figures(file.rows(), file.observations())

@@ -33,8 +33,8 @@ from ttapca.errors import OptionError
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.data import Choice, Images, Order, TensorBatches
-    from ttapca.fitted import FittedFilter, Storage
+    from ttapca.datasets import Choice, Images, Order, TensorBatches
+    from ttapca.fitting.fitted_filter import FittedFilter, Storage
 
 PAPERS_COMPONENTS = 2000
 
@@ -69,9 +69,9 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a spectral filter on the training images of a data set, and save it to a folder."""
-    from ttapca.data import TensorBatches, choose
-    from ttapca.fitted import stored_dtype
-    from ttapca.store import check_target
+    from ttapca.datasets import TensorBatches, choose
+    from ttapca.fitting.fitted_filter import stored_dtype
+    from ttapca.fitting.store import check_target
 
     stored_dtype(dtype)  # what would be refused at the end is refused now
     check_target(to, overwrite=force)
@@ -88,10 +88,10 @@ def fit(
 
 def recommended(network: nn.Module, images: Images) -> str:
     """The layer that `ttapca layers` would choose for these images."""
-    from ttapca import models
+    from ttapca import networks
 
     height, width, channels = images.images.shape[1:]
-    layer = models.describe_layers(network, (channels, height, width)).recommended
+    layer = networks.describe_layers(network, (channels, height, width)).recommended
     if layer is None:
         raise OptionError("No layer of this network can carry a filter: name one with --layer.")
     return layer

@@ -15,14 +15,14 @@ import typer
 
 from ttapca.cli.home import cache_root
 from ttapca.cli.reporting import StepReporter, warn
-from ttapca.data.loading import DIGITS, load
+from ttapca.datasets.loading import DIGITS, load
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.data import Images, Split
-    from ttapca.models import EpochRecord, Normalisation
+    from ttapca.datasets import Images, Split
+    from ttapca.networks import EpochRecord, Normalisation
 
 # The network that is meant where the digits themselves are named as one.
 DIGITS_NETWORK = "digits-small-cnn"
@@ -137,8 +137,8 @@ class ModelChoice:
 
     def _doubt(self, network: nn.Module) -> None:
         """Warn of weights that nobody gave, and of those that look as if nobody trained them."""
-        from ttapca.models.factories import is_factory
-        from ttapca.models.network import looks_untrained
+        from ttapca.networks.factories import is_factory
+        from ttapca.networks.network import looks_untrained
 
         if looks_untrained(network):
             warn(
@@ -154,21 +154,21 @@ class ModelChoice:
             )
 
     def _loaded(self, assumed: str | None) -> nn.Module:
-        from ttapca import models
-        from ttapca.models.factories import is_factory
+        from ttapca import networks
+        from ttapca.networks.factories import is_factory
 
         if is_factory(self.name):
             self._refuse("architecture", "normalise", "mean", "std")
             network = users_factory(self.name)
-            return models.load_weights(network, self.weights) if self.weights else network.eval()
+            return networks.load_weights(network, self.weights) if self.weights else network.eval()
         self._refuse("weights")
         stated = self.normalisation() or assumed
         name = DIGITS_NETWORK if self.name == DIGITS else self.name
-        return models.load(name, self.architecture, normalisation=stated)
+        return networks.load(name, self.architecture, normalisation=stated)
 
     def normalisation(self) -> str | Normalisation | None:
         """What was said about it, if anything."""
-        from ttapca.models import Normalisation
+        from ttapca.networks import Normalisation
 
         if self.mean is None and self.std is None:
             return self.normalise
@@ -208,7 +208,7 @@ def read_images(
 
 def users_factory(name: str) -> nn.Module:
     """Call `package.module:factory`; modules in the current directory can be named."""
-    from ttapca.models.factories import make
+    from ttapca.networks.factories import make
 
     here = str(Path.cwd())
     if here not in sys.path:

@@ -24,7 +24,7 @@ from ttapca.errors import OptionError, ShapeError
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.models import LayerFacts, LayerTable
+    from ttapca.networks import LayerFacts, LayerTable
 
 PAPERS_COMPONENTS = 2000
 TABLE_WIDTH = 120  # where the output is no terminal
@@ -48,12 +48,12 @@ def layers(
 
     MODEL may also be an architecture without weights, such as wrn-28-10.
     """
-    from ttapca import models
+    from ttapca import networks
 
     network = _network(ModelChoice(model, model_option, weights, architecture))
     shape = _shape(input_shape, network)
     try:
-        table = models.describe_layers(network, shape, components)
+        table = networks.describe_layers(network, shape, components)
     except ShapeError as error:  # the shape is an option here
         raise OptionError(f"{error} Name it with --input CxHxW.") from error
     if as_json:
@@ -63,17 +63,17 @@ def layers(
 
 
 def _network(choice: ModelChoice) -> nn.Module:
-    from ttapca import models
+    from ttapca import networks
 
-    if choice.name in models.ARCHITECTURES and choice.name not in models.packaged():
-        return models.build(choice.name)
+    if choice.name in networks.ARCHITECTURES and choice.name not in networks.packaged():
+        return networks.build(choice.name)
     # Layers and their cost do not depend on the normalisation, and not every file says it.
     return choice.load(assumed="none", doubt=False)
 
 
 def _shape(words: str | None, network: nn.Module) -> tuple[int, ...]:
-    from ttapca.models import ImageNetwork
-    from ttapca.models.network import CIFAR_SHAPE
+    from ttapca.networks import ImageNetwork
+    from ttapca.networks.network import CIFAR_SHAPE
 
     if words is None:
         return network.input_shape if isinstance(network, ImageNetwork) else CIFAR_SHAPE

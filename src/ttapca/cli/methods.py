@@ -18,7 +18,7 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the methods, what each does, what it needs and which options it has."""
-    from ttapca.recipes import RECIPES, own_options
+    from ttapca.methods.registry import RECIPES, own_options
 
     if as_json:
         rows = [

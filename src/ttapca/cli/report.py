@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ttapca.cli.inputs import check_place
-from ttapca.cli.showing import ResultsArgument, write_text
+from ttapca.cli.terminal_tables import ResultsArgument, write_text
 
 
 def report(
@@ -24,8 +24,8 @@ def report(
 
 def write_report(results: Path, to: Path) -> int:
     """Write the page of a file of results; returns how many cells it shows."""
-    from ttapca.bench import Results
-    from ttapca.bench.report import report as page
+    from ttapca.benchmark import Results
+    from ttapca.benchmark.report import report as page
 
     check_place(to)  # before the work, so that a wrong place is said at once
     with Results(results, readonly=True) as file:

@@ -21,8 +21,8 @@ from ttapca.cli.inputs import (
     WeightsOption,
     separated,
 )
-from ttapca.disk import make_folder
 from ttapca.errors import OptionError
+from ttapca.support.disk import make_folder
 
 OWN_NETWORK = {"cifar10": "cifar10-resnet20"}
 QUICK_IMAGES = 1000
@@ -61,12 +61,12 @@ def reproduce(
 
     Cut it off whenever you like: the same command goes on.
     """
-    from ttapca.bench.plan import read_preset
-    from ttapca.bench.tables import error_tables
+    from ttapca.benchmark.plan import read_preset
+    from ttapca.benchmark.tables import error_tables
     from ttapca.cli import benching
     from ttapca.cli.bench_inputs import Inputs
     from ttapca.cli.report import write_report
-    from ttapca.cli.showing import print_table
+    from ttapca.cli.terminal_tables import print_table
 
     named = model if model or model_option else OWN_NETWORK.get(data)
     if named is None and model_option is None:
@@ -104,8 +104,8 @@ def _get(data: str, folder: Path | None, *, frost: bool) -> None:
     """Fetch what is not there; data of the user's own are left alone."""
     from ttapca.cli.data import get
     from ttapca.cli.home import cache_root
-    from ttapca.data.catalog import DATA_SETS
-    from ttapca.data.frost import FROST, has_frost
+    from ttapca.datasets.catalog import DATA_SETS
+    from ttapca.datasets.frost import FROST, has_frost
 
     if data not in DATA_SETS:
         return
@@ -118,7 +118,7 @@ def _get(data: str, folder: Path | None, *, frost: bool) -> None:
 def _place(name: str, folder: Path | None) -> Path | None:
     """Where a data set lies, if it does."""
     from ttapca.cli.home import cache_root
-    from ttapca.data.catalog import DATA_SETS
+    from ttapca.datasets.catalog import DATA_SETS
 
     root = (folder or cache_root()).expanduser()
     layouts = DATA_SETS[name].layouts if name in DATA_SETS else ()

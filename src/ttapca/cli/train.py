@@ -26,9 +26,9 @@ from ttapca.errors import OptionError
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.data import Images
-    from ttapca.models import EpochRecord, TrainingOptions
-    from ttapca.models.schedules import ScheduleName
+    from ttapca.datasets import Images
+    from ttapca.networks import EpochRecord, TrainingOptions
+    from ttapca.networks.schedules import ScheduleName
 
 CROP_FRACTION = 8  # a crop shifts by up to an eighth of the side: 4 pixels of 32
 NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
@@ -86,10 +86,10 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a network; the same command goes on after a crash and ends with the same weights."""
-    from ttapca import models
+    from ttapca import networks
 
     images, test = (read_images(data, split, folder, size=size) for split in ("train", "test"))
-    options = models.TrainingOptions(
+    options = networks.TrainingOptions(
         epochs=epochs,
         batch_size=batch_size,
         peak=peak,
@@ -125,8 +125,8 @@ def _network(
 ) -> tuple[nn.Module, dict[str, Any]]:
     import torch
 
-    from ttapca import models
-    from ttapca.models.network import find_normalisation
+    from ttapca import networks
+    from ttapca.networks.network import find_normalisation
 
     if (architecture is None) == (factory is None):
         raise OptionError(
@@ -140,10 +140,10 @@ def _network(
     description: dict[str, Any] = {"classes": len(images.class_names), "input_shape": input_shape}
     if architecture is not None:
         if normalise is None:
-            normalisation = models.normalisation_of(images)
+            normalisation = networks.normalisation_of(images)
         else:
             normalisation = find_normalisation(normalise)
-        network = models.build(
+        network = networks.build(
             architecture,
             classes=len(images.class_names),
             normalisation=normalisation,
@@ -162,7 +162,7 @@ def _network(
             network = users_factory(str(factory))
         description["factory"] = factory
     if split is not None:
-        network = models.add_rotation_head(network, split, generator, input_shape)
+        network = networks.add_rotation_head(network, split, generator, input_shape)
     return network, {**description, "rotation_split": split, "class_names": images.class_names}
 
 
@@ -175,7 +175,7 @@ def _run(
     description: dict[str, Any],
     tensorboard: bool | None,
 ) -> list[EpochRecord]:
-    from ttapca.models.runs import read_history, train
+    from ttapca.networks.runs import read_history, train
 
     done = len(read_history(to))
     steps = len(images) // options.batch_size
@@ -216,7 +216,7 @@ def _announcer(
 
 
 def _print(records: list[EpochRecord], to: Path, as_json: bool) -> None:
-    from ttapca.models.runs import WEIGHTS
+    from ttapca.networks.runs import WEIGHTS
 
     last = records[-1]
     if as_json:

@@ -7,7 +7,7 @@ the benchmark holds. Four things are kept apart:
   images, random numbers and parameters;
 - *how strong it is*: a table, `cifar_c.toml`, which is data;
 - *which random numbers an image gets*: `streams`; they belong to the image's index, not to a batch;
-- *photographs of frost*: `textures` reads them; `ttapca.data.fetch_frost` gets them.
+- *photographs of frost*: `textures` reads them; `ttapca.datasets.fetch_frost` gets them.
 
 Nothing here prints, reads the environment or knows of adaptation.
 """

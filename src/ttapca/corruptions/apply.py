@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttapca.corruptions.pixels import Pixels
+from ttapca.corruptions.random_streams import stream_key, uniforms
 from ttapca.corruptions.registry import CHANNELS, TEXTURES, find
-from ttapca.corruptions.streams import stream_key, uniforms
 from ttapca.corruptions.table import CIFAR_C, SEVERITIES, Table, load_table
 from ttapca.corruptions.textures import load_textures
 from ttapca.errors import OptionError, PixelTypeError, ShapeError

@@ -21,7 +21,7 @@ from ttapca.corruptions.pixels import (
     unit,
     zoom_operator,
 )
-from ttapca.corruptions.streams import between, integers
+from ttapca.corruptions.random_streams import between, integers
 
 
 def gaussian_blur(images: Pixels, numbers: Numbers, *, deviation: float) -> Pixels:

@@ -21,7 +21,7 @@ from ttapca.corruptions.pixels import (
     to_pixels,
     unit,
 )
-from ttapca.corruptions.streams import between
+from ttapca.corruptions.random_streams import between
 
 _CORNERS = 3  # an affine map is given by where it takes three points
 _ELASTIC_TRUNCATE = 3.0  # deviations that the displacement's kernel reaches; elsewhere it is four

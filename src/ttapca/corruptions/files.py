@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ttapca.corruptions.pixels import Pixels
-from ttapca.disk import flush
+from ttapca.support.disk import flush
 
 _PARTIAL = ".partial"
 

@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from ttapca._version import __version__
 from ttapca.corruptions.pixels import Pixels
 from ttapca.errors import DataFormatError, OptionError
-from ttapca.schema import ListOf, Record, Text, Whole, conform, parse_json, read_bounded, shown
+from ttapca.support.schema import (
+    ListOf,
+    Record,
+    Text,
+    Whole,
+    conform,
+    parse_json,
+    read_bounded,
+    shown,
+)
 
 MANIFEST = "corruptions.json"
 

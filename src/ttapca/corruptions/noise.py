@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from ttapca.corruptions.pixels import WHITE, Numbers, Pixels, to_pixels, unit
-from ttapca.corruptions.streams import normals
+from ttapca.corruptions.random_streams import normals
 
 
 def gaussian_noise(images: Pixels, numbers: Numbers, *, deviation: float) -> Pixels:

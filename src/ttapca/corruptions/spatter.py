@@ -16,7 +16,7 @@ from ttapca.corruptions.pixels import (
     to_pixels,
     unit,
 )
-from ttapca.corruptions.streams import normals
+from ttapca.corruptions.random_streams import normals
 
 _WATER = np.array([175, 238, 238]) / WHITE  # pale turquoise
 _MUD = np.array([63, 42, 20]) / WHITE  # brown

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ttapca.errors import OptionError, did_you_mean
-from ttapca.schema import (
+from ttapca.support.schema import (
     LARGEST_TOML,
     Either,
     ListOf,

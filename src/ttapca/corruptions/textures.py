@@ -20,7 +20,7 @@ TEXTURE_FILES = (
 )
 _MAX_PIXELS = 50_000_000  # a picture of more takes a gigabyte while it is decoded
 _REMEDY = (
-    "`ttapca data get frost` fetches them; `ttapca.data.fetch_frost(root)` does so from Python "
+    "`ttapca data get frost` fetches them; `ttapca.datasets.fetch_frost(root)` does so from Python "
     "and returns the folder to pass as `textures=`."
 )
 

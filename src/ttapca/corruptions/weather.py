@@ -19,7 +19,7 @@ from ttapca.corruptions.pixels import (
     unit,
     zoom_operator,
 )
-from ttapca.corruptions.streams import between, integers, normals
+from ttapca.corruptions.random_streams import between, integers, normals
 
 _GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601, which OpenCV uses
 _UP = -90.0  # degrees, clockwise from the right: snow streaks run from here

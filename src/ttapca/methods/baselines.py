@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ttapca.adaptation.objectives import mean_entropy
+from ttapca.adaptation.surfaces import BatchNormStatistics, NormAffine
 from ttapca.errors import OptionError
-from ttapca.fitted import AnyGain
-from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
-from ttapca.objectives import mean_entropy
-from ttapca.surfaces import BatchNormStatistics, NormAffine
+from ttapca.fitting.fitted_filter import AnyGain
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
 
 
 def _source(wishes: Wishes) -> Plan:

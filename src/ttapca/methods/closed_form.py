@@ -11,12 +11,12 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from ttapca.closed_gains import ClosedFormName, ClosedFormOptions
+from ttapca.adaptation.objectives import mean_entropy
+from ttapca.adaptation.optimisation import GradientSteps, Run, adam
+from ttapca.adaptation.surfaces import SpectralGains, Surface
 from ttapca.errors import OptionError
-from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
-from ttapca.movers import GradientSteps, Run, adam
-from ttapca.objectives import mean_entropy
-from ttapca.surfaces import SpectralGains, Surface
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.spectral.closed_gains import ClosedFormName, ClosedFormOptions
 
 PULL = 1.0
 LEARNING_RATE = 0.01

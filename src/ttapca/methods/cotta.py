@@ -20,15 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ttapca.adaptation.optimisation import (
+    DEFAULT_LEARNING_RATE,
+    Logits,
+    OptimizerFactory,
+    Run,
+    Stepper,
+    adam,
+)
+from ttapca.adaptation.surfaces import Weights
+from ttapca.adaptation.surfaces.weights import all_parameters
 from ttapca.errors import OptionError
-from ttapca.fitted import AnyGain
-from ttapca.methods.exchanging import copies_of, with_values
-from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.fitting.fitted_filter import AnyGain
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.methods.temporary_values import copies_of, with_values
 from ttapca.methods.views import Jitter, check_count, check_images
-from ttapca.movers import DEFAULT_LEARNING_RATE, Logits, OptimizerFactory, Run, Stepper, adam
-from ttapca.objectives import log_softmax
-from ttapca.surfaces import Weights
-from ttapca.surfaces.weights import all_parameters
+from ttapca.support.logits import log_softmax
 
 # The official limits; its 40 % of brightness are 0.8 spreads of a middling image.
 STRONG = Jitter(

@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca.adaptation.objectives import mean_entropy
+from ttapca.adaptation.optimisation import MOMENTUM, GradientSteps, Run, sgd
+from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import LayerOutputError, NonFiniteError, NotEnoughDataError, OptionError
-from ttapca.fitted import AnyGain
-from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
-from ttapca.modules import device_and_dtype, evaluation_mode
-from ttapca.movers import MOMENTUM, GradientSteps, Run, sgd
-from ttapca.objectives import log_softmax, mean_entropy, softmax_entropy
-from ttapca.surfaces import NormAffine
+from ttapca.fitting.fitted_filter import AnyGain
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
+from ttapca.support.logits import log_softmax, softmax_entropy
+from ttapca.support.modules import device_and_dtype, evaluation_mode
 
 Source = Iterable[Any] | Tensor
 

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.catching import caught_inputs, find_classifier
+from ttapca.adaptation.optimisation import Mover, Run
 from ttapca.errors import LayerOutputError, OptionError
-from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
-from ttapca.movers import Mover, Run
-from ttapca.objectives import log_softmax
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.support.capture import caught_inputs, find_classifier
+from ttapca.support.logits import log_softmax
 
 Affinity = Literal["knn", "rbf", "linear"]
 

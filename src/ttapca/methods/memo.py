@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttapca.adaptation.optimisation import Logits, OptimizerFactory, Run, Stepper, sgd
+from ttapca.adaptation.surfaces import BatchNormStatistics, Weights
+from ttapca.adaptation.surfaces.weights import all_parameters
 from ttapca.errors import OptionError
-from ttapca.fitted import AnyGain
-from ttapca.methods.exchanging import put_back
-from ttapca.methods.plan import Plan, Recipe, Wishes
+from ttapca.fitting.fitted_filter import AnyGain
+from ttapca.methods.recipe import Plan, Recipe, Wishes
+from ttapca.methods.temporary_values import put_back
 from ttapca.methods.views import check_count, check_images, mixed_views
-from ttapca.movers import Logits, OptimizerFactory, Run, Stepper, sgd
-from ttapca.objectives import log_softmax
-from ttapca.surfaces import BatchNormStatistics, Weights
-from ttapca.surfaces.weights import all_parameters
+from ttapca.support.logits import log_softmax
 
 LEARNING_RATE = 0.005  # of the official code for CIFAR-10
 

@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
+from ttapca.adaptation.objectives import class_marginal, soft_likelihood_ratio
+from ttapca.adaptation.optimisation import GradientSteps, Run, adam
+from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import LayerOutputError, OptionError, ShapeError
-from ttapca.fitted import AnyGain
-from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
+from ttapca.fitting.fitted_filter import AnyGain
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
 from ttapca.methods.views import Jitter
-from ttapca.modules import map_first_tensor
-from ttapca.movers import GradientSteps, Run, adam
-from ttapca.objectives import class_marginal, log_softmax, soft_likelihood_ratio
-from ttapca.surfaces import NormAffine
+from ttapca.support.logits import log_softmax
+from ttapca.support.modules import map_first_tensor
 
 # All are the official code's; the learning rate is its for CIFAR-10-C.
 LEARNING_RATE = 1e-3

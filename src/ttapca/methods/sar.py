@@ -21,11 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttapca.errors import OptionError
-from ttapca.fitted import AnyGain
-from ttapca.methods.exchanging import put_back, with_values
-from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
-from ttapca.movers import (
+from ttapca.adaptation.optimisation import (
     DEFAULT_LEARNING_RATE,
     MOMENTUM,
     Logits,
@@ -34,9 +30,13 @@ from ttapca.movers import (
     Stepper,
     sgd,
 )
-from ttapca.objectives import softmax_entropy
-from ttapca.surfaces import Weights
-from ttapca.surfaces.weights import Place, norm_affine
+from ttapca.adaptation.surfaces import Weights
+from ttapca.adaptation.surfaces.weights import Place, norm_affine
+from ttapca.errors import OptionError
+from ttapca.fitting.fitted_filter import AnyGain
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.methods.temporary_values import put_back, with_values
+from ttapca.support.logits import softmax_entropy
 
 # The official code's: the last stage of a ResNet, the last three blocks of a ViT-Base and its last
 # norm, which are near the output and drift first.

@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.catching import caught_inputs, find_classifier
+from ttapca.adaptation.objectives import information_maximisation
+from ttapca.adaptation.optimisation import MOMENTUM, GradientSteps, Run, sgd
+from ttapca.adaptation.surfaces import Weights
+from ttapca.adaptation.surfaces.weights import Place
 from ttapca.errors import AttachError, LayerOutputError, OptionError
-from ttapca.fitted import AnyGain
-from ttapca.methods.plan import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
-from ttapca.movers import MOMENTUM, GradientSteps, Run, sgd
-from ttapca.objectives import information_maximisation, log_softmax
-from ttapca.surfaces import Weights
-from ttapca.surfaces.weights import Place
+from ttapca.fitting.fitted_filter import AnyGain
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
+from ttapca.support.capture import caught_inputs, find_classifier
+from ttapca.support.logits import log_softmax
 
 # The official code has 0.01 for new layers, and a tenth of it for those of the source model.
 LEARNING_RATE = 1e-3

@@ -11,16 +11,16 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ttapca.errors import OptionError
-from ttapca.fitted import AnyGain
-from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
-from ttapca.objectives import (
+from ttapca.adaptation.objectives import (
     class_marginal,
     hard_likelihood_ratio,
     negative_entropy,
     soft_likelihood_ratio,
 )
-from ttapca.surfaces import InputTransform, NormAffine
+from ttapca.adaptation.surfaces import InputTransform, NormAffine
+from ttapca.errors import OptionError
+from ttapca.fitting.fitted_filter import AnyGain
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
 
 Likelihood = Literal["soft", "hard"]
 

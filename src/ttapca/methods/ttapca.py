@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ttapca.gains import GainName, PenaltyName
-from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
-from ttapca.objectives import mean_entropy
-from ttapca.surfaces import SpectralGains
+from ttapca.adaptation.objectives import mean_entropy
+from ttapca.adaptation.surfaces import SpectralGains
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.spectral.gains import GainName, PenaltyName
 
 
 def _relu(

@@ -19,15 +19,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.catching import stopped_at
+from ttapca.adaptation.optimisation import (
+    DEFAULT_LEARNING_RATE,
+    Logits,
+    OptimizerFactory,
+    Run,
+    Stepper,
+    sgd,
+)
+from ttapca.adaptation.surfaces import Weights
+from ttapca.adaptation.surfaces.weights import Place, all_parameters
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
-from ttapca.fitted import AnyGain
-from ttapca.methods.plan import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.fitting.fitted_filter import AnyGain
+from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
 from ttapca.methods.views import check_images
-from ttapca.modules import evaluation_mode, find_layer
-from ttapca.movers import DEFAULT_LEARNING_RATE, Logits, OptimizerFactory, Run, Stepper, sgd
-from ttapca.surfaces import Weights
-from ttapca.surfaces.weights import Place, all_parameters
+from ttapca.support.capture import stopped_at
+from ttapca.support.modules import evaluation_mode, find_layer
 
 Rotations = Literal["all", "random"]
 

@@ -1,0 +1,1 @@
+"""A model that adapts: surfaces that may change, what moves them, when they forget."""

@@ -1,0 +1,153 @@
+"""What a closed-form filter did to the data, for a person: a table of bands, in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ttapca.adaptation.adapter import Adapter
+from ttapca.adaptation.surfaces import SpectralGains
+from ttapca.errors import OptionError
+from ttapca.spectral.bands import band_means
+from ttapca.spectral.closed_gains import ClosedFormGain
+
+# A bar has so many blocks to either side, and so many stand for a factor of two.
+BAR = 8
+BLOCKS_TO_A_DOUBLING = 2
+
+# Gains nearer to 1 than this are called unchanged.
+UNCHANGED = 0.02
+
+
+@dataclass(frozen=True)
+class BandReport:
+    """One band of neighbouring components.
+
+    Attributes:
+        first: Number of its first component, counting from 1.
+        last: Of its last one.
+        source_variance: Mean variance of a component in the source data.
+        test_variance: The same in the test data.
+        gain: By how much the filter scales it, in the middle of the band.
+    """
+
+    first: int
+    last: int
+    source_variance: float
+    test_variance: float
+    gain: float
+
+    @property
+    def bar(self) -> str:
+        """The gain as a bar: to the left of the middle below 1, to the right above it.
+
+        Example:
+            >>> BandReport(8, 15, 1.0, 4.0, 0.25).bar
+            '    ████|        '
+            >>> BandReport(8, 15, 1.0, 0.5, 1.4).bar
+            '        |█       '
+        """
+        blocks = max(-BAR, min(BAR, round(BLOCKS_TO_A_DOUBLING * math.log2(self.gain))))
+        return f"{'█' * -blocks:>{BAR}}|{'█' * blocks:<{BAR}}"
+
+    @property
+    def meaning(self) -> str:
+        """In words.
+
+        Example:
+            >>> BandReport(8, 15, 1.0, 4.0, 0.25).meaning
+            '4.0 times the variance: noise was added; scaled down to 25 %'
+        """
+        if abs(self.gain - 1) < UNCHANGED:
+            return "as in the source, or too near to tell; left alone"
+        ratio = self.test_variance / self.source_variance
+        times = f"{ratio:.2g}" if ratio < 1 else f"{ratio:.1f}"
+        what = (
+            ("noise was added", "down") if self.gain < 1 else ("detail or contrast is lost", "up")
+        )
+        return f"{times} times the variance: {what[0]}; scaled {what[1]} to {100 * self.gain:.0f} %"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Of one filter, for the data it saw last.
+
+    Attributes:
+        layer: Where the filter is.
+        images: How many images the estimate rests on; older ones count less.
+        p_value: Share of source batches of that size that are as far from the mean source batch.
+        shift: How surely the data have shifted, from 0 to 1.
+        bands: From the first components, which hold large shapes, to the last, fine detail.
+    """
+
+    layer: str
+    images: float
+    p_value: float
+    shift: float
+    bands: tuple[BandReport, ...]
+
+    def __str__(self) -> str:
+        """The table."""
+        lines = [
+            f"Filter at `{self.layer}`, by {self.images:.0f} images: p = {self.p_value:.3f}, "
+            f"shift {self.shift:.2f}",
+            f"{'components':>12} {'source':>10} {'now':>10} {'gain':>6} {'':17}  meaning",
+        ]
+        for band in self.bands:
+            lines.append(
+                f"{f'{band.first}-{band.last}':>12} {band.source_variance:>10.3g} "
+                f"{band.test_variance:>10.3g} {band.gain:>6.2f} {band.bar}  {band.meaning}"
+            )
+        return "\n".join(lines)
+
+
+def explain(adapted: Adapter) -> list[Explanation]:
+    """Say what the closed-form filters of an adapter did to the last batch, or the stream so far.
+
+    Args:
+        adapted: With one filter or more, called at least once.
+
+    Raises:
+        OptionError: When it has no closed-form filter, or has seen no data since its last reset.
+
+    Example:
+        >>> import torch
+        >>> import ttapca
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+        >>> data = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+        >>> adapted = ttapca.adapt(model, "wiener", filter=ttapca.fit(model, "0", data))
+        >>> _ = adapted(3 * data[:100])
+        >>> explain(adapted)[0].bands[0].gain < 0.5
+        True
+    """
+    found = [
+        (surface, gain)
+        for surface in adapted.surfaces
+        if isinstance(surface, SpectralGains) and (gain := surface.closed_form) is not None
+    ]
+    if not found:
+        raise OptionError(
+            "An explanation is of closed-form gains; this adapter has none. Adapt with `wiener`, "
+            "`match` or `two-sided`."
+        )
+    return [_explanation(surface.layer, gain) for surface, gain in found]
+
+
+def _explanation(layer: str, gain: ClosedFormGain) -> Explanation:
+    if not float(gain.count):
+        raise OptionError("There is nothing to explain before the first batch; call the adapter.")
+    normal = gain.source.batches_of(float(gain.count))
+    log_energy = gain.log_energy()
+    source = band_means(gain.spectrum.double().square().cpu(), gain.edges)
+    test = source * gain.band_energies()
+    gains = gain.band_gains().tolist()
+    rows = zip(gain.edges, gain.edges[1:], source.tolist(), test.tolist(), gains, strict=False)
+    bands = tuple(BandReport(first + 1, *rest) for first, *rest in rows)
+    return Explanation(
+        layer=layer,
+        images=float(gain.count),
+        p_value=float(normal.p_value(normal.distance(log_energy))),
+        shift=gain.shift,
+        bands=bands,
+    )

@@ -1,0 +1,129 @@
+"""One look at what a filter did: spectra, gains, and images before and after."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ttapca.adaptation.adapter import Adapter
+from ttapca.benchmark.cells import Cell, Observation
+from ttapca.benchmark.subject import Subject
+from ttapca.datasets import Images, to_tensor
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.networks.network import ImageNetwork
+from ttapca.spectral.filter import SpectralFilter
+from ttapca.support.capture import stopped_at
+from ttapca.support.modules import device_and_dtype, find_layer
+
+LOOKED_AT = 500  # images whose spectrum is taken: its deviations are then known to 3 %
+PICTURES = 6
+SIGNIFICANT = 6  # digits of the numbers that are kept
+
+
+@torch.no_grad()
+def observe(
+    cell: Cell, adapter: Adapter, subject: Subject, images: Images, order: NDArray[np.int64]
+) -> Observation | None:
+    """Look at the filter of an adapter.
+
+    Args:
+        cell: What was run.
+        adapter: As it is after the last batch.
+        subject: What it was run on.
+        images: Those of the stream.
+        order: The numbers of the cell's images, in the order of their arrival.
+
+    Returns:
+        What was seen; None where the method has no filter.
+    """
+    filters = [part for part in adapter.surfaces.modules() if isinstance(part, SpectralFilter)]
+    if not filters or subject.fitted is None:
+        return None
+    fitted, acting = subject.fitted, filters[0]
+    first = images.subset(order[:PICTURES])
+    with adapter.disabled():
+        samples = _at_the_filter(subject.network, fitted, to_tensor(first.images))
+        key = (cell.corruption, cell.severity, np.sort(order[:LOOKED_AT]).tobytes())
+        if subject.spectrum is None or subject.spectrum[0] != key:
+            looked_at = to_tensor(images.subset(np.sort(order[:LOOKED_AT])).images)
+            caught = _at_the_filter(subject.network, fitted, looked_at)
+            subject.spectrum = (key, _deviations(fitted, caught))
+    gains = acting.gains()
+    gains = gains if gains.dim() == 1 else gains.mean(0)  # every image has its own
+    return Observation(
+        cell,
+        _numbers(fitted.explained_variance_.sqrt()[: cell.components]),
+        _numbers(subject.spectrum[1][: cell.components]),
+        _numbers(gains),
+        tuple(_png(image) for image in first.images),
+        _after(subject, acting, gains, to_tensor(first.images), samples),
+    )
+
+
+def _at_the_filter(network: nn.Module, fitted: FittedFilter, images: Tensor) -> Tensor:
+    """What the filter would act on: the layer's input when it is folded, else its output."""
+    layer = find_layer(network, fitted.layer)
+    device, _ = device_and_dtype(layer, network)
+    with stopped_at(layer, before=fitted.folded) as seen:
+        network(images.to(device))
+    caught: Tensor = seen[0]
+    return caught.cpu()
+
+
+def _deviations(fitted: FittedFilter, samples: Tensor) -> Tensor:
+    """Standard deviation of every component of the fitted filter."""
+    centred = samples.flatten(1).float() - fitted.center.float()
+    if fitted.order_ is None:
+        components = centred @ fitted.project.float()
+    else:  # cosines, which have no matrix
+        components = fitted.spectral_filter().project_centred(centred)
+    return components.std(0) if len(components) > 1 else components[0].abs()
+
+
+def _after(
+    subject: Subject, acting: SpectralFilter, gains: Tensor, images: Tensor, samples: Tensor
+) -> tuple[bytes, ...]:
+    """The images as the filter leaves them, where it acts on what can be shown."""
+    if acting.rebuild is None or samples.shape != images.shape or samples.shape[1] not in (1, 3):
+        return ()
+    back = _to_pixels(subject, images, samples)
+    if back is None:
+        return ()
+    mean, project, rebuild, gains = (
+        tensor.cpu() for tensor in (acting.mean, acting.project, acting.rebuild, gains)
+    )
+    components = (samples.flatten(1).to(mean.dtype) - mean) @ project
+    filtered = torch.addmm(mean, components * gains, rebuild.T).reshape(samples.shape)
+    pixels = (255 * back(filtered).clamp(0, 1)).round().to(torch.uint8)
+    return tuple(_png(image) for image in pixels.permute(0, 2, 3, 1).numpy())
+
+
+def _to_pixels(
+    subject: Subject, images: Tensor, samples: Tensor
+) -> Callable[[Tensor], Tensor] | None:
+    """The way back from what the layer takes to images in [0, 1], where there is one."""
+    if torch.equal(images, samples):
+        return lambda values: values
+    if not isinstance(subject.network, ImageNetwork):
+        return None
+    normalise = subject.network.normalise
+    mean, std = normalise.mean.cpu(), normalise.std.cpu()
+    same = torch.allclose(samples, (images - mean) / std, atol=1e-5)
+    return (lambda values: values * std + mean) if same else None
+
+
+def _numbers(values: Tensor) -> tuple[float, ...]:
+    return tuple(float(f"{value:.{SIGNIFICANT}g}") for value in values.tolist())
+
+
+def _png(image: NDArray[np.uint8]) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(buffer, format="PNG")
+    return buffer.getvalue()

@@ -1,0 +1,392 @@
+"""`Results`: one SQLite file that holds every finished cell, whatever happens to the run.
+
+Rows are committed a unit of work at a time, in one transaction: after a crash, a `kill -9` or a
+full disk, a unit is wholly in the file or not at all. The file says what it is (`application_id`)
+and of which layout (`user_version`), so that no other database is taken for one, or written to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, get_args
+
+from ttapca.benchmark.cells import SETTINGS, Cell, Observation, Outcome, Row, Status
+from ttapca.benchmark.connection import LONGEST_VALUE, connect
+from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
+from ttapca.support.disk import queued
+from ttapca.support.schema import (
+    Blob,
+    ListOf,
+    Maybe,
+    Measured,
+    Number,
+    OneOf,
+    Plain,
+    Record,
+    Rule,
+    Text,
+    Whole,
+    conform,
+    parse_json,
+    shown,
+)
+
+APPLICATION_ID = 0x74746170  # "ttap"
+LAYOUT = 1
+
+SCHEMA = """
+CREATE TABLE results (
+    id INTEGER PRIMARY KEY,
+    model TEXT NOT NULL, weights TEXT NOT NULL, data TEXT NOT NULL, corrupted TEXT NOT NULL,
+    corruption TEXT NOT NULL, severity INTEGER NOT NULL, setting TEXT NOT NULL,
+    method TEXT NOT NULL, options TEXT NOT NULL, layer TEXT NOT NULL, components INTEGER NOT NULL,
+    batch_size INTEGER NOT NULL, steps INTEGER NOT NULL, lr REAL NOT NULL, images INTEGER NOT NULL,
+    seed INTEGER NOT NULL,
+    status TEXT NOT NULL, reason TEXT NOT NULL, error REAL, calibration_error REAL, entropy REAL,
+    error_stream TEXT NOT NULL, entropy_stream TEXT NOT NULL, updates INTEGER NOT NULL,
+    skipped INTEGER NOT NULL, parameters INTEGER NOT NULL, seconds REAL NOT NULL,
+    peak_memory REAL NOT NULL, versions TEXT NOT NULL, machine TEXT NOT NULL,
+    finished TEXT NOT NULL, command TEXT NOT NULL,
+    UNIQUE (model, weights, data, corrupted, corruption, severity, setting, method, options, layer,
+        components, batch_size, steps, lr, images, seed)
+);
+CREATE TABLE observations (
+    result INTEGER PRIMARY KEY REFERENCES results (id) ON DELETE CASCADE,
+    source_spectrum TEXT NOT NULL, test_spectrum TEXT NOT NULL, gains TEXT NOT NULL
+);
+CREATE TABLE pictures (
+    result INTEGER NOT NULL REFERENCES results (id) ON DELETE CASCADE,
+    stage TEXT NOT NULL, number INTEGER NOT NULL, png BLOB NOT NULL,
+    PRIMARY KEY (result, stage, number)
+);
+"""
+
+KEY = tuple(field.name for field in dataclasses.fields(Cell))
+MEASURED = tuple(field.name for field in dataclasses.fields(Outcome))
+SEQUENCES = ("error_stream", "entropy_stream")
+TABLES = ("versions", "machine")
+SPECTRA = ("source_spectrum", "test_spectrum", "gains")
+STAGES = ("before", "after")
+
+
+# What a row must hold. A method, a corruption or a data set may be one of another version.
+_COUNT = Whole(0)
+CELL: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("model", "weights", "data", "corrupted", "corruption", "method"), Text(10_000)
+    ),
+    **dict.fromkeys(("options", "layer"), Text(100_000)),
+    "severity": Whole(0, 5),
+    "setting": OneOf(SETTINGS),
+    **dict.fromkeys(("components", "batch_size", "steps", "images", "seed"), _COUNT),
+    "lr": Number(0),
+}
+_STREAM = ListOf(Measured(), 0, 10_000_000)
+_WORDS = Record(others=Text(10_000))
+OUTCOME: dict[str, Rule] = {
+    "status": OneOf(get_args(Status)),
+    "reason": Text(100_000),
+    **dict.fromkeys(("error", "calibration_error"), Maybe(Number(0, 101))),  # rounding
+    "entropy": Maybe(Number()),
+    **dict.fromkeys(SEQUENCES, _STREAM),
+    **dict.fromkeys(("updates", "skipped", "parameters"), _COUNT),
+    **dict.fromkeys(("seconds", "peak_memory"), Number(0)),
+    **dict.fromkeys(TABLES, _WORDS),
+    "finished": Text(100),
+    "command": Text(100_000),
+}
+PICTURE = Record({"stage": OneOf(STAGES), "png": Blob(10_000_000)})
+
+
+class Results:
+    """A file of results.
+
+    Args:
+        path: The file.
+        create: Whether to make one where there is none.
+        readonly: Whether it is only read, which works in a folder that cannot be written as well;
+            then none is made.
+
+    Raises:
+        DataNotFoundError: There is none, and none shall be made.
+        DataFormatError: The file is something else, damaged, of a later layout, or holds tables,
+            views or triggers that are not its own.
+        StorageError: The file cannot be opened or written; or it is only to be read, its folder
+            cannot be written, and a run is still at it.
+
+    Example:
+        >>> import tempfile
+        >>> with Results(Path(tempfile.mkdtemp()) / "results.sqlite") as results:
+        ...     results.rows()
+        []
+    """
+
+    def __init__(self, path: Path | str, *, create: bool = True, readonly: bool = False) -> None:
+        self.path = Path(path)
+        create = create and not readonly
+        if not create and not self.path.is_file():
+            raise DataNotFoundError(
+                f"There is no file of results at {self.path}. `ttapca bench` writes one."
+            )
+        with self._speaking():
+            self._connection = connect(self.path, readonly=readonly)
+        try:
+            with self._speaking():
+                self._open(create, readonly)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Self:
+        """The results themselves."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; all that was added is in it."""
+        with self._speaking():
+            self._connection.close()
+
+    def rows(self) -> list[Row]:
+        """All that was measured, in the order in which it was."""
+        names = (*KEY, *MEASURED)
+        found = self._read(f"SELECT {', '.join(names)} FROM results ORDER BY id")  # noqa: S608
+        split = len(KEY)
+        return [Row(self._cell(values[:split]), self._outcome(values[split:])) for values in found]
+
+    def observations(self) -> list[Observation]:
+        """What filters did, in the order of the rows."""
+        pictures: dict[tuple[int, str], list[bytes]] = {}
+        for result, stage, png in self._read(
+            "SELECT result, stage, png FROM pictures ORDER BY result, stage, number"
+        ):
+            self._check({"stage": stage, "png": png}, PICTURE)
+            pictures.setdefault((result, stage), []).append(png)
+        names = ", ".join((*KEY, *SPECTRA))
+        found = self._read(
+            f"SELECT id, {names} FROM results JOIN observations ON result = id ORDER BY id"  # noqa: S608
+        )
+        return [self._observation(values, pictures) for values in found]
+
+    def statuses(self) -> dict[Cell, Status]:
+        """How each cell ended: the cheap question that a run starts with."""
+        found = self._read(f"SELECT status, {', '.join(KEY)} FROM results")  # noqa: S608
+        for status, *_ in found:
+            self._check({"status": status}, Record({"status": OUTCOME["status"]}))
+        return {self._cell(key): status for status, *key in found}
+
+    def add(self, rows: Iterable[Row], observations: Iterable[Observation] = ()) -> None:
+        """Write a unit of work: all of it or, when anything goes wrong, nothing.
+
+        Args:
+            rows: A cell that is there already is replaced, in its place.
+            observations: Of some of these rows.
+
+        Raises:
+            StorageError: The disk is full or refuses; what was there before stays.
+        """
+        with self._speaking(), self._transaction():
+            numbers = {row.cell: self._put(row) for row in rows}
+            for observation in observations:
+                self._put_observation(numbers[observation.cell], observation)
+
+    @contextmanager
+    def reserved(self, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Be the one run that fills the file; wait while another one does.
+
+        Args:
+            waiting: Told once who holds it, when there is somebody to wait for.
+        """
+        with queued(self.path.with_name(f"{self.path.name}-lock"), waiting):
+            yield
+
+    def _cell(self, stored: Sequence[Any]) -> Cell:
+        values = dict(zip(KEY, stored, strict=True))
+        self._check(values, Record(CELL))
+        options = self._parsed("options", values["options"])
+        self._check({"options": options}, Record({"options": Record(others=Plain())}))
+        return Cell(**values)
+
+    def _outcome(self, stored: Sequence[Any]) -> Outcome:
+        values = dict(zip(MEASURED, stored, strict=True))
+        for name in SEQUENCES:
+            values[name] = self._numbers(name, values[name])
+        for name in TABLES:
+            values[name] = self._parsed(name, values[name])
+        self._check(values, Record(OUTCOME))
+        return Outcome(**values)
+
+    def _observation(
+        self, stored: Sequence[Any], pictures: dict[tuple[int, str], list[bytes]]
+    ) -> Observation:
+        number, *values = stored
+        key, spectra = values[: len(KEY)], values[len(KEY) :]
+        facts: dict[str, Any] = {
+            name: self._numbers(name, text) for name, text in zip(SPECTRA, spectra, strict=True)
+        }
+        facts |= {stage: tuple(pictures.get((number, stage), ())) for stage in STAGES}
+        return Observation(self._cell(key), **facts)
+
+    def _numbers(self, name: str, text: object) -> tuple[float, ...]:
+        numbers = self._parsed(name, text)
+        self._check({name: numbers}, Record({name: _STREAM}))
+        return tuple(numbers)
+
+    def _parsed(self, name: str, text: object) -> Any:
+        self._check({name: text}, Record({name: Text(LONGEST_VALUE)}))
+        # A method that diverged has measured NaN, and that is a finding.
+        where = f"`{name}` in {self.path}"
+        return parse_json(str(text), where, DataFormatError, largest=LONGEST_VALUE, finite=False)
+
+    def _check(self, values: dict[str, Any], rule: Record) -> None:
+        conform(values, rule, f"{self.path} is damaged or was changed", DataFormatError)
+
+    def _put(self, row: Row) -> int:
+        values = {**dataclasses.asdict(row.cell), **_plain(row.outcome)}
+        marks = ", ".join(f":{name}" for name in values)
+        kept = ", ".join(f"{name} = excluded.{name}" for name in MEASURED)
+        self._connection.execute(
+            f"INSERT INTO results ({', '.join(values)}) VALUES ({marks}) "  # noqa: S608
+            f"ON CONFLICT ({', '.join(KEY)}) DO UPDATE SET {kept}",
+            values,
+        )
+        where = " AND ".join(f"{name} = :{name}" for name in KEY)
+        found = self._connection.execute(f"SELECT id FROM results WHERE {where}", values)  # noqa: S608
+        number: int = found.fetchone()[0]
+        for table in ("observations", "pictures"):
+            self._connection.execute(f"DELETE FROM {table} WHERE result = ?", (number,))  # noqa: S608
+        return number
+
+    def _put_observation(self, number: int, observation: Observation) -> None:
+        spectra = [json.dumps(getattr(observation, name)) for name in SPECTRA]
+        self._connection.execute("INSERT INTO observations VALUES (?, ?, ?, ?)", (number, *spectra))
+        self._connection.executemany(
+            "INSERT INTO pictures VALUES (?, ?, ?, ?)",
+            [
+                (number, stage, place, png)
+                for stage in STAGES
+                for place, png in enumerate(getattr(observation, stage))
+            ],
+        )
+
+    def _open(self, create: bool, readonly: bool) -> None:
+        """See whose file it is before anything is written to it."""
+        application, layout = (self._pragma(name) for name in ("application_id", "user_version"))
+        found = self._read("SELECT type, name, sql FROM sqlite_master")
+        empty = not found
+        if application != APPLICATION_ID and not (empty and application == 0 and create):
+            raise DataFormatError(
+                f"A file of results is one that `ttapca bench` wrote; {self.path} is another "
+                "database. Name another file."
+            )
+        if layout > LAYOUT:
+            raise DataFormatError(
+                f"{self.path} has layout {layout}, and this ttapca knows layouts up to {LAYOUT}: "
+                "a later version wrote it. Update ttapca."
+            )
+        if not empty:
+            self._check_schema(layout, found)
+        if not readonly:
+            self._pragma("journal_mode = WAL")
+            self._pragma("synchronous = FULL")  # a finished cell lasts through a power cut
+            self._pragma("foreign_keys = ON")
+        if empty:
+            self._make()
+        elif (state := self._pragma("quick_check")) != "ok":
+            raise self._damaged(str(state))
+
+    def _check_schema(self, layout: int, found: Iterable[tuple[Any, ...]]) -> None:
+        """Refuse whatever a file brings along: a view or a trigger is a program."""
+        if layout != LAYOUT:
+            raise self._damaged(f"it has layout {layout}")
+        known = {_in_one_line(statement) for statement in SCHEMA.split(";")}
+        for kind, name, sql in found:
+            own = kind == "index" and sql is None  # SQLite makes these for unique columns
+            if not own and _in_one_line(str(sql)) not in known:
+                raise DataFormatError(
+                    f"A file of results has the tables that ttapca made; {self.path} has the "
+                    f"{shown(kind)} {shown(name)} as well, or another form of it. Name "
+                    "another file."
+                )
+
+    def _make(self) -> None:
+        with self._transaction():
+            # Another process may have made it since we looked.
+            if self._read("SELECT name FROM sqlite_master"):
+                return
+            for statement in SCHEMA.split(";"):
+                self._connection.execute(statement)
+            self._pragma(f"application_id = {APPLICATION_ID}")
+            self._pragma(f"user_version = {LAYOUT}")
+
+    def _pragma(self, words: str) -> Any:
+        found = self._connection.execute(f"PRAGMA {words}").fetchone()
+        return None if found is None else found[0]
+
+    def _read(self, query: str) -> list[tuple[Any, ...]]:
+        with self._speaking(), closing(self._connection.execute(query)) as cursor:
+            return cursor.fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # a full disk may have ended it already
+                self._connection.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """Turn what SQLite says into errors that name the file and the way out."""
+        try:
+            yield
+        except UnicodeDecodeError as error:  # SQLite quotes the file in what it says
+            raise self._damaged("its schema is no text") from error
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+                raise self._damaged(str(error)) from error
+            if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
+                raise StorageError(
+                    f"Cannot write to {self.path}: {error}. All finished cells are in the file; "
+                    "free some space and run the same command again."
+                ) from error
+            raise StorageError(
+                f"Cannot use the file of results {self.path}: {error}. Choose another place with "
+                "`--to FILE`, or see who else uses it."
+            ) from error
+
+    def _damaged(self, finding: str) -> DataFormatError:
+        return DataFormatError(
+            f"{self.path} must be a whole file of results; it is damaged or something else: "
+            f"{finding}. Move it away, or name another file."
+        )
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as SQLite takes it."""
+    values = dataclasses.asdict(outcome)
+    for name in (*SEQUENCES, *TABLES):
+        values[name] = json.dumps(values[name])
+    return values
+
+
+def _in_one_line(sql: str) -> str:
+    return " ".join(sql.split())

@@ -1,0 +1,191 @@
+"""Put a spectral filter at a named layer of any model, and take it away without a trace.
+
+The filter is not made part of the model: a hook on the layer holds it. So the model keeps its
+modules, parameters, buffers and state-dict keys, loads and saves its checkpoints as before, and an
+optimiser over `model.parameters()` never sees the filter. The hooks are instances of classes of
+this file, not closures, so that `copy.deepcopy` and pickling carry them along.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ttapca.errors import AttachError
+from ttapca.fitting.fitted_filter import AnyGain, FittedFilter
+from ttapca.spectral.affine import LinearPart, is_affine
+from ttapca.spectral.filter import SpectralFilter
+from ttapca.support.modules import device_and_dtype, find_layer
+
+# A folded filter is checked against the layer's weights by its first columns, and this is how far
+# they may be from orthonormal: a bfloat16 copy of the weights passes, other weights do not.
+PROBED_COLUMNS = 16
+SAME_WEIGHTS = 0.05
+
+
+class _FilterHook:
+    """What a layer's hooks hold: the filter, and whether it is on."""
+
+    def __init__(self, spectral_filter: SpectralFilter) -> None:
+        self.filter = spectral_filter
+        self.enabled = True
+
+    def run(self, samples: Tensor) -> Tensor:
+        if samples.device != self.filter.mean.device:
+            self.filter.to(samples.device)  # the model was moved; nobody else moves the filter
+        filtered: Tensor = self.filter(samples)
+        return filtered
+
+
+class _OutputHook(_FilterHook):
+    """Filters what a layer returns."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        del module, args
+        return self.run(output) if self.enabled else None
+
+
+class _InputHook(_FilterHook):
+    """Filters what an affine layer is given (a folded filter)."""
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        del module
+        if not self.enabled:
+            return None
+        samples, *rest = args or (kwargs["input"],)
+        return (self.run(samples), *rest), {k: v for k, v in kwargs.items() if k != "input"}
+
+
+class Attachment:
+    """A filter at a layer of a model: the handle that `attach` returns.
+
+    Attributes:
+        filter: The filter, whose `gains()` tell what it does and whose `gain` can be learned.
+    """
+
+    def __init__(self, layer: nn.Module, spectral_filter: SpectralFilter, *, folded: bool) -> None:
+        self.filter = spectral_filter
+        self._hook: _FilterHook
+        _forget_compiled()
+        if folded:
+            hook = _InputHook(spectral_filter)
+            self._handle = layer.register_forward_pre_hook(hook, prepend=False, with_kwargs=True)
+            self._hook = hook
+        else:
+            self._hook = _OutputHook(spectral_filter)
+            self._handle = layer.register_forward_hook(self._hook)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the filter acts; set it to switch."""
+        return self._hook.enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._hook.enabled = value
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Switch the filter off for a while: the model's outputs are then bit-identical."""
+        before = self.enabled
+        self.enabled = False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    def detach(self) -> None:
+        """Take the filter away for good; a second call does nothing."""
+        self._handle.remove()
+
+
+def attach(
+    model: nn.Module, fitted: FittedFilter, gain: AnyGain | None = None, **options: object
+) -> Attachment:
+    """Put a fitted filter at its layer.
+
+    Args:
+        model: The model that the filter was fitted on, or one with the same layer.
+        fitted: The filter.
+        gain: Which gains it has, `relu`, `exponential` or `multiplicative`, or in closed form
+            `wiener`, `match`, `two-sided`, `pulled`; without, all are 1.
+        **options: Of the gain, see `ttapca.spectral.gains` and `ttapca.spectral.closed_gains`.
+
+    Returns:
+        A handle to switch the filter off and to take it away.
+
+    Raises:
+        LayerNotFoundError: The model has no such layer.
+        AttachError: The layer carries a filter already, or has other weights than at the fit.
+
+    Example:
+        >>> import ttapca
+        >>> model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+        >>> data = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+        >>> attachment = attach(model, ttapca.fit(model, "0", data, n_components=2))
+        >>> with attachment.disabled():
+        ...     plain = model(data)
+        >>> attachment.detach()
+        >>> torch.equal(model(data), plain)
+        True
+    """
+    layer = find_layer(model, fitted.layer)
+    if carries_filter(layer):
+        raise AttachError(
+            f"A layer carries one filter; `{fitted.layer}` has one already. Call `detach()` on "
+            "what put it there first."
+        )
+    if fitted.route == "folded":
+        _check_folded_layer(layer, fitted)
+    device, dtype = device_and_dtype(layer, model)
+    precise = torch.promote_types(dtype, torch.float32)
+    # Narrowed before it is moved: not every device has float64.
+    spectral_filter = fitted.spectral_filter(gain, dtype=precise, **options).to(device)
+    return Attachment(layer, spectral_filter, folded=fitted.folded)
+
+
+def carries_filter(layer: nn.Module) -> bool:
+    """Whether a filter is attached at a layer."""
+    # nn.Module offers no public way to list its hooks.
+    hooks = (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values())
+    return any(isinstance(hook, _FilterHook) for hook in hooks)
+
+
+def _forget_compiled() -> None:
+    """Let compiled models be compiled anew, so that they see a new hook.
+
+    `torch.compile` does not check for hooks that come after it, and would go on without the filter.
+    """
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def _check_folded_layer(layer: nn.Module, fitted: FittedFilter) -> None:
+    if not is_affine(layer):
+        raise AttachError(
+            "A folded filter goes on the input of an affine layer without hooks; "
+            f"`{fitted.layer}` is a {type(layer).__name__} that has hooks or is of another type. "
+            "Fit the filter on this model."
+        )
+    columns = fitted.rebuild_matrix[:, :PROBED_COLUMNS].to("cpu", torch.float64)
+    try:
+        basis = LinearPart(layer, fitted.shape).apply(columns.T)  # rows of V^T
+    except RuntimeError as error:
+        raise AttachError(
+            f"The filter was fitted on a layer that takes samples of shape {fitted.shape}; "
+            f"`{fitted.layer}` cannot take them: {error}"
+        ) from error
+    # With the weights of the fit, the layer turns these columns into orthonormal ones.
+    error_of_gram = (basis @ basis.T - torch.eye(len(basis), dtype=torch.float64)).abs().max()
+    if basis.shape[1] != fitted.mean_.numel() or not error_of_gram < SAME_WEIGHTS:
+        raise AttachError(
+            f"A folded filter belongs to the weights it was fitted on; those of `{fitted.layer}` "
+            "are others. Fit the filter on this model."
+        )

@@ -1,0 +1,54 @@
+"""Networks to adapt: architectures, the checkpoints people have, training, evaluation.
+
+    from ttapca import networks
+
+    network = networks.load("Standard.pt", normalisation="none")     # finds out it is a WRN-28-10
+    network = networks.load("cifar10-resnet20")                      # ships with the package
+    outcome = networks.evaluate(network, test_images)                # error, calibration, speed
+
+`build` makes an untrained network from `ARCHITECTURES`, `load` one with weights, `train` teaches it
+in a folder that survives a crash, `describe_layers` says where a filter can go and what it costs.
+Images in [0, 1] go in everywhere: normalisation is a layer of the network.
+"""
+
+from __future__ import annotations
+
+from ttapca.networks.architectures import ARCHITECTURES, Architecture, build
+from ttapca.networks.augmentation import Augmentation
+from ttapca.networks.evaluation import Evaluation, evaluate, expected_calibration_error
+from ttapca.networks.layers import LayerFacts, LayerTable, describe_layers
+from ttapca.networks.loading import load, load_rotation, load_weights, packaged
+from ttapca.networks.network import NORMALISATIONS, ImageNetwork, Normalisation, normalisation_of
+from ttapca.networks.rotation import RotationHead, RotationNetwork, add_rotation_head, turn
+from ttapca.networks.runs import train
+from ttapca.networks.training import Training
+from ttapca.networks.training_options import EpochRecord, TrainingOptions
+
+__all__ = [
+    "ARCHITECTURES",
+    "NORMALISATIONS",
+    "Architecture",
+    "Augmentation",
+    "EpochRecord",
+    "Evaluation",
+    "ImageNetwork",
+    "LayerFacts",
+    "LayerTable",
+    "Normalisation",
+    "RotationHead",
+    "RotationNetwork",
+    "Training",
+    "TrainingOptions",
+    "add_rotation_head",
+    "build",
+    "describe_layers",
+    "evaluate",
+    "expected_calibration_error",
+    "load",
+    "load_rotation",
+    "load_weights",
+    "normalisation_of",
+    "packaged",
+    "train",
+    "turn",
+]

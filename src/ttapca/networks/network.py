@@ -1,0 +1,259 @@
+"""What every network of this room has in common: images in [0, 1] go in, logits come out.
+
+The normalisation that a network was trained with is part of it, so that no caller has to know.
+It lives in buffers that are not in the state dict: published weights keep their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ttapca.datasets import Images
+from ttapca.errors import InputTypeError, OptionError, ShapeError, did_you_mean
+from ttapca.networks.descriptions import INPUT_SHAPE
+from ttapca.support.schema import conform
+
+CIFAR_SHAPE = (3, 32, 32)
+DIGITS_KEPT = 4
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """What is subtracted from the pixels of each channel, and what they are divided by then.
+
+    Attributes:
+        mean: One number a channel, or one for all, on pixels in [0, 1].
+        std: Likewise; above 0.
+
+    Raises:
+        OptionError: A number makes no sense.
+
+    Example:
+        >>> Normalisation((0.5,), (0.5,)).for_channels(3)
+        Normalisation(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what would give no finite pixels."""
+        if not self.mean or not all(math.isfinite(value) for value in self.mean):
+            raise OptionError(f"A mean is one or more finite numbers; found {self.mean}.")
+        if not self.std or not all(0 < value < math.inf for value in self.std):
+            raise OptionError(f"A std is one or more finite numbers above 0; found {self.std}.")
+
+    def for_channels(self, channels: int) -> Normalisation:
+        """The same with one number for each channel.
+
+        Raises:
+            OptionError: It is given for another number of channels.
+        """
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, channels):
+                raise OptionError(
+                    f"The {name} needs one number, or one for each of the {channels} channels; "
+                    f"found {len(values)}."
+                )
+        return Normalisation(
+            self.mean * channels if len(self.mean) == 1 else self.mean,
+            self.std * channels if len(self.std) == 1 else self.std,
+        )
+
+
+# The ones that published CIFAR checkpoints were trained with. The deviations of `cifar10` are not
+# those of its pixels (.2470, .2435, .2616): they are averages over images that many copied.
+NORMALISATIONS = {
+    "none": Normalisation((0.0,), (1.0,)),
+    "half": Normalisation((0.5,), (0.5,)),
+    "cifar10": Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": Normalisation((0.5070, 0.4865, 0.4409), (0.2673, 0.2564, 0.2761)),
+}
+
+
+def find_normalisation(chosen: str | Normalisation) -> Normalisation:
+    """Look a normalisation up by name.
+
+    Args:
+        chosen: One of `NORMALISATIONS`, or a normalisation, which is returned.
+
+    Raises:
+        OptionError: There is none of that name.
+
+    Example:
+        >>> find_normalisation("half")
+        Normalisation(mean=(0.5,), std=(0.5,))
+    """
+    if isinstance(chosen, Normalisation):
+        return chosen
+    if chosen not in NORMALISATIONS:
+        raise OptionError(
+            f"There is no normalisation `{chosen}`.{did_you_mean(chosen, NORMALISATIONS)} There "
+            f"are: {', '.join(NORMALISATIONS)}; or give a mean and a std."
+        )
+    return NORMALISATIONS[chosen]
+
+
+def normalisation_of(images: Images) -> Normalisation:
+    """The normalisation under which the pixels of a data set have mean 0 and deviation 1.
+
+    Args:
+        images: Training images.
+
+    Returns:
+        One mean and one deviation a channel, to four digits. A constant channel is not scaled.
+
+    Example:
+        >>> from ttapca.datasets import read_digits
+        >>> normalisation_of(read_digits("train"))
+        Normalisation(mean=(0.3055,), std=(0.376,))
+    """
+    means = images.channel_means()
+    channels = (images.images[..., number] for number in range(len(means)))
+    deviations = [float(channel.std(dtype="float64")) / 255 for channel in channels]
+    return Normalisation(
+        tuple(round(mean, DIGITS_KEPT) for mean in means),
+        tuple(round(value, DIGITS_KEPT) or 1.0 for value in deviations),
+    )
+
+
+class Normalise(nn.Module):
+    """The first layer: checks the shape of the images and normalises them.
+
+    Args:
+        normalisation: By name, or as numbers.
+        input_shape: Of one image: channels, height, width.
+
+    Raises:
+        OptionError: The numbers do not fit the channels, or the shape makes no sense.
+
+    Example:
+        >>> Normalise("half", (1, 2, 2))(torch.ones(1, 1, 2, 2)).flatten().tolist()
+        [1.0, 1.0, 1.0, 1.0]
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, normalisation: str | Normalisation, input_shape: Sequence[int]) -> None:
+        super().__init__()
+        conform(tuple(input_shape), INPUT_SHAPE, "A network", OptionError, at="input_shape")
+        channels, height, width = input_shape
+        self.input_shape = (channels, height, width)
+        self.values = find_normalisation(normalisation).for_channels(channels)
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(self.values, name)).reshape(channels, 1, 1)
+            self.register_buffer(name, values, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalise a batch.
+
+        Args:
+            images: In [0, 1], shape (batch, channels, height, width); left as they were.
+
+        Raises:
+            ShapeError: The images have another shape.
+            InputTypeError: They are whole numbers, not in [0, 1].
+        """
+        if not images.is_floating_point():
+            kind = str(images.dtype).removeprefix("torch.")
+            raise InputTypeError(
+                f"This network takes images of floating point in [0, 1]; found {kind}. Pixels from "
+                "0 to 255 become such by images.float() / 255."
+            )
+        if tuple(images.shape[1:]) != self.input_shape:
+            raise ShapeError(
+                f"This network takes batches of images of shape {_times(self.input_shape)}; found "
+                f"{_times(images.shape[1:])}. Resize the images, or choose a network for them."
+            )
+        return (images - self.mean) / self.std
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"{_times(self.input_shape)}, mean={self.values.mean}, std={self.values.std}"
+
+
+class ImageNetwork(nn.Module):
+    """A classifier of images in [0, 1].
+
+    Args:
+        classes: Length of the logits.
+        normalisation: By name or as numbers.
+        input_shape: Of one image.
+
+    Attributes:
+        classes: As given.
+        normalise: The first layer.
+
+    Example:
+        >>> ImageNetwork(10, "none", (3, 32, 32)).normalise
+        Normalise(3x32x32, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    """
+
+    def __init__(
+        self, classes: int, normalisation: str | Normalisation, input_shape: Sequence[int]
+    ) -> None:
+        super().__init__()
+        if classes < 1:
+            raise OptionError(f"A network has at least 1 class; found {classes}.")
+        self.classes = classes
+        self.normalise = Normalise(normalisation, input_shape)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of one image: channels, height, width."""
+        return self.normalise.input_shape
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """The convolution that these networks are made of: 3x3, padded, without bias."""
+    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+
+
+def initialise(model: nn.Module, generator: torch.Generator) -> None:
+    """Draw fresh weights: He's normal for convolutions, by what leaves them; zero biases.
+
+    Args:
+        model: Changed in place; norm layers start at scale 1 and shift 0.
+        generator: Where the numbers come from.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(
+                module.weight, mode="fan_out", nonlinearity="relu", generator=generator
+            )
+        elif isinstance(module, nn.Linear):
+            bound = 1 / math.sqrt(module.in_features)
+            nn.init.uniform_(module.weight, -bound, bound, generator=generator)
+            nn.init.zeros_(module.bias)
+
+
+def looks_untrained(network: nn.Module) -> bool:
+    """Whether every BatchNorm layer has the statistics that a new one starts with.
+
+    Training moves them in the first step. Of a network without such layers nothing can be said.
+
+    Example:
+        >>> looks_untrained(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+        True
+        >>> looks_untrained(nn.Linear(2, 3))
+        False
+    """
+    known = [
+        (module.running_mean, module.running_var)
+        for module in network.modules()
+        if isinstance(module, _BatchNorm)
+        and module.running_mean is not None
+        and module.running_var is not None
+    ]
+    return bool(known) and all(bool((m == 0).all() and (v == 1).all()) for m, v in known)
+
+
+def _times(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))

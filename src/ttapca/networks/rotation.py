@@ -1,0 +1,194 @@
+"""A second task for test-time training: tell by how much an image was turned (Sun, 2020).
+
+The head shares the network up to a split point, any layer by its dotted path, and has weights of
+its own after it. The network itself does not change: a hook takes what leaves the split point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ttapca.errors import LayerOutputError
+from ttapca.networks.network import conv3x3, initialise
+from ttapca.support.capture import stopped_at
+from ttapca.support.modules import evaluation_mode, find_layer
+
+TURNS = 4  # 0, 90, 180 and 270 degrees
+HEAD_CHANNELS = 64
+HEAD_GROUPS = 8
+HEAD_PREFIX = "rotation_head."
+
+
+class RotationHead(nn.Module):
+    """From features at the split point to four logits.
+
+    GroupNorm, not BatchNorm: test-time training often sees one image at a time.
+
+    Args:
+        channels: Of the features.
+
+    Example:
+        >>> RotationHead(32)(torch.rand(2, 32, 8, 8)).shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = conv3x3(channels, HEAD_CHANNELS, stride=2)
+        self.norm1 = nn.GroupNorm(HEAD_GROUPS, HEAD_CHANNELS)
+        self.conv2 = conv3x3(HEAD_CHANNELS, HEAD_CHANNELS)
+        self.norm2 = nn.GroupNorm(HEAD_GROUPS, HEAD_CHANNELS)
+        self.fc = nn.Linear(HEAD_CHANNELS, TURNS)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits of shape (batch, 4) from features of shape (batch, channels, h, w)."""
+        x = torch.relu(self.norm1(self.conv1(features)))
+        x = torch.relu(self.norm2(self.conv2(x)))
+        logits: Tensor = self.fc(x.mean((2, 3)))
+        return logits
+
+
+class RotationNetwork(nn.Module):
+    """A network and its rotation head.
+
+    Calling it gives the network's own logits; `rotation_logits` those of the head.
+
+    Args:
+        network: Any classifier of images.
+        split: Dotted path of the last shared layer; its output has shape (batch, channels, h, w).
+        head: The head.
+
+    Raises:
+        LayerNotFoundError: The network has no such layer.
+
+    Example:
+        >>> from ttapca.networks import build
+        >>> twofold = add_rotation_head(build("resnet20"), "layer2", torch.Generator())
+        >>> twofold.rotation_logits(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(self, network: nn.Module, split: str, head: RotationHead) -> None:
+        super().__init__()
+        find_layer(network, split)
+        self.network = network
+        self.split = split
+        self.head = head
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The network's logits."""
+        logits: Tensor = self.network(images)
+        return logits
+
+    def rotation_logits(self, images: Tensor) -> Tensor:
+        """Logits of the four turns, shape (batch, 4); only the shared part of the network runs."""
+        logits: Tensor = self.head(features_at(self.network, self.split, images))
+        return logits
+
+
+def published_name(name: str) -> str:
+    """What a tensor of a `RotationNetwork` is called in a checkpoint: the network's keep theirs.
+
+    Example:
+        >>> published_name("network.conv1.weight"), published_name("head.fc.bias")
+        ('conv1.weight', 'rotation_head.fc.bias')
+    """
+    part, _, rest = name.partition(".")
+    return rest if part == "network" else HEAD_PREFIX + rest
+
+
+def features_at(network: nn.Module, split: str, images: Tensor) -> Tensor:
+    """What leaves a layer; the rest of the network is not run.
+
+    Raises:
+        LayerOutputError: The layer is not called, or gives no tensor of shape (batch, c, h, w).
+    """
+    with stopped_at(find_layer(network, split)) as seen:
+        network(images)
+    if not seen or not isinstance(seen[0], Tensor) or seen[0].dim() != 4:
+        raise LayerOutputError(
+            "A rotation head goes after a layer that is called and gives a tensor of shape "
+            f"(batch, channels, height, width); `{split}` does not. Choose another split point."
+        )
+    features: Tensor = seen[0]
+    return features
+
+
+def add_rotation_head(
+    network: nn.Module,
+    split: str,
+    generator: torch.Generator,
+    input_shape: tuple[int, ...] = (3, 32, 32),
+) -> RotationNetwork:
+    """Put an untrained rotation head on a network.
+
+    Args:
+        network: Any classifier of images; not changed.
+        split: Dotted path of the last shared layer.
+        generator: Draws the head's weights.
+        input_shape: Of one image, to see how many channels the features have.
+
+    Raises:
+        LayerNotFoundError: The network has no such layer.
+        LayerOutputError: The layer's output is of another kind.
+
+    Example:
+        >>> from ttapca.networks import build
+        >>> head = add_rotation_head(build("resnet20"), "layer2", torch.Generator()).head
+        >>> head.conv1.in_channels
+        32
+    """
+    with torch.no_grad(), evaluation_mode(network):
+        channels = features_at(network, split, torch.zeros(1, *input_shape)).shape[1]
+    with torch.random.fork_rng(devices=[]):
+        head = RotationHead(channels)
+    initialise(head, generator)
+    return RotationNetwork(network, split, head)
+
+
+def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Turn each image by a random multiple of 90 degrees.
+
+    Args:
+        images: Square, shape (batch, channels, side, side); left as they were.
+        generator: Where the numbers come from.
+
+    Returns:
+        The turned images, and by how many quarter turns, shape (batch,).
+
+    Example:
+        >>> images = torch.arange(4).reshape(1, 1, 2, 2)
+        >>> turned, quarters = turn(images, torch.Generator().manual_seed(0))
+        >>> bool((turned == torch.rot90(images, int(quarters), (2, 3))).all())
+        True
+    """
+    quarters = torch.randint(0, TURNS, (len(images),), generator=generator)
+    turned = images.clone()
+    for number in range(1, TURNS):
+        chosen = quarters == number
+        turned[chosen] = torch.rot90(images[chosen], number, (2, 3))
+    return turned, quarters
+
+
+@contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Keep BatchNorm's running statistics as they are while a model runs in training mode.
+
+    Turned images are not what the network will be asked to classify: they must not count.
+    """
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    before = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
+    for layer, (_, count) in zip(layers, before, strict=True):
+        layer.momentum = 0.0
+        layer.num_batches_tracked = None if count is None else count.clone()
+    try:
+        yield
+    finally:
+        for layer, (momentum, count) in zip(layers, before, strict=True):
+            layer.momentum = momentum
+            layer.num_batches_tracked = count

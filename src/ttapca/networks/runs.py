@@ -1,0 +1,186 @@
+"""A training run in a folder: a checkpoint after every epoch, and the way back after a crash.
+
+| file | content |
+|---|---|
+| `state.safetensors` | what a resumed run needs: weights, momentum, average, generators, log |
+| `weights.safetensors` | what the run delivers so far, with a description; `load` reads it |
+| `log.csv` | one line an epoch |
+
+Each is replaced in one step, the state first; the others follow from it, so a run that was killed
+between them makes them anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ttapca.datasets import Images
+from ttapca.errors import CheckpointError, OptionError, TrainingError
+from ttapca.networks.descriptions import DESCRIPTION, FACTS
+from ttapca.networks.evaluation import Progress
+from ttapca.networks.training import Training
+from ttapca.networks.training_options import EpochRecord, TrainingOptions
+from ttapca.networks.weight_files import read_safetensors, write_safetensors, write_weights
+from ttapca.support.disk import locked, make_folder, replace_file
+from ttapca.support.schema import conform, parse_json, shown
+
+STATE = "state.safetensors"
+WEIGHTS = "weights.safetensors"
+LOG = "log.csv"
+FORMAT = "ttapca.training"
+LARGEST_LOG = 200_000_000  # characters: a million epochs
+
+
+def train(
+    network: nn.Module,
+    training_images: Images,
+    test_images: Images,
+    options: TrainingOptions,
+    folder: Path,
+    *,
+    description: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+    on_epoch: Callable[[EpochRecord], None] | None = None,
+) -> list[EpochRecord]:
+    """Train a network in a folder, or go on with the run that the folder holds.
+
+    Args:
+        network: What is trained, in place; a `RotationNetwork` learns both tasks.
+        training_images: What it learns from.
+        test_images: What it is measured with after each epoch; nothing is chosen by it.
+        options: How.
+        folder: Made where it is missing.
+        description: What `weights.safetensors` says about the network; anything JSON can hold.
+        progress: Wraps the batches of each epoch; silent by default.
+        on_epoch: Told each record as it is made.
+
+    Returns:
+        The records of all epochs, those before a crash as well.
+
+    Raises:
+        OptionError: The folder holds a run with other options, or the description makes no sense.
+        TrainingError: The training diverged, or the saved state does not fit.
+        CheckpointError: The saved state is damaged.
+        StorageError: The folder cannot be written, or another process trains in it.
+
+    Example:
+        >>> import tempfile
+        >>> from ttapca.datasets import read_digits
+        >>> from ttapca.networks import build
+        >>> digits, folder = read_digits("train"), Path(tempfile.mkdtemp())
+        >>> network = build("small-cnn", input_shape=(1, 8, 8))
+        >>> options = TrainingOptions(epochs=2, padding=1, flip=False)
+        >>> records = train(network, digits, read_digits("test"), options, folder)
+        >>> sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        ['log.csv', 'state.safetensors', 'weights.safetensors']
+    """
+    training = Training(network, training_images, test_images, options)
+    conform(description or {}, DESCRIPTION, "The description of a network", OptionError)
+    make_folder(folder)
+    with locked(folder):
+        facts = {"options": dataclasses.asdict(options), "description": description or {}}
+        if (folder / STATE).exists():
+            _restore(training, folder / STATE, facts)
+            _write_results(training, folder, facts)
+        while not training.finished:
+            try:
+                record = training.run_epoch(progress)
+            except TrainingError as error:
+                raise TrainingError(f"{folder}: {error}") from error
+            _write_state(training, folder, facts)
+            _write_results(training, folder, facts)
+            if on_epoch:
+                on_epoch(record)
+    return training.history
+
+
+def read_history(folder: Path) -> list[EpochRecord]:
+    """The epochs that a run has done; none where the folder holds no run.
+
+    Raises:
+        CheckpointError: The saved state is damaged.
+
+    Example:
+        >>> read_history(Path("nowhere"))
+        []
+    """
+    path = folder / STATE
+    return _history(_facts(read_safetensors(path)[1], path)) if path.exists() else []
+
+
+def _write_state(training: Training, folder: Path, facts: dict[str, Any]) -> None:
+    history = [dataclasses.asdict(record) for record in training.history]
+    words = {"format": FORMAT, "facts": json.dumps({**facts, "history": history})}
+    write_safetensors(folder / STATE, training.tensors(), words)
+
+
+def _write_results(training: Training, folder: Path, facts: dict[str, Any]) -> None:
+    last = training.history[-1]
+    description = {
+        **facts["description"],
+        "training": {**facts["options"], "finished_epochs": last.epoch},
+        "test_accuracy": last.test_accuracy,
+    }
+    write_weights(folder / WEIGHTS, training.delivered(), description)
+    replace_file(folder / LOG, _csv(training.history).encode())
+
+
+def _csv(history: list[EpochRecord]) -> str:
+    text = io.StringIO()
+    names = [field.name for field in dataclasses.fields(EpochRecord)]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for record in history:
+        values = dataclasses.asdict(record)
+        writer.writerow({name: _short(values[name]) for name in names})
+    return text.getvalue()
+
+
+def _short(value: float | None) -> float | str:
+    if value is None:
+        return ""
+    return value if isinstance(value, int) else f"{value:.6g}"
+
+
+def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
+    tensors, words = read_safetensors(path)
+    saved = _facts(words, path)
+    for part in ("options", "description"):
+        now = json.loads(json.dumps(facts[part]))  # as it would read: tuples become lists
+        differing = [
+            name for name in {**saved[part], **now} if saved[part].get(name) != now.get(name)
+        ]
+        if differing:
+            name = differing[0]
+            raise OptionError(
+                f"{path.parent} holds a run with {name}={shown(saved[part].get(name))}; found "
+                f"{shown(now.get(name))}. Give the same options to go on with it, or "
+                "another folder."
+            )
+    try:
+        training.restore(tensors, _history(saved))
+    except TrainingError as error:
+        raise TrainingError(f"{path}: {error}") from error
+
+
+def _facts(words: dict[str, str], path: Path) -> dict[str, Any]:
+    if words.get("format") != FORMAT:
+        raise TrainingError(f"{path} is not the state of a training run. Choose another folder.")
+    where = f"The log in {path}"
+    if "facts" not in words:
+        raise CheckpointError(f"{where} is missing. Start again in a new folder.")
+    facts: dict[str, Any] = parse_json(words["facts"], where, CheckpointError, largest=LARGEST_LOG)
+    conform(facts, FACTS, where, CheckpointError)
+    return facts
+
+
+def _history(facts: dict[str, Any]) -> list[EpochRecord]:
+    return [EpochRecord(**record) for record in facts["history"]]

@@ -1,0 +1,1 @@
+"""The mathematics of spectral filters, without hooks: components, gains, the filter itself."""

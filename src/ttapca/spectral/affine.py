@@ -1,0 +1,295 @@
+"""The PCA of an affine layer's output, computed and applied in the space of its input.
+
+Let the layer be A = W u + b with u of q numbers and A of p. For the first convolution of an image
+network q is far smaller than p (3 x 32 x 32 against 16 x 32 x 32), and nothing of size p is needed:
+
+- G = W^T W (q x q), factored as R R^T;
+- R^T S_u R = U D U^T with S_u the scatter of u: D are the eigenvalues of the scatter of A, and the
+  columns of V = W R^-T U are its eigenvectors, orthonormal because U^T R^-1 G R^-T U = I;
+- the components of A are (u - mean) P with P = R U, and scaling them by gains and going back is
+  u' = mean + (components * gains) B^T with B = R^-T U, followed by the layer itself: W u' + b.
+
+Where W is rank-deficient, the eigenvectors of G with eigenvalue zero are dropped: what the layer
+cannot see needs no filter.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from ttapca.spectral.pca import Moments, choose_components, eigh_descending, signs, total_variance
+
+# Rows of a chunk hold at most this many numbers, so that work space stays near 64 MB.
+CHUNK_NUMBERS = 8_000_000
+
+# Below this ratio of smallest to largest pivot, a Cholesky factor loses half of the digits and the
+# slower eigendecomposition takes over.
+CHOLESKY_PIVOT_RATIO = 1e-4
+
+# Eigenvalues of G below this fraction of the largest one are rounding, not directions of W.
+NULL_DIRECTION = 1e-13
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """What tells how far samples reach along components: of a `FoldedPCA`, all but the way back.
+
+    Attributes:
+        mean: Of the layer's input, shape (q,).
+        project: From centred input to components, of either sign, shape (q, components).
+        explained_variance: Of the output along each component, shape (components,).
+    """
+
+    mean: Tensor
+    project: Tensor
+    explained_variance: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedPCA:
+    """PCA of an affine layer's output, in the space of its input.
+
+    Attributes:
+        mean: Mean of the layer's input, shape (q,).
+        project: P, from centred input to components, shape (q, components).
+        rebuild: B, from components to centred input, shape (q, components).
+        singular_values: Of the centred *output*, falling, shape (components,).
+        n_samples: Number of samples behind it.
+        total_variance: Of the output, over all components.
+    """
+
+    mean: Tensor
+    project: Tensor
+    rebuild: Tensor
+    singular_values: Tensor
+    n_samples: int
+    total_variance: float
+
+    @property
+    def explained_variance(self) -> Tensor:
+        """Variance of the output along each component, shape (components,)."""
+        return self.singular_values.square() / (self.n_samples - 1)
+
+
+class LinearPart:
+    """The map W u + b of an affine layer, in float64, without touching the layer.
+
+    Args:
+        layer: A layer for which `is_affine` holds.
+        input_shape: Of one sample of its input, without the batch dimension.
+    """
+
+    def __init__(self, layer: nn.Module, input_shape: tuple[int, ...]) -> None:
+        self._twin = _bias_free_twin(layer)
+        self.input_shape = input_shape
+        self.input_size = math.prod(input_shape)
+        probe = self._twin(torch.zeros(1, *input_shape, dtype=torch.float64))
+        self.output_size = probe[0].numel()
+        self._offset = _offset(layer, probe)  # (p,)
+
+    def apply(self, inputs: Tensor) -> Tensor:
+        """Multiply by W: rows of (n, q) to rows of (n, p)."""
+        with torch.no_grad():
+            output: Tensor = self._twin(inputs.reshape(-1, *self.input_shape))
+        return output.flatten(1)
+
+    def output_of(self, sample: Tensor) -> Tensor:
+        """The layer's own output, W u + b, for one input: (q,) to (p,)."""
+        return self.apply(sample[None].to("cpu", torch.float64))[0] + self._offset
+
+    def gram_rows(self, rows: Tensor) -> Tensor:
+        """Multiply by W^T W: rows of (n, q) to rows of (n, q)."""
+        with torch.enable_grad():
+            inputs = rows.reshape(-1, *self.input_shape).requires_grad_()
+            # The gradient of |W u|^2 / 2 is W^T W u: automatic differentiation knows the adjoint
+            # of every kind of padding, stride and grouping.
+            energy = self._twin(inputs).square().sum() / 2
+        return torch.autograd.grad(energy, inputs)[0].flatten(1)
+
+    @functools.cached_property
+    def factor(self) -> Factor:
+        """Of W^T W, which itself is not kept."""
+        return factor(self.gram())
+
+    def gram(self) -> Tensor:
+        """W^T W, shape (q, q)."""
+        gram = torch.empty(self.input_size, self.input_size, dtype=torch.float64)
+        rows = max(1, CHUNK_NUMBERS // self.output_size)
+        for start in range(0, self.input_size, rows):
+            stop = min(start + rows, self.input_size)
+            unit = torch.zeros(stop - start, self.input_size, dtype=torch.float64)
+            unit[:, start:stop].fill_diagonal_(1.0)
+            gram[start:stop] = self.gram_rows(unit)
+        return (gram + gram.T) / 2
+
+    def column_signs(self, rebuild: Tensor) -> Tensor:
+        """Signs of V = W B by the rule of `signs`, without holding V, shape (components,)."""
+        columns = max(1, CHUNK_NUMBERS // self.output_size)
+        return torch.cat(
+            [signs(self.apply(part.T).T) for part in torch.split(rebuild, columns, dim=1)]
+        )
+
+
+def is_affine(layer: nn.Module) -> bool:
+    """Whether a layer's output is an affine function of its input, by its type.
+
+    A subclass may override `forward`, and a hook may change what goes in or comes out, so both
+    count as not affine.
+
+    Example:
+        >>> is_affine(nn.Conv2d(3, 16, 3)), is_affine(nn.ReLU())
+        (True, False)
+    """
+    # nn.Module offers no public way to ask whether a hook is there.
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    return type(layer) in _TWINS and not hooked
+
+
+@torch.no_grad()
+def fold(moments: Moments, linear: LinearPart, n_components: int | float | None) -> FoldedPCA:
+    """Decompose the output of an affine layer from the moments of its input.
+
+    Args:
+        moments: Of the layer's input.
+        linear: The layer's linear part.
+        n_components: As for `PCA.from_moments`.
+
+    Raises:
+        NotEnoughDataError: When the data have fewer components than asked for.
+    """
+    eigenvalues, rotation = _rotation(moments, linear, n_components)
+    rebuild = linear.factor.inverse_transpose(rotation)
+    sign = linear.column_signs(rebuild)
+    return FoldedPCA(
+        mean=moments.mean.cpu().clone(),
+        project=(linear.factor.matrix @ rotation).mul_(sign),
+        rebuild=rebuild.mul_(sign),
+        singular_values=eigenvalues[: rotation.shape[1]].sqrt(),
+        n_samples=moments.count,
+        total_variance=total_variance(eigenvalues, moments.count),
+    )
+
+
+@torch.no_grad()
+def fold_one_way(moments: Moments, linear: LinearPart, n_components: int) -> Projection:
+    """The same without the way back and without signs: less work and two matrices less.
+
+    Args:
+        moments: Of the layer's input.
+        linear: The layer's linear part.
+        n_components: How many.
+
+    Raises:
+        NotEnoughDataError: When the data have fewer components than asked for.
+    """
+    eigenvalues, rotation = _rotation(moments, linear, n_components)
+    return Projection(
+        mean=moments.mean.cpu().clone(),
+        project=linear.factor.matrix @ rotation,
+        explained_variance=eigenvalues[:n_components] / (moments.count - 1),
+    )
+
+
+def _rotation(
+    moments: Moments, linear: LinearPart, n_components: int | float | None
+) -> tuple[Tensor, Tensor]:
+    """All eigenvalues of the output's scatter, and U, shape (rank of W, components)."""
+    right = linear.factor.matrix
+    # In one expression: nothing of size q x q outlives it but what is decomposed.
+    eigenvalues, rotation = eigh_descending(right.T @ moments.scatter.cpu() @ right)
+    kept = choose_components(n_components, eigenvalues, moments.count)
+    return eigenvalues, rotation[:, :kept]
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """Of a symmetric G = R R^T.
+
+    Attributes:
+        matrix: R, shape (q, rank).
+        inverse_transpose: Multiplies by R^-T, or by its pseudo-inverse: (rank, n) to (q, n).
+    """
+
+    matrix: Tensor
+    inverse_transpose: Callable[[Tensor], Tensor]
+
+
+def factor(gram: Tensor) -> Factor:
+    """Factor a positive semi-definite matrix, shape (q, q)."""
+    lower, failed = torch.linalg.cholesky_ex(gram)
+    pivots = lower.diagonal()
+    if not failed and pivots.min() > CHOLESKY_PIVOT_RATIO * pivots.max():
+        return Factor(lower, functools.partial(_solve, lower.T))
+    eigenvalues, vectors = eigh_descending(gram)
+    # At least one direction stays: a layer of zeros is then reported as constant activations.
+    rank = max(1, int((eigenvalues > NULL_DIRECTION * eigenvalues[0]).sum()))
+    scale = eigenvalues[:rank].sqrt()
+    directions = vectors[:, :rank]
+    return Factor(directions * scale, functools.partial(torch.matmul, directions / scale))
+
+
+def _solve(upper: Tensor, columns: Tensor) -> Tensor:
+    solution: Tensor = torch.linalg.solve_triangular(upper, columns, upper=True)
+    return solution
+
+
+def _bias_free_twin(layer: nn.Module) -> nn.Module:
+    twin = _TWINS[type(layer)](layer)
+    weight = layer.weight
+    if not isinstance(weight, Tensor) or not isinstance(twin.weight, Tensor):
+        raise TypeError(f"{type(layer).__name__} keeps no weight tensor.")
+    with torch.no_grad():
+        twin.weight.copy_(weight)
+    return twin.requires_grad_(False)
+
+
+def _offset(layer: nn.Module, probe: Tensor) -> Tensor:
+    """The bias b as the layer adds it: to channels (convolution) or to the last dimension."""
+    bias = layer.bias
+    if not isinstance(bias, Tensor):
+        return torch.zeros_like(probe).flatten()
+    bias = bias.detach().to("cpu", torch.float64)
+    if not isinstance(layer, nn.Linear):
+        bias = bias.reshape(-1, *[1] * (probe.dim() - 2))
+    return (probe * 0 + bias).flatten()
+
+
+def _conv_twin(layer: nn.Module) -> nn.Module:
+    return _uninitialised(
+        type(layer),
+        layer.in_channels,
+        layer.out_channels,
+        layer.kernel_size,
+        stride=layer.stride,
+        padding=layer.padding,
+        dilation=layer.dilation,
+        groups=layer.groups,
+        padding_mode=layer.padding_mode,
+    )
+
+
+def _linear_twin(layer: nn.Module) -> nn.Module:
+    return _uninitialised(nn.Linear, layer.in_features, layer.out_features)
+
+
+def _uninitialised(kind: type[nn.Module], *arguments: object, **options: object) -> nn.Module:
+    # `skip_init` draws no random numbers: fitting must not move the caller's generator.
+    module: nn.Module = skip_init(  # type: ignore[no-untyped-call]
+        kind, *arguments, **options, bias=False, dtype=torch.float64
+    )
+    return module
+
+
+_TWINS: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {
+    nn.Conv1d: _conv_twin,
+    nn.Conv2d: _conv_twin,
+    nn.Conv3d: _conv_twin,
+    nn.Linear: _linear_twin,
+}

@@ -1,0 +1,220 @@
+"""A basis for large images that needs no large matrix: channel PCA x two-dimensional DCT.
+
+The p x p covariance of a 3 x 224 x 224 image has 23 billion entries; its PCA is out of reach, and
+so is a basis of 2,000 vectors of 150,528 numbers for every filter. But where the statistics of an
+image do not depend on the place, neighbouring places being alike, the principal components are
+close to cosines in space times a fixed rotation of the channels. Here they are taken to be just
+that: rotate the C channels by the PCA of their covariance, take the two-dimensional discrete cosine
+transform (DCT-II, orthonormal) of each, and order the C H W coefficients by their variance.
+
+The basis is orthonormal whatever the data, so unit gains are the identity and energies add up; the
+variance of every coefficient is exact. What is not exact is that coefficients may be correlated: it
+is the PCA where they are not. One pass over the data suffices, with a C x C matrix a frequency
+(3.6 MB for 3 x 224 x 224). The transform is two small products an axis: H + W + C multiply-adds a
+number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError
+from ttapca.spectral.pca import (
+    check_n_components,
+    check_sample_count,
+    eigh_descending,
+    flatten_samples,
+    float64_device,
+    signs,
+)
+
+# Samples are transformed so many numbers at a time: work space stays near 100 MB.
+CHUNK_NUMBERS = 4_000_000
+
+# Variances below this share of the largest one are rounding.
+NO_VARIANCE = 1e-14
+
+
+def dct_matrix(size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The orthonormal DCT-II as a matrix: row k is the k-th cosine, shape (size, size).
+
+    Example:
+        >>> dct = dct_matrix(4)
+        >>> torch.allclose(dct @ dct.T, torch.eye(4, dtype=torch.float64))
+        True
+        >>> (dct @ torch.ones(4, dtype=torch.float64)).round(decimals=6).abs().tolist()
+        [2.0, 0.0, 0.0, 0.0]
+    """
+    place = torch.arange(size, dtype=torch.float64)
+    cosines = torch.cos(math.pi / size * (place + 0.5) * place[:, None])
+    cosines *= math.sqrt(2 / size)
+    cosines[0] /= math.sqrt(2)
+    return cosines.to(dtype)
+
+
+def dct_coefficients(images: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Two-dimensional DCT of every channel, shape as given.
+
+    Args:
+        images: Shape (..., H, W).
+        height: `dct_matrix(H)`.
+        width: `dct_matrix(W)`.
+
+    Example:
+        >>> images = torch.ones(1, 1, 2, 2)
+        >>> both = dct_matrix(2, torch.float32)
+        >>> dct_coefficients(images, both, both).round(decimals=3).tolist()
+        [[[[2.0, 0.0], [0.0, 0.0]]]]
+    """
+    return height @ (images @ width.T)
+
+
+def dct_images(coefficients: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """The inverse of `dct_coefficients`, shape as given."""
+    return height.T @ (coefficients @ width)
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelDCT:
+    """The fitted basis.
+
+    Attributes:
+        mean: Of the images, flattened, shape (C H W,).
+        rotation: Of the channels, orthonormal columns by falling variance, shape (C, C).
+        order: Which coefficient each component is, counted through (C, H, W), shape (components,).
+        singular_values: Of the centred coefficients, falling, shape (components,).
+        n_samples: Number of images.
+        total_variance: Over all coefficients.
+    """
+
+    mean: Tensor
+    rotation: Tensor
+    order: Tensor
+    singular_values: Tensor
+    n_samples: int
+    total_variance: float
+
+
+class CoefficientMoments:
+    """Streaming mean and covariance between channels, for every frequency on its own.
+
+    Args:
+        shape: Of an image: (channels, height, width).
+        device: Where it is computed.
+
+    Example:
+        >>> moments = CoefficientMoments((1, 2, 2)).update(torch.rand(10, 1, 2, 2))
+        >>> moments.count, tuple(moments.scatter.shape)
+        (10, (4, 1, 1))
+    """
+
+    def __init__(self, shape: tuple[int, ...], *, device: torch.device | str = "cpu") -> None:
+        if len(shape) != 3:
+            raise OptionError(
+                "The DCT basis is for images, samples of shape (channels, height, width); found "
+                f"{tuple(shape)}. Choose another route, or a layer that takes or gives images."
+            )
+        self.shape = tuple(shape)
+        channels, height, width = self.shape
+        device = float64_device(device)
+        self._height = dct_matrix(height).to(device)
+        self._width = dct_matrix(width).to(device)
+        self.count = 0
+        zeros = torch.zeros(height * width, channels, dtype=torch.float64, device=device)
+        self.mean = zeros  # of the coefficients, (frequencies, channels)
+        self.scatter = zeros[:, :, None].repeat(1, 1, channels)
+
+    @torch.no_grad()
+    def update(self, batch: Tensor) -> CoefficientMoments:
+        """Add a batch of images, shape (samples, *shape).
+
+        Raises:
+            ShapeError: When the images have another size.
+            NonFiniteError: When the batch holds NaN or infinity; nothing is added then.
+        """
+        size = math.prod(self.shape)
+        images = flatten_samples(batch, size).reshape(-1, *self.shape)
+        if not torch.isfinite(images).all():
+            raise NonFiniteError("PCA needs finite numbers; found NaN or infinity in a batch.")
+        for part in torch.split(images, max(1, CHUNK_NUMBERS // size)):
+            self._add(part.to(self._height))
+        return self
+
+    def _add(self, images: Tensor) -> None:
+        count = len(images)
+        if not count:
+            return
+        coefficients = dct_coefficients(images, self._height, self._width)
+        # (frequencies, samples, channels): a small matrix product for every frequency.
+        table = coefficients.flatten(2).permute(2, 0, 1)
+        mean = table.mean(1)
+        centred = table - mean[:, None]
+        delta = mean - self.mean
+        total = self.count + count
+        self.scatter += centred.mT @ centred
+        self.scatter += (self.count * count / total) * delta[:, :, None] * delta[:, None, :]
+        self.mean = self.mean + delta * (count / total)
+        self.count = total
+
+
+@torch.no_grad()
+def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | None) -> ChannelDCT:
+    """Rotate the channels, and order the coefficients by variance.
+
+    Args:
+        moments: What was seen.
+        n_components: A number of coefficients to keep, a fraction of the variance, or None for all
+            that vary.
+
+    Raises:
+        NotEnoughDataError: When fewer coefficients vary than asked for.
+
+    Example:
+        >>> images = torch.randn(50, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+        >>> fitted = fit_channel_dct(CoefficientMoments((3, 4, 4)).update(images), 10)
+        >>> tuple(fitted.rotation.shape), tuple(fitted.order.shape)
+        ((3, 3), (10,))
+    """
+    check_n_components(n_components)
+    check_sample_count(None, moments.count)
+    # The DCT is orthonormal: the scatter of the pixels' channels is the sum over frequencies.
+    _, rotation = eigh_descending(moments.scatter.sum(0))
+    rotation = rotation * signs(rotation)
+    scatter = torch.einsum("fcd,ck,dk->kf", moments.scatter, rotation, rotation).clamp_min(0.0)
+    ordered, order = scatter.flatten().sort(descending=True, stable=True)
+    kept = _choose(n_components, ordered, moments.count)
+    channels, height, width = moments.shape
+    mean = dct_images(
+        moments.mean.T.reshape(channels, height, width), moments._height, moments._width
+    )
+    return ChannelDCT(
+        mean=mean.flatten().cpu(),
+        rotation=rotation.cpu(),
+        order=order[:kept].cpu(),
+        singular_values=ordered[:kept].sqrt().cpu(),
+        n_samples=moments.count,
+        total_variance=float(ordered.sum()) / (moments.count - 1),
+    )
+
+
+def _choose(n_components: int | float | None, ordered: Tensor, n_samples: int) -> int:
+    varying = int((ordered > NO_VARIANCE * ordered[0]).sum())
+    if varying == 0:
+        raise NotEnoughDataError(
+            f"The basis needs images that vary; all {n_samples} were the same. Fit on other data."
+        )
+    if n_components is None:
+        return varying
+    if isinstance(n_components, int):
+        if n_components > varying:
+            raise NotEnoughDataError(
+                f"The number of components is at most that of the coefficients which vary, here "
+                f"{varying:,}; found n_components={n_components:,}. Ask for fewer, or None for all."
+            )
+        return n_components
+    explained = ordered.cumsum(0) / ordered.sum()
+    return min(int((explained < n_components).sum()) + 1, varying)

@@ -1,0 +1,142 @@
+"""PCA of few samples with many numbers each: exact, from the Gram matrix of the samples.
+
+With n centred samples as the rows of A, the n x n matrix A A^T = U s^2 U^T has the singular values
+s of A, and the components are the columns of A^T U / s. Where n is smaller than the p numbers of a
+sample, this is the smaller of the two problems, and it needs one pass over the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ttapca.errors import NonFiniteError
+from ttapca.spectral.pca import (
+    PCA,
+    check_sample_count,
+    choose_components,
+    eigh_descending,
+    flatten_samples,
+    float64_device,
+    signs,
+    total_variance,
+)
+
+# Up to so many samples, the n x n matrix is decomposed within seconds; and so many bytes of
+# activations are kept in memory for it.
+MOST_SAMPLES = 4096
+MOST_BYTES = 2**30
+
+COLUMNS = 1024  # are brought to float64 at a time: all of them would take twice the activations
+
+
+def hold(batches: Iterator[Tensor], *, limited: bool = True) -> tuple[list[Tensor], bool]:
+    """Keep batches in memory, until there are more than the Gram matrix is made for.
+
+    Args:
+        batches: What is not read of it is left in it.
+        limited: Whether to stop past `MOST_SAMPLES` or `MOST_BYTES`.
+
+    Returns:
+        Copies of what was read, and whether that is all.
+
+    Example:
+        >>> held, complete = hold(iter([torch.zeros(2, 3), torch.zeros(1, 3)]))
+        >>> len(held), complete
+        (2, True)
+    """
+    held: list[Tensor] = []
+    samples = size = 0
+    for batch in batches:
+        held.append(batch.clone())  # a layer may give a view of what the caller fills anew
+        samples += len(batch)
+        size += batch.numel() * batch.element_size()
+        if limited and (samples > MOST_SAMPLES or size > MOST_BYTES):
+            return held, False
+    return held, True
+
+
+class SampleGram:
+    """Samples, and the products of each with each other about their mean.
+
+    Args:
+        batches: The samples, each batch of shape (samples, ...).
+        size: Numbers in a sample, p.
+        device: Where to compute.
+
+    Raises:
+        NotEnoughDataError: When there are fewer than two samples.
+        NonFiniteError: When one of them holds NaN or infinity.
+
+    Example:
+        >>> gram = SampleGram([torch.tensor([[0.0, 0.0], [3.0, 4.0]])], 2)
+        >>> round(gram.pca(1).singular_values.item() ** 2, 6)  # 2 samples at 2.5 from their mean
+        12.5
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self, batches: Iterable[Tensor], size: int, *, device: torch.device | str = "cpu"
+    ) -> None:
+        self._size = size
+        self._device = float64_device(device)
+        self._rows = [flatten_samples(batch, size) for batch in batches]
+        self.count = sum(len(rows) for rows in self._rows)
+        check_sample_count(None, self.count)
+        self._products = torch.zeros(
+            self.count, self.count, dtype=torch.float64, device=self._device
+        )
+        for columns in self._columns():
+            if not torch.isfinite(columns).all():
+                raise NonFiniteError("PCA needs finite numbers; found NaN or infinity in a batch.")
+            # About the mean before they are multiplied: afterwards, digits would be lost.
+            columns -= columns.mean(0)
+            self._products.addmm_(columns, columns.T)
+
+    def _columns(self) -> Iterator[Tensor]:
+        """All samples in float64, some columns at a time, shape (samples, columns)."""
+        for start in range(0, self._size, COLUMNS):
+            parts = [rows[:, start : start + COLUMNS] for rows in self._rows]
+            yield torch.cat(parts).to(self._device, torch.float64)
+
+    @torch.no_grad()
+    def pca(self, n_components: int | float | None = None, *, leave_out: Sequence[int] = ()) -> PCA:
+        """Decompose the samples.
+
+        Args:
+            n_components: A number of components, a fraction of the variance (a float up to 1), or
+                None for all that the samples have.
+            leave_out: Numbers of samples to do without.
+
+        Raises:
+            NotEnoughDataError: When the samples have fewer components than asked for.
+            OptionError: When `n_components` makes no sense.
+        """
+        kept = torch.ones(self.count, dtype=torch.bool, device=self._device)
+        kept[list(leave_out)] = False
+        products = self._products[kept][:, kept]
+        if leave_out:  # they have another mean
+            products = (
+                products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
+            )
+        eigenvalues, vectors = eigh_descending(products)
+        count = len(products)
+        number = choose_components(n_components, eigenvalues, count)
+        vectors = vectors[:, :number]
+        mean = torch.empty(self._size, dtype=torch.float64, device=self._device)
+        basis = torch.empty(self._size, number, dtype=torch.float64, device=self._device)
+        for start, columns in zip(range(0, self._size, COLUMNS), self._columns(), strict=True):
+            columns = columns[kept]
+            mean[start : start + COLUMNS] = columns.mean(0)
+            basis[start : start + COLUMNS] = (columns - columns.mean(0)).T @ vectors
+        # The columns are orthogonal but for rounding, which grows where singular values are small.
+        basis, lengths = torch.linalg.qr(basis)
+        return PCA(
+            mean=mean,
+            basis=basis * signs(basis),
+            singular_values=lengths.diagonal().abs(),
+            n_samples=count,
+            total_variance=total_variance(eigenvalues, count),
+        )

@@ -1,0 +1,249 @@
+"""PCA of activations too long for a p x p matrix: block Krylov iteration from a random start.
+
+Each pass over the data multiplies the scatter matrix S, which is never formed, with a block of
+orthonormal columns. What comes out, made orthogonal to all blocks before it, is the next block
+(Musco and Musco, "Randomized Block Krylov Methods for Stronger and Faster Approximate Singular
+Value Decomposition", NeurIPS 2015). With no block forgotten, far fewer passes are needed than by
+power iteration. The best eigenvectors within all blocks (Ritz vectors) are the components.
+
+For each of them the residual r = |S v - d v| is computed exactly, and S has an eigenvalue within r
+of d: a bound that holds whatever the data, reported relative to d. Passes are made until it shows
+that the singular values of the first half of the components are as good as asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ttapca.errors import NonFiniteError, OptionError
+from ttapca.spectral.pca import (
+    PCA,
+    check_n_components,
+    check_sample_count,
+    choose_components,
+    eigh_descending,
+    flatten_samples,
+    float64_device,
+    signs,
+)
+
+# Extra columns beyond the components asked for: the trailing ones converge slowest.
+OVERSAMPLING = 64
+
+# Relative error of a singular value in the first half of the components.
+TOLERANCE = 1e-3
+
+# Real activations take four or five passes, a spectrum that hardly falls six.
+MAX_PASSES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class RandomisedPCA(PCA):
+    """A PCA with a bound on its error.
+
+    Attributes:
+        error_bound: For each component, a bound on the relative distance from its squared singular
+            value to that of the nearest exact one, shape (components,).
+        missed_variance: Share of the total variance outside the subspace that was searched.
+        passes: How often the data were read.
+    """
+
+    error_bound: Tensor
+    missed_variance: float
+    passes: int
+
+
+def singular_value_error(error_bound: Tensor) -> float:
+    """Relative error that no singular value of the first half of the components exceeds.
+
+    Args:
+        error_bound: Relative bounds on the squared singular values, shape (components,).
+
+    Example:
+        >>> round(singular_value_error(torch.tensor([0.002, 0.1])), 6)
+        0.001001
+    """
+    worst = float(error_bound[: math.ceil(len(error_bound) / 2)].max())
+    return 1 - math.sqrt(max(0.0, 1 - worst))
+
+
+class _ScatterProduct:
+    """One pass: mean, S Q and the trace of S from a stream, with Chan's pairwise update."""
+
+    def __init__(self, block: Tensor) -> None:
+        self.block = block
+        self.count = 0
+        self.mean = torch.zeros_like(block[:, 0])
+        self.product = torch.zeros_like(block)
+        self.trace = 0.0
+
+    def update(self, batch: Tensor) -> None:
+        samples = flatten_samples(batch, len(self.block)).to(self.block)
+        if not torch.isfinite(samples).all():
+            raise NonFiniteError("PCA needs finite numbers; found NaN or infinity in a batch.")
+        if len(samples) == 0:
+            return
+        count, mean = len(samples), samples.mean(0)
+        centred = samples - mean
+        delta = mean - self.mean
+        weight = self.count * count / (self.count + count)
+        self.product.addmm_(centred.T, centred @ self.block)
+        self.product.addr_(delta, delta @ self.block, alpha=weight)
+        self.trace += float(centred.square().sum() + weight * delta.square().sum())
+        self.mean += delta * (count / (self.count + count))
+        self.count += count
+
+
+class _KrylovSpace:
+    """The blocks so far, orthonormal, and what S does within them."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []  # each of shape (p, columns)
+        self._inner = torch.zeros(0, 0)  # Q^T S Q over all blocks
+        self._outside = torch.zeros(0, 0)  # the part of S times the last block beyond all blocks
+
+    def add(self, block: Tensor, product: Tensor) -> None:
+        """Take in a block and S times it."""
+        self._blocks.append(block)
+        coefficients = torch.cat([each.T @ product for each in self._blocks])
+        old = len(self._inner)
+        inner = block.new_zeros(len(coefficients), len(coefficients))
+        inner[:old, :old] = self._inner
+        inner[:, old:] = coefficients
+        inner[old:, :old] = coefficients[:old].T
+        self._inner = (inner + inner.T) / 2
+        self._outside = self._orthogonal(product)
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return len(self._blocks)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the blocks span everything."""
+        return len(self._inner) == len(self._outside)
+
+    def next_block(self) -> Tensor:
+        """Where S leads to from the last block."""
+        left = len(self._outside) - len(self._inner)
+        # Columns of rounding errors alone, where nothing is left, must be orthogonal as well: once
+        # more, after they have been brought to length 1.
+        return _orthonormal(self._orthogonal(_orthonormal(self._outside[:, :left])))
+
+    def ritz(self, n_components: int, n_samples: int) -> tuple[Tensor, Tensor, Tensor]:
+        """All eigenvalues within the space, the first eigenvectors, the bounds of these."""
+        eigenvalues, rotation = eigh_descending(self._inner)
+        kept = choose_components(n_components, eigenvalues, n_samples)
+        rotation = rotation[:, :kept]
+        # S times a Ritz vector leaves the space by way of the last block only.
+        residual = self._outside @ rotation[-self._outside.shape[1] :]
+        bounds = torch.linalg.vector_norm(residual, dim=0) / eigenvalues[:kept]
+        return eigenvalues, rotation, bounds
+
+    def columns(self, rotation: Tensor) -> Tensor:
+        """Vectors of shape (p, ...) from their coefficients in all blocks."""
+        parts = torch.split(rotation, [block.shape[1] for block in self._blocks])
+        basis = rotation.new_zeros(len(self._outside), rotation.shape[1])
+        for block, part in zip(self._blocks, parts, strict=True):
+            basis.addmm_(block, part)
+        return basis
+
+    def _orthogonal(self, block: Tensor) -> Tensor:
+        """The part of each column that is orthogonal to all blocks."""
+        block = block.clone()
+        for _ in range(2):  # once more for the rounding errors
+            for each in self._blocks:
+                block.addmm_(each, each.T @ block, alpha=-1)
+        return block
+
+
+@torch.no_grad()
+def randomised_pca(
+    passes_over: Callable[[], Iterable[Tensor]],
+    size: int,
+    n_components: int | float | None,
+    *,
+    tolerance: float = TOLERANCE,
+    max_passes: int = MAX_PASSES,
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> RandomisedPCA:
+    """Leading principal components in a few passes over the data.
+
+    Args:
+        passes_over: Called once a pass; gives the batches, each of shape (samples, ...), the same
+            samples every time, in any order.
+        size: Numbers in a sample, p.
+        n_components: How many components.
+        tolerance: Passes are made until the singular values of the first half of the components
+            have at most this relative error, by their bound.
+        max_passes: But no more than these, at least 2; a warning says what was reached by then.
+        generator: Draws the starting block; a fixed seed by default.
+        device: Where the blocks live, each of shape (p, n_components + 64), one fewer than passes.
+
+    Raises:
+        OptionError: When `n_components` is not a number: how many components hold a fraction of
+            the variance is not known before the passes.
+        NotEnoughDataError: When the data have fewer components than asked for.
+    """
+    check_n_components(n_components)
+    if not isinstance(n_components, int):
+        raise OptionError(
+            f"Many samples of {size:,} numbers are decomposed by the randomised route, which "
+            f"needs a whole number of components; found n_components={n_components!r}."
+        )
+    if max_passes < 2:
+        raise OptionError(f"The randomised route needs at least 2 passes; found {max_passes}.")
+    generator = generator or torch.Generator().manual_seed(0)
+    columns = min(n_components + OVERSAMPLING, size)
+    start = torch.randn(size, columns, generator=generator, dtype=torch.float64)
+    scatter = _one_pass(passes_over, start.to(float64_device(device)))
+    check_sample_count(n_components, scatter.count)
+    space = _KrylovSpace()
+    block = _orthonormal(scatter.product)
+    for _ in range(max_passes - 1):
+        scatter = _one_pass(passes_over, block)
+        space.add(block, scatter.product)
+        eigenvalues, rotation, bounds = space.ritz(n_components, scatter.count)
+        reached = singular_value_error(bounds)
+        if reached <= tolerance or space.complete:
+            break
+        block = space.next_block()
+    else:
+        warnings.warn(
+            f"Singular values of the first half of {n_components} components are to be within "
+            f"{tolerance:.1g} of the exact ones; after {max_passes} passes over the data their "
+            f"bound is {reached:.1g}. Ask for more components than you need, and truncate.",
+            stacklevel=2,
+        )
+    basis = space.columns(rotation)
+    return RandomisedPCA(
+        mean=scatter.mean,
+        basis=basis * signs(basis),
+        singular_values=eigenvalues[:n_components].sqrt(),
+        n_samples=scatter.count,
+        total_variance=scatter.trace / (scatter.count - 1),
+        error_bound=bounds,
+        missed_variance=max(0.0, 1.0 - float(eigenvalues.sum()) / scatter.trace),
+        passes=space.blocks + 1,
+    )
+
+
+def _one_pass(passes_over: Callable[[], Iterable[Tensor]], block: Tensor) -> _ScatterProduct:
+    scatter = _ScatterProduct(block)
+    for batch in passes_over():
+        scatter.update(batch)
+    return scatter
+
+
+def _orthonormal(block: Tensor) -> Tensor:
+    """Orthonormal columns that span those of the block."""
+    found: Tensor = torch.linalg.qr(block)[0]
+    return found

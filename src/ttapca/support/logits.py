@@ -1,0 +1,62 @@
+"""What logits say: probabilities and their entropy, after a check that they are logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ttapca.errors import LayerOutputError
+
+
+def softmax_entropy(logits: Tensor) -> Tensor:
+    """Entropy of each prediction, in nats.
+
+    Args:
+        logits: Shape (batch, classes), or (batch, classes, ...) for dense predictions.
+
+    Returns:
+        Shape (batch,) or (batch, ...); float32 at least.
+
+    Raises:
+        LayerOutputError: When this is not a tensor with a class dimension, or has one class.
+
+    Example:
+        >>> softmax_entropy(torch.zeros(1, 2)).tolist()  # log 2
+        [0.6931471824645996]
+    """
+    log_probabilities = log_softmax(logits)
+    return -(log_probabilities.exp() * log_probabilities).sum(1)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Logarithms of the predicted probabilities, in float32 at least.
+
+    Args:
+        logits: Shape (batch, classes, ...).
+
+    Raises:
+        LayerOutputError: When this is not a tensor with a class dimension, or has one class.
+
+    Example:
+        >>> log_softmax(torch.zeros(1, 2)).exp().tolist()
+        [[0.5, 0.5]]
+    """
+    if not isinstance(logits, Tensor) or logits.dim() < 2:
+        found = (
+            f"shape {tuple(logits.shape)}"
+            if isinstance(logits, Tensor)
+            else f"a {type(logits).__name__}"
+        )
+        raise LayerOutputError(
+            "The model must return logits as one tensor of shape (batch, classes, ...); found "
+            f"{found}. Wrap the model in a module that returns its logits."
+        )
+    if logits.shape[1] < 2:
+        raise LayerOutputError(
+            "A method that lowers entropy needs logits of two classes or more; the model returns "
+            f"{logits.shape[1]}, and the softmax of one logit is always 1. Return two, which are a "
+            "sigmoid: torch.cat([torch.zeros_like(z), z], 1); or choose a method that does not "
+            "look at classes, such as `bn` or `wiener`."
+        )
+    precise = torch.promote_types(logits.dtype, torch.float32)
+    return logits.log_softmax(1, dtype=precise)
