@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
+import gc
 import pickle
 import subprocess
 import sys
@@ -216,6 +217,51 @@ def test_surfaces_are_taken_away_in_any_order() -> None:
             surfaces[number].detach()
         assert torch.equal(layer(x), expected)
     assert vars(layer)["forward"](x).shape == x.shape
+
+
+@pytest.mark.parametrize("method", ttapca.RECIPES)
+def test_a_lost_adapter_is_no_trap(method: str) -> None:
+    model = small_convnet().train()
+    before = picture_of(model)
+    adapted(model, method)(X)
+    gc.collect()
+    assert ttapca.detach(model) is model
+    assert_same_picture(before, picture_of(model))
+    assert_same_picture(before, picture_of(ttapca.detach(model)))  # and there is nothing left to do
+
+
+def test_everything_comes_off_that_was_put_on_without_an_adapter() -> None:
+    model = nn.Sequential(small_convnet(), nn.Identity()).eval()
+    before = picture_of(model)
+    ttapca.adapt(model[0], "bn")  # of a part of the model
+    twin = nn.Sequential(small_convnet(), nn.Identity()).eval()  # to fit on: not adapted
+    ttapca.attach(model, ttapca.fit(twin, "0.conv2", DATA, 10))
+    NormAffine().attach(model)
+    ttapca.detach(model)
+    assert_same_picture(before, picture_of(model))
+
+
+def test_an_adapter_is_a_context_manager() -> None:
+    model = small_convnet().train()
+    before = picture_of(model)
+    with adapted(model, "tent") as adapter:
+        assert adapter(X).shape == (12, 5)
+    assert_same_picture(before, picture_of(model))
+    with pytest.raises(RuntimeError, match="channels"), adapted(model, "tent") as adapter:
+        adapter(torch.zeros(4, 5, 6, 6).double())
+    assert_same_picture(before, picture_of(model))
+
+
+def test_a_copy_of_an_adapted_model_can_be_freed_by_itself() -> None:
+    model = small_convnet()
+    adapter = adapted(model, "wiener", episodic=False)
+    expected = adapter(3 * X)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        ttapca.detach(twin)
+        assert torch.equal(twin(X), small_convnet()(X))
+        assert "forward" not in vars(twin)
+    adapter.reset()
+    assert torch.equal(adapter(3 * X), expected)
 
 
 def test_a_model_that_is_a_normalisation_layer() -> None:

@@ -23,6 +23,7 @@ from ttapca._version import __version__
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter as Adapter
+    from ttapca.adaptation.adapter import detach as detach
     from ttapca.adaptation.costs import Cost as Cost
     from ttapca.adaptation.costs import measure_cost as measure_cost
     from ttapca.adaptation.explanation import Explanation as Explanation
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 # The same, for the interpreter: a test keeps the two lists equal.
 _HOMES = {
     "Adapter": "adaptation.adapter",
+    "detach": "adaptation.adapter",
     "Attachment": "fitting.attachment",
     "attach": "fitting.attachment",
     "Cost": "adaptation.costs",

@@ -181,6 +181,7 @@ def test_a_failed_cell_is_told_and_exits_with_1(
         ("--option tent", 2, "--option takes METHOD.NAME=VALUE"),
         ("--option tent.speed=3", 2, "`tent` has no option `speed`"),
         ("--seeds a", 2, "--seeds takes whole numbers, such as 1,3 or 0-2; found `a`"),
+        ("--seeds 0-99999999999", 2, "--seeds takes at most 10,000 numbers"),
         ("--settings offline", 2, "must be one of episodic, online"),
         ("--images 1000000 --data digits", 1, "has 596 test images; asked for are 1,000,000"),
         ("--to foreign.sqlite --data digits", 1, "is another database"),

@@ -14,9 +14,10 @@ from ttapca.adaptation.guards import CollapseGuard, GuardEvent
 from ttapca.adaptation.optimisation import Mover
 from ttapca.adaptation.surfaces import Surface
 from ttapca.errors import AttachError, OptionError
+from ttapca.fitting.attachment import detach_filter
 from ttapca.support.group_norm import make_gradients_safe
 from ttapca.support.modules import explained_inputs, restore_training_flags, training_flags
-from ttapca.support.wrapping import WrapperHandle
+from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
 
@@ -60,6 +61,8 @@ class Adapter(nn.Module):
         torch.Size([5, 3])
         >>> adapted.detach() is model
         True
+        >>> with Adapter(model, [BatchNormStatistics(alpha=1.0)]) as adapted:  # detached after it
+        ...     logits = adapted(torch.randn(5, 4))
     """
 
     def __init__(
@@ -98,8 +101,9 @@ class Adapter(nn.Module):
             for surface in surfaces:
                 surface.attach(model)
                 done.append(surface)
+            self._handles = [wrap_forward(model, _OwnedBy(self))]
             if self.mover.needs_gradients:
-                self._handles = make_gradients_safe(model)
+                self._handles += make_gradients_safe(model)
             self.mover.bind(model, list(self.surfaces.parameters()))
             model.eval()
         except BaseException:
@@ -223,6 +227,14 @@ class Adapter(nn.Module):
                 self._attached = False
         return self.model
 
+    def __enter__(self) -> Self:
+        """Adapt within a `with` block; the model is as it was after it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Detach."""
+        self.detach()
+
     def _take_away(self, surfaces: Sequence[Surface]) -> None:
         for surface in surfaces:
             surface.detach()
@@ -272,6 +284,51 @@ class Adapter(nn.Module):
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             self.mover.apply(fn)
         return self
+
+
+class _OwnedBy(Wrapper):
+    """Keeps an adapter where it can be found again: with its model."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Change nothing."""
+        return forward(*args, **kwargs)
+
+
+def detach(model: nn.Module) -> nn.Module:
+    """Take off whatever is on a model: adapters, surfaces, filters.
+
+    For when the adapter itself is lost, in a notebook say. `Adapter.detach` is the same for one.
+
+    Args:
+        model: Any module, adapted or not; parts of it may be adapted as well.
+
+    Returns:
+        The model, as it was.
+
+    Example:
+        >>> import ttapca
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
+        >>> x = torch.randn(5, 4)
+        >>> plain = model(x)
+        >>> logits = ttapca.adapt(model, "tent")(x)  # and nobody keeps the adapter
+        >>> torch.equal(ttapca.detach(model)(x), plain)
+        True
+    """
+    for module in model.modules():
+        for wrapper in wrappers_of(module):
+            if isinstance(wrapper, _OwnedBy):
+                wrapper.adapter.detach()
+    # Surfaces and filters that were put on without an adapter.
+    for module in model.modules():
+        for wrapper in wrappers_of(module):
+            surface = getattr(wrapper, "surface", None)
+            if isinstance(surface, Surface):
+                surface.detach()
+        detach_filter(module)
+    return model
 
 
 class _Turn:

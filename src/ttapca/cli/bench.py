@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 OF_DIGITS = (DIGITS, DIGITS_NETWORK)  # networks that can have no other data
 LIST = "with commas between"
+MOST_NUMBERS = 10_000
 
 
 def bench(
@@ -170,7 +171,10 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
         first, dash, last = word.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise OptionError(f"{option} takes whole numbers, such as 1,3 or 0-2; found `{text}`.")
-        found.extend(range(int(first), int(last or first) + 1))
+        count = int(last or first) - int(first) + 1
+        if len(found) + count > MOST_NUMBERS:
+            raise OptionError(f"{option} takes at most {MOST_NUMBERS:,} numbers; found `{text}`.")
+        found.extend(range(int(first), int(first) + count))
     return tuple(found)
 
 

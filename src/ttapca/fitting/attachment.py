@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ttapca.errors import AttachError
 from ttapca.fitting.fitted_filter import AnyGain, FittedFilter
@@ -34,6 +35,12 @@ class _FilterHook:
     def __init__(self, spectral_filter: SpectralFilter) -> None:
         self.filter = spectral_filter
         self.enabled = True
+        self.handle: RemovableHandle | None = None
+
+    def remove(self) -> None:
+        """Take the hook off its layer; harmless a second time."""
+        if self.handle is not None:
+            self.handle.remove()
 
     def run(self, samples: Tensor) -> Tensor:
         if samples.device != self.filter.mean.device:
@@ -76,11 +83,11 @@ class Attachment:
         _forget_compiled()
         if folded:
             hook = _InputHook(spectral_filter)
-            self._handle = layer.register_forward_pre_hook(hook, prepend=False, with_kwargs=True)
+            hook.handle = layer.register_forward_pre_hook(hook, prepend=False, with_kwargs=True)
             self._hook = hook
         else:
             self._hook = _OutputHook(spectral_filter)
-            self._handle = layer.register_forward_hook(self._hook)
+            self._hook.handle = layer.register_forward_hook(self._hook)
 
     @property
     def enabled(self) -> bool:
@@ -103,7 +110,7 @@ class Attachment:
 
     def detach(self) -> None:
         """Take the filter away for good; a second call does nothing."""
-        self._handle.remove()
+        self._hook.remove()
 
 
 def attach(
@@ -153,9 +160,22 @@ def attach(
 
 def carries_filter(layer: nn.Module) -> bool:
     """Whether a filter is attached at a layer."""
+    return bool(_filter_hooks(layer))
+
+
+def detach_filter(layer: nn.Module) -> None:
+    """Take the filter off a layer, if there is one: for who has lost its `Attachment`."""
+    for hook in _filter_hooks(layer):
+        hook.remove()
+
+
+def _filter_hooks(layer: nn.Module) -> list[_FilterHook]:
     # nn.Module offers no public way to list its hooks.
-    hooks = (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values())
-    return any(isinstance(hook, _FilterHook) for hook in hooks)
+    hooks: list[object] = [
+        *layer._forward_hooks.values(),
+        *layer._forward_pre_hooks.values(),
+    ]
+    return [hook for hook in hooks if isinstance(hook, _FilterHook)]
 
 
 def _forget_compiled() -> None:
