@@ -252,6 +252,26 @@ class Adapter(nn.Module):
         how = f", {self.mover!r}" if self.mover.needs_gradients else ""
         return f"forgetting={self.forgetting}{how}"
 
+    def get_extra_state(self) -> dict[str, Any]:
+        """What `state_dict` holds beside parameters and buffers: all of the stream."""
+        return {
+            "surfaces": [surface.snapshot() for surface in self._each_surface()],
+            "mover": self.mover.state(),
+            "guard": None if self.guard is None else self.guard.state(),
+            "good": self._good,
+            "calls": self._calls,
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Go on, bit for bit, where another adapter of the same kind was saved."""
+        for surface, snapshot in zip(self._each_surface(), state["surfaces"], strict=True):
+            surface.restore(snapshot)
+        self.mover.load_state(state["mover"])
+        if self.guard is not None and state["guard"] is not None:
+            self.guard.load_state(state["guard"])
+        self._good = state["good"]
+        self._calls = state["calls"]
+
     def _run(self, *inputs: Any, **options: Any) -> Tensor:
         """The model with its surfaces in place; where it fails, say what its inputs are."""
         with explained_inputs((*inputs, *options.values())):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -104,6 +104,16 @@ class CollapseGuard:
     def full(self) -> bool:
         """Whether a whole window has been seen."""
         return len(self._entropies) == self.window
+
+    def state(self) -> dict[str, list[Tensor] | list[float]]:
+        """What the window holds, for `load_state`."""
+        return {"marginals": list(self._marginals), "entropies": list(self._entropies)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on with the window of `state`."""
+        self.forget()
+        self._marginals.extend(state["marginals"])
+        self._entropies.extend(state["entropies"])
 
     def forget(self) -> None:
         """Start a new window."""

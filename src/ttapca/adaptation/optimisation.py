@@ -8,9 +8,10 @@ outputs) is a mover of its own, and shares `Descent`, which takes the steps.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ class Mover:
     """Turns inputs into logits, and may move the surfaces' parameters; this one does not.
 
     Attributes:
+        keeps: Names of the attributes that a stream changes, for `state`.
         needs_gradients: Whether it takes gradient steps; its calls are then made with gradients
             enabled and on tensors that allow them.
         descent: What takes its gradient steps, if anything does.
@@ -40,6 +42,7 @@ class Mover:
         skipped: Batches whose step was skipped because its loss or gradient was not finite.
     """
 
+    keeps: ClassVar[tuple[str, ...]] = ("updates", "skipped")
     needs_gradients = False
     descent: Descent | None = None
 
@@ -53,6 +56,15 @@ class Mover:
 
     def reset(self) -> None:
         """Forget: optimiser, running averages."""
+
+    def state(self) -> dict[str, Any]:
+        """All that a stream has changed, for `load_state`: numbers, tensors, lists and dicts."""
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.keeps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from where `state` was taken."""
+        for name in self.keeps:
+            setattr(self, name, copy.deepcopy(state[name]))
 
     def start_batch(self) -> None:
         """Hear that a batch follows."""
@@ -121,6 +133,16 @@ class Descent:
     def reset(self) -> None:
         """Make a fresh optimiser: moments and step counts are forgotten."""
         self._optimizer = self._make(self.parameters)
+
+    def state(self) -> dict[str, Any]:
+        """Moments and step counts."""
+        return {} if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict())
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on with the moments and step counts of `state`."""
+        self.reset()
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state)
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...] | None:
         """Gradients of a loss, or None where it or they are not finite."""
@@ -216,6 +238,17 @@ class Stepper(Mover):
         self.descent.reset()
         self.generator.manual_seed(self.seed)
 
+    def state(self) -> dict[str, Any]:
+        """The optimiser's and the generator's as well."""
+        drawn = self.generator.get_state()
+        return {**super().state(), "optimiser": self.descent.state(), "generator": drawn}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on, with the optimiser and the generator."""
+        super().load_state(state)
+        self.descent.load_state(state["optimiser"])
+        self.generator.set_state(state["generator"].cpu())
+
     def start_batch(self) -> None:
         """Keep what was drawn so far."""
         self._drawn = self.generator.get_state()
@@ -266,6 +299,18 @@ class GradientSteps(Stepper):
         reset = getattr(self.objective, "reset", None)
         if reset is not None:
             reset()
+
+    def state(self) -> dict[str, Any]:
+        """The objective's running state as well."""
+        kept = getattr(self.objective, "keeps", ())
+        objective = {name: copy.deepcopy(getattr(self.objective, name)) for name in kept}
+        return {**super().state(), "objective": objective}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on, with the objective."""
+        super().load_state(state)
+        for name, value in state["objective"].items():
+            setattr(self.objective, name, copy.deepcopy(value))
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Predict, step, and predict again where the logits are wanted from after the update."""

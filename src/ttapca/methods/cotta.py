@@ -62,6 +62,7 @@ class TeacherAndStudent(Stepper):
         teacher: Its values, one tensor for each parameter of the student.
     """
 
+    keeps = (*Stepper.keeps, "teacher")
     remembers_start = True
 
     def __init__(

@@ -84,6 +84,8 @@ class ReliableSteps(GradientSteps):
         OptionError: When an option makes no sense.
     """
 
+    keeps = (*GradientSteps.keeps, "mean")
+
     def __init__(
         self,
         source: Source | None,

@@ -81,6 +81,7 @@ class EnsembledSteps(GradientSteps):
         OptionError: When an option makes no sense.
     """
 
+    keeps = (*GradientSteps.keeps, "mean")
     remembers_start = True
 
     def __init__(

@@ -60,6 +60,7 @@ class SharpnessAwareSteps(Stepper):
         average: The moving average of the loss; None until there is one.
     """
 
+    keeps = (*Stepper.keeps, "average", "recoveries")
     remembers_start = True
 
     def __init__(

@@ -73,6 +73,8 @@ class DiverseLikelihood:
         -0.6931
     """
 
+    keeps = ("marginal",)
+
     def __init__(
         self,
         likelihood: Likelihood = "soft",

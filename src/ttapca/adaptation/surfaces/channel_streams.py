@@ -108,7 +108,13 @@ class ChannelStreams:
         return both
 
     def snapshot(self) -> list[Tensor]:
-        """All of it as tensors, four to a layer, for `restore`."""
+        """All of it as tensors, for `restore`: which layers have begun, then four to a layer."""
+        return [
+            torch.tensor(sorted(self._begun | self._asked), dtype=torch.int64),
+            *self._moments(),
+        ]
+
+    def _moments(self) -> list[Tensor]:
         return [
             part
             for layer, seen in sorted(self._known().items())
@@ -122,13 +128,14 @@ class ChannelStreams:
 
     def restore(self, snapshot: list[Tensor]) -> None:
         """Return to the state of a snapshot."""
-        fours = [snapshot[start : start + 4] for start in range(0, len(snapshot), 4)]
+        begun, *moments = snapshot or [torch.zeros(0, dtype=torch.int64)]
+        fours = [moments[start : start + 4] for start in range(0, len(moments), 4)]
         self._past = {
             int(layer): ChannelMoments(mean, var, float(samples))
             for layer, mean, var, samples in fours
         }
         self._present = {}
-        self._asked, self._begun = set(), set()
+        self._asked, self._begun = set(), set(begun.tolist())
 
     def _known(self) -> dict[int, ChannelMoments]:
         """What the next batch comes after: broken batches leave no trace."""
