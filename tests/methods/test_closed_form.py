@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from oracles import images, left_untouched, small_convnet
+from oracles import images, left_untouched, options_of, small_convnet
 from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import AttachError, OptionError
@@ -387,3 +387,26 @@ def test_clean_digits_are_safe_and_noisy_ones_better(size: int, digits: Any) -> 
         adapter.detach()
     assert found[0] <= source[0] + 0.4
     assert found[1] < source[1]
+
+
+@pytest.mark.parametrize(
+    "method", ["tent", "shot", "slr+it", "eata", "roid", "sar", "cotta", "ttt"]
+)
+def test_every_method_over_a_closed_form_is_linked_to_it(method: str) -> None:
+    """Statistics follow the filter's stream, and the filter knows what they give back."""
+    given = {"filter": FITTED, "gain": "wiener", "statistics": "mixed"}
+    with ttapca.adapt(small_convnet(), method, **given, **options_of(method)) as adapter:
+        statistics, gains = (
+            next(surface for surface in adapter.surfaces if isinstance(surface, kind))
+            for kind in (BatchNormStatistics, SpectralGains)
+        )
+        assert statistics.memory == gains.memory is not None
+        assert gains.closed_form.relief is not None
+        assert torch.isfinite(adapter(noisy(40))).all()
+        assert 0 < statistics.weight_of(1000) < 0.9 * 1000 / 1016 + 1e-9
+
+
+def test_memo_over_a_closed_form_says_what_its_statistics_give_back() -> None:
+    given = {"filter": FITTED, "gain": "wiener", "prior": 16, **options_of("memo")}
+    with ttapca.adapt(small_convnet(), "memo", **given) as adapter:
+        assert adapter.surfaces[-1].closed_form.relief(1.0) == pytest.approx(1 / 17)

@@ -215,7 +215,8 @@ def _cotta(
         seed=seed,
     )
     weights = Weights(all_parameters, "weights")
-    return Plan([*statistics_surface(statistics), weights, *wishes.filter_below(gain)], mover)
+    below = wishes.filter_below(gain)
+    return Plan([*statistics_surface(statistics, below), weights, *below], mover)
 
 
 COTTA = Recipe("all weights, learned from a slow teacher; some return to the source", _cotta)

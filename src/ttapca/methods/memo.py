@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from ttapca.adaptation.optimisation import Logits, OptimizerFactory, Run, Stepper, sgd
-from ttapca.adaptation.surfaces import BatchNormStatistics, Weights
+from ttapca.adaptation.surfaces import Weights
 from ttapca.adaptation.surfaces.weights import all_parameters
 from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import AnyGain
-from ttapca.methods.recipe import Plan, Recipe, Wishes
+from ttapca.methods.recipe import Plan, Recipe, Wishes, statistics_surface
 from ttapca.methods.temporary_values import put_back
 from ttapca.methods.views import check_count, check_images, mixed_views
 from ttapca.support.logits import log_softmax
@@ -144,7 +144,7 @@ def _memo(
         )
     # As in the official code, the views of an image count as one sample, however many they are.
     alpha = 0.0 if prior is None else 1 / (1 + prior)
-    statistics = BatchNormStatistics(alpha, required=False)
+    below = wishes.filter_below(gain)
     mover = MarginalEntropySteps(
         **wishes.steps_by(sgd, lr=LEARNING_RATE, logits="after"),
         views=views,
@@ -152,7 +152,7 @@ def _memo(
         seed=seed,
     )
     weights = Weights(all_parameters, "weights")
-    return Plan([statistics, weights, *wishes.filter_below(gain)], mover)
+    return Plan([*statistics_surface(alpha, below), weights, *below], mover)
 
 
 MEMO = Recipe("all weights, learned for each image by the entropy over its views", _memo)

@@ -54,7 +54,8 @@ def _roid(
         # The official code returns the logits from before the update.
         stepping=wishes.steps_by(adam, lr=LEARNING_RATE, logits="before"),
     )
-    surfaces = [*statistics_surface(statistics), NormAffine(), *wishes.filter_below(gain)]
+    below = wishes.filter_below(gain)
+    surfaces = [*statistics_surface(statistics, below), NormAffine(), *below]
     return Plan(surfaces, mover)
 
 

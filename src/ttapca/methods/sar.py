@@ -208,7 +208,8 @@ def _sar(
         radius=radius,
         recover_below=recover_below,
     )
-    return Plan([*statistics_surface(statistics), affine, *wishes.filter_below(gain)], mover)
+    below = wishes.filter_below(gain)
+    return Plan([*statistics_surface(statistics, below), affine, *below], mover)
 
 
 SAR = Recipe("scale and shift, learned by the entropy of reliable samples nearby", _sar)

@@ -45,7 +45,8 @@ def _shot(
         functools.partial(feature_extractor, classifier=classifier),
         "weights of the feature extractor",
     )
-    surfaces = [*statistics_surface(statistics), extractor, *wishes.filter_below(gain)]
+    below = wishes.filter_below(gain)
+    surfaces = [*statistics_surface(statistics, below), extractor, *below]
     stepping = wishes.steps_by(
         functools.partial(sgd, momentum=MOMENTUM, nesterov=True), lr=LEARNING_RATE, logits="after"
     )

@@ -42,11 +42,12 @@ def _slr(
     gain: AnyGain = "relu",
 ) -> Plan:
     objective = DiverseLikelihood(likelihood, confidence=confidence, momentum=momentum)
+    below = wishes.filter_below(gain)
     surfaces = [
-        *statistics_surface(statistics),
+        *statistics_surface(statistics, below),
         InputTransform(channels, seed=seed),
         NormAffine(),
-        *wishes.filter_below(gain),
+        *below,
     ]
     return Plan(surfaces, wishes.descent(objective, lr=LEARNING_RATE))
 

@@ -255,7 +255,8 @@ def _ttt(
         seed=seed,
     )
     shared = Weights(functools.partial(weights_up_to, split=split), "weights up to the split")
-    return Plan([*statistics_surface(statistics), shared, *wishes.filter_below(gain)], mover)
+    below = wishes.filter_below(gain)
+    return Plan([*statistics_surface(statistics, below), shared, *below], mover)
 
 
 TTT = Recipe(
