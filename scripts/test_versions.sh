@@ -50,7 +50,9 @@ run() { # run PYTHON NAME VERSIONS [PYTEST ARGUMENTS]
 
 case $which in
     # Old packages call what newer ones below them have deprecated; that is none of our faults.
-    lowest) run "$python" lowest "$(lowest_versions)" -W ignore::DeprecationWarning "$@" ;;
+    # One test writes complex numbers with safetensors, which the old one cannot; the library never does.
+    lowest) run "$python" lowest "$(lowest_versions)" -W ignore::DeprecationWarning \
+        -k "not (test_tensors_that_are_no_weights and tensor2)" "$@" ;;
     newest) run "$python" newest "$(grep '^torch==' constraints.txt)" "$@" ;;
     pythons)
         found=0
