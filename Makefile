@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo cifar10 cifar100 test test-elsewhere lint types contracts unit format bench clean
+.PHONY: help install demo cifar10 cifar100 test test-elsewhere lowest newest pythons lint types contracts unit format bench release clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -50,6 +50,16 @@ unit: $(STAMP)
 test-elsewhere:
 	scripts/test_elsewhere.sh
 
+#   make lowest  the quick tests with the oldest versions that pyproject.toml allows (torch as pinned)
+#   make newest  the quick tests with the newest versions (torch as pinned)
+#   make pythons the quick tests with the pinned versions, on each Python 3.11+ of this machine
+lowest newest pythons:
+	PYTHON=$(PYTHON) scripts/test_versions.sh $@
+
+#   make release build wheel and sdist, and try the wheel in a clean environment (RELEASING.md)
+release: $(STAMP)
+	PYTHON=$(PYTHON) scripts/check_release.sh
+
 #   make format  rewrite the code in the house style
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -59,6 +69,6 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
-#   make clean   remove the virtual environment and all caches
+#   make clean   remove the virtual environments, what was built, and all caches
 clean:
-	rm -rf $(VENV) .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest $(VENV)-release $(VENV)-3.* dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
