@@ -5,7 +5,7 @@
 #   scripts/test_versions.sh newest     the newest version of each dependency
 #   scripts/test_versions.sh pythons    the versions of constraints.txt, on each Python found on PATH
 #
-# What follows goes to pytest: `scripts/test_versions.sh lowest tests/test_pca.py`. Each environment
+# What follows goes to pytest: `scripts/test_versions.sh lowest tests/spectral/test_pca.py`. Each environment
 # is made anew, as `.venv-lowest`, `.venv-newest` or `.venv-3.11`. torch is that of constraints.txt in
 # all of them: another one may bring several gigabytes of CUDA packages.
 set -euo pipefail

@@ -49,7 +49,7 @@ from ttapca.networks.rotation import published_name
 from ttapca.networks.runs import STATE, WEIGHTS, read_history
 from ttapca.networks.weight_files import write_weights
 
-SAVED = Path(__file__).parents[1] / "saved_filters"
+SAVED = Path(__file__).parents[1] / "fitting" / "saved_filters"
 SHAPE = (1, 8, 8)
 SMALL = torch.zeros(2, *SHAPE)
 

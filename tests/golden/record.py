@@ -20,8 +20,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ttapca
-from networks import TokenNet, group_norm_convnet
 from oracles import images, required_options, small_convnet
+from small_networks import TokenNet, group_norm_convnet
 
 FILE = Path(__file__).with_name("golden.safetensors")
 SHAPE = (3, 6, 6)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ttapca
-from networks import affine_with_batch_statistics, sharp
 from oracles import group_norm_net, images, layer_norm_net, left_untouched, small_convnet
+from small_networks import affine_with_batch_statistics, sharp
 from ttapca.errors import (
     AttachError,
     LayerOutputError,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from networks import TokenNet, group_norm_convnet
 from oracles import images, left_untouched, required_options, small_convnet
+from small_networks import TokenNet, group_norm_convnet
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import AttachError, ShapeError
 from ttapca.networks import load

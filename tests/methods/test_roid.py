@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from networks import affine_with_batch_statistics, sharp
 from oracles import group_norm_net, images, layer_norm_net, left_untouched, small_convnet
+from small_networks import affine_with_batch_statistics, sharp
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
 from ttapca.methods.roid import VIEWS, corrected_by_prior, prediction_weights
 

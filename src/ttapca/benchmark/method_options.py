@@ -8,22 +8,11 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ttapca._checks import Either, Flag, ListOf, Maybe, Number, OneOf, Rule, Such, Text, Whole
 from ttapca.adaptation.guards import GuardAction
 from ttapca.adaptation.optimisation import Logits
 from ttapca.methods.registry import RECIPES, own_options
 from ttapca.spectral.closed_gains import ClosedFormOptions
-from ttapca.support.schema import (
-    Either,
-    Flag,
-    ListOf,
-    Maybe,
-    Number,
-    OneOf,
-    Rule,
-    Such,
-    Text,
-    Whole,
-)
 
 LEARNING_RATE = Such(Number(0, 1e9), lambda lr: lr > 0, "a finite number above 0")
 STEPS = Whole(1, 10**6)

@@ -10,25 +10,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ttapca._checks import ListOf, Maybe, OneOf, Plain, Record, Text, Whole, conform
 from ttapca.benchmark.cells import CLEAN, SETTINGS, Setting
 from ttapca.benchmark.method_options import LEARNING_RATE, SHARED, STEPS, option_rules
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
 from ttapca.corruptions.registry import find, unknown
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 from ttapca.methods.registry import check_options
-from ttapca.support.schema import (
-    LARGEST_TOML,
-    ListOf,
-    Maybe,
-    OneOf,
-    Plain,
-    Record,
-    Text,
-    Whole,
-    conform,
-    parse_toml,
-    read_bounded,
-)
+from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
 PAPERS_METHODS = ("source", "bn", "tent", "ttapca-exp", "ttapca-relu")
 PAPERS_BATCH = 200

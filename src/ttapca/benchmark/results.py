@@ -16,11 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
 
-from ttapca.benchmark.cells import SETTINGS, Cell, Observation, Outcome, Row, Status
-from ttapca.benchmark.connection import LONGEST_VALUE, connect
-from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
-from ttapca.support.disk import queued
-from ttapca.support.schema import (
+from ttapca._checks import (
     Blob,
     ListOf,
     Maybe,
@@ -33,9 +29,13 @@ from ttapca.support.schema import (
     Text,
     Whole,
     conform,
-    parse_json,
     shown,
 )
+from ttapca.benchmark.cells import SETTINGS, Cell, Observation, Outcome, Row, Status
+from ttapca.benchmark.connection import LONGEST_VALUE, connect
+from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
+from ttapca.support.disk import queued
+from ttapca.support.parsing import parse_json
 
 APPLICATION_ID = 0x74746170  # "ttap"
 LAYOUT = 1

@@ -15,19 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ttapca._checks import ListOf, Record, Text, Whole, conform, shown
 from ttapca._version import __version__
 from ttapca.corruptions.pixels import Pixels
 from ttapca.errors import DataFormatError, OptionError
-from ttapca.support.schema import (
-    ListOf,
-    Record,
-    Text,
-    Whole,
-    conform,
-    parse_json,
-    read_bounded,
-    shown,
-)
+from ttapca.support.parsing import parse_json, read_bounded
 
 MANIFEST = "corruptions.json"
 

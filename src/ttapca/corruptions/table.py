@@ -14,21 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ttapca._checks import Either, ListOf, Number, OneOf, Record, Rule, Text, Whole, conform
 from ttapca.errors import OptionError, did_you_mean
-from ttapca.support.schema import (
-    LARGEST_TOML,
-    Either,
-    ListOf,
-    Number,
-    OneOf,
-    Record,
-    Rule,
-    Text,
-    Whole,
-    conform,
-    parse_toml,
-    read_bounded,
-)
+from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
 Parameter = float | int | str
 Parameters = Mapping[str, Parameter]

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttapca._checks import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform
 from ttapca.errors import SavedFilterError
 from ttapca.spectral.bands import band_edges
-from ttapca.support.schema import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform
 
 # Before the path of a GroupNorm layer, in the file.
 GROUP_NORM = "group_norm:"

@@ -17,9 +17,10 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from ttapca._checks import shown
 from ttapca.errors import FilterExistsError, SavedFilterError
 from ttapca.support.disk import make_folder, recover, staged_folder
-from ttapca.support.schema import parse_json, read_bounded, shown
+from ttapca.support.parsing import parse_json, read_bounded
 
 FORMAT = "ttapca.filter"
 FORMAT_VERSION = 1

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import get_args
 
-from ttapca.networks.schedules import ScheduleName
-from ttapca.support.schema import (
+from ttapca._checks import (
     Flag,
     ListOf,
     Maybe,
@@ -23,6 +22,7 @@ from ttapca.support.schema import (
     Text,
     Whole,
 )
+from ttapca.networks.schedules import ScheduleName
 
 LONGEST_SIDE = 16_384
 LARGEST_IMAGE = 2**24  # numbers: 64 MB in float32, 3 x 2,364 x 2,364

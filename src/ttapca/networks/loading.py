@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ttapca._checks import OneOf, conform
 from ttapca.errors import CheckpointError, LayerNotFoundError, OptionError, did_you_mean
 from ttapca.networks.architectures import ARCHITECTURES, build, shapes_of
 from ttapca.networks.descriptions import INPUT_SHAPE
@@ -24,7 +25,6 @@ from ttapca.networks.matching import (
 from ttapca.networks.network import CIFAR_SHAPE, NORMALISATIONS, ImageNetwork, Normalisation
 from ttapca.networks.rotation import HEAD_PREFIX, RotationHead, RotationNetwork
 from ttapca.networks.weight_files import SAFETENSORS, Weights, read_weights
-from ttapca.support.schema import OneOf, conform
 
 
 def load(

@@ -9,10 +9,10 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+from ttapca._checks import shown
 from ttapca.errors import CheckpointError
 from ttapca.networks.architectures import ARCHITECTURES, shapes_of
 from ttapca.networks.descriptions import MOST_CHANNELS, MOST_CLASSES
-from ttapca.support.schema import shown
 
 COUNTER = "num_batches_tracked"  # BatchNorm's; older files lack it, and nothing depends on it
 NAMES_SHOWN = 4

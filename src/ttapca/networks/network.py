@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttapca._checks import conform
 from ttapca.datasets import Images
 from ttapca.errors import InputTypeError, OptionError, ShapeError, did_you_mean
 from ttapca.networks.descriptions import INPUT_SHAPE
-from ttapca.support.schema import conform
 
 CIFAR_SHAPE = (3, 32, 32)
 DIGITS_KEPT = 4

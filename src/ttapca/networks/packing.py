@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttapca._checks import conform
 from ttapca.datasets import Images
 from ttapca.errors import CheckpointError, TrainingError
 from ttapca.networks.descriptions import PACKED
@@ -21,7 +22,6 @@ from ttapca.networks.network import NORMALISATIONS
 from ttapca.networks.runs import LOG, WEIGHTS, read_history
 from ttapca.networks.weight_files import SAFETENSORS, Weights, read_weights, write_weights
 from ttapca.support.disk import make_folder, replace_file
-from ttapca.support.schema import conform
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import nn
 
+from ttapca._checks import conform, shown
 from ttapca.datasets import Images
 from ttapca.errors import CheckpointError, OptionError, TrainingError
 from ttapca.networks.descriptions import DESCRIPTION, FACTS
@@ -30,7 +31,7 @@ from ttapca.networks.training import Training
 from ttapca.networks.training_options import EpochRecord, TrainingOptions
 from ttapca.networks.weight_files import read_safetensors, write_safetensors, write_weights
 from ttapca.support.disk import locked, make_folder, replace_file
-from ttapca.support.schema import conform, parse_json, shown
+from ttapca.support.parsing import parse_json
 
 STATE = "state.safetensors"
 WEIGHTS = "weights.safetensors"

@@ -18,11 +18,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ttapca._checks import conform, shown
 from ttapca.errors import CheckpointError, OptionError
 from ttapca.networks.descriptions import DESCRIPTION
 from ttapca.networks.torch_files import read_torch
 from ttapca.support.disk import make_folder, replace_file
-from ttapca.support.schema import conform, parse_json, shown
+from ttapca.support.parsing import parse_json
 
 SAFETENSORS = ".safetensors"
 WRAPPERS = ("state_dict", "model_state_dict", "net", "model")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from synthetic_rows import cell, everything, paper_grid, row, write_everything
+from benchmark.synthetic_rows import cell, everything, paper_grid, row, write_everything
 from ttapca.benchmark.cells import Row
 from ttapca.benchmark.table_formats import export, latex, markdown, tables
 from ttapca.benchmark.tables import Table, Value, error_tables

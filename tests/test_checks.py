@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttapca.errors import DataFormatError, TtapcaError, did_you_mean
-from ttapca.support.schema import (
+from ttapca._checks import (
     Blob,
     Either,
     Flag,
@@ -27,10 +26,10 @@ from ttapca.support.schema import (
     Text,
     Whole,
     conform,
-    parse_json,
-    parse_toml,
     shown,
 )
+from ttapca.errors import DataFormatError, TtapcaError, did_you_mean
+from ttapca.support.parsing import parse_json, parse_toml
 
 HUGE = 10**5000
 NESTED: Any = []

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from bench.worlds import small_subject
+from benchmark.worlds import small_subject
 from ttapca.benchmark import Plan, Subject, expand
 from ttapca.benchmark.cells import canonical
 from ttapca.benchmark.subject import fingerprint

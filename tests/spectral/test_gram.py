@@ -19,7 +19,7 @@ from ttapca.spectral.gram import SampleGram, hold
 from ttapca.spectral.pca import PCA, Moments
 from ttapca.spectral.randomised import TOLERANCE
 
-SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
 def long_network() -> nn.Module:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from synthetic_rows import everything, observations
+from benchmark.synthetic_rows import everything, observations
 from ttapca.benchmark.report import report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from networks import group_norm_convnet
 from oracles import (
     assert_same_picture,
     images,
@@ -27,6 +26,7 @@ from oracles import (
     required_options,
     small_convnet,
 )
+from small_networks import group_norm_convnet
 from ttapca.adaptation.surfaces import BatchNormStatistics, InputTransform, NormAffine, Surface
 
 DATA = images(150)
@@ -190,7 +190,7 @@ def run_interrupted(call: Callable[[], Any], places: tuple[str, ...], moment: in
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "count"), [("tent", 200), ("cotta", 40), ("wiener", 40)])
 def test_interrupts_from_outside_at_random_moments(method: str, count: int) -> None:
-    script = Path(__file__).with_name("interrupts.py")
+    script = Path(__file__).parents[1] / "interrupts.py"
     run = subprocess.run(
         [sys.executable, str(script), method, str(count), "0"],
         capture_output=True,
@@ -361,7 +361,7 @@ def test_gradients_through_group_norm_with_channels_last() -> None:
         [sys.executable, "-c", CHANNELS_LAST, *GRADIENT_METHODS],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         timeout=300,
         check=False,
     )

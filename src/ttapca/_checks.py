@@ -1,31 +1,23 @@
-"""What may stand in a file: one declarative form for every description, config, manifest and plan.
+"""Rules for values: what an option may be, and what may stand in a file.
 
-A file comes from anywhere. It is read in three steps before anything is built from it: its size is
-looked at, its text is parsed within bounds, and every value is compared with a rule. Rules are
-plain objects that nest as the file does:
+Rules are plain objects that nest as the values do:
 
     Record({"layer": Text(), "shape": ListOf(Whole(1, 4096), 1, 8)}, {"note": Text()})
 
-Whoever reads a file says which error it raises; the message names the file, the field by its path,
-the rule, and what was found.
+`check_option` compares an option with a rule, `conform` the content of a file; whoever reads
+the file says which error it raises. The message names the option or the field, the rule, and what
+was found.
 """
 
 from __future__ import annotations
 
-import json
 import reprlib
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-from ttapca.errors import TtapcaError, did_you_mean
+from ttapca.errors import OptionError, TtapcaError, did_you_mean
 
-LARGEST = 1_000_000  # bytes of a JSON file that a person could have written
-LARGEST_TOML = 30_000  # a key of n parts takes tomllib n^2 time
-DEEPEST = 32  # lists and tables inside each other
-LONGEST_NUMBER = 20  # digits of a whole number; 2^63 has 19
 WHOLE_LIMIT = 2**63 - 1
 NUMBER_LIMIT = 1e300
 
@@ -86,6 +78,30 @@ def conform(value: object, rule: Rule, where: str, error: ErrorType, at: str = "
         ) from None
 
 
+def check_option(name: str, value: object, rule: Rule) -> None:
+    """Compare an option with a rule.
+
+    Args:
+        name: Of the option.
+        value: What the caller gave.
+        rule: What it must be.
+
+    Raises:
+        OptionError: It is something else.
+
+    Example:
+        >>> check_option("steps", 0, Whole(1))
+        Traceback (most recent call last):
+        ttapca.errors.OptionError: `steps` must be a whole number from 1 on; found 0.
+    """
+    try:
+        rule.check(value, name)
+    except Broken as broken:
+        raise OptionError(
+            f"`{broken.at}` must be {broken.rule}; found {broken.found}.{broken.hint}"
+        ) from None
+
+
 def shown(value: object) -> str:
     """A value for a message: short, whatever it is.
 
@@ -116,23 +132,46 @@ class Whole:
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number from `low` to `high`."""
+    """A finite number from `low` to `high`; `above` and `below` leave the ends out.
+
+    Example:
+        >>> check_option("lr", 0.0, Number(above=0))
+        Traceback (most recent call last):
+        ttapca.errors.OptionError: `lr` must be a finite number above 0; found 0.0.
+    """
 
     low: float = -NUMBER_LIMIT
     high: float = NUMBER_LIMIT
+    above: float | None = None
+    below: float | None = None
 
     def check(self, value: object, at: str) -> None:
         """See `Rule`."""
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not self.low <= value <= self.high:  # type: ignore[operator]
-            bounds = (self.low > -NUMBER_LIMIT, self.high < NUMBER_LIMIT)
-            words = {
-                (False, False): "",
-                (True, False): f" from {self.low:g} on",
-                (False, True): f" up to {self.high:g}",
-                (True, True): f" from {self.low:g} to {self.high:g}",
-            }
-            raise Broken(at, f"a finite number{words[bounds]}", shown(value))
+        if not number or not self._holds(value):  # type: ignore[arg-type]
+            raise Broken(at, f"a finite number{self._words()}", shown(value))
+
+    def _holds(self, value: float) -> bool:
+        inside = self.low <= value <= self.high
+        return (
+            inside
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def _words(self) -> str:
+        parts = []
+        if self.above is not None:
+            parts.append(f"above {self.above:g}")
+        elif self.low > -NUMBER_LIMIT:
+            parts.append(f"from {self.low:g}")
+        if self.below is not None:
+            parts.append(f"below {self.below:g}")
+        elif self.high < NUMBER_LIMIT:
+            parts.append(f"{'to' if parts else 'up to'} {self.high:g}")
+        elif parts and self.above is None:
+            parts.append("on")
+        return "".join(f" {part}" for part in parts)
 
 
 @dataclass(frozen=True)
@@ -330,126 +369,3 @@ class Plain:
             rule.check(value, at)
         else:
             raise Broken(at, "a plain value, not nested too deep", shown(value))
-
-
-def read_bounded(path: Path, error: ErrorType, largest: int = LARGEST) -> bytes:
-    """The content of a file that must be small.
-
-    Raises:
-        OSError: The operating system refuses.
-        TtapcaError: By `error`, the file is larger.
-
-    Example:
-        >>> from ttapca.errors import DataFormatError
-        >>> read_bounded(Path(__file__), DataFormatError, largest=10)
-        Traceback (most recent call last):
-        ttapca.errors.DataFormatError: ... must have at most 10 bytes; it is larger...
-    """
-    with path.open("rb") as file:
-        content = file.read(largest + 1)
-    if len(content) > largest:
-        raise error(f"{path} must have at most {largest:,} bytes; it is larger, and not read.")
-    return content
-
-
-def parse_json(
-    text: bytes | str,
-    where: str,
-    error: ErrorType,
-    *,
-    largest: int = LARGEST,
-    finite: bool = True,
-) -> Any:
-    """Parse JSON within bounds: of size, of depth, of numbers; no name twice in one object.
-
-    Args:
-        text: UTF-8 where it is bytes.
-        where: The file, as the message shall name it.
-        error: Makes the error that is raised.
-        largest: Characters.
-        finite: Whether NaN and infinity, which Python writes, are refused.
-
-    Example:
-        >>> from ttapca.errors import DataFormatError
-        >>> parse_json('{"a": 1, "a": 2}', "a.json", DataFormatError)
-        Traceback (most recent call last):
-        ttapca.errors.DataFormatError: a.json is not JSON as we read it: the name `a` occurs twice.
-    """
-    try:
-        if len(text) > largest:
-            raise ValueError(f"it has more than {largest:,} characters")
-        content = json.loads(
-            text.decode() if isinstance(text, bytes) else text,
-            object_pairs_hook=_each_name_once,
-            parse_int=_whole,
-            parse_float=_finite if finite else float,
-            parse_constant=_finite if finite else float,
-        )
-        _check_depth(content)
-    except (ValueError, RecursionError) as fault:
-        raise error(f"{where} is not JSON as we read it: {_reason(fault)}.") from fault
-    return content
-
-
-def parse_toml(text: bytes | str, where: str, error: ErrorType) -> dict[str, Any]:
-    """Parse TOML within bounds of size and depth.
-
-    Args:
-        text: UTF-8 where it is bytes.
-        where: The file, as the message shall name it.
-        error: Makes the error that is raised.
-
-    Example:
-        >>> from ttapca.errors import DataFormatError
-        >>> parse_toml("a = [1, 2]", "a.toml", DataFormatError)
-        {'a': [1, 2]}
-    """
-    try:
-        if len(text) > LARGEST_TOML:
-            raise ValueError(f"it has more than {LARGEST_TOML:,} characters")
-        content = tomllib.loads(text.decode() if isinstance(text, bytes) else text)
-        _check_depth(content)
-    except (ValueError, RecursionError) as fault:
-        raise error(f"{where} is not readable TOML: {_reason(fault)}.") from fault
-    return content
-
-
-def _reason(fault: Exception) -> str:
-    return "it is nested too deep" if isinstance(fault, RecursionError) else str(fault)
-
-
-def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in content if names.count(name) > 1)
-        raise ValueError(f"the name `{shown(twice)[1:-1]}` occurs twice")
-    return content
-
-
-def _whole(text: str) -> int:
-    if len(text) > LONGEST_NUMBER:
-        raise ValueError(f"a whole number has {len(text):,} digits")
-    return int(text)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not abs(number) < float("inf"):
-        raise ValueError(f"it holds a number that is not finite ({text[:LONGEST_NUMBER]})")
-    return number
-
-
-def _check_depth(content: object) -> None:
-    level = [content]
-    for _ in range(DEEPEST):
-        level = [child for each in level for child in _children(each)]
-        if not level:
-            return
-    raise ValueError(f"it is nested more than {DEEPEST} deep")
-
-
-def _children(value: object) -> Sequence[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else ()

@@ -5,7 +5,16 @@ import statistics
 
 import pytest
 
-from synthetic_rows import METHODS, cell, error, everything, failed, paper_grid, row, sweeps
+from benchmark.synthetic_rows import (
+    METHODS,
+    cell,
+    error,
+    everything,
+    failed,
+    paper_grid,
+    row,
+    sweeps,
+)
 from ttapca.benchmark.cells import CLEAN, Row
 from ttapca.benchmark.comparison import comparison_tables
 from ttapca.benchmark.paper import paper_row

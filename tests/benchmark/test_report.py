@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from synthetic_rows import cell, failed, observations, paper_grid, row
+from benchmark.synthetic_rows import cell, failed, observations, paper_grid, row
 from ttapca.benchmark import Results, cells
 from ttapca.benchmark.glossary import METHODS, SETTINGS, glossary
 from ttapca.benchmark.report import report

@@ -8,7 +8,16 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from synthetic_rows import cell, error, everything, failed, observations, paper_grid, row, sweeps
+from benchmark.synthetic_rows import (
+    cell,
+    error,
+    everything,
+    failed,
+    observations,
+    paper_grid,
+    row,
+    sweeps,
+)
 from ttapca.benchmark import Results
 from ttapca.benchmark.curves import APART
 from ttapca.benchmark.drawing import draw, draw_file

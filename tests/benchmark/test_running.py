@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ttapca
-from bench.worlds import IMAGES, lasting, small_subject
+from benchmark.worlds import IMAGES, lasting, small_subject
 from ttapca.benchmark import Plan, Results, Row, Setting, Subject, Unit, Watcher, expand, run
 from ttapca.corruptions import STANDARD
 from ttapca.datasets import to_tensor
@@ -321,7 +321,7 @@ import json, os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from bench.worlds import lasting, small_subject
+from benchmark.worlds import lasting, small_subject
 from ttapca.benchmark import Plan, Results, Watcher, expand, run
 
 folder = Path(sys.argv[1])

@@ -1,0 +1,142 @@
+"""Small files of text from anywhere, read within bounds: of size, of depth, of numbers.
+
+What is read so is compared with a rule of `ttapca._checks` before anything is built from it.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ttapca._checks import ErrorType, shown
+
+LARGEST = 1_000_000  # bytes of a JSON file that a person could have written
+LARGEST_TOML = 30_000  # a key of n parts takes tomllib n^2 time
+DEEPEST = 32  # lists and tables inside each other
+LONGEST_NUMBER = 20  # digits of a whole number; 2^63 has 19
+
+
+def read_bounded(path: Path, error: ErrorType, largest: int = LARGEST) -> bytes:
+    """The content of a file that must be small.
+
+    Raises:
+        OSError: The operating system refuses.
+        TtapcaError: By `error`, the file is larger.
+
+    Example:
+        >>> from ttapca.errors import DataFormatError
+        >>> read_bounded(Path(__file__), DataFormatError, largest=10)
+        Traceback (most recent call last):
+        ttapca.errors.DataFormatError: ... must have at most 10 bytes; it is larger...
+    """
+    with path.open("rb") as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise error(f"{path} must have at most {largest:,} bytes; it is larger, and not read.")
+    return content
+
+
+def parse_json(
+    text: bytes | str,
+    where: str,
+    error: ErrorType,
+    *,
+    largest: int = LARGEST,
+    finite: bool = True,
+) -> Any:
+    """Parse JSON within bounds: of size, of depth, of numbers; no name twice in one object.
+
+    Args:
+        text: UTF-8 where it is bytes.
+        where: The file, as the message shall name it.
+        error: Makes the error that is raised.
+        largest: Characters.
+        finite: Whether NaN and infinity, which Python writes, are refused.
+
+    Example:
+        >>> from ttapca.errors import DataFormatError
+        >>> parse_json('{"a": 1, "a": 2}', "a.json", DataFormatError)
+        Traceback (most recent call last):
+        ttapca.errors.DataFormatError: a.json is not JSON as we read it: the name `a` occurs twice.
+    """
+    try:
+        if len(text) > largest:
+            raise ValueError(f"it has more than {largest:,} characters")
+        content = json.loads(
+            text.decode() if isinstance(text, bytes) else text,
+            object_pairs_hook=_each_name_once,
+            parse_int=_whole,
+            parse_float=_finite if finite else float,
+            parse_constant=_finite if finite else float,
+        )
+        _check_depth(content)
+    except (ValueError, RecursionError) as fault:
+        raise error(f"{where} is not JSON as we read it: {_reason(fault)}.") from fault
+    return content
+
+
+def parse_toml(text: bytes | str, where: str, error: ErrorType) -> dict[str, Any]:
+    """Parse TOML within bounds of size and depth.
+
+    Args:
+        text: UTF-8 where it is bytes.
+        where: The file, as the message shall name it.
+        error: Makes the error that is raised.
+
+    Example:
+        >>> from ttapca.errors import DataFormatError
+        >>> parse_toml("a = [1, 2]", "a.toml", DataFormatError)
+        {'a': [1, 2]}
+    """
+    try:
+        if len(text) > LARGEST_TOML:
+            raise ValueError(f"it has more than {LARGEST_TOML:,} characters")
+        content = tomllib.loads(text.decode() if isinstance(text, bytes) else text)
+        _check_depth(content)
+    except (ValueError, RecursionError) as fault:
+        raise error(f"{where} is not readable TOML: {_reason(fault)}.") from fault
+    return content
+
+
+def _reason(fault: Exception) -> str:
+    return "it is nested too deep" if isinstance(fault, RecursionError) else str(fault)
+
+
+def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in content if names.count(name) > 1)
+        raise ValueError(f"the name `{shown(twice)[1:-1]}` occurs twice")
+    return content
+
+
+def _whole(text: str) -> int:
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError(f"a whole number has {len(text):,} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not abs(number) < float("inf"):
+        raise ValueError(f"it holds a number that is not finite ({text[:LONGEST_NUMBER]})")
+    return number
+
+
+def _check_depth(content: object) -> None:
+    level = [content]
+    for _ in range(DEEPEST):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEEPEST} deep")
+
+
+def _children(value: object) -> Sequence[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()
