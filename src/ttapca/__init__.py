@@ -23,6 +23,7 @@ from ttapca._version import __version__
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter as Adapter
+    from ttapca.adaptation.adapter import NamedStream as NamedStream
     from ttapca.adaptation.adapter import detach as detach
     from ttapca.adaptation.costs import Cost as Cost
     from ttapca.adaptation.costs import measure_cost as measure_cost
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
     from ttapca.fitting.fitted_filter import FittedFilter as FittedFilter
     from ttapca.fitting.fitted_filter import load as load
     from ttapca.fitting.routes import fit as fit
-    from ttapca.methods.registry import RECIPES as RECIPES
-    from ttapca.methods.registry import MethodName as MethodName
-    from ttapca.methods.registry import adapt as adapt
+    from ttapca.methods import METHODS as METHODS
+    from ttapca.methods import Method as Method
+    from ttapca.methods import Mixture as Mixture
+    from ttapca.methods.adapt import MethodName as MethodName
+    from ttapca.methods.adapt import adapt as adapt
     from ttapca.spectral.filter import SpectralFilter as SpectralFilter
     from ttapca.spectral.pca import PCA as PCA
     from ttapca.spectral.pca import Moments as Moments
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 # The same, for the interpreter: a test keeps the two lists equal.
 _HOMES = {
     "Adapter": "adaptation.adapter",
+    "NamedStream": "adaptation.adapter",
     "detach": "adaptation.adapter",
     "Attachment": "fitting.attachment",
     "attach": "fitting.attachment",
@@ -65,9 +69,11 @@ _HOMES = {
     "SpectralFilter": "spectral.filter",
     "PCA": "spectral.pca",
     "Moments": "spectral.pca",
-    "RECIPES": "methods.registry",
-    "MethodName": "methods.registry",
-    "adapt": "methods.registry",
+    "METHODS": "methods",
+    "Method": "methods",
+    "Mixture": "methods",
+    "MethodName": "methods.adapt",
+    "adapt": "methods.adapt",
     "BatchNormStatistics": "adaptation.surfaces",
     "SpectralGains": "adaptation.surfaces",
     "Surface": "adaptation.surfaces",

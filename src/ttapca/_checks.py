@@ -249,20 +249,41 @@ class Maybe:
 
 @dataclass(frozen=True)
 class Either:
-    """What one of several rules says; `words` says so, after "must be"."""
+    """What one of several rules says; `words`, after "must be", says it shorter than all of them.
+
+    Example:
+        >>> check_option("n_components", "many", Either((Whole(1), Number(0, below=1))))
+        Traceback (most recent call last):
+        ttapca.errors.OptionError: `n_components` must be a whole number from 1 on, or a finite \
+number from 0 below 1; found 'many'.
+    """
 
     rules: Sequence[Rule]
-    words: str
+    words: str = ""
 
     def check(self, value: object, at: str) -> None:
         """See `Rule`."""
+        broken = []
         for rule in self.rules:
             try:
                 rule.check(value, at)
-            except Broken:
-                continue
-            return
-        raise Broken(at, self.words, shown(value))
+            except Broken as error:
+                broken.append(error.rule)
+            else:
+                return
+        raise Broken(at, self.words or ", or ".join(broken), shown(value))
+
+
+@dataclass(frozen=True)
+class InstanceOf:
+    """An object of a class."""
+
+    kind: type
+
+    def check(self, value: object, at: str) -> None:
+        """See `Rule`."""
+        if not isinstance(value, self.kind):
+            raise Broken(at, f"a {self.kind.__name__}", shown(value))
 
 
 @dataclass(frozen=True)

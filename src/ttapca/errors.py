@@ -84,6 +84,10 @@ class FilterExistsError(SavedFilterError, FileExistsError):
     """Something is where a filter is to be saved: one that is not to be replaced, or no filter."""
 
 
+class SavedStreamError(TtapcaError, ValueError):
+    """A saved stream is missing, damaged, or of another kind of adapter."""
+
+
 class CheckpointError(TtapcaError, ValueError):
     """A file of weights is missing, cut short, unsafe, or does not fit the network."""
 

@@ -8,6 +8,7 @@ say so in the commit. Everything is float64 on small networks, so that another p
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from small_networks import TokenNet, group_norm_convnet
 
 FILE = Path(__file__).with_name("golden.safetensors")
 SHAPE = (3, 6, 6)
+CLASSES = 5
 SOURCE = images(150)
 # A clean batch, a noisy one, a dim one, and a single image: a stream in small.
 NOISE = torch.randn(12, *SHAPE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -52,8 +54,8 @@ NETWORKS = {
 }
 # Options that make a method move on these networks.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "eata": {"e_margin": 5.0, "d_margin": 2.0},
-    "sar": {"margin": 0.99},
+    "eata": {"entropy_margin": 5 / math.log(CLASSES), "redundancy_margin": 2.0},
+    "sar": {"entropy_margin": 0.99},
 }
 # Closed-form gains under methods that learn something else.
 COMBINED = {
@@ -66,22 +68,22 @@ def logits() -> Iterator[tuple[str, Tensor]]:
     """Of every method, on every network that it takes, forgetting and not."""
     for kind, make in NETWORKS.items():
         fitted = ttapca.fit(make(), "conv1", SOURCE, 15)
-        methods = {name: (name, {}) for name in ttapca.RECIPES} | COMBINED
+        methods = {name: (name, {}) for name in ttapca.METHODS} | COMBINED
         for name, (method, extra) in methods.items():
             if method == "bn" and kind != "BatchNorm":
                 continue
-            for episodic in (True, False):
+            for forgetting in ("episodic", "online"):
                 model = make()
                 given = {
                     **required_options(method, model, SHAPE),
                     **OPTIONS.get(method, {}),
                     **extra,
                 }
-                if ttapca.RECIPES[method].needs_filter or name in COMBINED:
+                if ttapca.METHODS[method].method.needs_filter or name in COMBINED:
                     given["filter"] = fitted
-                adapter = ttapca.adapt(model, method, episodic=episodic, **given)
+                adapter = ttapca.adapt(model, method, forgetting=forgetting, **given)
                 found = torch.cat([adapter(batch) for batch in STREAM])
-                yield f"{kind}/{name}/{'episodic' if episodic else 'online'}", found
+                yield f"{kind}/{name}/{forgetting}", found
 
 
 def filters() -> Iterator[tuple[str, Tensor]]:

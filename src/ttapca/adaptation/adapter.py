@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
+from ttapca._checks import OneOf, check_option
 from ttapca.adaptation.guards import CollapseGuard, GuardEvent
 from ttapca.adaptation.optimisation import Mover
+from ttapca.adaptation.saved_streams import read_stream, write_stream
 from ttapca.adaptation.surfaces import Surface
-from ttapca.errors import AttachError, OptionError
+from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.fitting.attachment import detach_filter
+from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
 from ttapca.support.group_norm import make_gradients_safe
 from ttapca.support.modules import explained_inputs, restore_training_flags, training_flags
 from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
+
+# Finds the logits in what a model returns.
+FindLogits = Callable[[Any], Tensor]
+
+DEFAULT_STREAM = "default"
 
 
 class Adapter(nn.Module):
@@ -37,6 +50,10 @@ class Adapter(nn.Module):
     gradients. Training mode plays no part: the model is put in evaluation mode, `train()` and
     `eval()` on the adapter leave it there, and `detach()` gives it its own flags back.
 
+    One adapter can serve any number of streams, such as cameras, that share the model and know
+    nothing of each other: see `stream`. `state_dict()` holds all of them, so that a restored
+    adapter goes on bit for bit.
+
     Args:
         model: Any module that returns logits of shape (batch, classes, ...).
         surfaces: What may change.
@@ -45,6 +62,10 @@ class Adapter(nn.Module):
         forgetting: `episodic` starts afresh at each batch, `online` when `start_condition()` is
             called, `continual` never. `reset()` always does.
         guard: Watches for collapse and intervenes; episodic adaptation has no use for it.
+        logits: Finds the logits in what the model returns, where that is more than one tensor:
+            `lambda output: output.logits`. The adapter then returns what it finds.
+        memory: After so many samples, what was seen of a stream counts 1 / e; for surfaces that
+            follow a stream.
 
     Attributes:
         events: What the guard did, in order.
@@ -73,11 +94,22 @@ class Adapter(nn.Module):
         *,
         forgetting: Forgetting = "episodic",
         guard: CollapseGuard | None = None,
+        logits: FindLogits | None = None,
+        memory: float = math.inf,
     ) -> None:
         super().__init__()
-        if forgetting not in get_args(Forgetting):
+        check_option("forgetting", forgetting, OneOf(get_args(Forgetting)))
+        if logits is not None and not callable(logits):
             raise OptionError(
-                f"`forgetting` is one of {', '.join(get_args(Forgetting))}; found {forgetting!r}."
+                "`logits` is a function that finds the logits in what the model returns; found "
+                f"{logits!r}."
+            )
+        learns = mover is not None and mover.needs_gradients
+        if guard is not None and (forgetting == "episodic" or not learns):
+            why = "what forgets after each batch" if learns else "what nothing learns"
+            raise OptionError(
+                f"A guard watches a stream for collapse, and would have no effect on {why}. Leave "
+                'out `guard`, or adapt with gradients and forgetting="online".'
             )
         for surface in surfaces:
             if not isinstance(surface, Surface):
@@ -89,7 +121,11 @@ class Adapter(nn.Module):
         self.guard = guard
         self.events: list[GuardEvent] = []
         self._calls = 0
-        self._good: list[list[list[Tensor]]] = []  # states that a window has confirmed, or will
+        self._good: tuple[dict[str, Any], ...] = ()  # states a window has confirmed, or will
+        self._find_logits = logits
+        self._stream = Stream(memory)
+        self._current = DEFAULT_STREAM
+        self._parked: dict[str, dict[str, Any]] = {}  # the contents of all other streams
         self._enabled = True
         self._attached = True
         self._turn = _Turn()
@@ -99,12 +135,17 @@ class Adapter(nn.Module):
         done: list[Surface] = []
         try:
             for surface in surfaces:
-                surface.attach(model)
+                surface.attach(model, self._stream)
                 done.append(surface)
+            self._surface_parts = self._stream.parts  # what a guard takes back
             self._handles = [wrap_forward(model, _OwnedBy(self))]
             if self.mover.needs_gradients:
                 self._handles += make_gradients_safe(model)
             self.mover.bind(model, list(self.surfaces.parameters()))
+            self.mover.join(self._stream)
+            if guard is not None:
+                self._stream.keep("guard", Attributes(guard, guard.keeps))
+                self._stream.keep("good states", Attributes(self, ("_good",)))
             model.eval()
         except BaseException:
             self._take_away(done)
@@ -137,35 +178,40 @@ class Adapter(nn.Module):
         Returns:
             Logits, without gradients.
         """
+        return self._call(DEFAULT_STREAM, inputs, options)
+
+    def _call(self, stream: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self._attached:
             raise AttachError("This adapter was detached. Make a new one with `ttapca.adapt`.")
         # An exported program is frozen: it predicts with the surfaces as they are now.
         if torch.compiler.is_exporting():
-            return cast(Tensor, self.model(*inputs, **options))
+            return self._run(*inputs, **options)
         with self._turn.lock:
             if not self._enabled:
-                return cast(Tensor, self.model(*inputs, **options))
+                return self._run(*inputs, **options)
+            self._switch_to(stream)
             return self._adapt_to(inputs, options)
 
     def _adapt_to(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        """Predict, adapt, and see whether the batch was broken."""
+        """Predict and adapt; a batch that is broken, or cut off, leaves no mark on the stream."""
         if self.forgetting == "episodic":
-            self.reset()
+            self._reset_current()
         for surface in self._each_surface():
             surface.start_batch()
-        self.mover.start_batch()
+        self._stream.start_batch(_batch_size(inputs, options))
         skipped = self.mover.skipped
-        logits = self._predict(inputs, options)
-        if self.mover.skipped == skipped and self._is_broken(logits):
-            self.mover.skipped += 1
-        if self.mover.skipped > skipped:
-            for surface in self._each_surface():
-                surface.forget_batch()
-            self.mover.forget_batch()
+        broken = True
+        try:
+            logits = self._predict(inputs, options)
+            if self.mover.skipped == skipped and self._is_broken(logits):
+                self.mover.skipped += 1
+            broken = self.mover.skipped > skipped
+        finally:
+            self._stream.end_batch(broken=broken)
         return logits
 
     def _is_broken(self, logits: Tensor) -> bool:
-        if any(surface.left_out for surface in self._each_surface()):
+        if self._stream.left_out:
             return True
         return isinstance(logits, Tensor) and not bool(torch.isfinite(logits).all())
 
@@ -181,19 +227,72 @@ class Adapter(nn.Module):
                 logits = self.mover.predict(self._run, *inputs, **options).detach()
             if self.guard is not None and self._intervened(self.guard, logits):
                 with torch.no_grad():
-                    logits = self.mover.output(self.model(*inputs, **options))
+                    logits = self.mover.output(self._run(*inputs, **options))
         return logits
 
+    def stream(self, name: str) -> NamedStream:
+        """One of several streams that share the model, the filter and nothing else.
+
+        Args:
+            name: Of a stream; a new one starts where this adapter started.
+
+        Example:
+            >>> from ttapca.adaptation.surfaces import BatchNormStatistics
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+            >>> adapted = Adapter(model, [BatchNormStatistics()], forgetting="online")
+            >>> camera = adapted.stream("camera-7")
+            >>> logits = camera(torch.randn(5, 4))
+            >>> adapted.streams, camera.samples
+            (('default', 'camera-7'), 5)
+        """
+        if not isinstance(name, str) or not name:
+            raise OptionError(f"A stream has a name, which is text; found {name!r}.")
+        return NamedStream(self, name)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The names of all streams, the one of the adapter itself first."""
+        names = dict.fromkeys((DEFAULT_STREAM, *self._parked, self._current))
+        return tuple(names)
+
+    @property
+    def kind(self) -> str:
+        """Tells apart adapters whose streams cannot take each other's place."""
+        parts = [type(self.mover).__name__, *(type(each).__name__ for each in self.surfaces)]
+        for module in (self.model, self.surfaces):
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                parts.append(f"{name} {tuple(tensor.shape)}")
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def kept_tensors(self) -> list[Tensor]:
+        """All numbers that are kept between batches beyond the model itself."""
+        own = (*self.surfaces.parameters(), *self.surfaces.buffers(), *self.mover.tensors())
+        streams = tensors_in([self._stream.contents(), self._parked])
+        return [each for each in (*own, *streams) if each.is_floating_point()]
+
+    def _switch_to(self, name: str) -> None:
+        if name == self._current:
+            return
+        with torch.inference_mode(False):
+            self._parked[self._current] = self._stream.contents()
+            self._current = name
+            if name in self._parked:
+                self._stream.put(self._parked.pop(name))
+            else:
+                self._stream.reset()
+
     def reset(self) -> None:
-        """Forget all adaptation: every surface returns, bit for bit, to where it started."""
+        """Forget all adaptation: every surface returns, bit for bit, to where it started.
+
+        Named streams stay as they are; each has a `reset` of its own.
+        """
         with self._turn.lock:
-            with torch.inference_mode(False):
-                for surface in self._each_surface():
-                    surface.reset()
-                self.mover.reset()
-            self._good = []
-            if self.guard is not None:
-                self.guard.forget()
+            self._switch_to(DEFAULT_STREAM)
+            self._reset_current()
+
+    def _reset_current(self) -> None:
+        with torch.inference_mode(False):
+            self._stream.reset()
 
     def start_condition(self) -> None:
         """Say that the data change from here on: `online` adaptation forgets, `continual` not."""
@@ -253,29 +352,33 @@ class Adapter(nn.Module):
         return f"forgetting={self.forgetting}{how}"
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What `state_dict` holds beside parameters and buffers: all of the stream."""
-        return {
-            "surfaces": [surface.snapshot() for surface in self._each_surface()],
-            "mover": self.mover.state(),
-            "guard": None if self.guard is None else self.guard.state(),
-            "good": self._good,
-            "calls": self._calls,
-        }
+        """What `state_dict` holds beside parameters and buffers: all of all streams."""
+        with self._turn.lock:
+            streams = {**self._parked, self._current: self._stream.contents()}
+            return {
+                "streams": copy.deepcopy(streams),
+                "current": self._current,
+                "updates": self.mover.updates,
+                "skipped": self.mover.skipped,
+                "calls": self._calls,
+            }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Go on, bit for bit, where another adapter of the same kind was saved."""
-        for surface, snapshot in zip(self._each_surface(), state["surfaces"], strict=True):
-            surface.restore(snapshot)
-        self.mover.load_state(state["mover"])
-        if self.guard is not None and state["guard"] is not None:
-            self.guard.load_state(state["guard"])
-        self._good = state["good"]
-        self._calls = state["calls"]
+        with self._turn.lock:
+            self._parked = copy.deepcopy(state["streams"])
+            self._current = state["current"]
+            self._stream.put(self._parked.pop(self._current))
+            self.mover.updates, self.mover.skipped = state["updates"], state["skipped"]
+            self._calls = state["calls"]
 
     def _run(self, *inputs: Any, **options: Any) -> Tensor:
         """The model with its surfaces in place; where it fails, say what its inputs are."""
         with explained_inputs((*inputs, *options.values())):
-            return cast(Tensor, self.model(*inputs, **options))
+            output = self.model(*inputs, **options)
+        if self._find_logits is None:
+            return cast(Tensor, output)
+        return _found(self._find_logits, output)
 
     def _intervened(self, guard: CollapseGuard, logits: Tensor) -> bool:
         """Let the guard look; go back when it sees a collapse, and keep good states when not."""
@@ -285,25 +388,108 @@ class Adapter(nn.Module):
                 GuardEvent(call, guard.action, guard.effective_classes, guard.mean_entropy)
             )
             good = self._good[:1]
-            self.reset()
+            self._reset_current()
             if guard.action == "rollback" and good:
-                for surface, snapshot in zip(self._each_surface(), good[0], strict=True):
-                    surface.restore(snapshot)
+                self._stream.put(copy.deepcopy(good[0]))
             return True
         if guard.full and self._calls % guard.window == 0:
             # Two are kept: the newer may lie on the way to a collapse that is not seen yet.
-            self._good = [*self._good, [s.snapshot() for s in self._each_surface()]][-2:]
+            state = self._stream.contents()
+            moved = {name: state["parts"][name] for name in self._surface_parts}
+            self._good = (*self._good, copy.deepcopy({**state, "parts": moved}))[-2:]
         return False
 
     def _each_surface(self) -> list[Surface]:
         return cast("list[Surface]", list(self.surfaces))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the mover's tensors along when the adapter is moved or cast."""
+        """Move what streams and mover hold along when the adapter is moved or cast."""
         with self._turn.lock:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             self.mover.apply(fn)
+            self._stream.apply(fn)
+            self._parked = map_tensors(self._parked, fn)
         return self
+
+
+class NamedStream:
+    """One stream of an adapter that serves several; calling it predicts and adapts.
+
+    It takes turns with all other streams of the adapter.
+
+    Attributes:
+        name: Of the stream.
+    """
+
+    def __init__(self, adapter: Adapter, name: str) -> None:
+        self._adapter = adapter
+        self.name = name
+
+    def __call__(self, *inputs: Any, **options: Any) -> Tensor:
+        """Predict, and adapt this stream; see `Adapter.forward`."""
+        return self._adapter._call(self.name, inputs, options)
+
+    def __repr__(self) -> str:
+        """One line for a person."""
+        seen = f"{self.samples:,} samples in {self.batches:,} batches"
+        return f"NamedStream({self.name!r}, {seen}, shift {self.shift:.2f})"
+
+    @property
+    def samples(self) -> int:
+        """How many samples it has seen since it started."""
+        return int(self._look(lambda stream: stream.samples))
+
+    @property
+    def batches(self) -> int:
+        """How many batches."""
+        return int(self._look(lambda stream: stream.batches))
+
+    @property
+    def shift(self) -> float:
+        """How surely its data have shifted, from 0 to 1; 1 where the method cannot tell."""
+        return float(self._look(lambda stream: stream.shift))
+
+    def reset(self) -> None:
+        """Start it anew."""
+        self._look(lambda stream: stream.reset())
+
+    def start_condition(self) -> None:
+        """Say that its data change from here on; see `Adapter.start_condition`."""
+        if self._adapter.forgetting != "continual":
+            self.reset()
+
+    def drop(self) -> None:
+        """Forget the stream and its name; the adapter's own starts anew instead."""
+        with self._adapter._turn.lock:
+            self._adapter._switch_to(DEFAULT_STREAM)
+            if self.name == DEFAULT_STREAM:
+                self._adapter.reset()
+            self._adapter._parked.pop(self.name, None)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all that the stream is to a file, in one step: it is never half there.
+
+        Args:
+            path: Of the file; one that is there is replaced.
+        """
+        contents = self._look(lambda stream: copy.deepcopy(stream.contents()))
+        write_stream(contents, self._adapter.kind, Path(path))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on, bit for bit, where a stream of this kind of adapter was saved.
+
+        Raises:
+            SavedStreamError: The file is missing, damaged, or of another kind of adapter.
+        """
+        with self._adapter._turn.lock:
+            like = self._look(lambda stream: stream.contents())
+            found = read_stream(Path(path), self._adapter.kind, like)
+            self._look(lambda stream: stream.put(found))
+
+    def _look(self, at: Callable[[Stream], Any]) -> Any:
+        with self._adapter._turn.lock, torch.inference_mode(False):
+            self._adapter._switch_to(self.name)
+            return at(self._adapter._stream)
 
 
 class _OwnedBy(Wrapper):
@@ -360,6 +546,30 @@ class _Turn:
 
     def __reduce__(self) -> tuple[type[_Turn], tuple[()]]:
         return _Turn, ()
+
+
+def _batch_size(inputs: tuple[Any, ...], options: dict[str, Any]) -> int:
+    """How many samples a model is given: the rows of the first tensor."""
+    for value in (*inputs, *options.values()):
+        if isinstance(value, Tensor) and value.dim():
+            return len(value)
+    return 0
+
+
+def _found(find: FindLogits, output: Any) -> Tensor:
+    try:
+        logits = find(output)
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise LayerOutputError(
+            f"`logits` finds the logits in what the model returns, a {type(output).__name__}; it "
+            f"failed: {error!r}."
+        ) from error
+    if not isinstance(logits, Tensor):
+        raise LayerOutputError(
+            "`logits` finds one tensor in what the model returns; it found a "
+            f"{type(logits).__name__} in a {type(output).__name__}."
+        )
+    return logits
 
 
 def _without_inference(value: Any) -> Any:

@@ -55,8 +55,7 @@ def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
     try:
         with torch.autograd.graph.saved_tensors_hooks(graph.save, _unchanged):
             adapter(batch)
-        kept = [*adapter.surfaces.parameters(), *adapter.surfaces.buffers()]
-        kept_bytes = _bytes_of([*kept, *adapter.mover.tensors()])
+        kept_bytes = _bytes_of(adapter.kept_tensors())
     finally:
         handle.remove()
         adapter.reset()

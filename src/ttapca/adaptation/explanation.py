@@ -9,7 +9,7 @@ from ttapca.adaptation.adapter import Adapter
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import OptionError
 from ttapca.spectral.bands import band_means
-from ttapca.spectral.closed_gains import ClosedFormGain
+from ttapca.spectral.closed_form import ClosedFormGain
 
 # A bar has so many blocks to either side, and so many stand for a factor of two.
 BAR = 8
@@ -135,18 +135,18 @@ def explain(adapted: Adapter) -> list[Explanation]:
 
 
 def _explanation(layer: str, gain: ClosedFormGain) -> Explanation:
-    if not float(gain.count):
+    if not gain.samples:
         raise OptionError("There is nothing to explain before the first batch; call the adapter.")
-    normal = gain.source.batches_of(float(gain.count))
+    normal = gain.normal.batches_of(gain.samples)
     log_energy = gain.log_energy()
-    source = band_means(gain.spectrum.double().square().cpu(), gain.edges)
+    source = band_means(gain.variances.double().cpu(), gain.edges)
     test = source * gain.band_energies()
     gains = gain.band_gains().tolist()
     rows = zip(gain.edges, gain.edges[1:], source.tolist(), test.tolist(), gains, strict=False)
     bands = tuple(BandReport(first + 1, *rest) for first, *rest in rows)
     return Explanation(
         layer=layer,
-        images=float(gain.count),
+        images=gain.samples,
         p_value=float(normal.p_value(normal.distance(log_energy))),
         shift=gain.shift,
         bands=bands,

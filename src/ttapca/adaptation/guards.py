@@ -9,14 +9,13 @@ a good network.
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ttapca.errors import OptionError
+from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.support.logits import softmax_entropy
 
 GuardAction = Literal["rollback", "reset"]
@@ -50,12 +49,17 @@ class CollapseGuard:
             at least. Effective classes are the exponential of the entropy of the mean prediction.
         entropy: And mean entropy below this share of the largest possible.
 
+    Attributes:
+        keeps: Names of the attributes that a stream changes: the window.
+
     Example:
         >>> guard = CollapseGuard(window=2)
         >>> one_class = torch.tensor([[50.0, 0.0, 0.0]]).repeat(8, 1)
         >>> [guard.collapsed(one_class) for _ in range(2)]
         [False, True]
     """
+
+    keeps = ("marginals", "entropies")
 
     def __init__(
         self,
@@ -65,19 +69,16 @@ class CollapseGuard:
         classes: float = 0.2,
         entropy: float = 0.05,
     ) -> None:
-        if action not in get_args(GuardAction):
-            raise OptionError(f"A guard's action is rollback or reset; found {action!r}.")
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise OptionError(f"`window` is a whole number of batches from 1 on; found {window!r}.")
-        for name, share in (("classes", classes), ("entropy", entropy)):
-            if not 0.0 < share < 1.0:
-                raise OptionError(f"`{name}` is a share between 0 and 1; found {share}.")
+        check_option("guard", action, OneOf(get_args(GuardAction)))
+        check_option("window", window, Whole(1))
+        check_option("classes", classes, Number(above=0, below=1))
+        check_option("entropy", entropy, Number(above=0, below=1))
         self.action: GuardAction = action
         self.window = window
         self.classes = classes
         self.entropy = entropy
-        self._marginals: deque[Tensor] = deque(maxlen=window)
-        self._entropies: deque[float] = deque(maxlen=window)
+        self.marginals: tuple[Tensor, ...] = ()
+        self.entropies: tuple[float, ...] = ()
         self.effective_classes = math.nan
         self.mean_entropy = math.nan
 
@@ -92,33 +93,19 @@ class CollapseGuard:
         count = logits.shape[1]
         dimensions = [d for d in range(logits.dim()) if d != 1]
         probabilities = logits.double().softmax(1).mean(dimensions)
-        self._marginals.append(probabilities.cpu())
-        self._entropies.append(float(softmax_entropy(logits).mean()) / math.log(max(count, 2)))
-        marginal = torch.stack(list(self._marginals)).mean(0)
+        share = float(softmax_entropy(logits).mean()) / math.log(max(count, 2))
+        self.marginals = (*self.marginals, probabilities.cpu())[-self.window :]
+        self.entropies = (*self.entropies, share)[-self.window :]
+        marginal = torch.stack(self.marginals).mean(0)
         self.effective_classes = float(torch.special.entr(marginal).sum().exp())
-        self.mean_entropy = sum(self._entropies) / len(self._entropies)
+        self.mean_entropy = sum(self.entropies) / len(self.entropies)
         few = self.effective_classes < max(2.0, self.classes * count)
         return self.full and few and self.mean_entropy < self.entropy
 
     @property
     def full(self) -> bool:
         """Whether a whole window has been seen."""
-        return len(self._entropies) == self.window
-
-    def state(self) -> dict[str, list[Tensor] | list[float]]:
-        """What the window holds, for `load_state`."""
-        return {"marginals": list(self._marginals), "entropies": list(self._entropies)}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on with the window of `state`."""
-        self.forget()
-        self._marginals.extend(state["marginals"])
-        self._entropies.extend(state["entropies"])
-
-    def forget(self) -> None:
-        """Start a new window."""
-        self._marginals.clear()
-        self._entropies.clear()
+        return len(self.entropies) == self.window
 
 
 def make_guard(guard: CollapseGuard | GuardAction | None) -> CollapseGuard | None:

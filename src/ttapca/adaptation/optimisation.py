@@ -8,17 +8,19 @@ outputs) is a mover of its own, and shares `Descent`, which takes the steps.
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.adaptation.objectives import Objective
 from ttapca.errors import AttachError, OptionError
+from ttapca.spectral.stream import Attributes, Stream
 
 Logits = Literal["before", "after"]
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -34,7 +36,8 @@ class Mover:
     """Turns inputs into logits, and may move the surfaces' parameters; this one does not.
 
     Attributes:
-        keeps: Names of the attributes that a stream changes, for `state`.
+        keeps: Names of the attributes that a stream changes; they are replaced, never written into.
+        fixed: Names of lists of tensors that no stream changes, such as where parameters started.
         needs_gradients: Whether it takes gradient steps; its calls are then made with gradients
             enabled and on tensors that allow them.
         descent: What takes its gradient steps, if anything does.
@@ -42,7 +45,8 @@ class Mover:
         skipped: Batches whose step was skipped because its loss or gradient was not finite.
     """
 
-    keeps: ClassVar[tuple[str, ...]] = ("updates", "skipped")
+    keeps: ClassVar[tuple[str, ...]] = ()
+    fixed: ClassVar[tuple[str, ...]] = ()
     needs_gradients = False
     descent: Descent | None = None
 
@@ -54,23 +58,9 @@ class Mover:
         """Learn what there is to move; called once, when the surfaces are attached."""
         del model, parameters
 
-    def reset(self) -> None:
-        """Forget: optimiser, running averages."""
-
-    def state(self) -> dict[str, Any]:
-        """All that a stream has changed, for `load_state`: numbers, tensors, lists and dicts."""
-        return {name: copy.deepcopy(getattr(self, name)) for name in self.keeps}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
-        for name in self.keeps:
-            setattr(self, name, copy.deepcopy(state[name]))
-
-    def start_batch(self) -> None:
-        """Hear that a batch follows."""
-
-    def forget_batch(self) -> None:
-        """Let a batch that was broken leave no mark."""
+    def join(self, stream: Stream) -> None:
+        """Declare what a stream changes; called once, after `bind`."""
+        stream.keep("mover", Attributes(self, self.keeps))
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Give the logits for one batch, and move.
@@ -92,13 +82,13 @@ class Mover:
         return 0 if self.descent is None else self.descent.backwards
 
     def tensors(self) -> list[Tensor]:
-        """What it keeps between batches beyond the surfaces' own tensors."""
-        return [] if self.descent is None else self.descent.tensors()
+        """What it keeps for all streams."""
+        return [tensor for name in self.fixed for tensor in getattr(self, name)]
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert own tensors when the adapter is moved or cast."""
-        if self.descent is not None:
-            self.descent.apply(fn)
+        """Convert these tensors when the adapter is moved or cast."""
+        for name in self.fixed:
+            setattr(self, name, [fn(tensor) for tensor in getattr(self, name)])
 
 
 class Descent:
@@ -107,6 +97,8 @@ class Descent:
     Args:
         optimizer: Makes the optimiser; Adam with the paper's learning rate by default.
     """
+
+    undone = False  # as a part of a stream
 
     def __init__(self, optimizer: OptimizerFactory | None = None) -> None:
         self._make = optimizer or adam()
@@ -134,15 +126,23 @@ class Descent:
         """Make a fresh optimiser: moments and step counts are forgotten."""
         self._optimizer = self._make(self.parameters)
 
-    def state(self) -> dict[str, Any]:
-        """Moments and step counts."""
-        return {} if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict())
+    def contents(self) -> dict[str, Any]:
+        """Moments and step counts, by the number of the parameter; see `stream.Part`."""
+        state = {} if self._optimizer is None else self._optimizer.state
+        numbered = enumerate(self.parameters)
+        return {str(number): state[each] for number, each in numbered if each in state}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on with the moments and step counts of `state`."""
-        self.reset()
+    def put(self, contents: Mapping[str, Any]) -> None:
+        """Go on with these moments and step counts."""
         if self._optimizer is not None:
-            self._optimizer.load_state_dict(state)
+            found: dict[Tensor, Any] = {
+                self.parameters[int(number)]: each for number, each in contents.items()
+            }
+            self._optimizer.state = defaultdict(dict, found)
+
+    def start(self) -> dict[str, Any]:
+        """None of them."""
+        return {}
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...] | None:
         """Gradients of a loss, or None where it or they are not finite."""
@@ -174,17 +174,32 @@ class Descent:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def tensors(self) -> list[Tensor]:
-        """What the optimiser keeps."""
-        states = self._optimizer.state.values() if self._optimizer else ()
-        return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
-    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the optimiser's state along with the parameters."""
-        for state in self._optimizer.state.values() if self._optimizer else ():
-            for name, value in state.items():
-                if isinstance(value, Tensor) and name != "step":  # torch keeps steps on the CPU
-                    state[name] = fn(value)
+class Draws:
+    """The state of a random generator, as a part of a stream.
+
+    Args:
+        generator: Of the CPU.
+        seed: Each stream draws the same again.
+    """
+
+    undone = True
+
+    def __init__(self, generator: torch.Generator, seed: int) -> None:
+        self._generator = generator
+        self._seed = seed
+
+    def contents(self) -> Tensor:
+        """See `ttapca.spectral.stream.Part`."""
+        return self._generator.get_state()
+
+    def put(self, contents: Tensor) -> None:
+        """See there."""
+        self._generator.set_state(contents.cpu())
+
+    def start(self) -> Tensor:
+        """See there."""
+        return torch.Generator().manual_seed(self._seed).get_state()
 
 
 class Stepper(Mover):
@@ -198,9 +213,10 @@ class Stepper(Mover):
 
     Attributes:
         start: Where the parameters started, for a method that says `remembers_start`.
-        generator: For what the method draws: a broken batch draws nothing.
+        generator: For what the method draws.
     """
 
+    fixed: ClassVar[tuple[str, ...]] = ("start",)
     needs_gradients = True
     remembers_start = False
     descent: Descent
@@ -214,13 +230,14 @@ class Stepper(Mover):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.steps = check_steps(steps)
-        self.logits = check_logits(logits)
+        check_option("steps", steps, Whole(1))
+        check_option("logits", logits, OneOf(get_args(Logits)))
+        self.steps = steps
+        self.logits: Logits = logits
         self.descent = Descent(optimizer)
         self.start: list[Tensor] = []
         self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
-        self._drawn = self.generator.get_state()
 
     def __repr__(self) -> str:
         """One line for a person."""
@@ -233,38 +250,11 @@ class Stepper(Mover):
         if self.remembers_start:
             self.start = [parameter.detach().clone() for parameter in parameters]
 
-    def reset(self) -> None:
-        """Forget the optimiser's state, and draw from the start again."""
-        self.descent.reset()
-        self.generator.manual_seed(self.seed)
-
-    def state(self) -> dict[str, Any]:
-        """The optimiser's and the generator's as well."""
-        drawn = self.generator.get_state()
-        return {**super().state(), "optimiser": self.descent.state(), "generator": drawn}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on, with the optimiser and the generator."""
-        super().load_state(state)
-        self.descent.load_state(state["optimiser"])
-        self.generator.set_state(state["generator"].cpu())
-
-    def start_batch(self) -> None:
-        """Keep what was drawn so far."""
-        self._drawn = self.generator.get_state()
-
-    def forget_batch(self) -> None:
-        """Draw for the next batch what was drawn for this one."""
-        self.generator.set_state(self._drawn)
-
-    def tensors(self) -> list[Tensor]:
-        """The optimiser's state, and the start."""
-        return [*super().tensors(), *self.start]
-
-    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the optimiser's state, and the start."""
-        super().apply(fn)
-        self.start = [fn(value) for value in self.start]
+    def join(self, stream: Stream) -> None:
+        """Declare the optimiser's and the generator's state as well."""
+        super().join(stream)
+        stream.keep("optimiser", self.descent)
+        stream.keep("draws", Draws(self.generator, self.seed))
 
 
 class GradientSteps(Stepper):
@@ -273,7 +263,7 @@ class GradientSteps(Stepper):
     A method that needs more than an objective of the logits overrides `loss`, `moved` or `output`.
 
     Args:
-        objective: A scalar of the logits; one with a `reset` method keeps running state.
+        objective: A scalar of the logits; one that keeps running state names it in `keeps`.
         optimizer: Makes the optimiser; Adam by default.
         steps: Steps on each batch.
         logits: Returned from the forward pass `before` the last update, as TENT does, or from one
@@ -293,24 +283,10 @@ class GradientSteps(Stepper):
         super().__init__(optimizer=optimizer, steps=steps, logits=logits, seed=seed)
         self.objective = objective
 
-    def reset(self) -> None:
-        """Forget the optimiser's moments and the objective's running state."""
-        super().reset()
-        reset = getattr(self.objective, "reset", None)
-        if reset is not None:
-            reset()
-
-    def state(self) -> dict[str, Any]:
-        """The objective's running state as well."""
-        kept = getattr(self.objective, "keeps", ())
-        objective = {name: copy.deepcopy(getattr(self.objective, name)) for name in kept}
-        return {**super().state(), "objective": objective}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on, with the objective."""
-        super().load_state(state)
-        for name, value in state["objective"].items():
-            setattr(self.objective, name, copy.deepcopy(value))
+    def join(self, stream: Stream) -> None:
+        """Declare the objective's running state as well."""
+        super().join(stream)
+        stream.keep("objective", Attributes(self.objective, getattr(self.objective, "keeps", ())))
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Predict, step, and predict again where the logits are wanted from after the update."""
@@ -345,7 +321,8 @@ def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
     Raises:
         OptionError: When the learning rate makes no sense.
     """
-    return functools.partial(torch.optim.Adam, lr=check_learning_rate(lr))
+    check_option("lr", lr, Number(above=0))
+    return functools.partial(torch.optim.Adam, lr=lr)
 
 
 def sgd(
@@ -356,27 +333,5 @@ def sgd(
     Raises:
         OptionError: When the learning rate makes no sense.
     """
-    return functools.partial(
-        torch.optim.SGD, lr=check_learning_rate(lr), momentum=momentum, nesterov=nesterov
-    )
-
-
-def check_learning_rate(lr: float) -> float:
-    """Raise `OptionError` unless this is a finite number above 0."""
-    if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < lr < float("inf"):
-        raise OptionError(f"`lr` is a finite number above 0; found {lr!r}.")
-    return lr
-
-
-def check_steps(steps: int) -> int:
-    """Raise `OptionError` unless this is a whole number of at least 1."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise OptionError(f"`steps` is a whole number of at least 1; found {steps!r}.")
-    return steps
-
-
-def check_logits(logits: Logits) -> Logits:
-    """Raise `OptionError` unless this says when the logits are taken."""
-    if logits not in get_args(Logits):
-        raise OptionError(f"`logits` is one of before, after; found {logits!r}.")
-    return logits
+    check_option("lr", lr, Number(above=0))
+    return functools.partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov)

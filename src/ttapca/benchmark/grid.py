@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from ttapca.adaptation.optimisation import Stepper
 from ttapca.benchmark.cells import CLEAN, Cell, Setting, canonical
 from ttapca.benchmark.image_source import Condition
 from ttapca.benchmark.orders import JOINT
-from ttapca.benchmark.plan import PAPERS_COMPONENTS, SHARED_OPTIONS, Plan
+from ttapca.benchmark.plan import PAPERS_COMPONENTS, Plan
 from ttapca.benchmark.subject import Subject
 from ttapca.corruptions import STANDARD
-from ttapca.methods.recipe import Wishes
-from ttapca.methods.registry import RECIPES
+from ttapca.methods.method import registration
 
 WISHES = ("steps", "lr")  # they have columns of their own in a cell
 
@@ -115,18 +113,21 @@ class _Cells:
 
     def _method(self, method: str, components: int, steps: int | None) -> dict[str, Any]:
         """The part of a cell that a method decides: it is asked what it would do."""
+        found = registration(method)
         given = dict(self.plan.method.get(method, {}))
-        filtered = RECIPES[method].needs_filter or given.pop("filter", False)
+        filtered = found.method.needs_filter or given.pop("filter", False)
         fitted = self.subject.filter(components) if filtered else None
-        wishes = Wishes(fitted, given.pop("steps", steps), given.pop("lr", self.plan.lr))
-        provided = self.subject.provided.get(method, {})
-        own = {name: value for name, value in given.items() if name not in SHARED_OPTIONS}
-        mover = RECIPES[method].plan(wishes, **{**provided, **own}).mover
-        moves = mover is not None and mover.descent is not None
+        options = {**self.subject.provided.get(method, {}), **given}
+        options.pop("guard", None)
+        for name, value in (("filter", fitted), ("steps", steps), ("lr", self.plan.lr)):
+            if value is not None and name in found.options:
+                options.setdefault(name, value)
+        made = found.make(**options)
+        own = {name: value for name, value in given.items() if name not in ("steps", "lr")}
         return {
-            "options": canonical({**self.subject.stated.get(method, {}), **given}),
+            "options": canonical({**self.subject.stated.get(method, {}), **own}),
             "layer": self.subject.place_of(fitted) if fitted else "",
             "components": components if fitted else 0,
-            "steps": mover.steps if isinstance(mover, Stepper) else int(moves),
-            "lr": mover.descent.lr if mover is not None and mover.descent is not None else 0.0,
+            "steps": getattr(made, "steps", 0),
+            "lr": getattr(made, "lr", 0.0),
         }

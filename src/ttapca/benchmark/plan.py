@@ -8,15 +8,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from ttapca._checks import ListOf, Maybe, OneOf, Plain, Record, Text, Whole, conform
+from ttapca._checks import (
+    Flag,
+    ListOf,
+    Maybe,
+    Number,
+    OneOf,
+    Plain,
+    Record,
+    Rule,
+    Text,
+    Whole,
+    conform,
+)
+from ttapca.adaptation.guards import GuardAction
 from ttapca.benchmark.cells import CLEAN, SETTINGS, Setting
-from ttapca.benchmark.method_options import LEARNING_RATE, SHARED, STEPS, option_rules
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
 from ttapca.corruptions.registry import find, unknown
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
-from ttapca.methods.registry import check_options
+from ttapca.methods.method import registration
 from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
 PAPERS_METHODS = ("source", "bn", "tent", "ttapca-exp", "ttapca-relu")
@@ -24,7 +36,10 @@ PAPERS_BATCH = 200
 PAPERS_COMPONENTS = 2000
 METHOD_TABLE = "method"
 GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA}
-SHARED_OPTIONS = tuple(SHARED)
+LEARNING_RATE = Number(above=0, high=1e9)
+STEPS = Whole(1, 10**6)
+# What a plan may say of a method beside its own options: whether it has a filter, and a guard.
+BESIDE: dict[str, Rule] = {"filter": Flag(), "guard": OneOf(get_args(GuardAction))}
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,7 @@ class Plan:
     Attributes:
         model: The network, by name or file; None where the caller brings one.
         data: The data set, by name or path.
-        methods: Of `ttapca.RECIPES`.
+        methods: Of `ttapca.METHODS`.
         corruptions: Of `ttapca.corruptions.CORRUPTIONS`; `standard`, `extra` and `all` stand for
             several, `clean` for the images as they are.
         severities: 1 to 5.
@@ -88,7 +103,7 @@ class Plan:
             object.__setattr__(self, name, tuple(dict.fromkeys(values[name])))
         object.__setattr__(self, "corruptions", _corruption_names(self.corruptions))
         for method in self.methods:
-            check_options(method, ())
+            registration(method)
         for method, options in self.method.items():
             _check_method(method, options)
         _check_size(self)
@@ -207,10 +222,12 @@ def _corruption_names(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_method(method: str, options: Mapping[str, Any]) -> None:
-    check_options(method, [name for name in options if name not in SHARED_OPTIONS])
+    found = registration(method)
+    found.check_names([name for name in options if name != "guard"])
+    if "guard" in options and not found.method.learns:
+        raise OptionError(f"`guard` would have no effect: `{method}` learns nothing.")
     if "seed" in options:
         raise OptionError(f"The seed of `{method}` is that of the plan: give `seeds` instead.")
-    rules = option_rules(method)
+    rules = {**found.rules, **BESIDE}
     for name, value in options.items():
-        if name in rules:
-            conform(value, rules[name], "A plan", OptionError, at=f"method.{method}.{name}")
+        conform(value, rules[name], "A plan", OptionError, at=f"method.{method}.{name}")

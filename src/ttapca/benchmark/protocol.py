@@ -17,7 +17,8 @@ from ttapca.benchmark.inspection import observe
 from ttapca.benchmark.orders import FORGETTING, segments
 from ttapca.benchmark.subject import Subject
 from ttapca.datasets import Images, TensorBatches
-from ttapca.methods.registry import MethodName, adapt, own_options
+from ttapca.methods.adapt import MethodName, adapt
+from ttapca.methods.method import registration
 from ttapca.networks.evaluation import Evaluation, Watch, predict_all
 
 
@@ -82,13 +83,16 @@ def measure(
 def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
     """The network with the method of a cell on it, and as it was afterwards."""
     own = {**json.loads(cell.options), **subject.provided.get(cell.method, {})}
-    if "seed" in own_options(cell.method):
+    if "seed" in registration(cell.method).options:
         own["seed"] = cell.seed
+    forgetting = FORGETTING[cell.setting]
+    if forgetting == "episodic":
+        own.pop("guard", None)  # one plan has several settings, and a guard watches streams
     adapter = adapt(
         subject.network,
         cast(MethodName, cell.method),  # which `adapt` checks
         filter=subject.filter(cell.components) if cell.components else None,
-        forgetting=FORGETTING[cell.setting],
+        forgetting=forgetting,
         steps=cell.steps or None,
         lr=cell.lr or None,
         **own,

@@ -25,7 +25,7 @@ from ttapca.datasets import Choice, Images, TensorBatches, choose
 from ttapca.datasets.frost import FROST
 from ttapca.errors import NotEnoughDataError
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.methods.registry import RECIPES
+from ttapca.methods import METHODS
 from ttapca.networks.factories import is_factory
 from ttapca.networks.network import ImageNetwork
 
@@ -119,7 +119,7 @@ class Inputs:
     def _filtered(self) -> bool:
         """Whether any method of the plan has a filter."""
         return any(
-            RECIPES[method].needs_filter or self.plan.method.get(method, {}).get("filter")
+            METHODS[method].method.needs_filter or self.plan.method.get(method, {}).get("filter")
             for method in self.plan.methods
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,27 +18,34 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the methods, what each does, what it needs and which options it has."""
-    from ttapca.methods.registry import RECIPES, own_options
+    from ttapca.methods import METHODS
 
     if as_json:
         rows = [
             {
-                "name": name,
-                "summary": recipe.summary,
-                "needs": NEEDS[recipe.source],
-                "options": own_options(name),
+                "name": each.name,
+                "summary": each.summary,
+                "paper": each.paper,
+                "needs": NEEDS[each.needs],
+                "options": {name: _plain(value) for name, value in each.options.items()},
             }
-            for name, recipe in RECIPES.items()
+            for each in METHODS.values()
         ]
         typer.echo(json.dumps(rows, indent=2))
         return
     width = min(Console().width, WIDEST)
-    for name, recipe in RECIPES.items():
-        typer.secho(name, bold=True)
-        options = ", ".join(own_options(name))
-        for text in (recipe.summary, f"needs: {NEEDS[recipe.source]}", f"options: {options}"):
-            if text != "options: ":
+    for each in METHODS.values():
+        typer.secho(each.name, bold=True)
+        options = ", ".join(f"{name}={_plain(value)}" for name, value in each.options.items())
+        lines = [each.summary, each.paper, f"needs: {NEEDS[each.needs]}", f"options: {options}"]
+        for text in lines:
+            if text not in ("", "options: "):
                 typer.echo(_indented(text, width))
+
+
+def _plain(value: Any) -> Any:
+    """A default as JSON can hold it; None is for the method to decide."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _indented(text: str, width: int) -> str:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ttapca.errors import AttachError
-from ttapca.fitting.fitted_filter import AnyGain, FittedFilter
+from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.affine import LinearPart, is_affine
 from ttapca.spectral.filter import SpectralFilter
+from ttapca.spectral.gains import GainName
 from ttapca.support.modules import device_and_dtype, find_layer
 
 # A folded filter is checked against the layer's weights by its first columns, and this is how far
@@ -114,7 +115,7 @@ class Attachment:
 
 
 def attach(
-    model: nn.Module, fitted: FittedFilter, gain: AnyGain | None = None, **options: object
+    model: nn.Module, fitted: FittedFilter, gain: GainName | None = None, **options: object
 ) -> Attachment:
     """Put a fitted filter at its layer.
 
@@ -123,7 +124,7 @@ def attach(
         fitted: The filter.
         gain: Which gains it has, `relu`, `exponential` or `multiplicative`, or in closed form
             `wiener`, `match`, `two-sided`, `pulled`; without, all are 1.
-        **options: Of the gain, see `ttapca.spectral.gains` and `ttapca.spectral.closed_gains`.
+        **options: Of the gain, see `ttapca.spectral.gains`.
 
     Returns:
         A handle to switch the filter off and to take it away.

@@ -8,7 +8,7 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,15 +18,13 @@ from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.saved_form import GROUP_NORM, check_filter
 from ttapca.fitting.store import read_folder, write_folder
 from ttapca.spectral.bands import band_edges
-from ttapca.spectral.closed_gains import EXPONENTS, ClosedFormName, make_closed_gain
 from ttapca.spectral.filter import DCTFilter, SpectralFilter
-from ttapca.spectral.gains import Gain, GainName, make_gain
+from ttapca.spectral.gains import GainName, SourceComponents, make_gain
 from ttapca.spectral.half_precision import NarrowBasis
 from ttapca.spectral.randomised import singular_value_error
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
 Route = Literal["folded", "exact", "gram", "randomised", "dct"]
-AnyGain = GainName | ClosedFormName
 
 # A filter that changes more source predictions than this is warned of. Variance is a poor guide: at
 # the stem of a CIFAR-100 ResNet-20, dropping 0.005 % of it changes 2 % of the predictions, 0.06 %
@@ -216,7 +214,7 @@ class FittedFilter:
 
     def spectral_filter(
         self,
-        gain: AnyGain | None = None,
+        gain: GainName | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         **options: object,
@@ -226,10 +224,10 @@ class FittedFilter:
         Args:
             gain: Which gains it has; without, it only drops what lies outside its basis.
             dtype: Precision that it computes in.
-            **options: Of the gain, see `ttapca.spectral.gains` and `ttapca.spectral.closed_gains`.
+            **options: Of the gain, see `ttapca.spectral.gains`.
         """
         center = self.center.to(dtype, copy=True)
-        gains = self._gain(gain, dtype, options) if gain else None
+        gains = make_gain(gain, self.source_components(dtype), **options) if gain else None
         if self.order_ is not None:
             rotation, order = self.project.to(dtype, copy=True), self.order_.clone()
             return DCTFilter(center, rotation, order, shape=self.shape, gain=gains)
@@ -248,23 +246,20 @@ class FittedFilter:
             return None
         return NarrowBasis(self.project, self.rebuild_matrix)
 
-    def _gain(self, name: AnyGain, dtype: torch.dtype, options: dict[str, object]) -> Gain:
-        if name in EXPONENTS:
-            deviations = self.explained_variance_.sqrt().to(dtype)
-            if "floor" in options:
-                options = {**options, "floor": self._noise_of(options["floor"])}
-            return make_closed_gain(
-                cast(ClosedFormName, name), deviations, self.energies_, **options
-            )
-        return make_gain(cast(GainName, name), self.singular_values_.to(dtype), **options)
+    def source_components(self, dtype: torch.dtype) -> SourceComponents:
+        """What gains are made from."""
+        return SourceComponents(
+            self.singular_values_.to(dtype),
+            self.explained_variance_.sqrt().to(dtype),
+            self.energies_,
+            self._noise_of,
+        )
 
-    def _noise_of(self, floor: object) -> Tensor:
+    def _noise_of(self, variance: float) -> Tensor:
         """What noise of this variance in every number that is filtered is in the components."""
-        if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0 <= floor < 1e9:
-            raise OptionError(f"`floor` is a variance, finite and not below 0; found {floor!r}.")
         if self.order_ is not None:
-            return torch.full_like(self.singular_values_, floor)  # that basis is orthonormal
-        return floor * self.project.double().square().sum(0)
+            return torch.full_like(self.singular_values_, variance)  # that basis is orthonormal
+        return variance * self.project.double().square().sum(0)
 
     def save(
         self,

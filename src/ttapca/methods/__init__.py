@@ -1,6 +1,42 @@
-"""Methods of the literature, each a short recipe in a file of its own.
+"""Methods of the literature and of this library, each in a file of its own.
 
-A recipe turns a filter and options into a `Plan`: the surfaces that may change, and the mover that
-moves them. What several methods share is a surface, an objective or a mover of the library; what is
-a method's own stands in its file.
+A method is a typed, frozen dataclass (see `ttapca.methods.method`). What several methods share is a
+surface, an objective or a mover of the library; what is a method's own stands in its file.
 """
+
+# Importing a method registers it, and tables list methods in this order: not sorted.
+# ruff: noqa: I001
+from ttapca.methods.baselines import BN, Source, Tent
+from ttapca.methods.shot import SHOT
+from ttapca.methods.slr import SLR
+from ttapca.methods.eata import EATA
+from ttapca.methods.roid import ROID
+from ttapca.methods.lame import LAME
+from ttapca.methods.sar import SAR
+from ttapca.methods.memo import MEMO
+from ttapca.methods.cotta import CoTTA
+from ttapca.methods.ttt import TTT
+from ttapca.methods.ttapca import TTAPCA
+from ttapca.methods.wiener import PulledWiener, Wiener
+from ttapca.methods.method import METHODS, Method, Mixture
+
+__all__ = [
+    "BN",
+    "EATA",
+    "LAME",
+    "MEMO",
+    "METHODS",
+    "ROID",
+    "SAR",
+    "SHOT",
+    "SLR",
+    "TTAPCA",
+    "TTT",
+    "CoTTA",
+    "Method",
+    "Mixture",
+    "PulledWiener",
+    "Source",
+    "Tent",
+    "Wiener",
+]

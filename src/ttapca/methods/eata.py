@@ -1,15 +1,12 @@
-"""`eata`: entropy of reliable, non-redundant samples, held back where the source is sensitive.
-
-Niu et al., "Efficient Test-Time Model Adaptation without Forgetting" (ICML 2022). Without source
-data there is no Fisher information, hence no penalty: the method is then the paper's ETA.
-"""
+"""`eata`: entropy of reliable, non-redundant samples, held back where the source is sensitive."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
@@ -19,45 +16,51 @@ from ttapca.adaptation.objectives import mean_entropy
 from ttapca.adaptation.optimisation import MOMENTUM, GradientSteps, Run, sgd
 from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import LayerOutputError, NonFiniteError, NotEnoughDataError, OptionError
-from ttapca.fitting.fitted_filter import AnyGain
-from ttapca.methods.recipe import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
+from ttapca.methods.method import Assembly, GradientMethod, Positive, register
 from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode
 
-Source = Iterable[Any] | Tensor
+SourceData = Iterable[Any] | Tensor
 
-# All are those of the official code on ImageNet.
-LEARNING_RATE = 2.5e-4
-ENTROPY_MARGIN = 0.4  # of the largest entropy, log C
-REDUNDANCY_MARGIN = 0.05
 FISHER_WEIGHT = 2000.0
 MEAN_MOMENTUM = 0.9
 SOURCE_BATCH = 64
 
 
-def _eata(
-    wishes: Wishes,
-    *,
-    source: Source | None = None,
-    e_margin: float | None = None,
-    d_margin: float = REDUNDANCY_MARGIN,
-    fisher_alpha: float = FISHER_WEIGHT,
-    statistics: Statistics = "batch",
-    gain: AnyGain = "relu",
-) -> Plan:
-    mover = ReliableSteps(
-        source,
-        e_margin=e_margin,
-        d_margin=d_margin,
-        fisher_alpha=fisher_alpha,
-        # The official code returns the logits from before the update.
-        stepping=wishes.steps_by(
-            functools.partial(sgd, momentum=MOMENTUM), lr=LEARNING_RATE, logits="before"
-        ),
-    )
-    below = wishes.filter_below(gain)
-    surfaces = [*statistics_surface(statistics, below), NormAffine(), *below]
-    return Plan(surfaces, mover)
+@register("eata", paper="Niu et al. (ICML 2022)")
+@dataclass(frozen=True, kw_only=True)
+class EATA(GradientMethod):
+    """Scale and shift of the normalisation layers, learned by the entropy of reliable samples.
+
+    All defaults are those of the official code on ImageNet, which returns the logits from before
+    the update. Without source data there is no Fisher information, hence no penalty: the method is
+    then the paper's ETA.
+
+    Attributes:
+        source: Unlabelled source data for the Fisher information: batches, pairs whose first
+            element is a batch, or one tensor of samples. Read once, when the adapter is made.
+        entropy_margin: Samples of lower entropy take part; as a share of the largest, log C.
+        redundancy_margin: Samples whose prediction is less like the mean one take part.
+        fisher_weight: Weight of the penalty; 2,000 by default.
+    """
+
+    optimiser: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM)
+
+    lr: Positive = 2.5e-4
+    source: SourceData | None = None
+    entropy_margin: Positive = 0.4
+    redundancy_margin: Positive = 0.05
+    fisher_weight: Positive | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.source is None:
+            self.refuse("fisher_weight", "there is no penalty without `source=`")
+
+    def assemble(self) -> Assembly:
+        """Reliable samples move scale and shift."""
+        return self.assembly(NormAffine(), ReliableSteps(self))
 
 
 class ReliableSteps(GradientSteps):
@@ -66,47 +69,25 @@ class ReliableSteps(GradientSteps):
     A sample x takes part when its entropy E is below a margin and its prediction p is no repetition
     of the running mean prediction m: |cos(p, m)| below another margin. The loss is
 
-        mean of exp(e_margin - E) E  +  fisher_alpha sum_i F_i (w_i - w_i at the start)^2
+        mean of exp(margin - E) E  +  fisher_weight sum_i F_i (w_i - w_i at the start)^2
 
     over these samples and over all that is moved. A batch in which no sample takes part moves
     nothing.
-
-    Args:
-        source: Unlabelled source data for the Fisher information F: batches, pairs whose first
-            element is a batch, or one tensor of samples. Read once, when the adapter is made.
-            Without, there is no penalty.
-        e_margin: Of the entropy, in nats; 0.4 log(classes) by default.
-        d_margin: Of the redundancy.
-        fisher_alpha: Weight of the penalty.
-        stepping: How to step.
-
-    Raises:
-        OptionError: When an option makes no sense.
     """
 
-    keeps = (*GradientSteps.keeps, "mean")
+    keeps = ("mean",)
+    fixed = ("start", "fisher")
 
-    def __init__(
-        self,
-        source: Source | None,
-        *,
-        e_margin: float | None,
-        d_margin: float,
-        fisher_alpha: float,
-        stepping: Stepping,
-    ) -> None:
-        super().__init__(mean_entropy, **stepping)
-        if source is not None and not isinstance(source, Iterable):
-            raise OptionError(
-                f"`source` is batches of source data, or a tensor; found a {type(source).__name__}."
-            )
-        self.e_margin = None if e_margin is None else _positive("e_margin", e_margin)
-        self.d_margin = _positive("d_margin", d_margin)
-        self.fisher_alpha = _positive("fisher_alpha", fisher_alpha)
+    def __init__(self, options: EATA) -> None:
+        super().__init__(mean_entropy, **options.stepping())
+        self.entropy_margin = options.entropy_margin
+        self.redundancy_margin = options.redundancy_margin
+        weight = options.fisher_weight
+        self.fisher_weight = FISHER_WEIGHT if weight is None else weight
         self.fisher: list[Tensor] = []
         self.mean: Tensor | None = None
-        self._source = source
-        self.remembers_start = source is not None  # for the penalty alone
+        self._source = options.source
+        self.remembers_start = options.source is not None  # for the penalty alone
         self._next_mean: Tensor | None = None
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
@@ -116,11 +97,6 @@ class ReliableSteps(GradientSteps):
             return
         self.fisher = fisher_information(model, parameters, self._source)
         self._source = None  # an adapter is copied and pickled without the data
-
-    def reset(self) -> None:
-        """Forget the optimiser's moments and the mean prediction; the Fisher information stays."""
-        super().reset()
-        self.mean = None
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
         """The loss over the samples that take part; None where there are none."""
@@ -135,12 +111,12 @@ class ReliableSteps(GradientSteps):
         if not bool(torch.isfinite(entropy).all()):
             return entropy.mean()  # not finite: the step is skipped, and counted as such
         predictions = log_softmax(logits).detach().exp()  # (batch, classes)
-        margin = self.e_margin or ENTROPY_MARGIN * math.log(logits.shape[1])
+        margin = self.entropy_margin * math.log(logits.shape[1])
         chosen = entropy < margin
         if self.mean is not None:
             self.mean = self.mean.to(predictions)
             similarity = F.cosine_similarity(self.mean.unsqueeze(0), predictions, dim=1)
-            chosen &= similarity.abs() < self.d_margin
+            chosen &= similarity.abs() < self.redundancy_margin
         if not bool(chosen.any()):
             return None
         batch_mean = predictions[chosen].mean(0)
@@ -154,18 +130,8 @@ class ReliableSteps(GradientSteps):
         """Take the samples of the step into the mean prediction."""
         self.mean = self._next_mean
 
-    def tensors(self) -> list[Tensor]:
-        """The optimiser's state, the Fisher information and where it was taken, the mean."""
-        mean = [] if self.mean is None else [self.mean]
-        return [*super().tensors(), *self.fisher, *mean]
-
-    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the Fisher information as well, and where it was taken."""
-        super().apply(fn)
-        self.fisher = [fn(value) for value in self.fisher]
-
     def _penalty(self) -> Tensor | float:
-        return self.fisher_alpha * sum(
+        return self.fisher_weight * sum(
             (importance * (parameter - start).square()).sum()
             for importance, parameter, start in zip(
                 self.fisher, self.descent.parameters, self.start, strict=False
@@ -174,7 +140,7 @@ class ReliableSteps(GradientSteps):
 
 
 def fisher_information(
-    model: nn.Module, parameters: list[nn.Parameter], source: Source
+    model: nn.Module, parameters: list[nn.Parameter], source: SourceData
 ) -> list[Tensor]:
     """Diagonal of the Fisher information: mean square of the gradient of the log-likelihood.
 
@@ -220,7 +186,7 @@ def fisher_information(
     return [value / count for value in total]
 
 
-def _batches_of(source: Source) -> Iterator[Tensor]:
+def _batches_of(source: SourceData) -> Iterator[Tensor]:
     batches = torch.split(source, SOURCE_BATCH) if isinstance(source, Tensor) else source
     for number, batch in enumerate(batches):
         samples = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
@@ -230,14 +196,3 @@ def _batches_of(source: Source) -> Iterator[Tensor]:
                 f"{number} (counting from 0) is a {type(batch).__name__}."
             )
         yield samples
-
-
-def _positive(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise OptionError(f"`{name}` is a finite number above 0; found {value!r}.")
-    return value
-
-
-EATA = Recipe(
-    "scale and shift of the normalisation layers, learned by the entropy of reliable samples", _eata
-)

@@ -1,8 +1,7 @@
 """`lame`: correct the outputs of a batch by what its samples have in common.
 
-Boudiaf et al., "Parameter-free Online Test-time Adaptation", CVPR 2022. No parameter of the network
-moves. With q_i the network's prediction and w_ij the affinity of two samples, the assignments z
-minimise
+No parameter of the network moves. With q_i the network's prediction and w_ij the affinity of two
+samples, the assignments z minimise
 
     sum_i KL(z_i | q_i) - sum_ij w_ij z_i . z_j
 
@@ -11,15 +10,23 @@ by the concave-convex procedure: z_i <- softmax(log q_i + sum_j w_ij z_j), until
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import Mover, Run
-from ttapca.errors import LayerOutputError, OptionError
-from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.errors import LayerOutputError
+from ttapca.methods.method import (
+    Assembly,
+    Count,
+    Method,
+    Statistics,
+    register,
+    statistics_surfaces,
+)
 from ttapca.support.capture import caught_inputs, find_classifier
 from ttapca.support.logits import log_softmax
 
@@ -28,43 +35,54 @@ Affinity = Literal["knn", "rbf", "linear"]
 # As in the official code: what keeps the logarithm finite, and when the bound rests.
 SMALLEST_PROBABILITY = 1e-10
 RESTS = 1e-8
+NEIGHBOURS = 5
 
 
-class LaplacianCorrection(Mover):
-    """Predict, then let samples that are near each other agree.
+@register("lame", paper="Boudiaf et al. (CVPR 2022)")
+@dataclass(frozen=True, kw_only=True)
+class LAME(Method):
+    """The outputs of a batch, corrected by the affinity of its samples.
 
-    Args:
+    Attributes:
         affinity: `knn`: 1 for each of the nearest neighbours, else 0; `rbf`: a Gaussian of the
             distance, as wide as the mean distance to the last neighbour; `linear`: the cosine.
-        neighbours: How many.
+        neighbours: How many, for `knn` and `rbf`; 5 by default.
         iterations: At most.
         symmetric: Whether to average the affinities of (i, j) and (j, i), which makes the
             procedure's descent certain.
-        classifier: Dotted path of the layer whose input are the features.
+        classifier: Dotted path of the layer whose input are the features; the last `nn.Linear` by
+            default.
+        statistics: What BatchNorm layers normalise with.
     """
 
-    def __init__(
-        self,
-        affinity: Affinity = "knn",
-        neighbours: int = 5,
-        *,
-        iterations: int = 100,
-        symmetric: bool = False,
-        classifier: str | None = None,
-    ) -> None:
+    affinity: Affinity = "knn"
+    neighbours: Count | None = None
+    iterations: Count = 100
+    symmetric: bool = False
+    classifier: str | None = None
+    statistics: Statistics = "source"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.affinity == "linear":
+            self.refuse("neighbours", "the affinity `linear` knows none")
+
+    def assemble(self) -> Assembly:
+        """Nothing changes but the outputs."""
+        return Assembly(statistics_surfaces(self.statistics), LaplacianCorrection(self))
+
+
+class LaplacianCorrection(Mover):
+    """Predict, then let samples that are near each other agree."""
+
+    def __init__(self, options: LAME) -> None:
         super().__init__()
-        if affinity not in get_args(Affinity):
-            raise OptionError(
-                f"`affinity` is one of {', '.join(get_args(Affinity))}; found {affinity!r}."
-            )
-        for name, value in (("neighbours", neighbours), ("iterations", iterations)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise OptionError(f"`{name}` is a whole number of at least 1; found {value!r}.")
-        self.affinity: Affinity = affinity
-        self.neighbours = neighbours
-        self.iterations = iterations
-        self.symmetric = symmetric
-        self._path = classifier
+        self.affinity: Affinity = options.affinity
+        self.neighbours = options.neighbours or NEIGHBOURS
+        self.iterations = options.iterations
+        self.symmetric = options.symmetric
+        self._path = options.classifier
         self._classifier: nn.Module | None = None
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
@@ -169,27 +187,3 @@ def _features(caught: list[Any], logits: Tensor) -> Tensor:
         )
     features: Tensor = caught[0].flatten(1)
     return features.to(torch.promote_types(features.dtype, torch.float32))
-
-
-def _lame(
-    wishes: Wishes,
-    *,
-    affinity: Affinity = "knn",
-    neighbours: int = 5,
-    iterations: int = 100,
-    symmetric: bool = False,
-    classifier: str | None = None,
-    statistics: Statistics = "source",
-) -> Plan:
-    del wishes
-    mover = LaplacianCorrection(
-        affinity,
-        neighbours,
-        iterations=iterations,
-        symmetric=symmetric,
-        classifier=classifier,
-    )
-    return Plan([*statistics_surface(statistics)], mover)
-
-
-LAME = Recipe("the batch's outputs, corrected by the affinity of its samples", _lame)

@@ -1,7 +1,6 @@
 """`memo`: one image at a time, made to mean the same in all its views.
 
-Zhang et al., "MEMO: Test Time Robustness via Adaptation and Augmentation", NeurIPS 2022. For each
-image, from the source weights: with p(y | x_b) the predictions for views x_1 .. x_B and
+For each image, from the source weights: with p(y | x_b) the predictions for views x_1 .. x_B and
 
     q = mean_b p(. | x_b),    loss = - sum_y q(y) log q(y)
 
@@ -13,53 +12,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ttapca.adaptation.optimisation import Logits, OptimizerFactory, Run, Stepper, sgd
+from ttapca.adaptation.optimisation import Logits, Run, Stepper, sgd
 from ttapca.adaptation.surfaces import Weights
 from ttapca.adaptation.surfaces.weights import all_parameters
-from ttapca.errors import OptionError
-from ttapca.fitting.fitted_filter import AnyGain
-from ttapca.methods.recipe import Plan, Recipe, Wishes, statistics_surface
+from ttapca.methods.method import (
+    Assembly,
+    Count,
+    GradientMethod,
+    Positive,
+    Seed,
+    Statistics,
+    register,
+)
 from ttapca.methods.temporary_values import put_back
-from ttapca.methods.views import check_count, check_images, mixed_views
+from ttapca.methods.views import check_images, mixed_views
 from ttapca.support.logits import log_softmax
 
-LEARNING_RATE = 0.005  # of the official code for CIFAR-10
+
+@register("memo", paper="Zhang et al. (NeurIPS 2022)")
+@dataclass(frozen=True, kw_only=True)
+class MEMO(GradientMethod):
+    """All weights, learned for each image by the entropy over its views.
+
+    The learning rate is that of the official code for CIFAR-10. There the views of an image count
+    as one sample in BatchNorm, however many they are: statistics of 1 / (1 + n) mix them with a
+    source that counts for n samples.
+
+    Attributes:
+        views: How many views of each image.
+        flip: Whether half of them are mirrored; not for what means something else then, as digits.
+        seed: Draws the views.
+    """
+
+    optimiser: ClassVar[Any] = staticmethod(sgd)
+
+    lr: Positive = 0.005
+    logits: Logits = "after"
+    statistics: Statistics = "source"
+    views: Count = 32
+    flip: bool = True
+    seed: Seed = 0
+
+    def assemble(self) -> Assembly:
+        """The entropy over views moves all weights."""
+        return self.assembly(Weights(all_parameters, "weights"), MarginalEntropySteps(self))
 
 
 class MarginalEntropySteps(Stepper):
-    """Adapt to each image by itself, and forget it.
-
-    Args:
-        optimizer: Makes the optimiser; SGD by default.
-        steps: Steps on each image, each on new views.
-        logits: From `after` the update, or from `before`: the source's own.
-        views: How many.
-        flip: Whether half of them are mirrored; not for what means something else then, as digits.
-        seed: Of the views.
-    """
+    """Adapt to each image by itself, and forget it."""
 
     remembers_start = True
 
-    def __init__(
-        self,
-        optimizer: OptimizerFactory | None = None,
-        *,
-        steps: int = 1,
-        logits: Logits = "after",
-        views: int = 32,
-        flip: bool = True,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            optimizer=optimizer or sgd(LEARNING_RATE), steps=steps, logits=logits, seed=seed
-        )
-        self.views = check_count("views", views)
-        self.flip = flip
+    def __init__(self, options: MEMO) -> None:
+        super().__init__(**options.stepping(), seed=options.seed)
+        self.views = options.views
+        self.flip = options.flip
 
     def __repr__(self) -> str:
         """One line for a person."""
@@ -127,32 +140,3 @@ def marginal_entropy(logits: Tensor) -> Tensor:
     """
     log_mean = log_softmax(logits).logsumexp(0) - math.log(len(logits))  # (classes, ...)
     return -(log_mean.exp() * log_mean).sum(0).mean()
-
-
-def _memo(
-    wishes: Wishes,
-    *,
-    views: int = 32,
-    flip: bool = True,
-    seed: int = 0,
-    prior: float | None = None,
-    gain: AnyGain = "relu",
-) -> Plan:
-    if prior is not None and not 0 <= prior < float("inf"):
-        raise OptionError(
-            f"`prior`, a number of samples, is finite and not below 0; found {prior!r}."
-        )
-    # As in the official code, the views of an image count as one sample, however many they are.
-    alpha = 0.0 if prior is None else 1 / (1 + prior)
-    below = wishes.filter_below(gain)
-    mover = MarginalEntropySteps(
-        **wishes.steps_by(sgd, lr=LEARNING_RATE, logits="after"),
-        views=views,
-        flip=flip,
-        seed=seed,
-    )
-    weights = Weights(all_parameters, "weights")
-    return Plan([*statistics_surface(alpha, below), weights, *below], mover)
-
-
-MEMO = Recipe("all weights, learned for each image by the entropy over its views", _memo)

@@ -1,62 +1,56 @@
-"""`roid`: weighted likelihood ratios, an ensemble with the source, and a corrected prior.
-
-Marsden, Doebler and Yang, "Universal Test-time Adaptation through Weight Ensembling, Diversity
-Weighting, and Prior Correction" (WACV 2024).
-"""
+"""`roid`: weighted likelihood ratios, an ensemble with the source, and a corrected prior."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
+from ttapca._checks import Number
 from ttapca.adaptation.objectives import class_marginal, soft_likelihood_ratio
-from ttapca.adaptation.optimisation import GradientSteps, Run, adam
+from ttapca.adaptation.optimisation import GradientSteps, Run
 from ttapca.adaptation.surfaces import NormAffine
-from ttapca.errors import LayerOutputError, OptionError, ShapeError
-from ttapca.fitting.fitted_filter import AnyGain
-from ttapca.methods.recipe import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
+from ttapca.errors import LayerOutputError, ShapeError
+from ttapca.methods.method import Assembly, GradientMethod, Positive, Seed, register
 from ttapca.methods.views import Jitter
 from ttapca.support.logits import log_softmax
 from ttapca.support.modules import map_first_tensor
 
-# All are the official code's; the learning rate is its for CIFAR-10-C.
-LEARNING_RATE = 1e-3
-SOURCE_MOMENTUM = 0.99
 # In place of the official chain of colour, affine and noise transformations.
 VIEWS = Jitter(shift=1 / 16, brightness=0.4, contrast=0.3, flip=True)
-TEMPERATURE = 1 / 3
 MEAN_MOMENTUM = 0.9
 LARGEST_PROBABILITY = 0.99
 
 
-def _roid(
-    wishes: Wishes,
-    *,
-    momentum: float = SOURCE_MOMENTUM,
-    temperature: float = TEMPERATURE,
-    consistency: bool = True,
-    prior_correction: bool = True,
-    seed: int = 0,
-    statistics: Statistics = "batch",
-    gain: AnyGain = "relu",
-) -> Plan:
-    mover = EnsembledSteps(
-        momentum=momentum,
-        temperature=temperature,
-        views=VIEWS if consistency else None,
-        seed=seed,
-        prior_correction=prior_correction,
-        # The official code returns the logits from before the update.
-        stepping=wishes.steps_by(adam, lr=LEARNING_RATE, logits="before"),
-    )
-    below = wishes.filter_below(gain)
-    surfaces = [*statistics_surface(statistics, below), NormAffine(), *below]
-    return Plan(surfaces, mover)
+@register("roid", paper="Marsden et al. (WACV 2024)")
+@dataclass(frozen=True, kw_only=True)
+class ROID(GradientMethod):
+    """Scale and shift, learned by weighted likelihood ratios and pulled to the source.
+
+    All defaults are the official code's; the learning rate is its for CIFAR-10-C. It returns the
+    logits from before the update.
+
+    Attributes:
+        source_momentum: Weight of the adapted weights against the source's, after each step.
+        temperature: Of the samples' weights; small ones prefer few samples.
+        consistency: Whether an image and another view of it shall be predicted alike.
+        class_prior_correction: Whether predictions are weighted by the batch's own class marginal.
+        seed: Draws the views.
+    """
+
+    source_momentum: Annotated[float, Number(above=0, high=1)] = 0.99
+    temperature: Positive = 1 / 3
+    consistency: bool = True
+    class_prior_correction: bool = True
+    seed: Seed = 0
+
+    def assemble(self) -> Assembly:
+        """Weighted samples move scale and shift."""
+        return self.assembly(NormAffine(), EnsembledSteps(self))
 
 
 class EnsembledSteps(GradientSteps):
@@ -69,52 +63,20 @@ class EnsembledSteps(GradientSteps):
     where SLR is the soft likelihood ratio and SCE the symmetric cross-entropy between the
     predictions for an image and for another view of it. After each step all that was moved becomes
     momentum times itself plus (1 - momentum) times where it started.
-
-    Args:
-        momentum: Weight of the adapted against the source weights.
-        temperature: Of the samples' weights; small ones prefer few samples.
-        views: Makes the views; without, there is no consistency term.
-        seed: Of their draws.
-        prior_correction: Whether predictions are weighted by the batch's own class marginal.
-        stepping: How to step.
-
-    Raises:
-        OptionError: When an option makes no sense.
     """
 
-    keeps = (*GradientSteps.keeps, "mean")
+    keeps = ("mean",)
     remembers_start = True
 
-    def __init__(
-        self,
-        *,
-        momentum: float,
-        temperature: float,
-        views: Jitter | None,
-        seed: int,
-        prior_correction: bool,
-        stepping: Stepping,
-    ) -> None:
+    def __init__(self, options: ROID) -> None:
         clipped = functools.partial(soft_likelihood_ratio, clip=LARGEST_PROBABILITY)
-        super().__init__(clipped, **stepping, seed=seed)
-        if not 0.0 < momentum <= 1.0:
-            raise OptionError(
-                "`momentum`, the weight of the adapted weights in the ensemble with the source, is "
-                f"above 0 and at most 1; found {momentum!r}."
-            )
-        if not 0.0 < temperature < float("inf"):
-            raise OptionError(f"`temperature` is a finite number above 0; found {temperature!r}.")
-        self.momentum = momentum
-        self.temperature = temperature
-        self.prior_correction = prior_correction
+        super().__init__(clipped, **options.stepping(), seed=options.seed)
+        self.source_momentum = options.source_momentum
+        self.temperature = options.temperature
+        self.class_prior_correction = options.class_prior_correction
         self.mean: Tensor | None = None
-        self._views = views
+        self._consistency = options.consistency
         self._next_mean: Tensor | None = None
-
-    def reset(self) -> None:
-        """Forget the optimiser's moments, the mean prediction and how far the draws went."""
-        super().reset()
-        self.mean = None
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
         """The weighted loss of a batch, with one more forward pass for the views."""
@@ -131,38 +93,29 @@ class EnsembledSteps(GradientSteps):
         self._next_mean = torch.lerp(predictions.mean(0), mean, MEAN_MOMENTUM)
         weights = prediction_weights(predictions, mean, self.temperature)
         each = self.objective(logits)
-        if self._views is not None:
+        if self._consistency:
             args, kwargs = map_first_tensor(self._view, inputs, options)
             each = each + symmetric_cross_entropy(logits, run(*args, **kwargs))
         return (weights * each).mean()
 
     def _view(self, images: Tensor) -> Tensor:
-        if self._views is None or images.dim() != 4:
+        if images.dim() != 4:
             raise ShapeError(
                 "Views are made of images of shape (batch, channels, height, width); found "
                 f"{tuple(images.shape)}. Switch them off with `consistency=False`."
             )
-        return self._views(images, self.generator)
+        return VIEWS(images, self.generator)
 
     def moved(self) -> None:
         """Take the batch into the mean prediction, and pull the weights to the source."""
         self.mean = self._next_mean
         with torch.no_grad():
             for parameter, start in zip(self.descent.parameters, self.start, strict=True):
-                parameter.lerp_(start.to(parameter), 1 - self.momentum)
+                parameter.lerp_(start.to(parameter), 1 - self.source_momentum)
 
     def output(self, logits: Tensor) -> Tensor:
         """The logits, whose softmax is the corrected prediction."""
-        return corrected_by_prior(logits) if self.prior_correction else logits
-
-    def tensors(self) -> list[Tensor]:
-        """The optimiser's state, the source weights, the mean prediction."""
-        mean = [] if self.mean is None else [self.mean]
-        return [*super().tensors(), *mean]
-
-    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert where the parameters started as well."""
-        super().apply(fn)
+        return corrected_by_prior(logits) if self.class_prior_correction else logits
 
 
 def prediction_weights(predictions: Tensor, mean: Tensor, temperature: float) -> Tensor:
@@ -235,10 +188,3 @@ def corrected_by_prior(logits: Tensor) -> Tensor:
     smoothing = max(1 / batch, 1 / classes) / marginal.max()
     smoothed = (marginal + smoothing) / (1 + smoothing * classes)
     return logits + smoothed.log().to(logits.dtype)
-
-
-ROID = Recipe(
-    "scale and shift of the normalisation layers, learned by weighted likelihood ratios and pulled "
-    "to the source",
-    _roid,
-)

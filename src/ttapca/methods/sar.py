@@ -1,7 +1,6 @@
 """`sar`: entropy on reliable samples, in a region where it is flat, with a way back.
 
-Niu et al., "Towards Stable Test-Time Adaptation in Dynamic Wild World", ICLR 2023. With E the
-entropy and S the samples whose entropy is below E0 = 0.4 ln C, one step is
+With E the entropy and S the samples whose entropy is below E0 = 0.4 ln C, one step is
 
     probe    e = rho g / |g|,   g = gradient of mean_S E(theta)
     step     theta <- theta - lr * gradient of mean_{S, E < E0} E(theta + e)
@@ -16,25 +15,16 @@ import fnmatch
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ttapca.adaptation.optimisation import (
-    DEFAULT_LEARNING_RATE,
-    MOMENTUM,
-    Logits,
-    OptimizerFactory,
-    Run,
-    Stepper,
-    sgd,
-)
+from ttapca.adaptation.optimisation import MOMENTUM, Run, Stepper, sgd
 from ttapca.adaptation.surfaces import Weights
 from ttapca.adaptation.surfaces.weights import Place, norm_affine
-from ttapca.errors import OptionError
-from ttapca.fitting.fitted_filter import AnyGain
-from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.methods.method import Assembly, GradientMethod, NotNegative, Positive, register
 from ttapca.methods.temporary_values import put_back, with_values
 from ttapca.support.logits import softmax_entropy
 
@@ -44,57 +34,55 @@ LAST_BLOCKS = ("*layer4*", "*blocks.9*", "*blocks.10*", "*blocks.11*", "norm", "
 MEMORY = 0.9  # of the moving average
 
 
+@register("sar", paper="Niu et al. (ICLR 2023)")
+@dataclass(frozen=True, kw_only=True)
+class SAR(GradientMethod):
+    """Scale and shift, learned by the entropy of reliable samples at the worst point nearby.
+
+    Attributes:
+        entropy_margin: Samples of lower entropy are reliable; as a share of the largest, ln C.
+        radius: How far the probe goes (rho).
+        recover_below: The moving average of the loss at which the weights return to the source; 0
+            for never.
+        leave_out: Shell patterns of layers whose scale and shift stay as they are.
+    """
+
+    optimiser: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM)
+
+    entropy_margin: Positive = 0.4
+    radius: Positive = 0.05
+    recover_below: NotNegative = 0.2
+    leave_out: Sequence[str] = LAST_BLOCKS
+
+    def assemble(self) -> Assembly:
+        """Reliable samples move scale and shift."""
+        select = functools.partial(norm_affine_but, leave_out=tuple(self.leave_out))
+        affine = Weights(select, "scale and shift of normalisation layers that are not left out")
+        return self.assembly(affine, SharpnessAwareSteps(self))
+
+
 class SharpnessAwareSteps(Stepper):
     """Lower the entropy of reliable samples at the worst point nearby.
-
-    Args:
-        optimizer: Makes the optimiser; SGD with momentum by default.
-        steps: Steps on each batch.
-        logits: From `before` or `after` the update.
-        margin: E0 as a part of the largest entropy, ln C.
-        radius: rho, how far the probe goes.
-        recover_below: The moving average at which to return to the source; 0 for never.
 
     Attributes:
         recoveries: How often the source was returned to.
         average: The moving average of the loss; None until there is one.
     """
 
-    keeps = (*Stepper.keeps, "average", "recoveries")
+    keeps = ("average", "recoveries")
     remembers_start = True
 
-    def __init__(
-        self,
-        optimizer: OptimizerFactory | None = None,
-        *,
-        steps: int = 1,
-        logits: Logits = "before",
-        margin: float = 0.4,
-        radius: float = 0.05,
-        recover_below: float = 0.2,
-    ) -> None:
-        super().__init__(optimizer=optimizer or sgd(momentum=MOMENTUM), steps=steps, logits=logits)
-        for name, value in (("margin", margin), ("radius", radius)):
-            if not 0 < value < float("inf"):
-                raise OptionError(f"`{name}` is a finite number above 0; found {value!r}.")
-        if not 0 <= recover_below < float("inf"):
-            raise OptionError(
-                f"`recover_below`, an entropy, is finite and not below 0; found {recover_below!r}."
-            )
-        self.margin = margin
-        self.radius = radius
-        self.recover_below = recover_below
+    def __init__(self, options: SAR) -> None:
+        super().__init__(**options.stepping())
+        self.entropy_margin = options.entropy_margin
+        self.radius = options.radius
+        self.recover_below = options.recover_below
         self.recoveries = 0
         self.average: float | None = None
 
     def __repr__(self) -> str:
         """One line for a person."""
         return f"{super().__repr__()}, recoveries={self.recoveries}"
-
-    def reset(self) -> None:
-        """Forget the momentum and the moving average."""
-        super().reset()
-        self.average = None
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Predict, and step where there are reliable samples."""
@@ -110,7 +98,7 @@ class SharpnessAwareSteps(Stepper):
     def _step(self, logits: Tensor, again: Callable[[], Tensor]) -> bool:
         """One step; False where nothing moved."""
         entropies = softmax_entropy(logits)  # (batch, ...)
-        limit = self.margin * math.log(logits.shape[1])
+        limit = self.entropy_margin * math.log(logits.shape[1])
         if not torch.isfinite(entropies).all():
             self.skipped += 1
             return False
@@ -184,32 +172,3 @@ def norm_affine_but(model: nn.Module, leave_out: Sequence[str]) -> list[Place]:
         for module, name in norm_affine(model)
         if not any(fnmatch.fnmatchcase(paths[module], pattern) for pattern in leave_out)
     ]
-
-
-def _sar(
-    wishes: Wishes,
-    *,
-    margin: float = 0.4,
-    radius: float = 0.05,
-    recover_below: float = 0.2,
-    leave_out: Sequence[str] = LAST_BLOCKS,
-    statistics: Statistics = "batch",
-    gain: AnyGain = "relu",
-) -> Plan:
-    if isinstance(leave_out, str):
-        raise OptionError(f"`leave_out` is a list of patterns; found {leave_out!r} alone.")
-    select = functools.partial(norm_affine_but, leave_out=tuple(leave_out))
-    affine = Weights(select, "scale and shift of normalisation layers that are not left out")
-    mover = SharpnessAwareSteps(
-        **wishes.steps_by(
-            functools.partial(sgd, momentum=MOMENTUM), lr=DEFAULT_LEARNING_RATE, logits="before"
-        ),
-        margin=margin,
-        radius=radius,
-        recover_below=recover_below,
-    )
-    below = wishes.filter_below(gain)
-    return Plan([*statistics_surface(statistics, below), affine, *below], mover)
-
-
-SAR = Recipe("scale and shift, learned by the entropy of reliable samples nearby", _sar)

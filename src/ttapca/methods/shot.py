@@ -1,58 +1,58 @@
 """`shot`: information maximisation on the feature extractor, the classifier frozen.
 
-Liang et al., "Do We Really Need to Access the Source Data? Source Hypothesis Transfer for
-Unsupervised Domain Adaptation" (ICML 2020). There it is trained for epochs on a whole target set;
-here, as in the literature on test-time adaptation, on one batch after the other.
+In its paper the network is trained for epochs on a whole target set; here, as in the literature on
+test-time adaptation, on one batch after the other.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
 from ttapca.adaptation.objectives import information_maximisation
-from ttapca.adaptation.optimisation import MOMENTUM, GradientSteps, Run, sgd
+from ttapca.adaptation.optimisation import MOMENTUM, GradientSteps, Logits, Run, sgd
 from ttapca.adaptation.surfaces import Weights
 from ttapca.adaptation.surfaces.weights import Place
-from ttapca.errors import AttachError, LayerOutputError, OptionError
-from ttapca.fitting.fitted_filter import AnyGain
-from ttapca.methods.recipe import Plan, Recipe, Statistics, Stepping, Wishes, statistics_surface
+from ttapca.errors import AttachError, LayerOutputError
+from ttapca.methods.method import Assembly, GradientMethod, NotNegative, register
 from ttapca.support.capture import caught_inputs, find_classifier
 from ttapca.support.logits import log_softmax
 
-# The official code has 0.01 for new layers, and a tenth of it for those of the source model.
-LEARNING_RATE = 1e-3
 
+@register("shot", paper="Liang et al. (ICML 2020)")
+@dataclass(frozen=True, kw_only=True)
+class SHOT(GradientMethod):
+    """The feature extractor's weights, learned by information maximisation.
 
-def _shot(
-    wishes: Wishes,
-    *,
-    classifier: str | None = None,
-    pseudo_labels: float = 0.0,
-    statistics: Statistics = "batch",
-    gain: AnyGain = "relu",
-) -> Plan:
-    if isinstance(pseudo_labels, bool) or not 0.0 <= pseudo_labels < float("inf"):
-        raise OptionError(
-            "`pseudo_labels`, the weight of their cross-entropy, is finite and not below 0; found "
-            f"{pseudo_labels!r}."
+    The official code has a learning rate of 0.01 for new layers, and a tenth of it for those of the
+    source model.
+
+    Attributes:
+        classifier: Dotted path of the layer that stays frozen; the last `nn.Linear` by default.
+        pseudo_labels: Weight of the cross-entropy to labels from the centroids of the features;
+            0.3 in the paper.
+    """
+
+    optimiser: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM, nesterov=True)
+
+    logits: Logits = "after"
+    classifier: str | None = None
+    pseudo_labels: NotNegative = 0.0
+
+    def assemble(self) -> Assembly:
+        """Information maximisation moves all weights but the classifier's."""
+        select = functools.partial(feature_extractor, classifier=self.classifier)
+        mover = (
+            PseudoLabelSteps(self)
+            if self.pseudo_labels
+            else GradientSteps(information_maximisation, **self.stepping())
         )
-    extractor = Weights(
-        functools.partial(feature_extractor, classifier=classifier),
-        "weights of the feature extractor",
-    )
-    below = wishes.filter_below(gain)
-    surfaces = [*statistics_surface(statistics, below), extractor, *below]
-    stepping = wishes.steps_by(
-        functools.partial(sgd, momentum=MOMENTUM, nesterov=True), lr=LEARNING_RATE, logits="after"
-    )
-    if pseudo_labels == 0.0:
-        return Plan(surfaces, GradientSteps(information_maximisation, **stepping))
-    return Plan(surfaces, PseudoLabelSteps(classifier, pseudo_labels, stepping))
+        return self.assembly(Weights(select, "weights of the feature extractor"), mover)
 
 
 def feature_extractor(model: nn.Module, *, classifier: str | None = None) -> list[Place]:
@@ -74,19 +74,12 @@ def feature_extractor(model: nn.Module, *, classifier: str | None = None) -> lis
 
 
 class PseudoLabelSteps(GradientSteps):
-    """Information maximisation, and cross-entropy to labels from the centroids of the features.
+    """Information maximisation, and cross-entropy to labels from the centroids of the features."""
 
-    Args:
-        classifier: Dotted path of the layer whose input are the features; the last `nn.Linear` by
-            default.
-        weight: Of the cross-entropy; 0.3 in the paper.
-        stepping: How to step.
-    """
-
-    def __init__(self, classifier: str | None, weight: float, stepping: Stepping) -> None:
-        super().__init__(information_maximisation, **stepping)
-        self.weight = weight
-        self._path = classifier
+    def __init__(self, options: SHOT) -> None:
+        super().__init__(information_maximisation, **options.stepping())
+        self.weight = options.pseudo_labels
+        self._path = options.classifier
         self._caught: list[Tensor] = []
         self._classifier: nn.Module | None = None
 
@@ -155,6 +148,3 @@ def _nearest(features: Tensor, membership: Tensor) -> Tensor:
     centroids = F.normalize(membership.T @ features, dim=1)  # (classes, d)
     similarity = F.normalize(features, dim=1) @ centroids.T  # (batch, classes)
     return similarity.masked_fill(membership.sum(0) == 0, -torch.inf).argmax(1)
-
-
-SHOT = Recipe("the feature extractor's weights, learned by information maximisation", _shot)

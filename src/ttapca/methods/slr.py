@@ -1,55 +1,72 @@
-"""`slr+it`: likelihood ratios, diverse predictions, and a trainable input transformation.
-
-Mummadi et al., "Test-Time Adaptation to Distribution Shift by Confidence Maximization and Input
-Transformation" (2021, arXiv 2106.14999).
-"""
+"""`slr+it`: likelihood ratios, diverse predictions, and a trainable input transformation."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from ttapca._checks import Number
 from ttapca.adaptation.objectives import (
     class_marginal,
     hard_likelihood_ratio,
     negative_entropy,
     soft_likelihood_ratio,
 )
+from ttapca.adaptation.optimisation import GradientSteps, Logits
 from ttapca.adaptation.surfaces import InputTransform, NormAffine
-from ttapca.errors import OptionError
-from ttapca.fitting.fitted_filter import AnyGain
-from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.methods.method import (
+    Assembly,
+    Count,
+    GradientMethod,
+    NotNegative,
+    Positive,
+    Seed,
+    register,
+)
 
 Likelihood = Literal["soft", "hard"]
-
-# The values of the paper, as quoted by github.com/westend11/dsait4205-reproduction-g8.
-LEARNING_RATE = 6e-4
-CONFIDENCE_WEIGHT = 0.025
-MARGINAL_MOMENTUM = 0.9
+BelowOne = Annotated[float, Number(0, below=1)]
 
 
-def _slr(
-    wishes: Wishes,
-    *,
-    likelihood: Likelihood = "soft",
-    confidence: float = CONFIDENCE_WEIGHT,
-    momentum: float = MARGINAL_MOMENTUM,
-    channels: int | None = None,
-    seed: int = 0,
-    statistics: Statistics = "batch",
-    gain: AnyGain = "relu",
-) -> Plan:
-    objective = DiverseLikelihood(likelihood, confidence=confidence, momentum=momentum)
-    below = wishes.filter_below(gain)
-    surfaces = [
-        *statistics_surface(statistics, below),
-        InputTransform(channels, seed=seed),
-        NormAffine(),
-        *below,
-    ]
-    return Plan(surfaces, wishes.descent(objective, lr=LEARNING_RATE))
+@register("slr+it", paper="Mummadi et al. (2021, arXiv 2106.14999)")
+@dataclass(frozen=True, kw_only=True)
+class SLR(GradientMethod):
+    """An input transformation, scale and shift, learned by likelihood ratios and diversity.
+
+    Learning rate, weight and momentum are the paper's, as quoted by
+    github.com/westend11/dsait4205-reproduction-g8.
+
+    Attributes:
+        likelihood: `soft` weighs every class by its probability, `hard` takes the predicted one.
+        confidence_weight: Weight of the likelihood ratio (delta).
+        marginal_momentum: Weight of the past in the running class marginal (kappa).
+        channels: Of the images; by default what the model's first convolution takes.
+        seed: Draws the weights of the input transformation.
+    """
+
+    lr: Positive = 6e-4
+    logits: Logits = "after"
+    likelihood: Likelihood = "soft"
+    confidence_weight: NotNegative = 0.025
+    marginal_momentum: BelowOne = 0.9
+    channels: Count | None = None
+    seed: Seed = 0
+
+    def assemble(self) -> Assembly:
+        """The objective moves the transformation, scale and shift."""
+        objective = DiverseLikelihood(
+            self.likelihood, self.confidence_weight, self.marginal_momentum
+        )
+        mover = GradientSteps(objective, **self.stepping())
+        transform = InputTransform(self.channels, seed=self.seed)
+        made = self.assembly(NormAffine(), mover)
+        # In front of what else is moved, behind the statistics.
+        place = next(n for n, each in enumerate(made.surfaces) if isinstance(each, NormAffine))
+        made.surfaces.insert(place, transform)
+        return made
 
 
 class DiverseLikelihood:
@@ -62,11 +79,8 @@ class DiverseLikelihood:
 
     Args:
         likelihood: `soft` weighs every class by its probability, `hard` takes the predicted one.
-        confidence: Weight of the likelihood ratio (delta).
-        momentum: Weight of the past in the running marginal (kappa).
-
-    Raises:
-        OptionError: When an option makes no sense.
+        confidence: Weight of the likelihood ratio.
+        momentum: Weight of the past in the running marginal.
 
     Example:
         >>> objective = DiverseLikelihood()
@@ -77,24 +91,8 @@ class DiverseLikelihood:
     keeps = ("marginal",)
 
     def __init__(
-        self,
-        likelihood: Likelihood = "soft",
-        *,
-        confidence: float = CONFIDENCE_WEIGHT,
-        momentum: float = MARGINAL_MOMENTUM,
+        self, likelihood: Likelihood = "soft", confidence: float = 0.025, momentum: float = 0.9
     ) -> None:
-        if likelihood not in get_args(Likelihood):
-            raise OptionError(f"`likelihood` is one of soft, hard; found {likelihood!r}.")
-        if not 0.0 <= confidence < float("inf"):
-            raise OptionError(
-                "`confidence`, the weight of the likelihood ratio, is finite and not below 0; "
-                f"found {confidence!r}."
-            )
-        if not 0.0 <= momentum < 1.0:
-            raise OptionError(
-                "`momentum`, the weight of the past, is at least 0 and below 1; found "
-                f"{momentum!r}."
-            )
         self.likelihood: Likelihood = likelihood
         self.confidence = confidence
         self.momentum = momentum
@@ -114,14 +112,3 @@ class DiverseLikelihood:
         if bool(torch.isfinite(running).all()):
             self.marginal = running.detach()
         return negative_entropy(running) + self.confidence * ratio(logits).mean()
-
-    def reset(self) -> None:
-        """Forget the running marginal."""
-        self.marginal = None
-
-
-SLR_IT = Recipe(
-    "an input transformation, and scale and shift of the normalisation layers, learned by "
-    "likelihood ratios and diversity",
-    _slr,
-)

@@ -1,62 +1,82 @@
-"""The paper's own: a spectral filter whose gains are learned by entropy."""
+"""The paper's own method: a spectral filter whose gains are learned by entropy."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from ttapca._checks import Number
 from ttapca.adaptation.objectives import mean_entropy
+from ttapca.adaptation.optimisation import GradientSteps, Logits
 from ttapca.adaptation.surfaces import SpectralGains
-from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
-from ttapca.spectral.gains import GainName, PenaltyName
-
-
-def _relu(
-    wishes: Wishes,
-    *,
-    statistics: Statistics = "batch",
-    initial: float | None = None,
-    normalise: bool = True,
-) -> Plan:
-    return _spectral(wishes, "relu", statistics, initial=initial, normalise=normalise)
-
-
-def _exponential(
-    wishes: Wishes,
-    *,
-    statistics: Statistics = "batch",
-    initial: float | None = None,
-    normalise: bool = True,
-) -> Plan:
-    return _spectral(wishes, "exponential", statistics, initial=initial, normalise=normalise)
-
-
-def _multiplicative(
-    wishes: Wishes,
-    *,
-    statistics: Statistics = "batch",
-    initial: float | None = None,
-    normalise: bool = True,
-    penalty: PenaltyName = "relu",
-    limit: float | None = None,
-) -> Plan:
-    own = {"initial": initial, "normalise": normalise, "penalty": penalty, "limit": limit}
-    return _spectral(wishes, "multiplicative", statistics, **own)
-
-
-def _spectral(wishes: Wishes, gain: GainName, statistics: Statistics, **options: object) -> Plan:
-    given = {name: value for name, value in options.items() if value is not None}
-    gains = SpectralGains(wishes.fitted(), gain, **given)
-    return Plan([*statistics_surface(statistics), gains], wishes.descent(mean_entropy))
-
-
-RELU = Recipe("ReLU spectral filter, learned by entropy", _relu, needs_filter=True, source="data")
-EXPONENTIAL = Recipe(
-    "exponential spectral filter, learned by entropy",
-    _exponential,
-    needs_filter=True,
-    source="data",
+from ttapca.methods.method import (
+    Assembly,
+    GradientMethod,
+    needed_filter,
+    register,
+    statistics_surfaces,
 )
-MULTIPLICATIVE = Recipe(
-    "spectral filter with a bounded multiplier, learned by entropy",
-    _multiplicative,
-    needs_filter=True,
-    source="data",
+from ttapca.spectral.gains import PenaltyName
+
+LearnedGainName = Literal["relu", "exponential", "multiplicative"]
+PAPER: Mapping[str, Any] = {"paper": "the paper of this library", "needs": "data"}
+
+
+@register(
+    "ttapca-multiplicative",
+    summary="Spectral filter with a bounded multiplier, learned by entropy",
+    fixed={"gain": "multiplicative"},
+    **PAPER,
 )
+@register(
+    "ttapca-exp",
+    summary="Exponential spectral filter, learned by entropy",
+    fixed={"gain": "exponential"},
+    **PAPER,
+)
+@register(
+    "ttapca-relu",
+    summary="ReLU spectral filter, learned by entropy",
+    fixed={"gain": "relu"},
+    **PAPER,
+)
+@register("ttapca", **PAPER)
+@dataclass(frozen=True, kw_only=True)
+class TTAPCA(GradientMethod):
+    """Spectral filter whose gains are learned by entropy.
+
+    Attributes:
+        gain: `relu` or `exponential`, the filters of the paper, or `multiplicative`: one of them
+            times a bounded factor.
+        initial: Where the learned parameter of each gain starts; see `ttapca.spectral.gains`.
+        normalise: Whether singular values are divided by the largest one.
+        penalty: For `multiplicative`: the filter that is multiplied, `relu` by default.
+        limit: For `multiplicative`: the largest factor, 4 by default.
+    """
+
+    needs_filter: ClassVar[bool] = True
+
+    gain: LearnedGainName = "relu"
+    logits: Logits = "after"
+    initial: float | None = None
+    normalise: bool = True
+    penalty: PenaltyName | None = None
+    limit: Annotated[float, Number(above=1)] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        needed_filter(self.filter)
+        super().__post_init__()
+        if self.gain != "multiplicative":
+            for option in ("penalty", "limit"):
+                self.refuse(option, f"it is of multiplicative gains, and these are {self.gain}")
+
+    def assemble(self) -> Assembly:
+        """Entropy moves the gains."""
+        names = ("initial", "normalise", "penalty", "limit")
+        given = {name: getattr(self, name) for name in names}
+        options = {name: value for name, value in given.items() if value is not None}
+        gains = SpectralGains(needed_filter(self.filter), self.gain, **options)
+        mover = GradientSteps(mean_entropy, **self.stepping())
+        return Assembly([*statistics_surfaces(self.statistics), gains], mover)

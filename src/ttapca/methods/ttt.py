@@ -1,8 +1,7 @@
 """`ttt`: learn to see which way up the test images are, with the layers that also classify them.
 
-Sun et al., "Test-Time Training with Self-Supervision for Generalization under Distribution Shifts",
-ICML 2020. A head h, trained jointly with the network, tells the four rotations of an image apart
-from the features f at a split point. At test time the weights of f take steps on
+A head h, trained jointly with the network, tells the four rotations of an image apart from the
+features f at a split point. At test time the weights of f take steps on
 
     cross-entropy(h(f(rotated x)), rotation)
 
@@ -13,25 +12,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.adaptation.optimisation import (
-    DEFAULT_LEARNING_RATE,
-    Logits,
-    OptimizerFactory,
-    Run,
-    Stepper,
-    sgd,
-)
+from ttapca.adaptation.optimisation import Logits, Run, Stepper, sgd
 from ttapca.adaptation.surfaces import Weights
 from ttapca.adaptation.surfaces.weights import Place, all_parameters
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
-from ttapca.fitting.fitted_filter import AnyGain
-from ttapca.methods.recipe import Plan, Recipe, Statistics, Wishes, statistics_surface
+from ttapca.methods.method import Assembly, GradientMethod, Seed, Statistics, register
 from ttapca.methods.views import check_images
 from ttapca.support.capture import stopped_at
 from ttapca.support.modules import evaluation_mode, find_layer
@@ -39,36 +31,59 @@ from ttapca.support.modules import evaluation_mode, find_layer
 Rotations = Literal["all", "random"]
 
 
-class RotationSteps(Stepper):
-    """Lower the rotation loss of each batch.
+@register("ttt", needs="training", paper="Sun et al. (ICML 2020)")
+@dataclass(frozen=True, kw_only=True)
+class TTT(GradientMethod):
+    """The weights up to a split, learned by telling rotations apart.
 
-    Args:
+    Attributes:
         head: Maps the split layer's output to four logits; used as it is, in evaluation mode.
         split: Dotted path of the last layer that both tasks share.
-        optimizer: Makes the optimiser; SGD by default.
-        steps: Steps on each batch.
-        logits: From `after` the update, or from `before`.
         rotations: `all`: each image in all four; `random`: each in one.
-        seed: Of the random rotations.
+        seed: Draws the random rotations.
     """
 
-    def __init__(
-        self,
-        head: nn.Module,
-        split: str,
-        optimizer: OptimizerFactory | None = None,
-        *,
-        steps: int = 1,
-        logits: Logits = "after",
-        rotations: Rotations = "all",
-        seed: int = 0,
-    ) -> None:
-        super().__init__(optimizer=optimizer or sgd(), steps=steps, logits=logits, seed=seed)
-        if rotations not in get_args(Rotations):
-            raise OptionError(f"`rotations` is one of all, random; found {rotations!r}.")
-        self.head = head
-        self.split = split
-        self.rotations: Rotations = rotations
+    optimiser: ClassVar[Any] = staticmethod(sgd)
+
+    logits: Logits = "after"
+    statistics: Statistics = "source"
+    head: nn.Module | None = None
+    split: str | None = None
+    rotations: Rotations = "all"
+    seed: Seed | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if not isinstance(self.head, nn.Module):
+            found = "none" if self.head is None else f"a {type(self.head).__name__}"
+            raise OptionError(
+                "`ttt` needs a rotation head that was trained jointly with the model; found "
+                f"{found}. Pass the module as `head=`, and as `split=` the layer whose output it "
+                "takes."
+            )
+        if not isinstance(self.split, str):
+            raise OptionError(
+                "`ttt` needs the dotted path of the layer whose output the head takes; found "
+                f'{self.split!r}. Pass it as `split="layer2"`.'
+            )
+        super().__post_init__()
+        if self.rotations == "all":
+            self.refuse("seed", "with all rotations nothing is drawn")
+
+    def assemble(self) -> Assembly:
+        """Rotations move the weights up to the split."""
+        select = functools.partial(weights_up_to, split=str(self.split))
+        return self.assembly(Weights(select, "weights up to the split"), RotationSteps(self))
+
+
+class RotationSteps(Stepper):
+    """Lower the rotation loss of each batch."""
+
+    def __init__(self, options: TTT) -> None:
+        super().__init__(**options.stepping(), seed=options.seed or 0)
+        self.head = options.head or nn.Identity()
+        self.split = str(options.split)
+        self.rotations: Rotations = options.rotations
         self._model: nn.Module | None = None
         self._checked = False
 
@@ -167,11 +182,11 @@ class RotationSteps(Stepper):
         self._checked = True
 
     def tensors(self) -> list[Tensor]:
-        """The optimiser's state, and the head."""
+        """The head's as well."""
         return [*super().tensors(), *self.head.parameters(), *self.head.buffers()]
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the optimiser's state, and take the head along."""
+        """Take the head along."""
         super().apply(fn)
         self.head._apply(fn)  # type: ignore[no-untyped-call]
 
@@ -224,41 +239,3 @@ def weights_up_to(model: nn.Module, split: str) -> list[Place]:
     last = max(number for number, module in enumerate(modules) if id(module) in inside)
     before = {id(module) for module in modules[: last + 1]}
     return [(module, name) for module, name in all_parameters(model) if id(module) in before]
-
-
-def _ttt(
-    wishes: Wishes,
-    *,
-    head: nn.Module | None = None,
-    split: str | None = None,
-    rotations: Rotations = "all",
-    seed: int = 0,
-    statistics: Statistics = "source",
-    gain: AnyGain = "relu",
-) -> Plan:
-    if not isinstance(head, nn.Module):
-        found = "none" if head is None else f"a {type(head).__name__}"
-        raise OptionError(
-            f"`ttt` needs a rotation head that was trained jointly with the model; found {found}. "
-            "Pass the module as `head=`, and as `split=` the layer whose output it takes."
-        )
-    if not isinstance(split, str):
-        raise OptionError(
-            "`ttt` needs the dotted path of the layer whose output the head takes; found "
-            f'{split!r}. Pass it as `split="layer2"`.'
-        )
-    mover = RotationSteps(
-        head,
-        split,
-        **wishes.steps_by(sgd, lr=DEFAULT_LEARNING_RATE, logits="after"),
-        rotations=rotations,
-        seed=seed,
-    )
-    shared = Weights(functools.partial(weights_up_to, split=split), "weights up to the split")
-    below = wishes.filter_below(gain)
-    return Plan([*statistics_surface(statistics, below), shared, *below], mover)
-
-
-TTT = Recipe(
-    "the weights up to a split, learned by telling rotations apart", _ttt, source="training"
-)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Generator, Tensor
 
-from ttapca.errors import InputTypeError, OptionError, ShapeError
+from ttapca.errors import InputTypeError, ShapeError
 
 CHAINS = 3
 
@@ -138,13 +138,6 @@ def check_images(method: str, inputs: tuple[Any, ...]) -> tuple[Tensor, tuple[An
             "images as in training, for example batch.float() / 255 for pixels from 0 to 255."
         )
     return inputs[0], inputs[1:]
-
-
-def check_count(name: str, count: int) -> int:
-    """Raise `OptionError` unless this is a whole number of at least 1."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise OptionError(f"`{name}` is a whole number of at least 1; found {count!r}.")
-    return count
 
 
 def _uniform(images: Tensor, count: int, generator: Generator) -> Tensor:

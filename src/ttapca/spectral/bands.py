@@ -65,8 +65,6 @@ def band_means(values: Tensor, edges: list[int]) -> Tensor:
 def over_bands(edges: list[int]) -> Tensor:
     """Matrix that takes the mean of every band, shape (components, bands).
 
-    What it is asked for again and again may keep it; others take `band_means`.
-
     Example:
         >>> (torch.tensor([1.0, 2.0, 4.0]) @ over_bands([0, 1, 3])).tolist()
         [1.0, 3.0]
@@ -111,8 +109,6 @@ def smoothed(values: Tensor, window: int) -> Tensor:
         >>> smoothed(torch.tensor([0.0, 3.0, 6.0]), 3).tolist()
         [1.0, 3.0, 5.0]
     """
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1 or window % 2 == 0:
-        raise OptionError(f"`window` is an odd number of components; found {window!r}.")
     half = window // 2
     padded = F.pad(values[None, None], (half, half), mode="replicate")
     return F.avg_pool1d(padded, window, stride=1)[0, 0]
@@ -169,15 +165,15 @@ def signal_share(energy: Tensor, floor: Tensor) -> Tensor:
 
 
 def two_sided_gain(
-    log_ratio: Tensor, *, shrink: float = 1.0, restore: float = 0.0, limit: float = 64.0
+    log_ratio: Tensor, *, shrink: float = 1.0, restore: float = 0.0, largest_ratio: float = 64.0
 ) -> Tensor:
-    """Gains min(r, 1)^shrink clip(r, 1, limit)^restore.
+    """Gains min(r, 1)^shrink clip(r, 1, largest_ratio)^restore.
 
     Args:
         log_ratio: Logarithm of r = s / t, source variance over test variance, any shape.
         shrink: Exponent where the test data have more variance than the source.
         restore: Exponent where they have less.
-        limit: The largest r that is believed.
+        largest_ratio: The largest r that is believed.
 
     Example:
         >>> gains = two_sided_gain(torch.tensor([0.25, 1.0, 4.0]).log(), restore=0.5)
@@ -185,5 +181,5 @@ def two_sided_gain(
         [0.25, 1.0, 2.0]
     """
     return torch.exp(
-        shrink * log_ratio.clamp(max=0.0) + restore * log_ratio.clamp(0.0, math.log(limit))
+        shrink * log_ratio.clamp(max=0.0) + restore * log_ratio.clamp(0.0, math.log(largest_ratio))
     )

@@ -7,10 +7,9 @@ parameters.
 """
 
 from ttapca.adaptation.surfaces.base import Surface
-from ttapca.adaptation.surfaces.batchnorm import BatchNormStatistics
-from ttapca.adaptation.surfaces.groupnorm import GroupNormStatistics
 from ttapca.adaptation.surfaces.inputs import InputTransform
 from ttapca.adaptation.surfaces.spectral import SpectralGains
+from ttapca.adaptation.surfaces.statistics import BatchNormStatistics, GroupNormStatistics
 from ttapca.adaptation.surfaces.weights import NormAffine, Weights
 
 __all__ = [

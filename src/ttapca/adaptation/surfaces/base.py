@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+
+from ttapca.spectral.stream import Stream
 
 
 class Surface(nn.Module):
     """A part of a model that may change at test time.
 
-    A surface's own parameters are what gradient steps may move. `attach` remembers their values and
-    `reset` puts these back, bit for bit.
+    A surface's own parameters are what gradient steps may move. Whatever a stream changes in it,
+    the surface declares to that stream when it is attached: the stream then resets it, saves it and
+    exchanges it for another stream's.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._start: list[Tensor] = []
         self._enabled = True
 
-    def attach(self, model: nn.Module) -> None:
-        """Put the surface on a model; raises `AttachError` when it does not fit."""
+    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
+        """Put the surface on a model.
+
+        Args:
+            model: Any module.
+            stream: What the surface reads and writes; by default one of its own.
+
+        Raises:
+            AttachError: The surface does not fit the model.
+        """
         raise NotImplementedError
 
     def detach(self) -> None:
@@ -27,15 +36,7 @@ class Surface(nn.Module):
         raise NotImplementedError
 
     def start_batch(self) -> None:
-        """Hear that a batch follows, which may take several forward passes."""
-
-    @property
-    def left_out(self) -> bool:
-        """Whether the batch was kept out of a stream because it held NaN or infinity."""
-        return False
-
-    def forget_batch(self) -> None:
-        """Undo what the passes since `start_batch` changed by themselves: the batch was broken."""
+        """Hear that a batch follows: a place to tidy up what an interrupt has left."""
 
     @property
     def enabled(self) -> bool:
@@ -45,21 +46,3 @@ class Surface(nn.Module):
     @enabled.setter
     def enabled(self, value: bool) -> None:
         self._enabled = value
-
-    def remember(self) -> None:
-        """Take the present state for the one that `reset` returns to."""
-        self._start = self.snapshot()
-
-    def snapshot(self) -> list[Tensor]:
-        """The present state of the parameters, for `restore`."""
-        return [parameter.detach().clone() for parameter in self.parameters()]
-
-    @torch.no_grad()
-    def restore(self, snapshot: list[Tensor]) -> None:
-        """Return to the state of a snapshot, bit for bit."""
-        for parameter, value in zip(self.parameters(), snapshot, strict=True):
-            parameter.copy_(value)
-
-    def reset(self) -> None:
-        """Return to the remembered state."""
-        self.restore(self._start)

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from ttapca._checks import Maybe, Whole, check_option
 from ttapca.adaptation.surfaces.base import Surface
-from ttapca.errors import AttachError, OptionError, ShapeError
+from ttapca.errors import AttachError, ShapeError
+from ttapca.spectral.stream import ParameterValues, Stream
 from ttapca.support.modules import device_and_dtype, map_first_tensor
 from ttapca.support.wrapping import Wrapper, WrapperHandle, surely, wrap_forward, wrappers_of
 
@@ -52,10 +54,8 @@ class InputTransform(Surface):
 
     def __init__(self, channels: int | None = None, *, width: int = 16, seed: int = 0) -> None:
         super().__init__()
-        for name, value in (("channels", channels), ("width", width)):
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and not (whole and value >= 1):
-                raise OptionError(f"`{name}` is a whole number of at least 1; found {value!r}.")
+        check_option("channels", channels, Maybe(Whole(1)))
+        check_option("width", width, Whole(1))
         self.channels = channels
         self.width = width
         self.seed = seed
@@ -63,7 +63,7 @@ class InputTransform(Surface):
         self._inside = False  # of a forward pass of the model
         self._handle: WrapperHandle | None = None
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Make the transformation, as the identity, and put it in front of the model."""
         if self._handle is not None:
             raise AttachError("A surface goes on one model; this one is attached already.")
@@ -79,8 +79,9 @@ class InputTransform(Surface):
         self.mix = nn.Parameter(one.clone())
         self.scale = nn.Parameter(one.repeat(channels))
         self.shift = nn.Parameter(torch.zeros_like(self.scale))
-        self.remember()
         self._handle = wrap_forward(model, _Transformed(self))
+        if stream is not None:
+            stream.keep("input transformation", ParameterValues(self.parameters()))
 
     def detach(self) -> None:
         """Take the transformation away."""

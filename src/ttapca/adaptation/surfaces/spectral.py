@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, TruncationWarning
 from ttapca.fitting.attachment import Attachment, attach
-from ttapca.fitting.fitted_filter import AnyGain, FittedFilter
-from ttapca.spectral.closed_gains import EXPONENTS, ClosedFormGain, PulledGain
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.filter import SpectralFilter
+from ttapca.spectral.gains import GainName, is_closed_form
+from ttapca.spectral.stream import ParameterValues, Stream
 
 
 class SpectralGains(Surface):
@@ -21,29 +21,25 @@ class SpectralGains(Surface):
 
     Args:
         fitted: The filter; its layer says where it goes.
-        gain: Which gains, `relu`, `exponential`, `multiplicative`, or in closed form `wiener`,
-            `match`, `two-sided`, `pulled`.
-        **options: Of the gain, see `ttapca.spectral.gains` and `ttapca.spectral.closed_gains`.
+        gain: Which gains; see `ttapca.spectral.gains`.
+        **options: Of the gain.
 
     Attributes:
         filter: The filter on the model, once attached; its parameters are the gains' own.
-        relief: For closed-form gains, see there; to be set before the surface is attached.
     """
 
     filter: SpectralFilter | None
 
-    def __init__(self, fitted: FittedFilter, gain: AnyGain, **options: object) -> None:
+    def __init__(self, fitted: FittedFilter, gain: GainName, **options: object) -> None:
         super().__init__()
         self._fitted = fitted
-        self._gain: AnyGain = gain
+        self._gain: GainName = gain
         self._options = options
         self._attachment: Attachment | None = None
-        self.relief: Callable[[float], float] | None = None
         self.filter = None
-        # In a tuple: a part of the filter, not of this surface; layers ask for it all the time.
-        self._closed: tuple[ClosedFormGain | None] = (None,)
+        self.in_closed_form = is_closed_form(gain)
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Put the filter at its layer."""
         if self._attachment is not None:
             raise AttachError("A surface goes on one model; this one is attached already.")
@@ -58,26 +54,13 @@ class SpectralGains(Surface):
             )
         self._attachment = attach(model, self._fitted, self._gain, **self._options)
         self.filter = self._attachment.filter
-        self._closed = (_closed_form(self.filter.gain),)
-        if self.closed_form is not None:
-            self.closed_form.relief = self.relief
-            self.closed_form.listens_to("nothing")
-        self.remember()
-
-    def start_batch(self) -> None:
-        """Let closed-form gains take in the next pass, and no other of the same batch."""
-        if self.closed_form is not None:
-            self.closed_form.listens_to("one batch")
-
-    @property
-    def left_out(self) -> bool:
-        """Whether closed-form gains kept the batch out."""
-        return self.closed_form is not None and self.closed_form.left_out
-
-    def forget_batch(self) -> None:
-        """Let closed-form gains be what they were before the batch."""
-        if self.closed_form is not None:
-            self.closed_form.forget_batch()
+        if stream is not None:
+            name = f"gains at {self.layer}"
+            if self.filter.gain is not None:
+                self.filter.gain.join(stream, name)
+            learned = list(self.parameters())
+            if learned:
+                stream.keep(name, ParameterValues(learned))
 
     def detach(self) -> None:
         """Take the filter away."""
@@ -86,20 +69,9 @@ class SpectralGains(Surface):
             self._attachment = None
 
     @property
-    def in_closed_form(self) -> bool:
-        """Whether the gains follow from the spectrum of the data."""
-        return self._gain in EXPONENTS
-
-    @property
     def layer(self) -> str:
         """Where the filter goes."""
         return self._fitted.layer
-
-    @property
-    def memory(self) -> float | None:
-        """How many images of a stream closed-form gains remember; None where nothing is."""
-        closed = self.closed_form
-        return None if closed is None else closed.memory
 
     @property
     def group_norm(self) -> dict[str, Tensor]:
@@ -108,34 +80,9 @@ class SpectralGains(Surface):
 
     @property
     def closed_form(self) -> ClosedFormGain | None:
-        """The gains that follow from the data, or None."""
-        return self._closed[0]
-
-    @property
-    def shift(self) -> float:
-        """How surely the data have shifted, from 0 to 1; 1 where the gains cannot tell."""
-        closed = self.closed_form
-        return 1.0 if closed is None else closed.shift
-
-    def snapshot(self) -> list[Tensor]:
-        """Parameters of the gains, and what they keep of a stream."""
-        return [*super().snapshot(), *(value.clone() for value in self._state())]
-
-    @torch.no_grad()
-    def restore(self, snapshot: list[Tensor]) -> None:
-        """Return to the state of a snapshot, bit for bit."""
-        state = self._state()
-        learned = len(snapshot) - len(state)
-        if learned:  # looking for parameters takes long for a single image
-            super().restore(snapshot[:learned])
-        for value, kept in zip(state, snapshot[learned:], strict=True):
-            value.copy_(kept)
-        if self.filter is not None and self.filter.gain is not None:
-            self.filter.gain.restored()
-
-    def _state(self) -> list[Tensor]:
+        """The gains that follow from the data, once attached; None where all are learned."""
         gain = None if self.filter is None else self.filter.gain
-        return [] if gain is None else gain.state()
+        return None if gain is None else gain.closed_form
 
     @property
     def enabled(self) -> bool:
@@ -146,9 +93,3 @@ class SpectralGains(Surface):
     def enabled(self, value: bool) -> None:
         if self._attachment is not None:
             self._attachment.enabled = value
-
-
-def _closed_form(gain: nn.Module | None) -> ClosedFormGain | None:
-    if isinstance(gain, PulledGain):
-        return gain.closed
-    return gain if isinstance(gain, ClosedFormGain) else None

@@ -2,21 +2,21 @@
 
 The copies take the place of the originals during a forward pass and only then. So gradient steps
 move the copies, the model's parameters and its state dict stay what they were, and switching off
-costs nothing. A reset copies the originals again: no second snapshot is kept.
+costs nothing. A new stream starts with the originals: no second snapshot is kept.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError
+from ttapca.spectral.stream import Stream
 from ttapca.support.wrapping import Wrapper, WrapperHandle, surely, wrap_forward, wrappers_of
 
 # Where a parameter lives: the module that owns it, and its name there.
@@ -33,6 +33,8 @@ class Weights(Surface):
         what: What they are, for errors: "affine parameters of normalisation layers".
     """
 
+    undone = False  # as a part of a stream
+
     def __init__(self, select: Select, what: str) -> None:
         super().__init__()
         self.copies = nn.ParameterList()
@@ -42,7 +44,7 @@ class Weights(Surface):
         self._originals: list[Tensor] = []  # while the copies stand in for them
         self._handle: WrapperHandle | None = None
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Copy the chosen parameters and let the copies stand in for them."""
         if self._handle is not None:
             raise AttachError("A surface goes on one model; this one is attached already.")
@@ -65,6 +67,8 @@ class Weights(Surface):
             nn.Parameter(original.detach().clone()) for original in by_original
         )
         self._handle = wrap_forward(model, _WithCopies(self))
+        if stream is not None:
+            stream.keep(self._what, self)
 
     def detach(self) -> None:
         """Let the originals be all there is."""
@@ -77,12 +81,20 @@ class Weights(Surface):
         """Begin with the originals in place, whatever an earlier call was cut off by."""
         self.step_back()
 
-    @torch.no_grad()
-    def reset(self) -> None:
-        """Copy the originals again."""
+    def contents(self) -> list[Tensor]:
+        """The copies' values; see `ttapca.spectral.stream.Part`."""
+        return [copy.data for copy in self.copies]
+
+    def put(self, contents: Sequence[Tensor]) -> None:
+        """Let the copies have these values."""
         self.step_back()
-        for copy, original in zip(self.copies, self._in_place(), strict=True):
-            copy.copy_(original)
+        for copy, value in zip(self.copies, contents, strict=True):
+            copy.data = value.to(copy)
+
+    def start(self) -> list[Tensor]:
+        """The originals' values."""
+        self.step_back()
+        return [original.detach().clone() for original in self._in_place()]
 
     def run_with_copies(self, forward: Callable[[], Any]) -> Any:
         """Run a forward pass in which the copies stand in; nested passes find them there."""

@@ -1,0 +1,109 @@
+"""A stream in a file: what was seen and what was made of it, as safetensors with a description."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import save
+from torch import Tensor
+
+from ttapca._checks import shown
+from ttapca.errors import SavedStreamError
+from ttapca.spectral.stream import tensors_in
+from ttapca.support.disk import replace_file
+from ttapca.support.parsing import parse_json
+
+FORMAT = "ttapca stream 1"
+TENSOR = "tensor"
+
+
+def write_stream(contents: Mapping[str, Any], kind: str, path: Path) -> None:
+    """Write a stream to a file, in one step.
+
+    Args:
+        contents: Of the stream.
+        kind: Tells apart adapters whose streams cannot take each other's place.
+        path: Of the file.
+    """
+    tensors: dict[str, Tensor] = {}
+    form = json.dumps(_taken_apart(contents, tensors))
+    replace_file(path, save(tensors, metadata={"format": FORMAT, "kind": kind, "form": form}))
+
+
+def read_stream(path: Path, kind: str, like: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the contents of a stream.
+
+    Args:
+        path: Of the file.
+        kind: As it was written with.
+        like: Contents of a stream of the same kind.
+
+    Raises:
+        SavedStreamError: The file is missing, damaged, or of another kind of adapter.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise SavedStreamError(f"{path} cannot be read: {error}.") from error
+    except safetensors.SafetensorError as error:
+        raise SavedStreamError(f"{path} is no saved stream: {error}.") from error
+    if about.get("format") != FORMAT:
+        found = shown(about.get("format"))
+        raise SavedStreamError(f"{path} must be of the format `{FORMAT}`; found {found}.")
+    if about.get("kind") != kind:
+        raise SavedStreamError(
+            f"{path} is a stream of another adapter. Load it with the method, the filter and the "
+            "network it was saved with."
+        )
+    form = parse_json(about.get("form", ""), str(path), SavedStreamError, finite=False)
+    found = _put_together(form, tensors, path)
+    _compare(found, like, path)
+    return dict(found)
+
+
+def _taken_apart(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """The same with a number in the place of each tensor, which JSON can hold."""
+    if isinstance(tree, Tensor):
+        tensors[str(len(tensors))] = tree.detach().cpu().contiguous()
+        return {TENSOR: len(tensors) - 1}
+    if isinstance(tree, Mapping):
+        return {"dict": {name: _taken_apart(value, tensors) for name, value in tree.items()}}
+    if isinstance(tree, tuple | list):
+        return {type(tree).__name__: [_taken_apart(value, tensors) for value in tree]}
+    return tree
+
+
+def _put_together(form: Any, tensors: Mapping[str, Tensor], path: Path) -> Any:
+    if not isinstance(form, Mapping):
+        return form
+    ((kind, inner),) = form.items() if len(form) == 1 else ((None, None),)
+    if kind == TENSOR and str(inner) in tensors:
+        return tensors[str(inner)].clone()
+    if kind == "dict" and isinstance(inner, Mapping):
+        return {name: _put_together(value, tensors, path) for name, value in inner.items()}
+    if kind in ("tuple", "list") and isinstance(inner, list):
+        found = [_put_together(value, tensors, path) for value in inner]
+        return tuple(found) if kind == "tuple" else found
+    raise SavedStreamError(f"{path} is no saved stream: it holds {shown(form)}.")
+
+
+def _compare(found: Any, like: Mapping[str, Any], path: Path) -> None:
+    """Refuse what has other names or shapes: a file may have been written by anybody."""
+    for group in ("values", "parts"):
+        here = found.get(group) if isinstance(found, Mapping) else None
+        if not isinstance(here, Mapping) or here.keys() != like[group].keys():
+            raise SavedStreamError(f"{path} is no saved stream: its {group} have other names.")
+        for name, value in here.items():
+            shapes = [tuple(tensor.shape) for tensor in tensors_in(value)]
+            wanted = [tuple(tensor.shape) for tensor in tensors_in(like[group][name])]
+            if shapes and wanted and shapes != wanted:
+                raise SavedStreamError(
+                    f"{path} is no saved stream: `{name}` has the shapes {shown(shapes)}; the "
+                    f"adapter has {shown(wanted)}."
+                )

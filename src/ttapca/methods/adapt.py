@@ -1,0 +1,112 @@
+"""`adapt`: put a test-time method on a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+
+from ttapca.adaptation.adapter import Adapter, FindLogits, Forgetting
+from ttapca.adaptation.guards import CollapseGuard, GuardAction, make_guard
+from ttapca.adaptation.optimisation import Logits
+from ttapca.errors import OptionError
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.methods.method import Method, registration
+
+# For editors and type checkers; a test compares it with what is registered.
+MethodName = Literal[
+    "source",
+    "bn",
+    "tent",
+    "shot",
+    "slr+it",
+    "eata",
+    "roid",
+    "lame",
+    "sar",
+    "memo",
+    "cotta",
+    "ttt",
+    "ttapca",
+    "ttapca-relu",
+    "ttapca-exp",
+    "ttapca-multiplicative",
+    "wiener",
+    "match",
+    "two-sided",
+    "ttapca-closed",
+]
+
+
+def adapt(
+    model: nn.Module,
+    method: Method | MethodName,
+    *,
+    forgetting: Forgetting = "episodic",
+    guard: CollapseGuard | GuardAction | None = None,
+    logits: FindLogits | Logits | None = None,
+    filter: FittedFilter | Sequence[FittedFilter] | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    **options: object,
+) -> Adapter:
+    """Put a test-time method on a model.
+
+    Args:
+        model: Any trained module that returns logits.
+        method: A method with its options, such as `ttapca.methods.Wiener(fitted, memory=100)`; or
+            the name of one, whose options then follow here.
+        forgetting: `episodic` starts afresh at each batch, `online` when `start_condition()` is
+            called, `continual` never.
+        guard: `rollback` or `reset` when adaptation collapses, or a `CollapseGuard` of your own;
+            what it did is in `events` of the adapter.
+        logits: A function that finds the logits in what the model returns, for a model that returns
+            more than one tensor: `lambda output: output.logits`. For a method with gradient steps
+            given by its name, also `before` or `after`: which side of the update they are from.
+        filter: The fitted filter: needed by the spectral methods; any other method with gradients
+            moves its gains as well. Closed-form methods take several, each of another layer.
+        steps: Gradient steps on each batch; as in the method's paper by default.
+        lr: Learning rate; likewise.
+        **options: Of the method; `ttapca methods` lists them, docs/methods.md explains them. One
+            that would have no effect is an error.
+
+    Returns:
+        The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.
+
+    Raises:
+        OptionError: A name or a value makes no sense, or an option would have no effect.
+        AttachError: The method does not fit the model; the model is then as it was.
+
+    Example:
+        >>> import torch
+        >>> from ttapca.methods import Tent
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        >>> with adapt(model, Tent(lr=0.01), forgetting="online") as adapted:
+        ...     logits = adapted(torch.randn(5, 4))
+        >>> adapt(model, "tent", lr=0.01, forgetting="online").detach() is model
+        True
+    """
+    given = {"filter": filter, "steps": steps, "lr": lr}
+    options |= {name: value for name, value in given.items() if value is not None}
+    if isinstance(logits, str):
+        options["logits"], logits = logits, None
+    if isinstance(method, Method):
+        if options:
+            raise OptionError(
+                f"The options of a method go into the method itself, as in {type(method).__name__}"
+                f"({next(iter(options))}=...); found them beside it."
+            )
+        chosen = method
+    else:
+        chosen = registration(method).make(**options)
+    made = chosen.assemble()
+    return Adapter(
+        model,
+        made.surfaces,
+        made.mover,
+        forgetting=forgetting,
+        guard=make_guard(guard),
+        logits=logits,
+        memory=made.memory,
+    )

@@ -1,0 +1,391 @@
+"""What a method is: typed options, and the surfaces and the mover that they stand for.
+
+A method is a frozen dataclass, registered where it is defined:
+
+    @register("tent", paper="Wang et al. (ICLR 2021)")
+    @dataclass(frozen=True, kw_only=True)
+    class Tent(GradientMethod):
+        'Scale and shift of the normalisation layers, learned by entropy.'
+
+Its docstring begins with its summary, its fields are its options, and the type of a field says what
+its value may be. Checks, `ttapca methods`, the tables of the docs and the glossary of a report are
+made from that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypedDict,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from ttapca._checks import (
+    Either,
+    Flag,
+    InstanceOf,
+    ListOf,
+    Maybe,
+    Number,
+    OneOf,
+    Rule,
+    Text,
+    Whole,
+    check_option,
+)
+from ttapca.adaptation.optimisation import (
+    DEFAULT_LEARNING_RATE,
+    Logits,
+    Mover,
+    OptimizerFactory,
+    adam,
+)
+from ttapca.adaptation.surfaces import (
+    BatchNormStatistics,
+    GroupNormStatistics,
+    SpectralGains,
+    Surface,
+)
+from ttapca.errors import OptionError, did_you_mean
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.spectral.closed_form import MEMORY
+from ttapca.spectral.gains import GainName, is_closed_form
+
+SourceNeed = Literal["model", "data", "training"]
+NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
+
+# Types of options, with what their values may be.
+Positive = Annotated[float, Number(above=0)]
+NotNegative = Annotated[float, Number(0)]
+Share = Annotated[float, Number(0, 1)]
+Count = Annotated[int, Whole(1)]
+Seed = Annotated[int, Whole(0)]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Statistics of batch and source, mixed by the size of the batch, the layer and the shift.
+
+    The defaults were chosen by scripts/tune_closed_form.py.
+
+    Attributes:
+        first: Weight of a large batch that has surely shifted, in the first layer.
+        last: The same in the last layer; it changes evenly in between.
+        prior: Size of a batch that weighs half as much as a large one.
+
+    Example:
+        >>> Mixture(first=0.5)
+        Mixture(first=0.5, last=0.9, prior=16.0)
+    """
+
+    first: Share = 0.1
+    last: Share = 0.9
+    prior: NotNegative = 16.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        _check_fields(self)
+
+
+Statistics = Literal["source", "batch", "mixed"] | Share | Mixture
+
+
+class Stepping(TypedDict):
+    """How a `Stepper` steps, whatever it lowers."""
+
+    optimizer: OptimizerFactory
+    steps: int
+    logits: Logits
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What a method is made of.
+
+    Attributes:
+        surfaces: What may change.
+        mover: What moves them; None where they compute their own state in the forward pass.
+        memory: After so many samples, what was seen of a stream counts 1 / e.
+    """
+
+    surfaces: list[Surface]
+    mover: Mover | None = None
+    memory: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A test-time method with its options.
+
+    Attributes:
+        needs_filter: Whether it is nothing without a fitted filter.
+        learns: Whether it takes gradient steps.
+    """
+
+    needs_filter: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the values of all options."""
+        _check_fields(self)
+
+    def assemble(self) -> Assembly:
+        """Make surfaces and mover, to be put on one model."""
+        raise NotImplementedError
+
+    def refuse(self, option: str, because: str) -> None:
+        """Raise `OptionError` where an option was given that would have no effect."""
+        if getattr(self, option) is not None:
+            raise OptionError(f"`{option}` would have no effect: {because}. Leave it out.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientMethod(Method):
+    """A method that takes gradient steps on each batch; it may have a spectral filter as well.
+
+    Attributes:
+        filter: A fitted filter, whose gains are then moved as well.
+        gain: Which gains the filter has; `relu` by default. Closed-form ones are not moved: they
+            follow from the data, and `statistics="mixed"` follows them.
+        statistics: What normalisation layers normalise with: `source`, `batch`, the weight of the
+            batch between 0 and 1, or `mixed` (see `Mixture`).
+        steps: Gradient steps on each batch.
+        lr: Learning rate.
+        logits: From `before` or `after` the update.
+    """
+
+    learns: ClassVar[bool] = True
+    optimiser: ClassVar[Any] = staticmethod(adam)  # makes one from a learning rate
+
+    filter: FittedFilter | None = field(default=None, kw_only=False)
+    gain: GainName | None = None
+    statistics: Statistics = "batch"
+    steps: Count = 1
+    lr: Positive = DEFAULT_LEARNING_RATE
+    logits: Logits = "before"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.filter is None:
+            self.refuse("gain", "it is that of a filter, and there is no `filter=`")
+
+    def stepping(self) -> Stepping:
+        """How to step."""
+        return {
+            "optimizer": self.optimiser(self.lr),
+            "steps": self.steps,
+            "logits": self.logits,
+        }
+
+    def assembly(self, moved: Surface, mover: Mover) -> Assembly:
+        """Statistics, what is moved, and a filter below it where there is one."""
+        gain = self.gain or "relu"
+        below = [] if self.filter is None else [SpectralGains(self.filter, gain)]
+        surfaces = [*statistics_surfaces(self.statistics, below), moved, *below]
+        memory = MEMORY if below and is_closed_form(gain) else math.inf
+        return Assembly(surfaces, mover, memory)
+
+
+def statistics_surfaces(
+    statistics: Statistics, below: Sequence[SpectralGains] = ()
+) -> list[Surface]:
+    """What normalisation layers normalise with, by name or by the weight of the batch.
+
+    A network without BatchNorm has no statistics to choose, and is no error here. Where a filter
+    knows the channels of GroupNorm layers, `mixed` mixes these.
+
+    Args:
+        statistics: `source`, `batch`, the weight of the batch, or `mixed`: a weight that rises with
+            the size of the batch, with the depth of the layer, and with how surely a closed-form
+            filter sees a shift; a `Mixture` says how.
+        below: Surfaces among which that filter may be.
+    """
+    closed = [surface for surface in below if surface.in_closed_form]
+    if statistics == "mixed":
+        statistics = Mixture()
+    if not isinstance(statistics, Mixture):
+        weight = NAMED_STATISTICS[statistics] if isinstance(statistics, str) else statistics
+        return [BatchNormStatistics(weight, required=False)]
+    ends, prior = (statistics.first, statistics.last), statistics.prior
+    follow = bool(closed)
+    surfaces: list[Surface] = [
+        BatchNormStatistics(ends, prior=prior, follow=follow, required=False)
+    ]
+    known = next((surface.group_norm for surface in closed if surface.group_norm), None)
+    if known is not None:
+        surfaces.append(GroupNormStatistics(known, ends, prior=prior, follow=follow))
+    return surfaces
+
+
+def needed_filter(given: object) -> FittedFilter:
+    """The filter of a method that is nothing without one.
+
+    Raises:
+        OptionError: There is none.
+    """
+    if not isinstance(given, FittedFilter):
+        found = "none" if given is None else f"a {type(given).__name__}"
+        raise OptionError(
+            f"This method needs a fitted filter; found {found}. Fit one with "
+            "`ttapca.fit(model, layer, data)` and pass it as `filter=`."
+        )
+    return given
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A method by its name.
+
+    Attributes:
+        name: Such as `tent`.
+        method: The class.
+        summary: One line for a person.
+        paper: Where it comes from.
+        needs: What it needs of the source domain before the test: nothing but the `model`, its
+            unlabelled `data`, or a `training` of its own.
+        preset: Options that the name stands for.
+        fixed: Those among them that cannot be changed under this name.
+    """
+
+    name: str
+    method: type[Method]
+    summary: str
+    paper: str
+    needs: SourceNeed
+    preset: Mapping[str, Any]
+    fixed: tuple[str, ...]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options, each with its default."""
+        return {
+            each.name: self.preset.get(each.name, each.default)
+            for each in dataclasses.fields(self.method)
+            if each.name not in self.fixed
+        }
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """What the value of each option may be."""
+        rules = _rules(self.method)
+        return {name: rules[name] for name in self.options}
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise `OptionError` for an option that the method does not have."""
+        known = list(self.options)
+        for name in names:
+            if name not in known:
+                has = f"it has {', '.join(known)}" if known else "it has none"
+                raise OptionError(
+                    f"`{self.name}` has no option `{name}`; {has}.{did_you_mean(name, known)}"
+                )
+
+    def make(self, **options: Any) -> Method:
+        """The method with these options.
+
+        Raises:
+            OptionError: There is no such option, or its value makes no sense.
+        """
+        self.check_names(list(options))
+        return self.method(**{**self.preset, **options})
+
+
+METHODS: dict[str, Registration] = {}
+"""All methods by name; filled by the modules of `ttapca.methods`, in the order of that room."""
+
+AnyMethod = TypeVar("AnyMethod", bound=type[Method])
+
+
+def register(
+    name: str,
+    *,
+    summary: str | None = None,
+    paper: str = "",
+    needs: SourceNeed = "model",
+    fixed: Mapping[str, Any] | None = None,
+    **preset: Any,
+) -> Callable[[AnyMethod], AnyMethod]:
+    """Give a method a name.
+
+    Args:
+        name: Such as `tent`.
+        summary: One line for a person; the first of the docstring by default.
+        paper: Where it comes from.
+        needs: See `Registration`.
+        fixed: Options that the name stands for.
+        **preset: Other defaults under this name.
+    """
+
+    def registered(method: AnyMethod) -> AnyMethod:
+        said = summary or (inspect.getdoc(method) or "").partition("\n\n")[0].replace("\n", " ")
+        options = {**(fixed or {}), **preset}
+        METHODS[name] = Registration(
+            name, method, said.rstrip("."), paper, needs, options, tuple(fixed or ())
+        )
+        return method
+
+    return registered
+
+
+def registration(name: str) -> Registration:
+    """Look a method up.
+
+    Raises:
+        OptionError: There is none of that name; near names are offered.
+    """
+    if name not in METHODS:
+        raise OptionError(
+            f"There is no method `{name}`.{did_you_mean(name, METHODS)} There are: "
+            f"{', '.join(METHODS)}."
+        )
+    return METHODS[name]
+
+
+def _check_fields(instance: Any) -> None:
+    for name, rule in _rules(type(instance)).items():
+        check_option(name, getattr(instance, name), rule)
+
+
+def _rules(cls: type[Any]) -> dict[str, Rule]:
+    """The rule of each field of a dataclass, by its type."""
+    return _cached_rules(cls)  # type: ignore[arg-type]  # classes can be hashed
+
+
+@functools.cache
+def _cached_rules(cls: type[Any]) -> dict[str, Rule]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {each.name: _rule(hints[each.name]) for each in dataclasses.fields(cls)}
+
+
+_PLAIN: dict[Any, Rule] = {bool: Flag(), int: Whole(), float: Number(), str: Text()}
+
+
+def _rule(hint: Any) -> Rule:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        rule: Rule = hint.__metadata__[0]
+        return rule
+    if origin is Literal:
+        return OneOf(get_args(hint))
+    if origin in (Union, UnionType):
+        kinds = [_rule(kind) for kind in get_args(hint) if kind is not NoneType]
+        one = kinds[0] if len(kinds) == 1 else Either(kinds)
+        return Maybe(one) if NoneType in get_args(hint) else one
+    if hint == Sequence[str]:
+        return ListOf(Text())
+    return _PLAIN.get(hint) or InstanceOf(origin or hint)

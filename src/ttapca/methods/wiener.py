@@ -1,0 +1,160 @@
+"""Spectral gains without learning: `wiener`, `match`, `two-sided`; and learned from there.
+
+One forward pass, nothing that a gradient moves: the gains follow from the spectrum of the batch (or
+of the stream, online), and BatchNorm mixes the statistics of the batch with those of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from ttapca._checks import Number
+from ttapca.adaptation.objectives import mean_entropy
+from ttapca.adaptation.optimisation import GradientSteps, Logits, Run, adam
+from ttapca.adaptation.surfaces import SpectralGains
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.methods.method import (
+    Assembly,
+    Count,
+    Method,
+    NotNegative,
+    Positive,
+    Share,
+    Statistics,
+    needed_filter,
+    register,
+    statistics_surfaces,
+)
+from ttapca.spectral.closed_form import LARGEST_RATIO, MEMORY, ODD, THRESHOLD, WIENER
+from ttapca.spectral.gains import GainName
+
+OURS: Mapping[str, Any] = {"paper": "this library; docs/closed-form.md", "needs": "data"}
+
+
+@register(
+    "two-sided",
+    summary="Spectral filter in closed form, exponents by choice; no gradient",
+    restore=0.5,
+    **OURS,
+)
+@register(
+    "match",
+    summary="Spectral filter in closed form, to the source variances; no gradient",
+    shrink=0.5,
+    restore=0.5,
+    **OURS,
+)
+@register("wiener", **OURS)
+@dataclass(frozen=True, kw_only=True)
+class Wiener(Method):
+    """Spectral filter in closed form, the safe choice; no gradient.
+
+    Attributes:
+        filter: A fitted filter, or several, each of another layer.
+        shrink: Exponent where the test data have more variance than the source.
+        restore: Exponent where they have less.
+        largest_ratio: The largest ratio of variances that is believed.
+        threshold: Share of source batches whose gains are exactly 1 (0.8 by default); 0 trusts
+            every batch.
+        memory: After so many samples, what was seen of a stream counts 1 / e.
+        center: What part of a sure change of the mean is taken away, 0 to 1.
+        window: Smooth the spectrum over so many neighbouring components instead of over bands.
+        floor: Variance of noise that every image has, such as that of 8 bits.
+        statistics: What normalisation layers normalise with; see `GradientMethod`.
+    """
+
+    needs_filter: ClassVar[bool] = True
+    gain: ClassVar[GainName] = "two-sided"
+
+    filter: FittedFilter | Sequence[FittedFilter] | None = field(default=None, kw_only=False)
+    shrink: NotNegative = WIENER["shrink"]
+    restore: NotNegative = WIENER["restore"]
+    largest_ratio: Annotated[float, Number(above=1)] = LARGEST_RATIO
+    threshold: Annotated[float, Number(0, below=1)] | None = None
+    memory: Positive = MEMORY
+    center: Share = 0.0
+    window: Annotated[int, ODD] | None = None
+    floor: NotNegative = 0.0
+    statistics: Statistics = "mixed"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        self._filters()
+        super().__post_init__()
+        if self.window is not None:
+            self.refuse("threshold", "with `window`, all of the difference counts")
+
+    def _filters(self) -> list[FittedFilter]:
+        if isinstance(self.filter, (list, tuple)) and self.filter:
+            return [needed_filter(one) for one in self.filter]
+        return [needed_filter(self.filter)]
+
+    def assemble(self) -> Assembly:
+        """Gains and statistics follow the stream."""
+        options = {
+            "shrink": self.shrink,
+            "restore": self.restore,
+            "largest_ratio": self.largest_ratio,
+            "threshold": THRESHOLD if self.threshold is None else self.threshold,
+            "center": self.center,
+            "window": self.window,
+            "floor": self.floor,
+        }
+        gains = [SpectralGains(one, self.gain, **options) for one in self._filters()]
+        surfaces = [*statistics_surfaces(self.statistics, gains), *gains]
+        return Assembly(surfaces, memory=self.memory)
+
+
+@register("ttapca-closed", **OURS)
+@dataclass(frozen=True, kw_only=True)
+class PulledWiener(Wiener):
+    """Spectral filter from the closed form on, learned by entropy and pulled back.
+
+    Attributes:
+        pull: How strongly what is learned is pulled back to the closed form.
+        steps: Gradient steps on each batch.
+        lr: Learning rate.
+        logits: From `before` or `after` the update.
+    """
+
+    learns: ClassVar[bool] = True
+    gain: ClassVar[GainName] = "pulled"
+
+    pull: NotNegative = 1.0
+    steps: Count = 1
+    lr: Positive = 0.01
+    logits: Logits = "after"
+
+    def assemble(self) -> Assembly:
+        """The same, and a mover of the factors."""
+        below = super().assemble()
+        return Assembly(below.surfaces, PulledSteps(self), below.memory)
+
+
+class PulledSteps(GradientSteps):
+    """Lower the entropy, and stay near the closed form.
+
+    The loss is the mean entropy plus `pull` times the mean square of what is learned: the logarithm
+    of a factor on each gain, zero at the closed form.
+    """
+
+    def __init__(self, options: PulledWiener) -> None:
+        super().__init__(
+            mean_entropy,
+            optimizer=adam(options.lr),
+            steps=options.steps,
+            logits=options.logits,
+        )
+        self.pull = options.pull
+
+    def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
+        """Entropy and distance."""
+        entropy = super().loss(logits, run, *inputs, **options)
+        if entropy is None:
+            return None
+        away = sum(parameter.square().mean() for parameter in self.descent.parameters)
+        return entropy + self.pull * away

@@ -1,0 +1,329 @@
+"""One stream of samples: what was seen of it, and all that was made of it, by name.
+
+Everything that a stream changes is declared here once, and from the declaration follow reset,
+snapshot, saving, moving to a device, and any number of streams over one model. There are two kinds:
+
+- A *value* is held by the stream itself. Whoever declared it reads it and replaces it; a value is
+  never written into. What a batch changes is set apart until the batch is over, so that a broken
+  batch leaves no mark.
+- A *part* lives elsewhere: parameters that an optimiser moves, the optimiser's own state. The
+  stream takes its contents out and puts others in.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+# Torch keeps the step count of an optimiser on the CPU, whatever else is moved.
+STAYS = "step"
+
+
+class Part(Protocol):
+    """State that does not live in the stream.
+
+    Attributes:
+        undone: Whether a broken batch is undone by putting back what was there before it.
+    """
+
+    undone: bool
+
+    def contents(self) -> Any:
+        """What is there now, by reference: tensors in tuples, lists and dicts."""
+
+    def put(self, contents: Any) -> None:
+        """Let this be there."""
+
+    def start(self) -> Any:
+        """What a new stream starts with, in memory of its own."""
+
+
+class Attributes:
+    """Attributes of an object as a part; they are replaced, never written into.
+
+    Args:
+        owner: The object, as it is when a stream starts.
+        names: Of the attributes.
+    """
+
+    undone = True
+
+    def __init__(self, owner: object, names: Sequence[str]) -> None:
+        self._owner = owner
+        self._names = tuple(names)
+        self._start = copy.deepcopy(self.contents())
+
+    def contents(self) -> dict[str, Any]:
+        """See `Part`."""
+        return {name: getattr(self._owner, name) for name in self._names}
+
+    def put(self, contents: Mapping[str, Any]) -> None:
+        """See `Part`."""
+        for name in self._names:
+            setattr(self._owner, name, contents[name])
+
+    def start(self) -> dict[str, Any]:
+        """See `Part`."""
+        return copy.deepcopy(self._start)
+
+
+class ParameterValues:
+    """The values of parameters as a part.
+
+    Args:
+        parameters: With the values that a stream starts with.
+    """
+
+    undone = False
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._start = [parameter.detach().clone() for parameter in self._parameters]
+
+    def contents(self) -> list[Tensor]:
+        """See `Part`."""
+        return [parameter.data for parameter in self._parameters]
+
+    def put(self, contents: Sequence[Tensor]) -> None:
+        """See `Part`."""
+        for parameter, value in zip(self._parameters, contents, strict=True):
+            parameter.data = value.to(parameter)
+
+    def start(self) -> list[Tensor]:
+        """See `Part`."""
+        return [value.clone() for value in self._start]
+
+
+@dataclass(frozen=True)
+class ScaleGivenBack:
+    """What part of a lost scale the normalisation layers of a network give back by themselves.
+
+    Attributes:
+        weight: Of a large batch in their statistics, on average over the layers.
+        prior: Size of a batch that weighs half as much; None where the size plays no part.
+        needs_two: Whether a single sample changes no statistics.
+    """
+
+    weight: float
+    prior: float | None = None
+    needs_two: bool = False
+
+    def by(self, samples: float) -> float:
+        """For this many samples, from 0 (nothing) to 1 (all).
+
+        Example:
+            >>> ScaleGivenBack(0.5, prior=16.0).by(16)
+            0.25
+        """
+        if self.needs_two and samples <= 1:
+            return 0.0
+        return self.weight * (1.0 if self.prior is None else samples / (samples + self.prior))
+
+
+class Stream:
+    """What was seen, and what was made of it.
+
+    Nobody has to say where a batch begins: each pass then counts. Once `start_batch` was called,
+    the first pass of each batch counts and no other does, for each value by itself.
+
+    Args:
+        memory: After so many samples, what was seen counts 1 / e.
+
+    Attributes:
+        samples: How many samples were seen since the start.
+        batches: How many batches.
+        left_out: Whether somebody kept the batch out, because it holds NaN or infinity.
+        given_back: What normalisation layers do about a lost scale; None where they do nothing.
+
+    Example:
+        >>> stream = Stream(memory=100.0)
+        >>> stream.declare("mean", 0.0)
+        >>> stream.start_batch(2)
+        >>> stream.counts("mean"), stream.counts("mean")
+        (True, False)
+        >>> stream.write("mean", 5.0)
+        >>> stream.end_batch(broken=True)
+        >>> stream.now("mean")
+        0.0
+    """
+
+    def __init__(self, memory: float = math.inf) -> None:
+        self.memory = memory
+        self.left_out = False
+        self.given_back: ScaleGivenBack | None = None
+        self._starts: dict[str, Any] = {"samples": 0, "batches": 0}
+        self._past = dict(self._starts)
+        self._present: dict[str, Any] = {}  # what the batch changes
+        self._parts: dict[str, Part] = {}
+        self._undo: dict[str, Any] = {}
+        self._waiting: set[str] | None = None  # what has not taken this batch in yet
+        self._certainty: str | None = None
+
+    @property
+    def samples(self) -> int:
+        """How many samples were seen since the start."""
+        return int(self.now("samples"))
+
+    @property
+    def batches(self) -> int:
+        """How many batches were seen since the start."""
+        return int(self.now("batches"))
+
+    @property
+    def shift(self) -> float:
+        """How surely the data have shifted, from 0 to 1; 1 where nobody can tell."""
+        return 1.0 if self._certainty is None else float(self.now(self._certainty))
+
+    def declare(self, name: str, start: Any) -> None:
+        """Let the stream hold a value.
+
+        Args:
+            name: Under which it is read and written.
+            start: What it is at first: numbers, tensors, None, and tuples of them.
+        """
+        self._starts[name] = self._past[name] = start
+
+    def declare_certainty(self, name: str) -> None:
+        """Declare a number that says how surely the data have shifted; `shift` is the first one."""
+        self.declare(name, 0.0)
+        self._certainty = self._certainty or name
+
+    def keep(self, name: str, part: Part) -> None:
+        """Let a part belong to the stream."""
+        self._parts[name] = part
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of all parts."""
+        return tuple(self._parts)
+
+    def past(self, name: str) -> Any:
+        """A value as it was before this batch."""
+        return self._past[name]
+
+    def now(self, name: str) -> Any:
+        """A value, with what this batch has changed."""
+        return self._present[name] if name in self._present else self._past[name]
+
+    def write(self, name: str, value: Any) -> None:
+        """Replace a value; if this batch is broken, it becomes again what it was before."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # what is kept must serve outside of it as well
+                value = map_tensors(value, torch.clone)
+        (self._past if self._waiting is None else self._present)[name] = value
+
+    def counts(self, name: str) -> bool:
+        """Whether this pass is to be taken in: the first one of each batch is."""
+        if torch.compiler.is_exporting():  # an exported program is frozen
+            return False
+        if self._waiting is None:
+            return True
+        if name not in self._waiting:
+            return False
+        self._waiting.remove(name)
+        return True
+
+    def aged(self, samples: float, newer: float) -> float:
+        """For how many samples those count that were seen before `newer` others came."""
+        return samples * math.exp(-newer / self.memory)
+
+    def start_batch(self, samples: int = 0) -> None:
+        """Say that a batch follows, which may take several passes."""
+        self._waiting = set(self._starts)
+        self._present = {
+            "samples": self._past["samples"] + samples,
+            "batches": self._past["batches"] + 1,
+        }
+        self.left_out = False
+        self._undo = {name: p.contents() for name, p in self._parts.items() if p.undone}
+
+    def end_batch(self, *, broken: bool = False) -> None:
+        """Say that it is over; until the next one, no pass counts.
+
+        Args:
+            broken: Whether it shall leave no mark.
+        """
+        self._waiting = set()
+        if broken:
+            self._put_parts(self._undo)
+        else:
+            self._past.update(_finite(self._present))
+        self._present, self._undo = {}, {}
+
+    def reset(self) -> None:
+        """Begin a new stream."""
+        self._past = dict(self._starts)
+        self._present = {}
+        self._put_parts({name: part.start() for name, part in self._parts.items()})
+
+    def contents(self) -> dict[str, dict[str, Any]]:
+        """All that the stream is, by reference; for `put`."""
+        parts = {name: part.contents() for name, part in self._parts.items()}
+        return {"values": self._past | self._present, "parts": parts}
+
+    def put(self, contents: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go on with another stream, whose contents these are."""
+        self._past = {**self._starts, **contents["values"]}
+        self._present = {}
+        self._put_parts(contents["parts"])
+
+    def _put_parts(self, contents: Mapping[str, Any]) -> None:
+        for name, content in contents.items():
+            self._parts[name].put(content)
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert all tensors, when what they belong to is moved or cast."""
+        self._starts = map_tensors(self._starts, fn)
+        self.put(map_tensors(self.contents(), fn))
+
+
+def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    """The same tuples, lists and dicts with other tensors in them.
+
+    Example:
+        >>> map_tensors({"a": (torch.ones(1), 2)}, torch.neg)
+        {'a': (tensor([-1.]), 2)}
+    """
+    if isinstance(tree, Tensor):
+        return fn(tree)
+    if isinstance(tree, dict):
+        return {
+            name: value if name == STAYS else map_tensors(value, fn) for name, value in tree.items()
+        }
+    if isinstance(tree, tuple | list):
+        return type(tree)(map_tensors(value, fn) for value in tree)
+    return tree
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """All tensors in tuples, lists and dicts.
+
+    Example:
+        >>> list(tensors_in({"a": (torch.ones(1), 2)}))
+        [tensor([1.])]
+    """
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list | dict):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from tensors_in(value)
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """Those of the values that hold no NaN and no infinity; almost always all, seen at once."""
+    tensors = [tensor for value in values.values() for tensor in tensors_in(value)]
+    if not tensors or bool(
+        torch.isfinite(torch.cat([t.to(tensors[0]).view(-1) for t in tensors])).all()
+    ):
+        return values
+    return {
+        name: value
+        for name, value in values.items()
+        if all(bool(torch.isfinite(tensor).all()) for tensor in tensors_in(value))
+    }
