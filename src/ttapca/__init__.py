@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from ttapca.methods.registry import MethodName as MethodName
     from ttapca.methods.registry import adapt as adapt
     from ttapca.spectral.filter import SpectralFilter as SpectralFilter
+    from ttapca.spectral.moments import Moments as Moments
     from ttapca.spectral.pca import PCA as PCA
-    from ttapca.spectral.pca import Moments as Moments
 
 # The same, for the interpreter: a test keeps the two lists equal.
 _HOMES = {
@@ -64,7 +64,7 @@ _HOMES = {
     "CollapseGuard": "adaptation.guards",
     "SpectralFilter": "spectral.filter",
     "PCA": "spectral.pca",
-    "Moments": "spectral.pca",
+    "Moments": "spectral.moments",
     "RECIPES": "methods.registry",
     "MethodName": "methods.registry",
     "adapt": "methods.registry",
