@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import ttapca
 from ttapca import datasets, networks
 from ttapca.spectral.affine import LinearPart
+from ttapca.spectral.basis import Dense
 
 SIDE = 32
 
@@ -64,14 +65,13 @@ class Loader:
 def unfolded(fitted: ttapca.FittedFilter, layer: nn.Module) -> ttapca.FittedFilter:
     """The same filter in the space of the layer's output: V = W B."""
     linear = LinearPart(layer, fitted.shape)
-    parts = fitted.rebuild_matrix.double().T.split(250)
+    parts = fitted.basis.from_components.double().T.split(250)
     return dataclasses.replace(
         fitted,
         route="exact",
         shape=fitted.output_shape,
-        project=torch.cat([linear.apply(part).float() for part in parts]).T,
-        rebuild=None,
-        input_mean_=None,
+        basis=Dense(torch.cat([linear.apply(part).float() for part in parts]).T),
+        center_=fitted.mean_,
     )
 
 

@@ -67,8 +67,8 @@ def by_us(route: str, n: int, side: int, kept: int | None, to: Path | None) -> t
     ttapca.fit(model, "conv1", Loader(natural_images(50, side=8)), 8, route=route)  # warm up
     seconds, fitted = measuring.timed(lambda: ttapca.fit(model, "conv1", loader, kept, route=route))
     if to is not None:
-        output = unfolded(fitted, model.conv1) if fitted.folded else fitted
-        np.save(to, output.project.float().numpy())
+        output = unfolded(fitted, model.conv1) if fitted.basis.at_input else fitted
+        np.save(to, output.basis.to_components.float().numpy())
     return seconds, float(fitted.explained_variance_ratio_.sum())
 
 
@@ -175,7 +175,7 @@ def accuracy() -> dict[str, float]:
     _, exact, vectors = torch.linalg.svd(matrix - matrix.mean(0), full_matrices=False)
     fitted = ttapca.fit(model, "conv1", images.double() / 255, kept)
     error = (fitted.singular_values_ / exact[:kept] - 1).abs().max()
-    basis = unfolded(fitted, model.conv1).project
+    basis = unfolded(fitted, model.conv1).basis.to_components
     return {
         "error": float(error),
         "degrees": worst_angle(vectors[:kept].T.numpy(), basis.numpy()),

@@ -25,7 +25,7 @@ from measuring import Goal, Result, Spread, Table
 from ttapca.spectral.affine import CHUNK_NUMBERS, LinearPart
 from ttapca.spectral.calibration import HELD_OUT, SAMPLES
 from ttapca.spectral.cosine import dct_coefficients, dct_matrix
-from ttapca.spectral.pca import Moments
+from ttapca.spectral.moments import Moments
 from ttapca.support.memory import forget_peak_memory
 
 CHANNELS = 16

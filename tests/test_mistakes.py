@@ -301,7 +301,7 @@ def test_fit_on_batches_that_are_dicts() -> None:
         ttapca.fit(model, "conv1", batches, 5)
     fitted = ttapca.fit(model, "conv1", batches, 5, prepare=lambda batch: batch["image"])
     plain = ttapca.fit(model, "conv1", DATA.split(50), 5)
-    assert torch.equal(fitted.project, plain.project)
+    assert torch.equal(fitted.basis.to_components, plain.basis.to_components)
     assert fitted.agreement_ == plain.agreement_
 
 
@@ -338,7 +338,7 @@ def test_fit_on_several_inputs(prepare) -> None:
     bright = ttapca.fit(
         nn.Sequential(model.first), "0", DATA * light[:, None, None, None], 5, route="folded"
     )
-    assert torch.allclose(fitted.project, bright.project)
+    assert torch.allclose(fitted.basis.to_components, bright.basis.to_components)
     assert set(fitted.group_norm_) == {"norm"}
 
 

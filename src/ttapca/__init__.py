@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from ttapca.methods.adapt import MethodName as MethodName
     from ttapca.methods.adapt import adapt as adapt
     from ttapca.spectral.filter import SpectralFilter as SpectralFilter
+    from ttapca.spectral.moments import Moments as Moments
     from ttapca.spectral.pca import PCA as PCA
-    from ttapca.spectral.pca import Moments as Moments
 
 # The same, for the interpreter: a test keeps the two lists equal.
 _HOMES = {
@@ -68,7 +68,7 @@ _HOMES = {
     "CollapseGuard": "adaptation.guards",
     "SpectralFilter": "spectral.filter",
     "PCA": "spectral.pca",
-    "Moments": "spectral.pca",
+    "Moments": "spectral.moments",
     "METHODS": "methods",
     "Method": "methods",
     "Mixture": "methods",

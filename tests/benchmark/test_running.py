@@ -274,7 +274,7 @@ def test_what_a_filter_did(subject: Subject, results: Results) -> None:
     )
     pixels = to_tensor(subject.source.images([("fog", 5)]).images).flatten(1)
     fitted = subject.fitted
-    components = (pixels.double() - fitted.center) @ fitted.project  # type: ignore[union-attr]
+    components = fitted.basis.project(pixels.double() - fitted.center_)  # type: ignore[union-attr]
     assert one.test_spectrum == pytest.approx(components.std(0).tolist(), rel=1e-4)
     assert one.test_spectrum[:4] == seen["fog", 4].test_spectrum
     assert len(one.gains) == 10

@@ -123,7 +123,7 @@ def test_fit_sees_every_class(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert "images: 40 of 80 images, 20 of each class, shuffled with seed 0" in (
         capsys.readouterr().out
     )
-    mean = float(ttapca.load("f").input_mean_.mean())  # type: ignore[union-attr]
+    mean = float(ttapca.load("f").center_.mean())
     assert mean == pytest.approx((50 + 75) / 255, abs=0.02)  # of 50 and of 200
 
 
@@ -303,7 +303,7 @@ def test_what_truncation_does_is_said_at_fit_and_at_eval(
         ("fit {own} --data digits --to f --components 90", 1, "found --components 90. Ask for"),
         ("fit {own} --data digits --to f --limit 20", 1, "on at least 32 samples"),
         ("fit {own} --data digits --to log.csv", 2, "`log.csv` holds something else"),
-        ("fit {own} --data digits --to f --dtype int8", 2, "`dtype` is one of"),
+        ("fit {own} --data digits --to f --dtype int8", 2, "`dtype` must be one of"),
         ("fit {own} --data small --layer 1 --to f", 1, "it does not.* with --size N"),
         ("bench {own} --data digits --option tent.lrr=1", 2, "Did you mean `lr`"),
         ("bench {own} --data digits --methods tnt", 2, "Did you mean `tent`"),

@@ -93,8 +93,8 @@ def test_callers_without_gradients(mode) -> None:
     expected = ttapca.fit(model, "conv1", DATA, 5)
     with mode():
         fitted = ttapca.fit(model, "conv1", DATA.clone(), 5)
-    assert torch.equal(fitted.project, expected.project)
-    assert not fitted.project.is_inference()
+    assert torch.equal(fitted.basis.to_components, expected.basis.to_components)
+    assert not fitted.basis.to_components.is_inference()
 
 
 def test_only_the_part_up_to_the_layer_runs() -> None:
@@ -121,7 +121,9 @@ def test_truncated_equals_a_smaller_fit() -> None:
     model = small_convnet()
     large, small = ttapca.fit(model, "conv1", DATA, 20), ttapca.fit(model, "conv1", DATA, 6)
     cut = large.truncated(6)
-    torch.testing.assert_close(cut.project, small.project, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        cut.basis.to_components, small.basis.to_components, rtol=0, atol=1e-12
+    )
     assert torch.equal(cut.singular_values_, small.singular_values_)
     assert cut.n_components_ == 6
     for number in (0, 21):
@@ -238,7 +240,7 @@ def test_activations_that_are_not_finite() -> None:
         (DATA, 109, NotEnoughDataError, "here 108; found n_components=109"),
         (torch.full((40, 3, 6, 6), 0.25).double(), 2, NotEnoughDataError, "same output"),
         ([], 2, NotEnoughDataError, "needs data; found none"),
-        (DATA, -3, OptionError, "n_components is a whole number"),
+        (DATA, -3, OptionError, "`n_components` must be a whole number"),
         ([DATA, {"image": DATA}], 2, OptionError, r"batch 1 \(counting from 0\) is a dict"),
         ([DATA, images(9, shape=(3, 8, 8))], 2, ShapeError, r"batch 1 gave \(3, 8, 8\)"),
         (DATA.numpy(), 2, OptionError, "found a numpy array. Give torch.from_numpy"),
@@ -254,7 +256,7 @@ def test_data_that_cannot_serve(data, n_components, error, message) -> None:
 def test_options_that_make_no_sense() -> None:
     model = small_convnet()
     with left_untouched(model, PROBE):
-        with pytest.raises(OptionError, match="`route` is auto, folded"):
+        with pytest.raises(OptionError, match="`route` must be one of auto, folded"):
             ttapca.fit(model, "conv1", DATA, route="fast")  # type: ignore[arg-type]
         with pytest.raises(OptionError, match=r"affine layer .*`act` is a ReLU"):
             ttapca.fit(model, "act", DATA, route="folded")
@@ -275,7 +277,7 @@ def test_fitting_where_a_filter_is_attached() -> None:
     with pytest.raises(AttachError, match="`conv1` already carries a filter"):
         ttapca.fit(model, "conv1", DATA, 5)
     attachment.detach()
-    assert ttapca.fit(model, "conv1", DATA, 5).folded
+    assert ttapca.fit(model, "conv1", DATA, 5).basis.at_input
 
 
 def test_a_layer_that_is_skipped_for_some_batches() -> None:

@@ -55,7 +55,7 @@ def test_the_filter_by_hand(method: str, model: nn.Module) -> None:
     found = adapter(batch)
     adapter.detach()
     outputs = model.conv1(batch).detach()
-    project = ttapca.fit(model, "conv1", DATA, 40, route="exact").project
+    project = ttapca.fit(model, "conv1", DATA, 40, route="exact").basis.to_components
     away = outputs.flatten(1) - FITTED.mean_
     components = away @ project
     energy = (components.square().mean(0) / FITTED.explained_variance_).numpy()
@@ -168,7 +168,7 @@ def test_every_route_keeps_energies(route: Any, model: nn.Module) -> None:
         held_out = torch.arange(400) % 8 == 0
         without = ttapca.fit(model, "conv1", DATA[~held_out], 40, route="exact")
         away = model.conv1(DATA[held_out]).detach().flatten(1) - without.mean_
-        energy = (away @ without.project).square() / without.explained_variance_
+        energy = without.basis.project(away).square() / without.explained_variance_
         assert torch.allclose(found[:, 1], energy[:, 1:3].mean(1).float(), rtol=1e-4)
         assert torch.allclose(found[:, 5], energy[:, 31:].mean(1).float(), rtol=1e-4)
     fewer = fitted.truncated(20)
@@ -184,7 +184,7 @@ def test_new_source_data_are_not_called_shifted_where_a_basis_fits_its_own_data_
     model = nn.Sequential(nn.Flatten(), nn.Linear(108, 120), nn.Linear(120, 5)).double().eval()
     pool = images(1000)
     fitted = ttapca.fit(model, "1", pool[:600], 100, route="exact")
-    components = (model[1](pool[600:].flatten(1)).detach() - fitted.mean_) @ fitted.project
+    components = fitted.basis.project(model[1](pool[600:].flatten(1)).detach() - fitted.mean_)
     energy = components.square().mean(0) / fitted.explained_variance_
     assert energy[63:].mean() > 1.15  # it would be 1 for the data of the fit
     adapter = ttapca.adapt(model, "wiener", filter=fitted)
@@ -276,7 +276,7 @@ def test_a_brighter_batch_is_brought_back(model: nn.Module) -> None:
     """A constant added to what the filter sees, and large against what source batches vary by."""
     batch = images(400, seed=1)
     moved = batch + 40 * (
-        FITTED.rebuild_matrix[:, 0] * FITTED.explained_variance_[0].sqrt()
+        FITTED.basis.from_components[:, 0] * FITTED.explained_variance_[0].sqrt()
     ).reshape(batch.shape[1:])
     plain = model(batch)
     distances = []

@@ -44,7 +44,7 @@ def test_bytes_as_a_real_filter_has_them(layer: str) -> None:
     attachment.detach()
     told = facts(network, (3, 8, 8), 10)[layer]
     assert told.filter_bytes == expected
-    assert told.folds == fitted.folded
+    assert told.folds == fitted.basis.at_input
 
 
 def test_the_network_is_left_as_it_was() -> None:

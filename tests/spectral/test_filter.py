@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from oracles import DensePCA, images
 from ttapca import PCA, Moments, SpectralFilter
 from ttapca.errors import ShapeError
+from ttapca.spectral.basis import Dense
 from ttapca.spectral.gains import Gain, ReLUGain
 
 SHAPE = (2, 3, 2)
@@ -19,7 +20,7 @@ PCA_OF_DATA = PCA.from_moments(Moments(12).update(DATA))
 def spectral_filter(kept: int = 12, gain: bool = False, dtype=torch.float64) -> SpectralFilter:
     return SpectralFilter(
         PCA_OF_DATA.mean.to(dtype),
-        PCA_OF_DATA.basis[:, :kept].to(dtype),
+        Dense(PCA_OF_DATA.basis[:, :kept].to(dtype)),
         shape=SHAPE,
         gain=ReLUGain(PCA_OF_DATA.singular_values[:kept].to(dtype), initial=0.2) if gain else None,
     )
@@ -80,11 +81,11 @@ def test_state_dict_round_trip() -> None:
     two.load_state_dict(one.state_dict())
     x = images(4, seed=3, shape=SHAPE)
     assert torch.equal(one(x), two(x))
-    assert set(one.state_dict()) == {"mean", "project", "gain.gamma", "gain.spectrum"}
+    assert set(one.state_dict()) == {"mean", "basis.to_components", "gain.gamma", "gain.spectrum"}
 
 
 def test_repr_is_short() -> None:
-    assert "components=5, unfolded" in repr(spectral_filter(5))
+    assert "components=5, at the output" in repr(spectral_filter(5))
 
 
 class UnitGain(Gain):
@@ -102,7 +103,7 @@ def test_gains_of_one_give_back_what_came_in(monkeypatch: pytest.MonkeyPatch) ->
     layer.gain = UnitGain(torch.ones(5, dtype=torch.float64))
     with torch.no_grad():
         assert torch.equal(layer(x), x)
-        monkeypatch.setattr(layer, "_add_rebuilt", None)  # nothing is rebuilt
+        monkeypatch.setattr(layer.basis, "add_rebuilt", None)  # nothing is rebuilt
         assert torch.equal(layer(x), x)
         monkeypatch.undo()
         layer.gain.spectrum[2] = 0.5

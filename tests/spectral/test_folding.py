@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import ttapca
 from oracles import DensePCA, images
 from ttapca.spectral.affine import LinearPart, fold, fold_one_way, is_affine
-from ttapca.spectral.pca import Moments
+from ttapca.spectral.moments import Moments
 
 AFFINE = {
     "conv2d": (nn.Conv2d(3, 8, 3, padding=1), (3, 5, 5)),
@@ -46,7 +46,7 @@ def both_routes(
     outputs = []
     for route in ("folded", "exact"):
         fitted = ttapca.fit(model, "0", data, kept, route=route)  # type: ignore[arg-type]
-        assert fitted.folded == (route == "folded")
+        assert fitted.basis.at_input == (route == "folded")
         attachment = ttapca.attach(model, fitted, "relu", initial=0.3)
         with torch.no_grad():
             outputs.append(model(images(20, seed=9, shape=shape).to(dtype)))
@@ -74,7 +74,7 @@ def test_folded_equals_a_dense_svd(name: str) -> None:
         test = images(20, seed=9, shape=shape)
         plain = layer(test)
     fitted = ttapca.fit(model, "0", data, 6)
-    assert fitted.folded
+    assert fitted.basis.at_input
     assert fitted.output_shape == tuple(plain.shape[1:])
     np.testing.assert_allclose(fitted.singular_values_, dense.singular_values[:6], rtol=1e-9)
     np.testing.assert_allclose(fitted.mean_, dense.mean, atol=1e-10)
@@ -94,8 +94,8 @@ def test_folded_basis_has_the_signs_of_the_output_space() -> None:
     model = network(layer, torch.float64)
     data = images(200, shape=shape)
     folded, exact = (ttapca.fit(model, "0", data, 10, route=route) for route in ("folded", "exact"))
-    columns = LinearPart(layer, shape).apply(folded.rebuild_matrix.T).T
-    torch.testing.assert_close(columns, exact.project, rtol=0, atol=1e-8)
+    columns = LinearPart(layer, shape).apply(folded.basis.from_components.T).T
+    torch.testing.assert_close(columns, exact.basis.to_components, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", AFFINE)

@@ -118,7 +118,7 @@ def test_fit_takes_this_route_for_few_samples(monkeypatch: pytest.MonkeyPatch) -
     assert (fitted.route, fitted.error_bound_) == ("gram", None)
     exact = ttapca.fit(model, "1", samples, 10, route="exact")
     torch.testing.assert_close(fitted.singular_values_, exact.singular_values_)
-    torch.testing.assert_close(fitted.project, exact.project)
+    torch.testing.assert_close(fitted.basis.to_components, exact.basis.to_components)
     torch.testing.assert_close(fitted.mean_, exact.mean_)
     # Fractions and all components are no matter, nor data that can be read once only.
     shares = (ttapca.fit(model, "1", samples, 0.9, route=route) for route in ("gram", "exact"))
@@ -147,6 +147,6 @@ def test_a_trained_network_at_a_layer_past_the_limit() -> None:
     exact = ttapca.fit(network, "bn1", batches, 60)
     found = ttapca.fit(network, "bn1", batches, 60, route="randomised")
     assert (exact.route, found.route) == ("gram", "randomised")
-    assert found.project.shape == (16_384, 60)
+    assert found.basis.to_components.shape == (16_384, 60)
     error = (found.singular_values_ / exact.singular_values_ - 1).abs()
     assert float(error[:30].max()) <= TOLERANCE

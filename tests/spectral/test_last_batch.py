@@ -13,8 +13,8 @@ from torch import Tensor
 import ttapca
 from oracles import images, small_convnet
 from ttapca import SpectralFilter
+from ttapca.spectral.basis import Dense, Folded
 from ttapca.spectral.gains import ReLUGain
-from ttapca.spectral.last_batch import LastBatch
 
 SHAPE = (2, 3)
 
@@ -23,26 +23,27 @@ def learned_filter() -> SpectralFilter:
     basis = torch.linalg.qr(images(6, shape=(4,)))[0]
     mean = torch.arange(6, dtype=torch.float64)
     gain = ReLUGain(torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64), initial=0.5)
-    return SpectralFilter(mean, basis, shape=SHAPE, gain=gain)
+    return SpectralFilter(mean, Dense(basis), shape=SHAPE, gain=gain)
 
 
 def plain(layer: SpectralFilter, x: Tensor) -> Tensor:
     flat = x.flatten(1)
-    scaled = (flat - layer.mean) @ layer.project * layer.gains()
-    return (layer.mean + scaled @ layer.project.T).reshape(x.shape)
+    scaled = (flat - layer.mean) @ layer.basis.to_components * layer.gains()
+    return (layer.mean + scaled @ layer.basis.to_components.T).reshape(x.shape)
 
 
 @pytest.fixture
 def projections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the batches that are projected."""
     calls: list[int] = []
-    original = SpectralFilter.project_centred
+    for kind in (Dense, Folded):
+        original = kind.project
 
-    def counted(self: SpectralFilter, centred: Tensor) -> Tensor:
-        calls.append(len(centred))
-        return original(self, centred)
+        def counted(self: Dense, centred: Tensor, original=original) -> Tensor:
+            calls.append(len(centred))
+            return original(self, centred)
 
-    monkeypatch.setattr(SpectralFilter, "project_centred", counted)
+        monkeypatch.setattr(kind, "project", counted)
     return calls
 
 
@@ -86,7 +87,7 @@ def test_another_basis_projects_anew(change: str) -> None:
         layer, x = layer.float(), x.float()
     else:
         state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
-        state["project" if change == "state dict" else "mean"] *= 0.5
+        state["basis.to_components" if change == "state dict" else "mean"] *= 0.5
         layer.load_state_dict(state)
     torch.testing.assert_close(layer(x), plain(layer, x))
 
@@ -116,12 +117,8 @@ def test_copies_and_pickles_start_without_a_memory() -> None:
     assert torch.equal(copy.deepcopy(layer)(x), expected)
 
 
-def test_what_was_kept_fits_only_its_samples() -> None:
-    last, basis, x = LastBatch(), torch.eye(3), torch.rand(4, 3)
-    assert last.find(x, basis) is None
-    last.keep(x, x @ basis, basis)
-    assert torch.equal(last.find(x.clone(), basis), x)
-    for other in (x[:3], x + 1e-7, x.to("meta")):
-        assert last.find(other, basis) is None
-    basis.mul_(2)
-    assert last.find(x, basis) is None
+def test_what_was_kept_fits_only_its_samples(projections: list[int]) -> None:
+    layer, x = learned_filter(), images(4, shape=SHAPE)
+    for batch in (x, x.clone(), x[:3], x[:3] + 1e-7):
+        torch.testing.assert_close(layer(batch), plain(layer, batch))
+    assert projections == [4, 3, 3]

@@ -198,7 +198,7 @@ def test_constant_data_have_no_components() -> None:
 @pytest.mark.parametrize("wish", [0, -1, 0.0, 1.5, float("nan"), True, "all"], ids=repr)
 def test_a_wish_that_makes_no_sense(wish: object) -> None:
     moments = Moments(12).update(images(80, shape=(12,)))
-    with pytest.raises(OptionError, match="n_components is a whole number"):
+    with pytest.raises(OptionError, match="`n_components` must be a whole number"):
         PCA.from_moments(moments, wish)  # type: ignore[arg-type]
 
 

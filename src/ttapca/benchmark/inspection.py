@@ -66,10 +66,10 @@ def observe(
 
 
 def _at_the_filter(network: nn.Module, fitted: FittedFilter, images: Tensor) -> Tensor:
-    """What the filter would act on: the layer's input when it is folded, else its output."""
+    """What the filter would act on, at the layer's input or its output."""
     layer = find_layer(network, fitted.layer)
     device, _ = device_and_dtype(layer, network)
-    with stopped_at(layer, before=fitted.folded) as seen:
+    with stopped_at(layer, before=fitted.basis.at_input) as seen:
         network(images.to(device))
     caught: Tensor = seen[0]
     return caught.cpu()
@@ -77,11 +77,8 @@ def _at_the_filter(network: nn.Module, fitted: FittedFilter, images: Tensor) -> 
 
 def _deviations(fitted: FittedFilter, samples: Tensor) -> Tensor:
     """Standard deviation of every component of the fitted filter."""
-    centred = samples.flatten(1).float() - fitted.center.float()
-    if fitted.order_ is None:
-        components = centred @ fitted.project.float()
-    else:  # cosines, which have no matrix
-        components = fitted.spectral_filter().project_centred(centred)
+    whole = fitted.spectral_filter()
+    components = whole.basis.project(samples.flatten(1).float() - whole.mean)
     return components.std(0) if len(components) > 1 else components[0].abs()
 
 
@@ -89,16 +86,15 @@ def _after(
     subject: Subject, acting: SpectralFilter, gains: Tensor, images: Tensor, samples: Tensor
 ) -> tuple[bytes, ...]:
     """The images as the filter leaves them, where it acts on what can be shown."""
-    if acting.rebuild is None or samples.shape != images.shape or samples.shape[1] not in (1, 3):
+    basis, mean = acting.basis, acting.mean
+    shown = samples.shape == images.shape and samples.shape[1] in (1, 3)
+    if not basis.at_input or not shown:
         return ()
     back = _to_pixels(subject, images, samples)
     if back is None:
         return ()
-    mean, project, rebuild, gains = (
-        tensor.cpu() for tensor in (acting.mean, acting.project, acting.rebuild, gains)
-    )
-    components = (samples.flatten(1).to(mean.dtype) - mean) @ project
-    filtered = torch.addmm(mean, components * gains, rebuild.T).reshape(samples.shape)
+    components = basis.project(samples.flatten(1).to(mean) - mean)
+    filtered = basis.add_rebuilt(mean, components * gains).reshape(samples.shape).cpu()
     pixels = (255 * back(filtered).clamp(0, 1)).round().to(torch.uint8)
     return tuple(_png(image) for image in pixels.permute(0, 2, 3, 1).numpy())
 

@@ -28,6 +28,7 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods import METHODS
 from ttapca.networks.factories import is_factory
 from ttapca.networks.network import ImageNetwork
+from ttapca.spectral.basis import Dense
 
 FIT_BATCH = 250
 SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper
@@ -198,8 +199,9 @@ class Inputs:
         count = max(self.plan.components, default=PAPERS_COMPONENTS)
         none = torch.zeros(1)
         layer = self._layer(subject.network)
+        basis = Dense(none.expand(1, count))
         return FittedFilter(
-            layer, "exact", (1,), (1,), none, torch.ones(count), none.expand(1, count), 2, 1.0
+            layer, basis, (1,), (1,), none, none, torch.ones(count), 2, 1.0, route="exact"
         )
 
 

@@ -19,15 +19,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ttapca.errors import AttachError
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.spectral.affine import LinearPart, is_affine
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName
 from ttapca.support.modules import device_and_dtype, find_layer
-
-# A folded filter is checked against the layer's weights by its first columns, and this is how far
-# they may be from orthonormal: a bfloat16 copy of the weights passes, other weights do not.
-PROBED_COLUMNS = 16
-SAME_WEIGHTS = 0.05
 
 
 class _FilterHook:
@@ -78,11 +72,11 @@ class Attachment:
         filter: The filter, whose `gains()` tell what it does and whose `gain` can be learned.
     """
 
-    def __init__(self, layer: nn.Module, spectral_filter: SpectralFilter, *, folded: bool) -> None:
+    def __init__(self, layer: nn.Module, spectral_filter: SpectralFilter) -> None:
         self.filter = spectral_filter
         self._hook: _FilterHook
         _forget_compiled()
-        if folded:
+        if spectral_filter.basis.at_input:
             hook = _InputHook(spectral_filter)
             hook.handle = layer.register_forward_pre_hook(hook, prepend=False, with_kwargs=True)
             self._hook = hook
@@ -150,13 +144,12 @@ def attach(
             f"A layer carries one filter; `{fitted.layer}` has one already. Call `detach()` on "
             "what put it there first."
         )
-    if fitted.route == "folded":
-        _check_folded_layer(layer, fitted)
+    fitted.basis.check_layer(layer, fitted.layer, fitted.shape, fitted.mean_.numel())
     device, dtype = device_and_dtype(layer, model)
     precise = torch.promote_types(dtype, torch.float32)
     # Narrowed before it is moved: not every device has float64.
     spectral_filter = fitted.spectral_filter(gain, dtype=precise, **options).to(device)
-    return Attachment(layer, spectral_filter, folded=fitted.folded)
+    return Attachment(layer, spectral_filter)
 
 
 def carries_filter(layer: nn.Module) -> bool:
@@ -186,27 +179,3 @@ def _forget_compiled() -> None:
     """
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
-
-
-def _check_folded_layer(layer: nn.Module, fitted: FittedFilter) -> None:
-    if not is_affine(layer):
-        raise AttachError(
-            "A folded filter goes on the input of an affine layer without hooks; "
-            f"`{fitted.layer}` is a {type(layer).__name__} that has hooks or is of another type. "
-            "Fit the filter on this model."
-        )
-    columns = fitted.rebuild_matrix[:, :PROBED_COLUMNS].to("cpu", torch.float64)
-    try:
-        basis = LinearPart(layer, fitted.shape).apply(columns.T)  # rows of V^T
-    except RuntimeError as error:
-        raise AttachError(
-            f"The filter was fitted on a layer that takes samples of shape {fitted.shape}; "
-            f"`{fitted.layer}` cannot take them: {error}"
-        ) from error
-    # With the weights of the fit, the layer turns these columns into orthonormal ones.
-    error_of_gram = (basis @ basis.T - torch.eye(len(basis), dtype=torch.float64)).abs().max()
-    if basis.shape[1] != fitted.mean_.numel() or not error_of_gram < SAME_WEIGHTS:
-        raise AttachError(
-            f"A folded filter belongs to the weights it was fitted on; those of `{fitted.layer}` "
-            "are others. Fit the filter on this model."
-        )

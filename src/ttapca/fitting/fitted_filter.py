@@ -8,23 +8,23 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ttapca._checks import OneOf, check_option
 from ttapca._version import __version__
 from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.fitting.saved_form import GROUP_NORM, check_filter
+from ttapca.fitting.saved_form import GROUP_NORM, STORAGES, check_filter
 from ttapca.fitting.store import read_folder, write_folder
 from ttapca.spectral.bands import band_edges
-from ttapca.spectral.filter import DCTFilter, SpectralFilter
+from ttapca.spectral.basis import BASES, Basis
+from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, SourceComponents, make_gain
-from ttapca.spectral.half_precision import NarrowBasis
 from ttapca.spectral.randomised import singular_value_error
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
-Route = Literal["folded", "exact", "gram", "randomised", "dct"]
 
 # A filter that changes more source predictions than this is warned of. Variance is a poor guide: at
 # the stem of a CIFAR-100 ResNet-20, dropping 0.005 % of it changes 2 % of the predictions, 0.06 %
@@ -37,26 +37,23 @@ MOST_DROPPED = 1e-4
 class FittedFilter:
     """The PCA of a layer's output on source data, ready to filter with.
 
-    Names that end in an underscore were learned from the data, as in scikit-learn.
+    It is a layer, a basis, and what calibrates the gains. Names that end in an underscore were
+    learned from the data, as in scikit-learn.
 
     Attributes:
         layer: Dotted path of the layer.
-        route: How it was computed: `folded`, `exact`, `gram`, `randomised` or `dct`.
-        shape: Of one sample of the tensor that is filtered: the layer's input when folded, its
-            output otherwise.
+        basis: From samples to components and back; `basis.at_input` says whether samples are the
+            layer's input or its output.
+        shape: Of one sample that is filtered.
         output_shape: Of one sample of the layer's output.
         mean_: Mean of the layer's output, flattened, float64, shape (p,).
+        center_: Mean of the samples that are filtered, float64, shape (d,).
         singular_values_: Of the centred output, falling, float64, shape (components,).
-        project: From the tensor that is filtered, centred, to components, shape (d, components);
-            for the `dct` route, which has no such matrix, the rotation of the channels alone.
-        rebuild: And back, when folded; None where it is the same matrix.
-        input_mean_: Mean of the layer's input, when folded, float64, shape (d,); None otherwise.
         n_samples_: Number of samples it was fitted on.
         total_variance_: Variance of the output over all components, kept or not.
-        error_bound_: For the randomised route, for each component a bound on the relative error of
-            its squared singular value, shape (components,); None where the result is exact.
-        order_: For the `dct` route, which coefficient each component is, shape (components,); see
-            `ttapca.spectral.cosine`. None for the others.
+        route: How it was computed, for display: `folded`, `exact`, `gram`, `randomised` or `dct`.
+        error_bound_: For each component a bound on the relative error of its squared singular
+            value, shape (components,); None where the result is exact.
         energies_: Band energies of some source samples, for closed-form gains, shape (samples,
             bands); see `ttapca.spectral.bands`. None in filters that an older ttapca saved.
         agreement_: Share of predictions on source samples that stay the same when the network is
@@ -76,19 +73,17 @@ class FittedFilter:
     """
 
     layer: str
-    route: Route
+    basis: Basis
     shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     mean_: Tensor
+    center_: Tensor
     singular_values_: Tensor
-    project: Tensor
     n_samples_: int
     total_variance_: float
-    rebuild: Tensor | None = None
-    input_mean_: Tensor | None = None
+    route: str
     error_bound_: Tensor | None = None
     energies_: Tensor | None = None
-    order_: Tensor | None = None
     agreement_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     versions: dict[str, str] = dataclasses.field(
@@ -101,26 +96,11 @@ class FittedFilter:
 
     def __repr__(self) -> str:
         """One line for a person."""
-        where = f"folded {self.shape} -> {self.output_shape}" if self.folded else f"{self.shape}"
+        where = f"folded {self.shape} -> {self.output_shape}" if self.basis.at_input else self.shape
         return (
             f"FittedFilter(layer={self.layer!r}, {self.n_components_} components, "
             f"{self.n_samples_} samples, {where})"
         )
-
-    @property
-    def folded(self) -> bool:
-        """Whether the filter works on the layer's input instead of its output."""
-        return self.input_mean_ is not None
-
-    @property
-    def center(self) -> Tensor:
-        """Mean of the tensor that is filtered, shape (d,)."""
-        return self.mean_ if self.input_mean_ is None else self.input_mean_
-
-    @property
-    def rebuild_matrix(self) -> Tensor:
-        """From components to the tensor that is filtered, centred, shape (d, components)."""
-        return self.project if self.rebuild is None else self.rebuild
 
     @property
     def n_components_(self) -> int:
@@ -145,10 +125,8 @@ class FittedFilter:
     @property
     def accuracy_(self) -> str:
         """How exact the components are, in words."""
-        if self.route == "dct":
-            return "cosines, not principal components; their variances are exact"
         if self.singular_value_error_ is None:
-            return "exact up to rounding"
+            return self.basis.accuracy
         return (
             "singular values of the first half of the components are within "
             f"{100 * self.singular_value_error_:.2g} % of exact ones"
@@ -202,10 +180,8 @@ class FittedFilter:
         return dataclasses.replace(
             self,
             singular_values_=self.singular_values_[:n_components],
-            project=self.project if self.order_ is not None else self.project[:, :n_components],
-            rebuild=None if self.rebuild is None else self.rebuild[:, :n_components],
+            basis=self.basis.truncated(n_components),
             error_bound_=None if self.error_bound_ is None else self.error_bound_[:n_components],
-            order_=None if self.order_ is None else self.order_[:n_components],
             # The last band may have lost components; what it varied by stands for what is left.
             energies_=None if self.energies_ is None else self.energies_[:, :bands],
             # It was measured with all components.
@@ -226,40 +202,18 @@ class FittedFilter:
             dtype: Precision that it computes in.
             **options: Of the gain, see `ttapca.spectral.gains`.
         """
-        center = self.center.to(dtype, copy=True)
-        gains = make_gain(gain, self.source_components(dtype), **options) if gain else None
-        if self.order_ is not None:
-            rotation, order = self.project.to(dtype, copy=True), self.order_.clone()
-            return DCTFilter(center, rotation, order, shape=self.shape, gain=gains)
-        return SpectralFilter(
-            center,
-            _by_component(self.project, dtype),
-            None if self.rebuild is None else _by_component(self.rebuild, dtype),
-            shape=self.shape,
-            gain=gains,
-            narrow=self._narrow(dtype),
-        )
-
-    def _narrow(self, dtype: torch.dtype) -> NarrowBasis | None:
-        """For single samples, where the filter was stored so and computes in float32."""
-        if self.project.dtype != torch.float16 or dtype != torch.float32:
-            return None
-        return NarrowBasis(self.project, self.rebuild_matrix)
-
-    def source_components(self, dtype: torch.dtype) -> SourceComponents:
-        """What gains are made from."""
-        return SourceComponents(
+        source = SourceComponents(
             self.singular_values_.to(dtype),
             self.explained_variance_.sqrt().to(dtype),
             self.energies_,
-            self._noise_of,
+            self.basis.noise,
         )
-
-    def _noise_of(self, variance: float) -> Tensor:
-        """What noise of this variance in every number that is filtered is in the components."""
-        if self.order_ is not None:
-            return torch.full_like(self.singular_values_, variance)  # that basis is orthonormal
-        return variance * self.project.double().square().sum(0)
+        return SpectralFilter(
+            self.center_.to(dtype, copy=True),
+            self.basis.prepared(dtype),
+            shape=self.shape,
+            gain=make_gain(gain, source, **options) if gain else None,
+        )
 
     def save(
         self,
@@ -286,12 +240,10 @@ class FittedFilter:
         tensors = {
             "output_mean": self.mean_,
             "singular_values": self.singular_values_,
-            "input_mean": self.input_mean_,
+            "input_mean": self.center_ if self.basis.at_input else None,
             "error_bound": self.error_bound_,
             "energies": self.energies_,
-            "order": self.order_,
-            "project": _narrowed(self.project, stored),
-            "rebuild": None if self.rebuild is None else _narrowed(self.rebuild, stored),
+            **{name: _rounded(each, stored) for name, each in self.basis.tensors().items()},
             **{GROUP_NORM + path: found for path, found in self.group_norm_.items()},
         }
         config: dict[str, Any] = {
@@ -329,22 +281,22 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
     """
     config, tensors = read_folder(Path(path))
     check_filter(config, tensors, Path(path))
+    shape, source = tuple(config["shape"]), config["source"]
+    at_input = "input_mean" in tensors
     return FittedFilter(
         layer=config["layer"],
-        route=config["route"],
-        shape=tuple(config["shape"]),
+        basis=BASES[config["route"]].from_tensors(tensors, shape, at_input=at_input),
+        shape=shape,
         output_shape=tuple(config["output_shape"]),
         mean_=tensors["output_mean"],
+        center_=tensors["input_mean" if at_input else "output_mean"],
         singular_values_=tensors["singular_values"],
-        project=tensors["project"],
-        n_samples_=config["source"]["n_samples"],
-        total_variance_=config["source"]["total_variance"],
-        agreement_=config["source"].get("agreement"),
-        rebuild=tensors.get("rebuild"),
-        input_mean_=tensors.get("input_mean"),
+        n_samples_=source["n_samples"],
+        total_variance_=source["total_variance"],
+        route=config["route"],
         error_bound_=tensors.get("error_bound"),
         energies_=tensors.get("energies"),
-        order_=tensors.get("order"),
+        agreement_=source.get("agreement"),
         group_norm_={
             name.removeprefix(GROUP_NORM): tensor
             for name, tensor in tensors.items()
@@ -356,35 +308,28 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
 
 def stored_dtype(name: str) -> torch.dtype:
     """The precision of that name, or `OptionError`."""
-    if name not in get_args(Storage):
-        raise OptionError(f"`dtype` is one of {', '.join(get_args(Storage))}; found {name!r}.")
+    check_option("dtype", name, OneOf(STORAGES))
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
-def _by_component(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in which the numbers of one component lie side by side, shape (d, components).
-
-    A single image is then multiplied a fifth faster; and with one layout for all, a saved filter
-    rounds as the fitted one does.
-    """
-    return matrix.T.to(dtype, copy=True, memory_format=torch.contiguous_format).T
-
-
-def _narrowed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    narrow = matrix.to(dtype)
-    if not torch.isfinite(narrow).all():
+def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix in the precision that it is stored in; whole numbers as they are."""
+    if not tensor.is_floating_point():
+        return tensor
+    rounded = tensor.to(dtype)
+    if not torch.isfinite(rounded).all():
         raise OptionError(
             f"{str(dtype).removeprefix('torch.')} cannot hold numbers as large as those of this "
-            f"filter ({float(matrix.abs().max()):.3g}). Store it as bfloat16, which has their "
+            f"filter ({float(tensor.abs().max()):.3g}). Store it as bfloat16, which has their "
             "range."
         )
-    return narrow
+    return rounded
 
 
 def _card(fitted: FittedFilter, config: dict[str, Any]) -> str:
     source = config["source"]
-    applied = "input of the layer (folded)" if fitted.folded else "output of the layer"
+    applied = "input of the layer (folded)" if fitted.basis.at_input else "output of the layer"
     agreement = ""
     if fitted.agreement_ is not None:
         agreement = f"| source predictions kept at gains of 1 | {100 * fitted.agreement_:.1f} % |\n"

@@ -1,7 +1,7 @@
-"""`fit`: the PCA of one layer's output, from a stream of source data through the user's model.
+"""`fit`, and the routes by which it finds a basis.
 
 Only the part of the network up to the layer is run (but for some batches of a network with
-GroupNorm, see `ttapca.support.group_norm`), and five routes lead to the components:
+GroupNorm, see `ttapca.support.group_norm`). Five routes lead to the components:
 
 - **folded**, for an affine layer with fewer inputs than outputs: exact, in the space of its input;
 - **exact**, for any other layer with up to `EXACT_LIMIT` outputs: one p x p matrix;
@@ -10,6 +10,8 @@ GroupNorm, see `ttapca.support.group_norm`), and five routes lead to the compone
 - **randomised**, past that: a few passes over the data, until an error bound is met;
 - **dct**, on demand, for images so large that a basis of vectors is out of reach: cosines, not
   exactly the principal components, with exact variances (see `ttapca.spectral.cosine`).
+
+A further route is one function with `@route`, and its name in `RouteName`.
 """
 
 from __future__ import annotations
@@ -17,27 +19,29 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ttapca.errors import (
-    LayerOutputError,
-    OptionError,
-    enough_memory,
-)
+from ttapca._checks import OneOf, check_option
+from ttapca.errors import OptionError, enough_memory
 from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
 from ttapca.fitting.attachment import attach
-from ttapca.fitting.fitted_filter import FittedFilter, Route
-from ttapca.spectral.affine import LinearPart, Projection, fold, fold_one_way, is_affine
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.spectral.affine import LinearPart, acts_on_input, fold, fold_one_way, is_affine
+from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
 from ttapca.spectral.calibration import EvenSample, calibrate, energies_of
 from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
 from ttapca.spectral.gram import SampleGram, hold
-from ttapca.spectral.pca import PCA, Moments, check_n_components
-from ttapca.spectral.randomised import RandomisedPCA, randomised_pca
+from ttapca.spectral.moments import Moments
+from ttapca.spectral.pca import PCA, Spectrum, check_n_components
+from ttapca.spectral.randomised import randomised_pca
 from ttapca.support.modules import evaluation_mode
+
+RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
 
 # The p x p matrix of the exact route takes 8 p^2 bytes (512 MB here) and its eigendecomposition
 # some minutes on a laptop; past this the Gram matrix of the samples or the randomised route serve.
@@ -52,6 +56,211 @@ _LESS_MEMORY = (
 )
 
 
+@dataclass(eq=False)
+class FitTask:
+    """What a route works with.
+
+    Attributes:
+        source: The data, and what they become at the layer.
+        shapes: Of a sample of the layer's input and output.
+        n_components: How many components are wished for.
+        generator: Draws random numbers.
+        on_demand: Whether the caller named the route, so that there is no other to try.
+    """
+
+    source: SourceActivations
+    shapes: Shapes
+    n_components: int | float | None
+    generator: torch.Generator | None
+    on_demand: bool
+    _begun: list[Iterator[Tensor]] = field(default_factory=list)
+
+    def shape(self, *, at_input: bool) -> tuple[int, ...]:
+        """Of a sample at one side of the layer."""
+        if not at_input:
+            return self.shapes.output
+        if self.shapes.input is None:
+            raise OptionError(f"`{self.source.path}` takes no single tensor to be filtered.")
+        return self.shapes.input
+
+    def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
+        """One pass over the activations; goes on where another route gave up."""
+        if self._begun:
+            return self._begun.pop()
+        side: Literal["input", "output"] = "input" if at_input else "output"
+        return self.source.batches(side, self.shape(at_input=at_input))
+
+    def give_back(self, held: list[Tensor], rest: Iterator[Tensor]) -> None:
+        """Leave what was read of a pass to the next route."""
+        self._begun.append(itertools.chain(held, rest))
+
+    def fitted(
+        self,
+        route: str,
+        basis: Basis,
+        found: Spectrum,
+        energies: Tensor,
+        error_bound: Tensor | None = None,
+    ) -> FittedFilter:
+        """Put together what a route found."""
+        shape = self.shape(at_input=basis.at_input)
+        center = mean = found.mean.cpu()
+        if basis.at_input:
+            mean = LinearPart(self.source.layer, shape).output_of(center)
+        return FittedFilter(
+            layer=self.source.path,
+            basis=basis,
+            shape=shape,
+            output_shape=self.shapes.output,
+            mean_=mean,
+            center_=center,
+            singular_values_=found.singular_values.cpu(),
+            n_samples_=found.n_samples,
+            total_variance_=found.total_variance,
+            route=route,
+            error_bound_=error_bound,
+            energies_=energies,
+        )
+
+
+FindBasis = Callable[[FitTask], FittedFilter | None]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to find a basis.
+
+    Attributes:
+        find: Gives None when it turns out that another route has to be taken.
+        serves: Whether `fit` tries it by itself, for a layer and the shapes there.
+    """
+
+    find: FindBasis
+    serves: Callable[[nn.Module, Shapes], bool]
+
+
+# In the order in which they are tried.
+ROUTES: dict[str, Route] = {}
+
+
+def route(
+    name: RouteName, serves: Callable[[nn.Module, Shapes], bool]
+) -> Callable[[FindBasis], FindBasis]:
+    """Register a route."""
+
+    def register(find: FindBasis) -> FindBasis:
+        ROUTES[name] = Route(find, serves)
+        return find
+
+    return register
+
+
+def _works_on_input(layer: nn.Module, shapes: Shapes) -> bool:
+    return acts_on_input(layer, shapes.input, shapes.output)
+
+
+@route("folded", serves=_works_on_input)
+def _folded(task: FitTask) -> FittedFilter:
+    source = task.source
+    if task.shapes.input is None or not is_affine(source.layer):
+        raise OptionError(
+            "Folding needs an affine layer (Conv1d, Conv2d, Conv3d or Linear, without hooks); "
+            f"`{source.path}` is a {type(source.layer).__name__}. Leave `route` at auto."
+        )
+    size = math.prod(task.shapes.input)
+    moments, sample = Moments(size, device=source.device), EvenSample(size)
+    for batch in sample.of(task.read(at_input=True)):
+        moments.update(batch)
+    linear = LinearPart(source.layer, task.shapes.input)
+    source.stage("decomposing")
+    pca = fold(moments, linear, task.n_components)
+    source.stage("calibrating")
+    energies = calibrate(
+        sample,
+        pca,
+        lambda apart: fold_one_way(moments.remove(apart), linear, len(pca.singular_values)),
+    )
+    return task.fitted("folded", Folded(pca.project, pca.rebuild), pca, energies)
+
+
+@route("exact", serves=lambda _, shapes: math.prod(shapes.output) <= EXACT_LIMIT)
+def _exact(task: FitTask) -> FittedFilter:
+    size = math.prod(task.shapes.output)
+    moments, sample = Moments(size, device=task.source.device), EvenSample(size)
+    for batch in sample.of(task.read()):
+        moments.update(batch)
+    task.source.stage("decomposing")
+    pca = PCA.from_moments(moments, task.n_components)
+    task.source.stage("calibrating")
+    energies = calibrate(
+        sample,
+        pca,
+        lambda apart: PCA.from_moments(moments.remove(apart), len(pca.singular_values)),
+    )
+    return task.fitted("exact", Dense(pca.basis.cpu()), pca, energies)
+
+
+@route("gram", serves=lambda _layer, _shapes: True)
+def _gram(task: FitTask) -> FittedFilter | None:
+    size = math.prod(task.shapes.output)
+    sample, batches = EvenSample(size), task.read()
+    held, complete = hold(sample.of(batches), limited=not task.on_demand)
+    if not complete:
+        task.give_back(held, batches)
+        return None
+    task.source.stage("decomposing")
+    gram = SampleGram(held, size, device=task.source.device)
+    pca = gram.pca(task.n_components)
+    task.source.stage("calibrating")
+    energies = calibrate(
+        sample,
+        pca,  # and without the same samples, by their numbers
+        lambda _: gram.pca(len(pca.singular_values), leave_out=sample.numbers_apart()),
+    )
+    return task.fitted("gram", Dense(pca.basis.cpu()), pca, energies)
+
+
+@route("randomised", serves=lambda _layer, _shapes: True)
+def _randomised(task: FitTask) -> FittedFilter:
+    size = math.prod(task.shapes.output)
+    task.source.require_several_passes()
+    sample = EvenSample(size)
+    pca = randomised_pca(
+        lambda: sample.of(task.read()),
+        size,
+        task.n_components,
+        generator=task.generator,
+        device=task.source.device,
+    )
+    task.source.stage("calibrating")
+    energies = energies_of(
+        sample.all(), pca.mean, pca.explained_variance, lambda centred: centred @ pca.basis
+    )
+    basis = Dense(pca.basis.cpu())
+    return task.fitted("randomised", basis, pca, energies, error_bound=pca.error_bound.cpu())
+
+
+@route("dct", serves=lambda _layer, _shapes: False)
+def _dct(task: FitTask) -> FittedFilter:
+    at_input = _works_on_input(task.source.layer, task.shapes)
+    shape = task.shape(at_input=at_input)
+    moments = CoefficientMoments(shape, device=task.source.device)
+    sample = EvenSample(math.prod(shape))
+    for batch in sample.of(task.read(at_input=at_input)):
+        moments.update(batch)
+    task.source.stage("decomposing")
+    dct = fit_channel_dct(moments, task.n_components)
+    task.source.stage("calibrating")
+    basis = Cosine(dct.rotation, dct.order, shape, at_input=at_input)
+    energies = energies_of(
+        sample.all(),
+        dct.mean.float(),
+        dct.explained_variance.float(),
+        basis.prepared(torch.float32).project,
+    )
+    return task.fitted("dct", basis, dct, energies)
+
+
 def fit(
     model: nn.Module,
     layer: str,
@@ -60,7 +269,7 @@ def fit(
     *,
     progress: Progress | None = None,
     prepare: Prepare | None = None,
-    route: Route | Literal["auto"] = "auto",
+    route: RouteName | Literal["auto"] = "auto",
     generator: torch.Generator | None = None,
 ) -> FittedFilter:
     """Fit the PCA of a layer's output on source data.
@@ -108,8 +317,7 @@ def fit(
         FittedFilter(layer='0', 20 components, 50 samples, folded (1, 8, 8) -> (4, 8, 8))
     """
     check_n_components(n_components)
-    if route != "auto" and route not in get_args(Route):
-        raise OptionError(f"`route` is auto, {', '.join(get_args(Route))}; found {route!r}.")
+    check_option("route", route, OneOf(["auto", *ROUTES]))
     source = SourceActivations(model, layer, data, progress, prepare)
     # A caller in inference mode would make tensors that no gradient can pass.
     with (
@@ -119,13 +327,14 @@ def fit(
         enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
     ):
         shapes = source.probe()
-        chosen = _choose_route(route, source.layer, shapes, layer)
-        if chosen == "folded":
-            fitted = _fit_folded(source, shapes, n_components)
-        elif chosen == "dct":
-            fitted = _fit_dct(source, shapes, n_components)
-        else:
-            fitted = _fit_output(source, shapes, n_components, chosen, generator)
+        on_demand = route != "auto"
+        task = FitTask(source, shapes, n_components, generator, on_demand)
+        tried = (
+            each
+            for name, each in ROUTES.items()
+            if name == route or (not on_demand and each.serves(source.layer, shapes))
+        )
+        fitted = next(found for each in tried if (found := each.find(task)) is not None)
         return dataclasses.replace(
             fitted,
             group_norm_=source.group_norm.statistics(),
@@ -160,186 +369,3 @@ def _classes(output: Any) -> Tensor | None:
     if not isinstance(output, Tensor) or output.dim() < 2 or output.shape[1] < 2:
         return None
     return output.argmax(1)
-
-
-def _choose_route(
-    wish: Route | Literal["auto"], layer: nn.Module, shapes: Shapes, path: str
-) -> Route | Literal["auto"]:
-    """The route, as far as it can be told before the samples were counted."""
-    size = math.prod(shapes.output)
-    if wish == "folded" and (shapes.input is None or not is_affine(layer)):
-        raise OptionError(
-            "Folding needs an affine layer (Conv1d, Conv2d, Conv3d or Linear, without hooks); "
-            f"`{path}` is a {type(layer).__name__}. Leave `route` at auto."
-        )
-    if wish != "auto":
-        return wish
-    if _works_on_input(layer, shapes):
-        return "folded"
-    return "exact" if size <= EXACT_LIMIT else "auto"
-
-
-def _works_on_input(layer: nn.Module, shapes: Shapes) -> bool:
-    """Whether the layer is affine, and its input the smaller side."""
-    smaller = shapes.input is not None and math.prod(shapes.input) < math.prod(shapes.output)
-    return smaller and is_affine(layer)
-
-
-def _fit_folded(
-    source: SourceActivations, shapes: Shapes, n_components: int | float | None
-) -> FittedFilter:
-    if shapes.input is None:
-        raise LayerOutputError(f"`{source.path}` takes no single tensor.")
-    moments = Moments(math.prod(shapes.input), device=source.device)
-    sample = EvenSample(math.prod(shapes.input))
-    for batch in sample.of(source.batches("input", shapes.input)):
-        moments.update(batch)
-    linear = LinearPart(source.layer, shapes.input)
-    source.stage("decomposing")
-    pca = fold(moments, linear, n_components)
-    source.stage("calibrating")
-
-    def without(apart: Tensor) -> Projection:
-        return fold_one_way(moments.remove(apart), linear, len(pca.singular_values))
-
-    return FittedFilter(
-        layer=source.path,
-        route="folded",
-        shape=shapes.input,
-        output_shape=shapes.output,
-        mean_=linear.output_of(pca.mean),
-        singular_values_=pca.singular_values,
-        project=pca.project,
-        n_samples_=pca.n_samples,
-        total_variance_=pca.total_variance,
-        rebuild=pca.rebuild,
-        input_mean_=pca.mean,
-        energies_=calibrate(sample, pca, without),
-    )
-
-
-def _fit_output(
-    source: SourceActivations,
-    shapes: Shapes,
-    n_components: int | float | None,
-    route: Route | Literal["auto"],
-    generator: torch.Generator | None,
-) -> FittedFilter:
-    sample = EvenSample(math.prod(shapes.output))
-    if route == "exact":
-        pca, energies = _by_moments(source, shapes, n_components, sample)
-    else:
-        route, pca, energies = _by_samples(source, shapes, n_components, route, sample, generator)
-    bound = pca.error_bound.cpu() if isinstance(pca, RandomisedPCA) else None
-    return FittedFilter(
-        layer=source.path,
-        route=route,
-        shape=shapes.output,
-        output_shape=shapes.output,
-        mean_=pca.mean.cpu(),
-        singular_values_=pca.singular_values.cpu(),
-        project=pca.basis.cpu(),
-        n_samples_=pca.n_samples,
-        total_variance_=pca.total_variance,
-        error_bound_=bound,
-        energies_=energies,
-    )
-
-
-def _by_moments(
-    source: SourceActivations,
-    shapes: Shapes,
-    n_components: int | float | None,
-    sample: EvenSample,
-) -> tuple[PCA, Tensor]:
-    """One p x p matrix."""
-    moments = Moments(math.prod(shapes.output), device=source.device)
-    for batch in sample.of(source.batches("output", shapes.output)):
-        moments.update(batch)
-    source.stage("decomposing")
-    pca = PCA.from_moments(moments, n_components)
-    source.stage("calibrating")
-
-    def without(apart: Tensor) -> PCA:
-        return PCA.from_moments(moments.remove(apart), len(pca.singular_values))
-
-    return pca, calibrate(sample, pca, without)
-
-
-def _by_samples(
-    source: SourceActivations,
-    shapes: Shapes,
-    n_components: int | float | None,
-    route: Route | Literal["auto"],
-    sample: EvenSample,
-    generator: torch.Generator | None,
-) -> tuple[Route, PCA, Tensor]:
-    """A samples x samples matrix where they are few, otherwise a few passes over them."""
-    size = math.prod(shapes.output)
-
-    def read() -> Iterator[Tensor]:
-        return sample.of(source.batches("output", shapes.output))
-
-    begun: list[Iterator[Tensor]] = []
-    if route != "randomised":
-        batches = read()
-        held, complete = hold(batches, limited=route == "auto")
-        if complete:
-            source.stage("decomposing")
-            gram = SampleGram(held, size, device=source.device)
-            pca = gram.pca(n_components)
-            source.stage("calibrating")
-
-            def without(apart: Tensor) -> PCA:
-                del apart  # the same samples, by their numbers
-                return gram.pca(len(pca.singular_values), leave_out=sample.numbers_apart())
-
-            return "gram", pca, calibrate(sample, pca, without)
-        begun = [itertools.chain(held, batches)]  # what was read of the first pass is not lost
-        del held  # nor kept any longer
-    source.require_several_passes()
-    pca = randomised_pca(
-        lambda: begun.pop() if begun else read(),
-        size,
-        n_components,
-        generator=generator,
-        device=source.device,
-    )
-    source.stage("calibrating")
-    energies = energies_of(
-        sample.all(), pca.mean, pca.explained_variance, lambda centred: centred @ pca.basis
-    )
-    return "randomised", pca, energies
-
-
-def _fit_dct(
-    source: SourceActivations, shapes: Shapes, n_components: int | float | None
-) -> FittedFilter:
-    """A basis of cosines, in the layer's input where that is smaller and the layer affine."""
-    shape = shapes.output
-    if shapes.input is not None and _works_on_input(source.layer, shapes):
-        shape = shapes.input
-    on_input = shape is not shapes.output
-    moments, sample = CoefficientMoments(shape, device=source.device), EvenSample(math.prod(shape))
-    for batch in sample.of(source.batches("input" if on_input else "output", shape)):
-        moments.update(batch)
-    source.stage("decomposing")
-    dct = fit_channel_dct(moments, n_components)
-    source.stage("calibrating")
-    fitted = FittedFilter(
-        layer=source.path,
-        route="dct",
-        shape=shape,
-        output_shape=shapes.output,
-        mean_=LinearPart(source.layer, shape).output_of(dct.mean) if on_input else dct.mean,
-        singular_values_=dct.singular_values,
-        project=dct.rotation,
-        n_samples_=dct.n_samples,
-        total_variance_=dct.total_variance,
-        input_mean_=dct.mean if on_input else None,
-        order_=dct.order,
-    )
-    spectral = fitted.spectral_filter()
-    variances = fitted.explained_variance_.float()
-    energies = energies_of(sample.all(), spectral.mean, variances, spectral.project_centred)
-    return dataclasses.replace(fitted, energies_=energies)

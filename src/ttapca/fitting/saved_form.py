@@ -8,8 +8,7 @@ mean, before a filter is made of them; nothing that is refused here could be not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +18,17 @@ from torch import Tensor
 from ttapca._checks import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform
 from ttapca.errors import SavedFilterError
 from ttapca.spectral.bands import band_edges
+from ttapca.spectral.basis import BASES, TensorForm
 
 # Before the path of a GroupNorm layer, in the file.
 GROUP_NORM = "group_norm:"
 
-# Tensors of each route: those that must be there, and those that may be.
-_ALL = ("output_mean", "singular_values", "project")
-TENSORS_OF = {
-    "folded": ((*_ALL, "rebuild", "input_mean"), ("energies",)),
-    "exact": (_ALL, ("energies",)),
-    "gram": (_ALL, ("energies",)),
-    "randomised": (_ALL, ("energies", "error_bound")),
-    "dct": ((*_ALL, "order"), ("energies", "input_mean")),
-}
 STORAGES = ("float64", "float32", "bfloat16", "float16")
-
-# A DCT of this length is a matrix of 128 MB.
-LONGEST_DCT = 4096
 
 # Numbers of a filter beyond these overflow or vanish when float32 squares them.
 LARGEST = 1e15
 SMALLEST_VARIANCE = 1e-36
 
-UNIT = 0.05  # how far from 1 half precision may leave the length of a basis vector
 ROUNDING = 1e-4  # of a share or a variance that was computed, relative or absolute
 
 _SHAPE = Such(
@@ -54,7 +41,7 @@ CONFIG = Record(
         "format": Text(),
         "format_version": Whole(),
         "layer": Text(),
-        "route": OneOf(tuple(TENSORS_OF)),
+        "route": OneOf(tuple(BASES)),
         "shape": _SHAPE,
         "output_shape": _SHAPE,
         "n_components": Whole(1, 2**31),
@@ -76,16 +63,6 @@ CONFIG = Record(
 )
 
 
-@dataclass(frozen=True)
-class _Form:
-    """What one tensor must be; the values are `words`, in a message."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    words: str = "finite"
-    holds: Callable[[Tensor], bool] = lambda _: True
-
-
 def check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Compare a config and its tensors with what a saved filter is.
 
@@ -100,83 +77,81 @@ def check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path:
     """
     where = f"The config of the filter in `{path}`"
     conform(config, CONFIG, where, SavedFilterError)
-    for name, rule in _consistent(config, tensors).items():
-        conform(config[name], rule, where, SavedFilterError, at=name)
-    _check_names(config["route"], tensors, path)
-    for name, form in _forms(config, tensors).items():
-        _check_tensor(name, tensors[name], form, path)
-    _check_source(config["source"], tensors["singular_values"], where)
-
-
-def _consistent(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Rule]:
-    """Rules of single fields that follow from the others."""
     shape = config["shape"]
-    rules: dict[str, Rule] = {"n_components": Whole(1, math.prod(shape))}
-    if config["route"] == "dct":
-        rules["shape"] = ListOf(Whole(1, LONGEST_DCT), 3, 3)
+    rules: dict[str, Rule] = {
+        "shape": BASES[config["route"]].shape_rule(),
+        "n_components": Whole(1, math.prod(shape)),
+    }
     if "input_mean" not in tensors:  # then it is the layer's output that is filtered
         rules["output_shape"] = Such(_SHAPE, lambda sides: sides == shape, f"{shape}, as `shape`")
-    return rules
-
-
-def _check_names(route: str, tensors: Mapping[str, Tensor], path: Path) -> None:
-    required, optional = TENSORS_OF[route]
+    for name, rule in rules.items():
+        conform(config[name], rule, where, SavedFilterError, at=name)
+    required, optional = _forms(config, tensors)
     for name in required:
         if name not in tensors:
             raise SavedFilterError(
                 f"`{path}` is not a whole saved filter: the tensor `{name}` is missing. Save the "
                 "filter again."
             )
+    known = required | optional
     for name in tensors:
-        if name not in (*required, *optional) and not name.startswith(GROUP_NORM):
+        if name not in known:
             raise SavedFilterError(
-                f"A saved filter of the {route} route has the tensors "
-                f"{', '.join((*required, *optional))}; `{path}` has `{name[:100]}` as well. If a "
-                "later ttapca wrote it, update; otherwise save the filter again."
+                f"A saved filter of the {config['route']} route has the tensors "
+                f"{', '.join(known)}; `{path}` has `{name[:100]}` as well. If a later ttapca wrote "
+                "it, update; otherwise save the filter again."
             )
-
-
-def _forms(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, _Form]:
-    shape, components = config["shape"], config["n_components"]
-    size, storage = math.prod(shape), getattr(torch, config["storage"])
-    dct = config["route"] == "dct"
-    matrix = _Form((size, components), storage)
-    basis = _Form((shape[0],) * 2 if dct else (size, components), storage, _UNIT_WORDS, _has_units)
-    forms = {
-        "output_mean": _Form((math.prod(config["output_shape"]),), torch.float64),
-        "input_mean": _Form((size,), torch.float64),
-        "singular_values": _Form((components,), torch.float64, "above 0 and falling", _falls),
-        "error_bound": _Form((components,), torch.float64, "not below 0", _not_negative),
-        "project": matrix if config["route"] == "folded" else basis,
-        "rebuild": matrix,
-        "order": _Form(
-            (components,),
-            torch.int64,
-            f"different places from 0 to {size - 1:,}",
-            lambda order: _different_places(order, size),
-        ),
-    }
-    found = {name: form for name, form in forms.items() if name in tensors}
     for name, tensor in tensors.items():
-        rows, columns = tensor.shape if tensor.dim() == 2 else (0, 0)
-        if name == "energies":
-            bands = len(band_edges(components)) - 1
-            found[name] = _Form((max(1, rows), bands), torch.float32, "not below 0", _not_negative)
-        elif name.startswith(GROUP_NORM):
-            found[name] = _Form((2, max(1, columns)), torch.float32, _VARIANCES, _has_variances)
-    return found
+        _check_tensor(name, tensor, known[name], getattr(torch, config["storage"]), path)
+    _check_source(config["source"], tensors["singular_values"], where)
 
 
-def _check_tensor(name: str, tensor: Tensor, form: _Form, path: Path) -> None:
+def _forms(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, TensorForm], dict[str, TensorForm]]:
+    """Of the tensors that must be there, and of those that may be."""
+    kind, shape, components = BASES[config["route"]], config["shape"], config["n_components"]
+    output_size, bands = math.prod(config["output_shape"]), len(band_edges(components)) - 1
+    required = {
+        "output_mean": TensorForm((output_size,), torch.float64),
+        "singular_values": TensorForm((components,), torch.float64, "above 0 and falling", _falls),
+        **kind.forms(tuple(shape), components),
+    }
+    samples = _rows_and_columns(tensors.get("energies"))[0]
+    optional = {
+        "energies": TensorForm((samples, bands), torch.float32, "not below 0", _not_negative),
+        "error_bound": TensorForm((components,), torch.float64, "not below 0", _not_negative),
+    }
+    if True in kind.sides:
+        side = required if kind.sides == (True,) else optional
+        side["input_mean"] = TensorForm((math.prod(shape),), torch.float64)
+    for name, tensor in tensors.items():
+        if name.startswith(GROUP_NORM):
+            channels = _rows_and_columns(tensor)[1]
+            words = "a mean and a variance for each channel"
+            optional[name] = TensorForm((2, channels), torch.float32, words, _has_variances)
+    return required, optional
+
+
+def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
+    """Where one of them may be any number, but not zero."""
+    rows, columns = tensor.shape if tensor is not None and tensor.dim() == 2 else (1, 1)
+    return max(1, rows), max(1, columns)
+
+
+def _check_tensor(
+    name: str, tensor: Tensor, form: TensorForm, storage: torch.dtype, path: Path
+) -> None:
+    dtype = form.dtype or storage
     of = f"`{name}` of the filter in `{path}`"
     if tuple(tensor.shape) != form.shape:
         raise SavedFilterError(
             f"{of} must have shape {form.shape}, by its config; found {tuple(tensor.shape)}. Save "
             "the filter again."
         )
-    if tensor.dtype != form.dtype:
+    if tensor.dtype != dtype:
         raise SavedFilterError(
-            f"{of} must be of type {form.dtype}, by its config; found {tensor.dtype}. Save the "
+            f"{of} must be of type {dtype}, by its config; found {tensor.dtype}. Save the "
             "filter again."
         )
     # In float16 the largest number would be compared with infinity: so the maximum, as a float.
@@ -216,18 +191,9 @@ def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> No
         )
 
 
-_UNIT_WORDS = "columns of length 1"
-_VARIANCES = "a mean and a variance for each channel"
-
-
 def _has_variances(statistics: Tensor) -> bool:
     # A difference of two rounded numbers: a channel that is constant may be a little below zero.
     return bool((statistics[1] >= -ROUNDING).all())
-
-
-def _has_units(basis: Tensor) -> bool:
-    lengths = basis.float().square().sum(0)
-    return bool(((lengths - 1).abs() <= UNIT).all())
 
 
 def _falls(values: Tensor) -> bool:
@@ -236,8 +202,3 @@ def _falls(values: Tensor) -> bool:
 
 def _not_negative(values: Tensor) -> bool:
     return bool((values >= 0).all())
-
-
-def _different_places(order: Tensor, size: int) -> bool:
-    inside = bool((order >= 0).all()) and bool((order < size).all())
-    return inside and len(set(order.tolist())) == len(order)

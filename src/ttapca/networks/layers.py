@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ttapca.errors import ShapeError, TtapcaError
-from ttapca.spectral.affine import is_affine
+from ttapca.spectral.basis import usual_basis
 from ttapca.support.modules import device_and_dtype, evaluation_mode
 
 DEFAULT_COMPONENTS = 2000  # as in the paper
@@ -154,13 +154,9 @@ def _multiply_adds(module: nn.Module, outputs: int) -> int:
 
 def _facts(name: str, seen: _Seen, wish: int, total: int) -> LayerFacts:
     outputs = math.prod(seen.output_shape)
-    inputs = None if seen.input_shape is None else math.prod(seen.input_shape)
-    folds = inputs is not None and is_affine(seen.module) and inputs < outputs
-    size = inputs if folds and inputs is not None else outputs
-    components = min(wish, size)
-    # A folded filter has two matrices, another one that serves both ways; both have a mean.
-    matrices = 2 if folds else 1
-    added = 2 * size * components
+    basis, shape = usual_basis(seen.module, seen.input_shape, seen.output_shape)
+    components = min(wish, math.prod(shape))
+    cost = basis.cost(shape, components)
     return LayerFacts(
         name=name,
         kind=type(seen.module).__name__,
@@ -168,9 +164,9 @@ def _facts(name: str, seen: _Seen, wish: int, total: int) -> LayerFacts:
         output_shape=seen.output_shape,
         outputs=outputs,
         calls=seen.calls,
-        folds=folds,
+        folds=shape is seen.input_shape,
         components=components,
-        filter_bytes=BYTES_A_NUMBER * (matrices * size * components + size),
-        multiply_adds=added,
-        relative_cost=added / total if total else None,
+        filter_bytes=BYTES_A_NUMBER * (cost.numbers + math.prod(shape)),  # and the mean
+        multiply_adds=cost.multiply_adds,
+        relative_cost=cost.multiply_adds / total if total else None,
     )

@@ -15,6 +15,7 @@ cannot see needs no filter.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -22,9 +23,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
-from ttapca.spectral.pca import Moments, choose_components, eigh_descending, signs, total_variance
+from ttapca.spectral.moments import Moments
+from ttapca.spectral.pca import (
+    Spectrum,
+    choose_components,
+    eigh_descending,
+    signs,
+    total_variance,
+)
+
+AFFINE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 # Rows of a chunk hold at most this many numbers, so that work space stays near 64 MB.
 CHUNK_NUMBERS = 8_000_000
@@ -37,45 +46,28 @@ CHOLESKY_PIVOT_RATIO = 1e-4
 NULL_DIRECTION = 1e-13
 
 
-@dataclass(frozen=True, eq=False)
-class Projection:
-    """What tells how far samples reach along components: of a `FoldedPCA`, all but the way back.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class InputProjection(Spectrum):
+    """The way from an affine layer's input to the components of its output.
+
+    Mean and samples are those of the input; singular values and variances those of the output.
 
     Attributes:
-        mean: Of the layer's input, shape (q,).
-        project: From centred input to components, of either sign, shape (q, components).
-        explained_variance: Of the output along each component, shape (components,).
+        project: P, from centred input to components, of either sign, shape (q, components).
     """
 
-    mean: Tensor
     project: Tensor
-    explained_variance: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class FoldedPCA:
-    """PCA of an affine layer's output, in the space of its input.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FoldedPCA(InputProjection):
+    """PCA of an affine layer's output, in the space of its input: both ways, with fixed signs.
 
     Attributes:
-        mean: Mean of the layer's input, shape (q,).
-        project: P, from centred input to components, shape (q, components).
         rebuild: B, from components to centred input, shape (q, components).
-        singular_values: Of the centred *output*, falling, shape (components,).
-        n_samples: Number of samples behind it.
-        total_variance: Of the output, over all components.
     """
 
-    mean: Tensor
-    project: Tensor
     rebuild: Tensor
-    singular_values: Tensor
-    n_samples: int
-    total_variance: float
-
-    @property
-    def explained_variance(self) -> Tensor:
-        """Variance of the output along each component, shape (components,)."""
-        return self.singular_values.square() / (self.n_samples - 1)
 
 
 class LinearPart:
@@ -87,7 +79,7 @@ class LinearPart:
     """
 
     def __init__(self, layer: nn.Module, input_shape: tuple[int, ...]) -> None:
-        self._twin = _bias_free_twin(layer)
+        self._twin = _without_bias(layer)
         self.input_shape = input_shape
         self.input_size = math.prod(input_shape)
         probe = self._twin(torch.zeros(1, *input_shape, dtype=torch.float64))
@@ -149,7 +141,16 @@ def is_affine(layer: nn.Module) -> bool:
     """
     # nn.Module offers no public way to ask whether a hook is there.
     hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-    return type(layer) in _TWINS and not hooked
+    return type(layer) in AFFINE and not hooked
+
+
+def acts_on_input(
+    layer: nn.Module, input_shape: tuple[int, ...] | None, output_shape: tuple[int, ...]
+) -> bool:
+    """Whether a filter is better put on a layer's input: it is affine, and its input smaller."""
+    if input_shape is None or math.prod(input_shape) >= math.prod(output_shape):
+        return False
+    return is_affine(layer)
 
 
 @torch.no_grad()
@@ -159,53 +160,47 @@ def fold(moments: Moments, linear: LinearPart, n_components: int | float | None)
     Args:
         moments: Of the layer's input.
         linear: The layer's linear part.
-        n_components: As for `PCA.from_moments`.
+        n_components: A number, a fraction of the output's variance, or None for all.
 
     Raises:
         NotEnoughDataError: When the data have fewer components than asked for.
     """
-    eigenvalues, rotation = _rotation(moments, linear, n_components)
+    one_way, rotation = _project(moments, linear, n_components)
     rebuild = linear.factor.inverse_transpose(rotation)
     sign = linear.column_signs(rebuild)
     return FoldedPCA(
-        mean=moments.mean.cpu().clone(),
-        project=(linear.factor.matrix @ rotation).mul_(sign),
+        mean=one_way.mean,
+        project=one_way.project.mul_(sign),
         rebuild=rebuild.mul_(sign),
-        singular_values=eigenvalues[: rotation.shape[1]].sqrt(),
-        n_samples=moments.count,
-        total_variance=total_variance(eigenvalues, moments.count),
+        singular_values=one_way.singular_values,
+        n_samples=one_way.n_samples,
+        total_variance=one_way.total_variance,
     )
 
 
 @torch.no_grad()
-def fold_one_way(moments: Moments, linear: LinearPart, n_components: int) -> Projection:
-    """The same without the way back and without signs: less work and two matrices less.
-
-    Args:
-        moments: Of the layer's input.
-        linear: The layer's linear part.
-        n_components: How many.
-
-    Raises:
-        NotEnoughDataError: When the data have fewer components than asked for.
-    """
-    eigenvalues, rotation = _rotation(moments, linear, n_components)
-    return Projection(
-        mean=moments.mean.cpu().clone(),
-        project=linear.factor.matrix @ rotation,
-        explained_variance=eigenvalues[:n_components] / (moments.count - 1),
-    )
+def fold_one_way(moments: Moments, linear: LinearPart, n_components: int) -> InputProjection:
+    """The same without the way back and without signs: less work, and one matrix instead of two."""
+    return _project(moments, linear, n_components)[0]
 
 
-def _rotation(
+def _project(
     moments: Moments, linear: LinearPart, n_components: int | float | None
-) -> tuple[Tensor, Tensor]:
-    """All eigenvalues of the output's scatter, and U, shape (rank of W, components)."""
+) -> tuple[InputProjection, Tensor]:
+    """The way from input to components; and U, shape (rank of W, components)."""
     right = linear.factor.matrix
     # In one expression: nothing of size q x q outlives it but what is decomposed.
     eigenvalues, rotation = eigh_descending(right.T @ moments.scatter.cpu() @ right)
     kept = choose_components(n_components, eigenvalues, moments.count)
-    return eigenvalues, rotation[:, :kept]
+    rotation = rotation[:, :kept]
+    found = InputProjection(
+        mean=moments.mean.cpu().clone(),
+        project=right @ rotation,
+        singular_values=eigenvalues[:kept].sqrt(),
+        n_samples=moments.count,
+        total_variance=total_variance(eigenvalues, moments.count),
+    )
+    return found, rotation
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,14 +235,12 @@ def _solve(upper: Tensor, columns: Tensor) -> Tensor:
     return solution
 
 
-def _bias_free_twin(layer: nn.Module) -> nn.Module:
-    twin = _TWINS[type(layer)](layer)
-    weight = layer.weight
-    if not isinstance(weight, Tensor) or not isinstance(twin.weight, Tensor):
-        raise TypeError(f"{type(layer).__name__} keeps no weight tensor.")
-    with torch.no_grad():
-        twin.weight.copy_(weight)
-    return twin.requires_grad_(False)
+def _without_bias(layer: nn.Module) -> nn.Module:
+    """A copy in float64 on the processor; no random numbers are drawn for it."""
+    twin = copy.copy(layer)
+    weight = torch.as_tensor(layer.weight).detach().to("cpu", torch.float64, copy=True)
+    twin._parameters = {"weight": nn.Parameter(weight, requires_grad=False), "bias": None}
+    return twin
 
 
 def _offset(layer: nn.Module, probe: Tensor) -> Tensor:
@@ -259,37 +252,3 @@ def _offset(layer: nn.Module, probe: Tensor) -> Tensor:
     if not isinstance(layer, nn.Linear):
         bias = bias.reshape(-1, *[1] * (probe.dim() - 2))
     return (probe * 0 + bias).flatten()
-
-
-def _conv_twin(layer: nn.Module) -> nn.Module:
-    return _uninitialised(
-        type(layer),
-        layer.in_channels,
-        layer.out_channels,
-        layer.kernel_size,
-        stride=layer.stride,
-        padding=layer.padding,
-        dilation=layer.dilation,
-        groups=layer.groups,
-        padding_mode=layer.padding_mode,
-    )
-
-
-def _linear_twin(layer: nn.Module) -> nn.Module:
-    return _uninitialised(nn.Linear, layer.in_features, layer.out_features)
-
-
-def _uninitialised(kind: type[nn.Module], *arguments: object, **options: object) -> nn.Module:
-    # `skip_init` draws no random numbers: fitting must not move the caller's generator.
-    module: nn.Module = skip_init(  # type: ignore[no-untyped-call]
-        kind, *arguments, **options, bias=False, dtype=torch.float64
-    )
-    return module
-
-
-_TWINS: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {
-    nn.Conv1d: _conv_twin,
-    nn.Conv2d: _conv_twin,
-    nn.Conv3d: _conv_twin,
-    nn.Linear: _linear_twin,
-}

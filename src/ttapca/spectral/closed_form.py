@@ -86,7 +86,7 @@ class ClosedFormGain(Gain):
         >>> data = torch.randn(500, 3, generator=generator)
         >>> energies = torch.stack([data[:, 0].square(), data[:, 1:].square().mean(1)], 1)
         >>> ones = torch.ones(3)
-        >>> gain = ClosedFormGain(SourceComponents(ones, ones, energies, lambda v: v * ones))
+        >>> gain = ClosedFormGain(SourceComponents(ones, ones, energies, lambda: ones))
         >>> bool((gain(3 * data[:50]) < 0.2).all())  # nine times the variance
         True
     """
@@ -133,7 +133,7 @@ class ClosedFormGain(Gain):
         self.register_buffer("variances", deviations.square())
         self.register_buffer("spread", across_bands(self.edges).to(deviations), persistent=False)
         self.register_buffer("averages", over_bands(self.edges).to(deviations), persistent=False)
-        noise = source.noise(floor).to(deviations) / self.variances if floor else None
+        noise = (floor * source.noise()).to(deviations) / self.variances if floor else None
         self.register_buffer("floor", noise)
         self.join(Stream(memory), "gain")
 

@@ -22,14 +22,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError
+from ttapca.errors import OptionError
+from ttapca.spectral.moments import finite_samples, float64_device, merged_means
 from ttapca.spectral.pca import (
-    check_n_components,
+    Spectrum,
     check_sample_count,
+    choose_of,
     eigh_descending,
-    flatten_samples,
-    float64_device,
     signs,
+    total_variance,
 )
 
 # Samples are transformed so many numbers at a time: work space stays near 100 MB.
@@ -78,25 +79,17 @@ def dct_images(coefficients: Tensor, height: Tensor, width: Tensor) -> Tensor:
     return height.T @ (coefficients @ width)
 
 
-@dataclass(frozen=True, eq=False)
-class ChannelDCT:
-    """The fitted basis.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ChannelDCT(Spectrum):
+    """What was found: mean and variances are those of the coefficients' images.
 
     Attributes:
-        mean: Of the images, flattened, shape (C H W,).
         rotation: Of the channels, orthonormal columns by falling variance, shape (C, C).
         order: Which coefficient each component is, counted through (C, H, W), shape (components,).
-        singular_values: Of the centred coefficients, falling, shape (components,).
-        n_samples: Number of images.
-        total_variance: Over all coefficients.
     """
 
-    mean: Tensor
     rotation: Tensor
     order: Tensor
-    singular_values: Tensor
-    n_samples: int
-    total_variance: float
 
 
 class CoefficientMoments:
@@ -137,28 +130,29 @@ class CoefficientMoments:
             NonFiniteError: When the batch holds NaN or infinity; nothing is added then.
         """
         size = math.prod(self.shape)
-        images = flatten_samples(batch, size).reshape(-1, *self.shape)
-        if not torch.isfinite(images).all():
-            raise NonFiniteError("PCA needs finite numbers; found NaN or infinity in a batch.")
+        images = finite_samples(batch, size).reshape(-1, *self.shape)
         for part in torch.split(images, max(1, CHUNK_NUMBERS // size)):
             self._add(part.to(self._height))
         return self
 
     def _add(self, images: Tensor) -> None:
-        count = len(images)
-        if not count:
+        if not len(images):
             return
         coefficients = dct_coefficients(images, self._height, self._width)
         # (frequencies, samples, channels): a small matrix product for every frequency.
         table = coefficients.flatten(2).permute(2, 0, 1)
         mean = table.mean(1)
         centred = table - mean[:, None]
-        delta = mean - self.mean
-        total = self.count + count
+        self.count, self.mean, delta, weight = merged_means(
+            self.count, self.mean, len(images), mean
+        )
         self.scatter += centred.mT @ centred
-        self.scatter += (self.count * count / total) * delta[:, :, None] * delta[:, None, :]
-        self.mean = self.mean + delta * (count / total)
-        self.count = total
+        self.scatter += weight * delta[:, :, None] * delta[:, None, :]
+
+    def mean_image(self) -> Tensor:
+        """Mean of the images, flattened, shape (C H W,)."""
+        coefficients = self.mean.T.reshape(self.shape)
+        return dct_images(coefficients, self._height, self._width).flatten()
 
 
 @torch.no_grad()
@@ -179,42 +173,19 @@ def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | Non
         >>> tuple(fitted.rotation.shape), tuple(fitted.order.shape)
         ((3, 3), (10,))
     """
-    check_n_components(n_components)
     check_sample_count(None, moments.count)
     # The DCT is orthonormal: the scatter of the pixels' channels is the sum over frequencies.
     _, rotation = eigh_descending(moments.scatter.sum(0))
     rotation = rotation * signs(rotation)
     scatter = torch.einsum("fcd,ck,dk->kf", moments.scatter, rotation, rotation).clamp_min(0.0)
     ordered, order = scatter.flatten().sort(descending=True, stable=True)
-    kept = _choose(n_components, ordered, moments.count)
-    channels, height, width = moments.shape
-    mean = dct_images(
-        moments.mean.T.reshape(channels, height, width), moments._height, moments._width
-    )
+    varying = ordered[ordered > NO_VARIANCE * ordered[0]]
+    kept = choose_of(n_components, varying, "that of the coefficients which vary", moments.count)
     return ChannelDCT(
-        mean=mean.flatten().cpu(),
+        mean=moments.mean_image().cpu(),
         rotation=rotation.cpu(),
         order=order[:kept].cpu(),
         singular_values=ordered[:kept].sqrt().cpu(),
         n_samples=moments.count,
-        total_variance=float(ordered.sum()) / (moments.count - 1),
+        total_variance=total_variance(ordered, moments.count),
     )
-
-
-def _choose(n_components: int | float | None, ordered: Tensor, n_samples: int) -> int:
-    varying = int((ordered > NO_VARIANCE * ordered[0]).sum())
-    if varying == 0:
-        raise NotEnoughDataError(
-            f"The basis needs images that vary; all {n_samples} were the same. Fit on other data."
-        )
-    if n_components is None:
-        return varying
-    if isinstance(n_components, int):
-        if n_components > varying:
-            raise NotEnoughDataError(
-                f"The number of components is at most that of the coefficients which vary, here "
-                f"{varying:,}; found n_components={n_components:,}. Ask for fewer, or None for all."
-            )
-        return n_components
-    explained = ordered.cumsum(0) / ordered.sum()
-    return min(int((explained < n_components).sum()) + 1, varying)

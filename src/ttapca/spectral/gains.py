@@ -98,14 +98,14 @@ class SourceComponents:
         deviations: Standard deviation of each component, shape (components,).
         energies: Band energies of source samples, shape (samples, bands); None where they were not
             kept. See `ttapca.spectral.calibration`.
-        noise: Makes of the variance of noise in every number that is filtered what it is in each
-            component, shape (components,).
+        noise: Gives the variance that noise has in each component when it has the variance 1 in all
+            numbers that are filtered, shape (components,).
     """
 
     singular_values: Tensor
     deviations: Tensor
     energies: Tensor | None
-    noise: Callable[[float], Tensor]
+    noise: Callable[[], Tensor]
 
 
 class Gain(nn.Module):
@@ -181,7 +181,7 @@ def make_gain(name: GainName, source: SourceComponents, **options: object) -> Ga
 
     Example:
         >>> two = torch.tensor([2.0, 1.0])
-        >>> source = SourceComponents(two, two, None, lambda variance: variance * two)
+        >>> source = SourceComponents(two, two, None, lambda: torch.ones(2))
         >>> make_gain("relu", source, initial=0.5)().tolist()
         [0.6666666865348816, 0.5]
     """

@@ -12,14 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ttapca.errors import NonFiniteError
+from ttapca.spectral.moments import finite_samples, float64_device
 from ttapca.spectral.pca import (
     PCA,
     check_sample_count,
     choose_components,
     eigh_descending,
-    flatten_samples,
-    float64_device,
     signs,
     total_variance,
 )
@@ -82,15 +80,13 @@ class SampleGram:
     ) -> None:
         self._size = size
         self._device = float64_device(device)
-        self._rows = [flatten_samples(batch, size) for batch in batches]
+        self._rows = [finite_samples(batch, size) for batch in batches]
         self.count = sum(len(rows) for rows in self._rows)
         check_sample_count(None, self.count)
         self._products = torch.zeros(
             self.count, self.count, dtype=torch.float64, device=self._device
         )
         for columns in self._columns():
-            if not torch.isfinite(columns).all():
-                raise NonFiniteError("PCA needs finite numbers; found NaN or infinity in a batch.")
             # About the mean before they are multiplied: afterwards, digits would be lost.
             columns -= columns.mean(0)
             self._products.addmm_(columns, columns.T)

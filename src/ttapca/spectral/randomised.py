@@ -21,15 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ttapca.errors import NonFiniteError, OptionError
+from ttapca.errors import OptionError
+from ttapca.spectral.moments import finite_samples, float64_device, merged_means
 from ttapca.spectral.pca import (
     PCA,
     check_n_components,
     check_sample_count,
     choose_components,
     eigh_descending,
-    flatten_samples,
-    float64_device,
     signs,
 )
 
@@ -43,7 +42,7 @@ TOLERANCE = 1e-3
 MAX_PASSES = 8
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class RandomisedPCA(PCA):
     """A PCA with a bound on its error.
 
@@ -84,20 +83,17 @@ class _ScatterProduct:
         self.trace = 0.0
 
     def update(self, batch: Tensor) -> None:
-        samples = flatten_samples(batch, len(self.block)).to(self.block)
-        if not torch.isfinite(samples).all():
-            raise NonFiniteError("PCA needs finite numbers; found NaN or infinity in a batch.")
-        if len(samples) == 0:
+        samples = finite_samples(batch, len(self.block)).to(self.block)
+        if not len(samples):
             return
-        count, mean = len(samples), samples.mean(0)
+        mean = samples.mean(0)
         centred = samples - mean
-        delta = mean - self.mean
-        weight = self.count * count / (self.count + count)
+        merged = merged_means(self.count, self.mean, len(samples), mean)
+        delta = merged.delta
         self.product.addmm_(centred.T, centred @ self.block)
-        self.product.addr_(delta, delta @ self.block, alpha=weight)
-        self.trace += float(centred.square().sum() + weight * delta.square().sum())
-        self.mean += delta * (count / (self.count + count))
-        self.count += count
+        self.product.addr_(delta, delta @ self.block, alpha=merged.weight)
+        self.trace += float(centred.square().sum() + merged.weight * delta.square().sum())
+        self.count, self.mean = merged.total, merged.mean
 
 
 class _KrylovSpace:

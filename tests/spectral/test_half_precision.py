@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images
-from ttapca.spectral.half_precision import NarrowBasis
+from ttapca.spectral.basis import HalfPrecision
 
 SHAPE = (3, 6, 6)
 X = images(400, shape=SHAPE).float()
@@ -26,7 +26,7 @@ def model() -> nn.Module:
 @pytest.fixture(scope="module", params=["folded", "exact"])
 def pair(request, tmp_path_factory) -> tuple[ttapca.FittedFilter, ttapca.FittedFilter]:
     """One filter, stored as float16: what `load` gives, and the same numbers in float32."""
-    folder: Path = tmp_path_factory.mktemp("narrow") / "filter"
+    folder: Path = tmp_path_factory.mktemp("half") / "filter"
     ttapca.fit(model(), "0", X, 80, route=request.param).save(folder, dtype="float16")
     half = ttapca.load(folder)
     ttapca.load(folder).save(folder, dtype="float32", overwrite=True)
@@ -39,8 +39,8 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 def test_single_samples_differ_by_rounding_and_batches_not_at_all(pair) -> None:
     half, full = (fitted.spectral_filter("wiener") for fitted in pair)
-    assert half.narrow is not None
-    assert full.narrow is None
+    assert half.basis.in_half_precision is not None
+    assert full.basis.in_half_precision is None
     with torch.no_grad():
         x = 3 * (X[:5] if half.shape == SHAPE else model()[0](X[:5]))
         assert torch.equal(half(x), full(x))
@@ -77,11 +77,11 @@ def test_learned_gains_use_float32(pair) -> None:
 
 def test_what_float16_cannot_hold_is_computed_in_float32() -> None:
     basis = torch.eye(4).half()
-    narrow = NarrowBasis(basis, basis)
+    half = HalfPrecision(basis, basis)
     with torch.no_grad():
-        assert narrow.projected(torch.full((1, 4), 1e5)) is None
-        assert narrow.projected(torch.full((1, 4), math.nan)) is None
-        assert narrow.projected(torch.full((1, 4), 100.0)) is not None
+        assert half.project(torch.full((1, 4), 1e5)) is None
+        assert half.project(torch.full((1, 4), math.nan)) is None
+        assert half.project(torch.full((1, 4), 100.0)) is not None
 
 
 def test_no_keys_and_no_share_in_moves(pair) -> None:
@@ -89,14 +89,14 @@ def test_no_keys_and_no_share_in_moves(pair) -> None:
     assert half.state_dict().keys() == full.state_dict().keys()
     wide = copy.deepcopy(half).double()
     with torch.no_grad():
-        assert wide.narrow.projected(torch.zeros(1, math.prod(half.shape))) is None
+        assert wide.basis.in_half_precision.project(torch.zeros(1, math.prod(half.shape))) is None
         assert wide(torch.zeros(1, *half.shape).double()).dtype == torch.float64
 
 
 def test_gradients_and_batches_are_refused() -> None:
     basis = torch.eye(3).half()
-    narrow = NarrowBasis(basis, basis)
-    assert narrow.projected(torch.ones(1, 3)) is None  # gradients are enabled here
+    half = HalfPrecision(basis, basis)
+    assert half.project(torch.ones(1, 3)) is None  # gradients are enabled here
     with torch.no_grad():
-        assert narrow.projected(torch.ones(2, 3)) is None
-        assert narrow.rebuilt(torch.ones(1, 2)).tolist() == [[1.0, 1.0, 0.0]]
+        assert half.project(torch.ones(2, 3)) is None
+        assert half.rebuild(torch.ones(1, 2)).tolist() == [[1.0, 1.0, 0.0]]

@@ -1,0 +1,489 @@
+"""The directions along which a filter scales: three kinds of basis behind one contract.
+
+A basis leads from samples to components and back. A *sample* is a tensor at a layer, flattened to d
+numbers, without its mean; it has one *component* along each direction.
+
+- `Dense` sits on the output of any layer: orthonormal vectors, one matrix for both ways.
+- `Folded` sits on the input of an affine layer and filters its output: two matrices, which belong
+  to the layer's weights (see `ttapca.spectral.affine`).
+- `Cosine` sits on either side of a layer of images: cosines, and hardly a number to keep (see
+  `ttapca.spectral.cosine`).
+
+Whoever has a basis never asks which one it is. A further kind is a class here, its entry in
+`BASES`, and a route in `ttapca.fitting.routes` that finds it.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ttapca._checks import ListOf, Rule, Whole
+from ttapca.errors import AttachError
+from ttapca.spectral.affine import LinearPart, acts_on_input, is_affine
+from ttapca.spectral.cosine import dct_coefficients, dct_images, dct_matrix
+
+# A folded basis is checked against the layer's weights by its first columns, and this is how far
+# they may be from orthonormal: a bfloat16 copy of the weights passes, other weights do not.
+PROBED_COLUMNS = 16
+SAME_WEIGHTS = 0.05
+
+LONGEST_DCT = 4096  # its matrix has 128 MB
+UNIT = 0.05  # how far from 1 half precision may leave the length of a basis vector
+
+
+class BasisCost(NamedTuple):
+    """What a basis costs.
+
+    Attributes:
+        numbers: That are kept.
+        multiply_adds: To filter one sample.
+    """
+
+    numbers: int
+    multiply_adds: int
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """What a tensor in a saved filter must be.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its type; None for the type that matrices of this filter are stored in.
+        words: What its numbers must be, for a message.
+        holds: Whether they are.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
+    words: str = "finite"
+    holds: Callable[[Tensor], bool] = lambda _: True
+
+
+class Basis(nn.Module, abc.ABC):
+    """What every basis can do; its tensors are buffers, so `.to()` moves them.
+
+    Attributes:
+        at_input: Whether samples are the input of an affine layer instead of a layer's output.
+        sides: Values that `at_input` can have.
+        routes: Names of the routes of `ttapca.fit` that lead to this kind of basis.
+        file_names: What its tensors are called in a saved filter, by attribute.
+        accuracy: How exact the components are when the route that found them is.
+    """
+
+    at_input: bool
+    sides: ClassVar[tuple[bool, ...]]
+    routes: ClassVar[tuple[str, ...]]
+    file_names: ClassVar[dict[str, str]]
+    accuracy: ClassVar[str] = "exact up to rounding"
+
+    @property
+    @abc.abstractmethod
+    def n_components(self) -> int:
+        """Number of components."""
+
+    @abc.abstractmethod
+    def project(self, centred: Tensor) -> Tensor:
+        """Components of samples without their mean, (batch, d) to (batch, components)."""
+
+    @abc.abstractmethod
+    def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
+        """Add what the first components stand for.
+
+        Args:
+            base: Shape (d,) or (batch, d); left as it was.
+            components: Shape (batch, up to n_components).
+
+        Returns:
+            New memory, shape (batch, d).
+        """
+
+    @abc.abstractmethod
+    def truncated(self, n_components: int) -> Basis:
+        """The first components alone; memory is shared."""
+
+    @abc.abstractmethod
+    def prepared(self, dtype: torch.dtype) -> Basis:
+        """A copy to compute with in this precision."""
+
+    @abc.abstractmethod
+    def noise(self) -> Tensor:
+        """Variance of each component when samples are white noise of variance 1, in float64."""
+
+    @classmethod
+    @abc.abstractmethod
+    def cost(cls, shape: tuple[int, ...], n_components: int) -> BasisCost:
+        """Of such a basis for samples of this shape."""
+
+    def check_layer(
+        self, layer: nn.Module, name: str, shape: tuple[int, ...], output_size: int
+    ) -> None:
+        """Raise `AttachError` unless a filter with this basis can sit at the layer.
+
+        Args:
+            layer: The layer.
+            name: Its path, for messages.
+            shape: Of a sample that is filtered.
+            output_size: Numbers in a sample of the layer's output at the fit.
+        """
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved, by its name in the file."""
+        return {name: getattr(self, attribute) for attribute, name in self.file_names.items()}
+
+    @classmethod
+    @abc.abstractmethod
+    def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
+        """What these tensors must be."""
+
+    @classmethod
+    def shape_rule(cls) -> Rule:
+        """What the shape of a sample must be, beyond what holds for every filter."""
+        return ListOf(Whole(1), 1, 8)
+
+    @classmethod
+    @abc.abstractmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...], *, at_input: bool
+    ) -> Basis:
+        """Build a basis of what was saved, once that was compared with `forms`."""
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"components={self.n_components}, at the {'input' if self.at_input else 'output'}"
+
+
+class HalfPrecision(nn.Module):
+    """Copies of both matrices in float16, for a sample on its own.
+
+    A batch waits for arithmetic, of which a processor does as much in float32 as in float16. A
+    single sample waits for the matrices to be read, and in float16 that is half as much.
+
+    Both products give None where float32 has to do: for batches, under gradients, while a model is
+    compiled, on other devices than the processor, and where float16 cannot hold the numbers.
+
+    Args:
+        project: From centred samples to components, float16, shape (d, components).
+        rebuild: From components to centred samples, likewise.
+
+    Example:
+        >>> identity = torch.eye(3).half()
+        >>> with torch.no_grad():
+        ...     HalfPrecision(identity, identity).project(torch.tensor([[1.0, 2.0, 3.0]])).tolist()
+        [[1.0, 2.0, 3.0]]
+    """
+
+    to_components: Tensor
+    from_components: Tensor
+
+    def __init__(self, project: Tensor, rebuild: Tensor) -> None:
+        super().__init__()
+        # Not in the state dict: they are copies. The numbers of one result lie side by side.
+        self.register_buffer("to_components", project.T.contiguous(), persistent=False)
+        self.register_buffer("from_components", rebuild.contiguous(), persistent=False)
+
+    def project(self, centred: Tensor) -> Tensor | None:
+        """Components of one sample without its mean, (1, d) to (1, components)."""
+        return _half_product(centred, self.to_components)
+
+    def rebuild(self, components: Tensor) -> Tensor | None:
+        """What the first components of one sample stand for, (1, up to components) to (1, d)."""
+        return _half_product(components, self.from_components[:, : components.shape[1]])
+
+
+def _half_product(row: Tensor, matrix: Tensor) -> Tensor | None:
+    if len(row) != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    # `.to(...)` may have moved or widened what was float16 on the processor.
+    if matrix.dtype != torch.float16 or matrix.device.type != "cpu":
+        return None
+    product = (row.half() @ matrix.T).to(row.dtype)
+    return product if math.isfinite(float(product.sum())) else None
+
+
+class _MatrixBasis(Basis):
+    """A basis of matrices with a column for each component."""
+
+    to_components: Tensor
+    from_components: Tensor
+
+    def __init__(self, *matrices: Tensor, in_half_precision: HalfPrecision | None = None) -> None:
+        super().__init__()
+        for attribute, matrix in zip(self.file_names, matrices, strict=True):
+            self.register_buffer(attribute, matrix)
+        self.in_half_precision = in_half_precision
+
+    @property
+    def n_components(self) -> int:
+        """Number of components."""
+        return self.to_components.shape[1]
+
+    def project(self, centred: Tensor) -> Tensor:
+        """See `Basis`."""
+        quick = None if self.in_half_precision is None else self.in_half_precision.project(centred)
+        return centred @ self.to_components if quick is None else quick
+
+    def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
+        """See `Basis`."""
+        quick = (
+            None if self.in_half_precision is None else self.in_half_precision.rebuild(components)
+        )
+        if quick is not None:
+            return base + quick
+        columns = self.from_components[:, : components.shape[1]]
+        return torch.addmm(base, components, columns.T)
+
+    def truncated(self, n_components: int) -> Basis:
+        """See `Basis`."""
+        return type(self)(*(matrix[:, :n_components] for matrix in self.tensors().values()))
+
+    def prepared(self, dtype: torch.dtype) -> Basis:
+        """See `Basis`; float16 matrices are kept beside float32 ones."""
+        halves = self.to_components.dtype == torch.float16 and dtype == torch.float32
+        return type(self)(
+            *(_by_component(matrix, dtype) for matrix in self.tensors().values()),
+            in_half_precision=HalfPrecision(self.to_components, self.from_components)
+            if halves
+            else None,
+        )
+
+    def noise(self) -> Tensor:
+        """See `Basis`."""
+        return self.to_components.double().square().sum(0)
+
+    @classmethod
+    def cost(cls, shape: tuple[int, ...], n_components: int) -> BasisCost:
+        """See `Basis`."""
+        numbers = math.prod(shape) * n_components
+        return BasisCost(len(cls.file_names) * numbers, 2 * numbers)
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...], *, at_input: bool
+    ) -> Basis:
+        """See `Basis`."""
+        del shape, at_input
+        return cls(*(tensors[name] for name in cls.file_names.values()))
+
+
+def _by_component(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in which the numbers of one component lie side by side, shape (d, components).
+
+    A single image is then multiplied a fifth faster; and with one layout for all, a saved filter
+    rounds as the fitted one does.
+    """
+    return matrix.T.to(dtype, copy=True, memory_format=torch.contiguous_format).T
+
+
+class Dense(_MatrixBasis):
+    """Orthonormal vectors in the space of a layer's output, shape (d, components).
+
+    Example:
+        >>> basis = Dense(torch.tensor([[1.0], [0.0]]))
+        >>> basis.project(torch.tensor([[3.0, 4.0]])).tolist()
+        [[3.0]]
+    """
+
+    at_input = False
+    sides = (False,)
+    routes = ("exact", "gram", "randomised")
+    file_names: ClassVar[dict[str, str]] = {"to_components": "project"}
+
+    @property
+    def from_components(self) -> Tensor:  # type: ignore[override]
+        """The same matrix."""
+        return self.to_components
+
+    @classmethod
+    def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
+        """See `Basis`."""
+        return {"project": _orthonormal((math.prod(shape), n_components))}
+
+
+class Folded(_MatrixBasis):
+    """Components of an affine layer's output, in the space of its input.
+
+    Its two matrices have shape (d, components): from centred input to components, and from
+    components to centred input.
+    """
+
+    at_input = True
+    sides = (True,)
+    routes = ("folded",)
+    file_names: ClassVar[dict[str, str]] = {
+        "to_components": "project",
+        "from_components": "rebuild",
+    }
+
+    def check_layer(
+        self, layer: nn.Module, name: str, shape: tuple[int, ...], output_size: int
+    ) -> None:
+        """Raise unless the layer is affine and has the weights of the fit."""
+        if not is_affine(layer):
+            raise AttachError(
+                "A folded filter goes on the input of an affine layer without hooks; "
+                f"`{name}` is a {type(layer).__name__} that has hooks or is of another type. "
+                "Fit the filter on this model."
+            )
+        columns = self.from_components[:, :PROBED_COLUMNS].to("cpu", torch.float64)
+        try:
+            vectors = LinearPart(layer, shape).apply(columns.T)  # rows of V^T
+        except RuntimeError as error:
+            raise AttachError(
+                f"The filter was fitted on a layer that takes samples of shape {shape}; "
+                f"`{name}` cannot take them: {error}"
+            ) from error
+        # With the weights of the fit, the layer turns these columns into orthonormal ones.
+        gram = vectors @ vectors.T
+        away = (gram - torch.eye(len(gram), dtype=torch.float64)).abs().max()
+        if vectors.shape[1] != output_size or not away < SAME_WEIGHTS:
+            raise AttachError(
+                f"A folded filter belongs to the weights it was fitted on; those of `{name}` "
+                "are others. Fit the filter on this model."
+            )
+
+    @classmethod
+    def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
+        """See `Basis`."""
+        return dict.fromkeys(cls.file_names.values(), TensorForm((math.prod(shape), n_components)))
+
+
+class Cosine(Basis):
+    """Coefficients of a discrete cosine transform of images whose channels were rotated.
+
+    Args:
+        rotation: Of the channels, orthonormal columns, shape (C, C).
+        order: Which coefficient each component is, counted through (C, H, W), shape (components,).
+        shape: Of an image, (C, H, W).
+        at_input: See `Basis`.
+
+    Example:
+        >>> smooth = Cosine(torch.eye(1), torch.tensor([0]), (1, 2, 2))
+        >>> smooth.project(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).round(decimals=3).tolist()
+        [[5.0]]
+    """
+
+    sides = (False, True)
+    routes = ("dct",)
+    file_names: ClassVar[dict[str, str]] = {"rotation": "project", "order": "order"}
+    accuracy = "cosines, not principal components; their variances are exact"
+    rotation: Tensor
+    order: Tensor
+    height: Tensor
+    width: Tensor
+
+    def __init__(
+        self, rotation: Tensor, order: Tensor, shape: tuple[int, ...], *, at_input: bool = False
+    ) -> None:
+        super().__init__()
+        self.at_input = at_input
+        self.shape = tuple(shape)
+        self.register_buffer("rotation", rotation)
+        self.register_buffer("order", order)
+        # Not in the state dict: they follow from the shape.
+        for name, size in zip(("height", "width"), shape[1:], strict=True):
+            self.register_buffer(name, dct_matrix(size).to(rotation), persistent=False)
+
+    @property
+    def n_components(self) -> int:
+        """Number of components."""
+        return len(self.order)
+
+    def project(self, centred: Tensor) -> Tensor:
+        """See `Basis`."""
+        images = centred.reshape(-1, *self.shape)
+        coefficients = dct_coefficients(images, self.height, self.width).flatten(2)
+        return (self.rotation.T @ coefficients).flatten(1).index_select(1, self.order)
+
+    def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
+        """See `Basis`."""
+        every = components.new_zeros(len(components), math.prod(self.shape))
+        every = every.index_copy(1, self.order[: components.shape[1]], components)
+        coefficients = self.rotation @ every.reshape(len(every), self.shape[0], -1)
+        images = dct_images(coefficients.reshape(-1, *self.shape), self.height, self.width)
+        return base + images.flatten(1)
+
+    def truncated(self, n_components: int) -> Basis:
+        """See `Basis`."""
+        return Cosine(self.rotation, self.order[:n_components], self.shape, at_input=self.at_input)
+
+    def prepared(self, dtype: torch.dtype) -> Basis:
+        """See `Basis`."""
+        rotation = self.rotation.to(dtype, copy=True)
+        return Cosine(rotation, self.order.clone(), self.shape, at_input=self.at_input)
+
+    def noise(self) -> Tensor:
+        """See `Basis`; the basis is orthonormal."""
+        return torch.ones(self.n_components, dtype=torch.float64)
+
+    @classmethod
+    def cost(cls, shape: tuple[int, ...], n_components: int) -> BasisCost:
+        """See `Basis`."""
+        channels, height, width = shape
+        numbers = channels**2 + height**2 + width**2 + n_components
+        return BasisCost(numbers, 2 * math.prod(shape) * (channels + height + width))
+
+    @classmethod
+    def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
+        """See `Basis`."""
+        size = math.prod(shape)
+        words = f"different places from 0 to {size - 1:,}"
+        return {
+            "project": _orthonormal((shape[0], shape[0])),
+            "order": TensorForm(
+                (n_components,), torch.int64, words, lambda order: _different_places(order, size)
+            ),
+        }
+
+    @classmethod
+    def shape_rule(cls) -> Rule:
+        """Images with sides that a transform is made for."""
+        return ListOf(Whole(1, LONGEST_DCT), 3, 3)
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...], *, at_input: bool
+    ) -> Basis:
+        """See `Basis`."""
+        return cls(tensors["project"], tensors["order"], shape, at_input=at_input)
+
+
+# By the name of the route that finds it, as saved filters have it.
+BASES: dict[str, type[Basis]] = {
+    route: kind for kind in (Folded, Dense, Cosine) for route in kind.routes
+}
+
+
+def usual_basis(
+    layer: nn.Module, input_shape: tuple[int, ...] | None, output_shape: tuple[int, ...]
+) -> tuple[type[Basis], tuple[int, ...]]:
+    """The basis that `ttapca.fit` finds for a layer by itself, and the shape that it filters.
+
+    Example:
+        >>> usual_basis(nn.Linear(4, 9), (4,), (9,))[1]
+        (4,)
+    """
+    if input_shape is not None and acts_on_input(layer, input_shape, output_shape):
+        return Folded, input_shape
+    return Dense, output_shape
+
+
+def _orthonormal(shape: tuple[int, ...]) -> TensorForm:
+    return TensorForm(shape, None, "columns of length 1", _has_unit_columns)
+
+
+def _has_unit_columns(matrix: Tensor) -> bool:
+    lengths = matrix.float().square().sum(0)
+    return bool(((lengths - 1).abs() <= UNIT).all())
+
+
+def _different_places(order: Tensor, size: int) -> bool:
+    inside = bool((order >= 0).all()) and bool((order < size).all())
+    return inside and len(set(order.tolist())) == len(order)

@@ -1,0 +1,174 @@
+"""Mean and scatter of a stream of batches, in float64 and in any order.
+
+`merged_means` is the pairwise update of Chan, Golub and LeVeque. With it, memory does not depend on
+the number of samples, and what two processes have seen can be put together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, ShapeError
+
+# Columns of the scatter matrix that are updated at a time: below the diagonal block nothing is done
+# twice, and blocks of this width still multiply at full speed.
+BLOCK = 384
+
+
+class MergedMeans(NamedTuple):
+    """Count and mean of two sets of samples together, and what their scatters lack.
+
+    Attributes:
+        total: Samples in both sets.
+        mean: Of all of them.
+        delta: From the mean of the first set to that of the second.
+        weight: The scatter about the common mean is the sum of the two scatters plus
+            `weight * delta * delta^T`.
+    """
+
+    total: int
+    mean: Tensor
+    delta: Tensor
+    weight: float
+
+
+def merged_means(count: int, mean: Tensor, more: int, more_mean: Tensor) -> MergedMeans:
+    """Put the means of two sets of samples together.
+
+    Args:
+        count: Samples in the first set.
+        mean: Of the first set, any shape.
+        more: Samples in the second set; negative to take them out of the first set again.
+        more_mean: Of the second set.
+
+    Example:
+        >>> merged_means(1, torch.tensor(0.0), 3, torch.tensor(4.0))
+        MergedMeans(total=4, mean=tensor(3.), delta=tensor(4.), weight=0.75)
+    """
+    total = count + more
+    delta = more_mean - mean
+    return MergedMeans(total, mean + delta * (more / total), delta, count * more / total)
+
+
+class Moments:
+    """Streaming mean and centred second moment of samples with `size` numbers each.
+
+    Attributes:
+        count: Number of samples seen.
+        mean: Their mean, float64, shape (size,).
+
+    Example:
+        >>> batch = torch.tensor([[0.0, 1.0], [2.0, 5.0]])
+        >>> moments = Moments(2).update(batch)
+        >>> moments.mean.tolist(), moments.covariance.tolist()
+        ([1.0, 3.0], [[2.0, 4.0], [4.0, 8.0]])
+    """
+
+    def __init__(self, size: int, *, device: torch.device | str = "cpu") -> None:
+        if size < 1:
+            raise OptionError(f"A sample has at least one number; found size {size}.")
+        self._device = float64_device(device)
+        self.count = 0
+        self.mean = torch.zeros(size, dtype=torch.float64, device=self._device)
+        # Only the lower triangle counts: the scatter is symmetric, and half the work is enough.
+        self._lower = torch.zeros(size, size, dtype=torch.float64, device=self._device)
+
+    @property
+    def scatter(self) -> Tensor:
+        """Sum over samples of centred sample times itself, float64, shape (size, size)."""
+        return self._lower.tril() + self._lower.tril(-1).T
+
+    @property
+    def covariance(self) -> Tensor:
+        """Unbiased covariance, shape (size, size)."""
+        if self.count < 2:
+            raise NotEnoughDataError(f"A covariance needs 2 samples; found {self.count}.")
+        return self.scatter / (self.count - 1)
+
+    @torch.no_grad()
+    def update(self, batch: Tensor) -> Moments:
+        """Add a batch of shape (samples, ...), flattened past the first dimension; gives itself.
+
+        Raises:
+            ShapeError: When the samples do not have `size` numbers each.
+            NonFiniteError: When the batch holds NaN or infinity; nothing is added then.
+        """
+        samples = finite_samples(batch, self.mean.numel()).to(self._device, torch.float64)
+        if len(samples):
+            mean = samples.mean(0)
+            centred = samples - mean
+            self._merge_means(len(samples), mean)
+            for start in range(0, len(mean), BLOCK):
+                block = centred[:, start : start + BLOCK]
+                self._lower[start:, start : start + BLOCK].addmm_(centred[:, start:].T, block)
+        return self
+
+    @torch.no_grad()
+    def merge(self, other: Moments) -> Moments:
+        """Add all that another accumulator has seen, which is left as it was; gives itself.
+
+        Raises:
+            ShapeError: When the sizes differ.
+        """
+        if other.mean.shape != self.mean.shape:
+            raise ShapeError(
+                f"Moments merge with moments of the same size; found {self.mean.numel()} and "
+                f"{other.mean.numel()}."
+            )
+        if other.count:
+            lower = other._lower.to(self._device).clone()  # `other` may be this accumulator
+            self._merge_means(other.count, other.mean.to(self._device))
+            self._lower += lower
+        return self
+
+    @torch.no_grad()
+    def remove(self, batch: Tensor) -> Moments:
+        """Take samples of shape (samples, ...) out again that were added before; gives itself.
+
+        Raises:
+            NotEnoughDataError: When nothing would be left.
+
+        Example:
+            >>> data = torch.tensor([[1.0], [2.0], [6.0]])
+            >>> Moments(1).update(data).remove(data[2:]).mean.tolist()
+            [1.5]
+        """
+        gone = Moments(self.mean.numel(), device=self._device).update(batch)
+        if gone.count >= self.count:
+            raise NotEnoughDataError(
+                f"Some of {self.count} samples must be left; {gone.count} were to be removed."
+            )
+        self._merge_means(-gone.count, gone.mean)
+        self._lower -= gone._lower
+        return self
+
+    def _merge_means(self, count: int, mean: Tensor) -> None:
+        self.count, self.mean, delta, weight = merged_means(self.count, self.mean, count, mean)
+        self._lower.addr_(delta, delta, alpha=weight)
+
+
+def float64_device(device: torch.device | str) -> torch.device:
+    """The device itself, or the processor where the device has no float64 (Apple's MPS)."""
+    device = torch.device(device)
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def flatten_samples(batch: Tensor, size: int) -> Tensor:
+    """Flatten (samples, ...) to (samples, size), or raise `ShapeError`."""
+    if batch.dim() < 2 or math.prod(batch.shape[1:]) != size:
+        raise ShapeError(
+            f"Samples must have {size} numbers each, along the first dimension of a batch; found "
+            f"a batch of shape {tuple(batch.shape)}."
+        )
+    return batch.flatten(1)
+
+
+def finite_samples(batch: Tensor, size: int) -> Tensor:
+    """The same, or `NonFiniteError` when the batch holds NaN or infinity."""
+    if not torch.isfinite(batch).all():
+        raise NonFiniteError("PCA needs finite numbers; found NaN or infinity in a batch.")
+    return flatten_samples(batch, size)
