@@ -127,7 +127,7 @@ def step(name: str, network: nn.Module, filter_of: Callable[[str], ttapca.Fitted
     if name in (TENT, TENT_AFTER):
         return OfficialTent(model, after=name == TENT_AFTER)
     method, options, form = METHODS[name]
-    fitted = filter_of(form) if ttapca.RECIPES[method].needs_filter else None
+    fitted = filter_of(form) if ttapca.METHODS[method].method.needs_filter else None
     return ttapca.adapt(model, method, filter=fitted, **options)
 
 

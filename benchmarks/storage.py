@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> Result:
             loaded[precision] = ttapca.load(folder)
     found: dict[str, dict[str, dict[str, float]]] = {}
     if is_trained(options):
-        for method in (name for name in METHODS if name in ttapca.RECIPES):
+        for method in (name for name in METHODS if name in ttapca.METHODS):
             found[method] = {
                 name: errors_of(options, each, method) for name, each in loaded.items()
             }

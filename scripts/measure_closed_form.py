@@ -47,7 +47,7 @@ ROWS = {
     "source": Row("source", filtered=False),
     "bn": Row("bn", filtered=False),
     "tent episodic": Row("tent", filtered=False, options={"logits": "after"}),
-    "tent online": Row("tent", episodic=False, filtered=False),
+    "tent online": Row("tent", forgetting="online", filtered=False),
     "wiener": Row("wiener"),
     "wiener, batch 64": Row("wiener", 64),
     "wiener, batch 16": Row("wiener", 16),
@@ -55,24 +55,24 @@ ROWS = {
     "wiener, batch 1": Row("wiener", 1),
     "bn, batch 16": Row("bn", 16, filtered=False),
     "bn, batch 4": Row("bn", 4, filtered=False),
-    "wiener online": Row("wiener", episodic=False),
-    "wiener online, batch 64": Row("wiener", 64, episodic=False),
-    "wiener online, batch 16": Row("wiener", 16, episodic=False),
-    "wiener online, batch 4": Row("wiener", 4, episodic=False),
-    "wiener online, batch 1": Row("wiener", 1, episodic=False),
+    "wiener online": Row("wiener", forgetting="online"),
+    "wiener online, batch 64": Row("wiener", 64, forgetting="online"),
+    "wiener online, batch 16": Row("wiener", 16, forgetting="online"),
+    "wiener online, batch 4": Row("wiener", 4, forgetting="online"),
+    "wiener online, batch 1": Row("wiener", 1, forgetting="online"),
     "bn, batch 64": Row("bn", 64, filtered=False),
     "bn, batch 1": Row("bn", 1, filtered=False),
-    "tent online, batch 16": Row("tent", 16, episodic=False, filtered=False),
-    "tent online, batch 1": Row("tent", 1, episodic=False, filtered=False),
+    "tent online, batch 16": Row("tent", 16, forgetting="online", filtered=False),
+    "tent online, batch 1": Row("tent", 1, forgetting="online", filtered=False),
     "match": Row("match"),
     "two-sided": Row("two-sided"),
     "tent online over wiener": Row(
-        "tent", episodic=False, options={"gain": "wiener", "statistics": "mixed"}
+        "tent", forgetting="online", options={"gain": "wiener", "statistics": "mixed"}
     ),
     "eata online over wiener": Row(
-        "eata", episodic=False, options={"gain": "wiener", "statistics": "mixed"}
+        "eata", forgetting="online", options={"gain": "wiener", "statistics": "mixed"}
     ),
-    "ttapca-closed online": Row("ttapca-closed", episodic=False, components=1000),
+    "ttapca-closed online": Row("ttapca-closed", forgetting="online", components=1000),
     "filter alone": closed(statistics="source"),
     "filter, batch statistics": closed(statistics="batch"),
     "filter, even mixture 0.3": closed(statistics=Mixture(0.3, 0.3, 0.0)),
@@ -137,7 +137,7 @@ def measure(
     options = dict(row.options)
     if row.filtered:
         options["filter"] = fitted.truncated(row.components) if row.components else fitted
-    adapter = ttapca.adapt(network, row.method, episodic=row.episodic, **options)
+    adapter = ttapca.adapt(network, row.method, forgetting=row.forgetting, **options)
     found = {}
     try:
         for name, images in data.items():

@@ -57,8 +57,8 @@ def measure(root: Path) -> dict[str, dict[str, Tensor]]:
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     images = (images + 0.2 * noise).clamp(0, 1)
     for method in METHODS:
-        given = {"filter": fitted} if ttapca.RECIPES[method].needs_filter else {}
-        adapter = ttapca.adapt(model, method, episodic=False, **given)
+        given = {"filter": fitted} if ttapca.METHODS[method].method.needs_filter else {}
+        adapter = ttapca.adapt(model, method, forgetting="online", **given)
         logits = torch.cat([adapter(batch) for batch in images.split(100)])
         adapter.detach()
         found[f"logits, `{method}`"] = {"logits": logits}

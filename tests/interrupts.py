@@ -32,7 +32,7 @@ def main(method: str, count: int, seed: int) -> None:
     # A process that was started in the background ignores SIGINT, and so do its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     model, x = small_convnet(), images(12, seed=8)
-    needs_filter = ttapca.RECIPES[method].needs_filter
+    needs_filter = ttapca.METHODS[method].method.needs_filter
     given = {"filter": ttapca.fit(model, "conv1", images(150), 20)} if needs_filter else {}
     before = picture_of(model)
     adapter = ttapca.adapt(model, method, **given, **options_of(method))

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttapca import METHODS, FittedFilter
+
 
 def small_convnet(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A trained-looking BatchNorm network for (n, 3, 6, 6) images and five classes."""
@@ -83,11 +85,16 @@ def options_of(method: str) -> dict[str, Any]:
     options: dict[str, dict[str, Any]] = {
         "cotta": {"views": 3},
         "memo": {"views": 3},  # fewer views: quicker tests
-        "sar": {"margin": 0.99},  # by default it finds no reliable sample here
+        "sar": {"entropy_margin": 0.99},  # by default it finds no reliable sample here
     }
     if method == "ttt":
         return {"head": rotation_head(288), "split": "bn1"}
     return options.get(method, {})
+
+
+def filter_for(method: str, fitted: FittedFilter) -> dict[str, Any]:
+    """The filter, for a method that is nothing without one."""
+    return {"filter": fitted} if METHODS[method].method.needs_filter else {}
 
 
 class DensePCA:

@@ -149,7 +149,7 @@ def test_main_exits_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.run(["methods", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert list(rows) == list(ttapca.RECIPES)
+    assert list(rows) == list(ttapca.METHODS)
     assert rows["bn"]["options"] == ["alpha", "prior"]
     assert rows["ttapca-relu"]["needs"] == "source data, unlabelled"
     assert command_line.run(["methods"]) == 0

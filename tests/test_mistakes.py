@@ -66,7 +66,7 @@ NEEDS = {
     "cotta": {"views": 2},
 }
 LOOKS_AT_CLASSES = [
-    name for name in ttapca.RECIPES if name not in ("source", "bn", "wiener", "match", "two-sided")
+    name for name in ttapca.METHODS if name not in ("source", "bn", "wiener", "match", "two-sided")
 ]
 
 
@@ -74,7 +74,7 @@ LOOKS_AT_CLASSES = [
 def test_one_logit_is_refused_where_classes_count(method: str) -> None:
     model = with_outputs(1)
     fitted = ttapca.fit(model, "0", DATA, 60)
-    chosen = fitted if ttapca.RECIPES[method].needs_filter else None
+    chosen = fitted if ttapca.METHODS[method].method.needs_filter else None
     said = r"two classes or more; the model returns 1.*sigmoid"
     with left_untouched(model, PROBE), pytest.raises(LayerOutputError, match=said):
         predict(model, method, filter=chosen, **NEEDS.get(method, {}))
@@ -84,7 +84,7 @@ def test_one_logit_is_refused_where_classes_count(method: str) -> None:
 def test_one_logit_is_fine_where_they_do_not(method: str) -> None:
     model = with_outputs(1)
     fitted = ttapca.fit(model, "0", DATA, 60)
-    chosen = fitted if ttapca.RECIPES[method].needs_filter else None
+    chosen = fitted if ttapca.METHODS[method].method.needs_filter else None
     assert ttapca.adapt(model, method, filter=chosen)(PROBE).shape == (8, 1)  # type: ignore[arg-type]
 
 
@@ -98,7 +98,7 @@ def test_the_way_out_of_one_logit_is_one() -> None:
             z = self.model(x)
             return torch.cat([torch.zeros_like(z), z], 1)
 
-    adapted = ttapca.adapt(TwoLogits(), "tent", episodic=False)
+    adapted = ttapca.adapt(TwoLogits(), "tent", forgetting="online")
     probabilities = adapted(PROBE).softmax(1)[:, 1:]
     assert torch.allclose(probabilities, ttapca.adapt(with_outputs(1), "bn")(PROBE).sigmoid())
     assert adapted.updates == 1

@@ -64,7 +64,12 @@ def test_equals_a_plain_loop(gain: str, episodic: bool, logits: str, steps: int)
         lr=0.05,
         after=logits == "after",
     )
-    adapter = adapted(f"ttapca-{gain}", episodic=episodic, steps=steps, logits=logits)
+    adapter = adapted(
+        f"ttapca-{gain}",
+        forgetting="episodic" if episodic else "online",
+        steps=steps,
+        logits=logits,
+    )
     for x, reference in zip(BATCHES, expected, strict=True):
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-9)
     assert adapter.updates == steps * len(BATCHES)
@@ -81,7 +86,7 @@ def test_one_step_episodic_before_is_the_unadapted_filter() -> None:
 
 
 def test_entropy_falls_under_its_own_steps() -> None:
-    adapter = adapted("ttapca-multiplicative", episodic=False, lr=0.01, steps=5)
+    adapter = adapted("ttapca-multiplicative", forgetting="online", lr=0.01, steps=5)
     first = adapted("ttapca-multiplicative", logits="before", steps=1)(X)
     assert float(mean_entropy(adapter(X))) < float(mean_entropy(first))
 
@@ -92,7 +97,7 @@ def gains_of(adapter: Adapter) -> Tensor:
 
 
 def test_episodic_forgets_at_each_batch_online_does_not() -> None:
-    episodic, online = adapted(episodic=True), adapted(episodic=False)
+    episodic, online = adapted(forgetting="episodic"), adapted(forgetting="online")
     first = episodic(X)
     assert torch.equal(online(X), first)
     episodic(BATCHES[1])
@@ -116,12 +121,12 @@ def test_a_new_condition(forgetting: str, forgets: bool) -> None:
 
 
 @given(
-    numbers=st.lists(st.integers(0, 4), max_size=4), method=st.sampled_from(list(ttapca.RECIPES))
+    numbers=st.lists(st.integers(0, 4), max_size=4), method=st.sampled_from(list(ttapca.METHODS))
 )
 @settings(deadline=None, max_examples=25)
 def test_reset_restores_bit_for_bit(numbers: list[int], method: str) -> None:
     adapter = ttapca.adapt(
-        small_convnet(), method, filter=FITTED, episodic=False, lr=0.05, **options_of(method)
+        small_convnet(), method, filter=FITTED, forgetting="online", lr=0.05, **options_of(method)
     )
     first = [adapter(x) for x in BATCHES]
     for number in numbers:
@@ -133,7 +138,7 @@ def test_reset_restores_bit_for_bit(numbers: list[int], method: str) -> None:
 
 
 @given(
-    numbers=st.lists(st.integers(0, 4), max_size=3), method=st.sampled_from(list(ttapca.RECIPES))
+    numbers=st.lists(st.integers(0, 4), max_size=3), method=st.sampled_from(list(ttapca.METHODS))
 )
 @settings(deadline=None, max_examples=25)
 def test_detach_leaves_no_trace(numbers: list[int], method: str) -> None:
@@ -141,7 +146,7 @@ def test_detach_leaves_no_trace(numbers: list[int], method: str) -> None:
     model.bn2.eval()
     before = picture_of(model)
     adapter = ttapca.adapt(
-        model, method, filter=FITTED, episodic=False, lr=0.05, **options_of(method)
+        model, method, filter=FITTED, forgetting="online", lr=0.05, **options_of(method)
     )
     for number in numbers:
         adapter(BATCHES[number])
@@ -152,12 +157,12 @@ def test_detach_leaves_no_trace(numbers: list[int], method: str) -> None:
         adapter(X)
 
 
-@pytest.mark.parametrize("method", ttapca.RECIPES)
+@pytest.mark.parametrize("method", ttapca.METHODS)
 def test_disabled_is_the_untouched_model(method: str) -> None:
     model = small_convnet()
     plain = model(X)
     adapter = ttapca.adapt(
-        model, method, filter=FITTED, episodic=False, lr=0.05, **options_of(method)
+        model, method, filter=FITTED, forgetting="online", lr=0.05, **options_of(method)
     )
     adapter(X)
     state = copy.deepcopy(adapter.state_dict())
@@ -172,12 +177,12 @@ def test_disabled_is_the_untouched_model(method: str) -> None:
         assert not torch.equal(model(X), plain)
 
 
-@pytest.mark.parametrize("method", ttapca.RECIPES)
+@pytest.mark.parametrize("method", ttapca.METHODS)
 def test_the_model_keeps_its_keys_and_weights(method: str) -> None:
     model = small_convnet()
     before = picture_of(model)
     adapter = ttapca.adapt(
-        model, method, filter=FITTED, episodic=False, lr=0.05, **options_of(method)
+        model, method, filter=FITTED, forgetting="online", lr=0.05, **options_of(method)
     )
     for x in BATCHES:
         adapter(x)
@@ -201,7 +206,7 @@ def test_frozen_parameters_are_no_obstacle() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_poisoned_batch_is_skipped_and_counted(bad: float) -> None:
-    clean, adapter = adapted(episodic=False), adapted(episodic=False)
+    clean, adapter = adapted(forgetting="online"), adapted(forgetting="online")
     poisoned = X.clone()
     poisoned[3, 0, 0, 0] = bad
     expected = [clean(x) for x in BATCHES]
@@ -234,7 +239,7 @@ def test_a_gradient_that_is_not_finite_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("method", ttapca.RECIPES)
+@pytest.mark.parametrize("method", ttapca.METHODS)
 def test_callers_without_gradients(mode, method: str) -> None:
     options = {"filter": FITTED, "episodic": False, "lr": 0.05} | options_of(method)
     expected = ttapca.adapt(small_convnet(), method, **options)
@@ -252,10 +257,10 @@ def test_callers_without_gradients(mode, method: str) -> None:
     assert torch.equal(adapter(X), ttapca.adapt(small_convnet(), method, **options)(X))
 
 
-@pytest.mark.parametrize("method", ttapca.RECIPES)
+@pytest.mark.parametrize("method", ttapca.METHODS)
 def test_copies_and_pickles_live_on(method: str) -> None:
     adapter = ttapca.adapt(
-        small_convnet(), method, filter=FITTED, episodic=False, lr=0.05, **options_of(method)
+        small_convnet(), method, filter=FITTED, forgetting="online", lr=0.05, **options_of(method)
     )
     adapter(X)
     twins = [copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]
@@ -268,10 +273,10 @@ def test_copies_and_pickles_live_on(method: str) -> None:
         assert torch.equal(twin.detach()(X), plain)
 
 
-@pytest.mark.parametrize("method", ttapca.RECIPES)
+@pytest.mark.parametrize("method", ttapca.METHODS)
 def test_export_freezes_the_present_state(method: str) -> None:
     adapter = ttapca.adapt(
-        small_convnet(), method, filter=FITTED, episodic=False, lr=0.05, **options_of(method)
+        small_convnet(), method, filter=FITTED, forgetting="online", lr=0.05, **options_of(method)
     )
     last = adapter(X)
     program = torch.export.export(adapter, (X,))
@@ -283,10 +288,10 @@ def test_export_freezes_the_present_state(method: str) -> None:
 
 
 def test_moving_and_casting_take_the_optimiser_along() -> None:
-    adapter = adapted(episodic=False)
+    adapter = adapted(forgetting="online")
     adapter(X)
     adapter.float()
-    reference = adapted(episodic=False)
+    reference = adapted(forgetting="online")
     reference(X)
     for x in BATCHES:
         output = adapter(x.float())
@@ -345,11 +350,11 @@ def test_repr_tells_what_it_does() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "`steps` is a whole number of at least 1; found 0"),
+        ({"steps": 0}, "`steps` must be a whole number from 1 on; found 0"),
         ({"steps": 1.5}, "found 1.5"),
         ({"steps": True}, "found True"),
-        ({"forgetting": "never"}, "`forgetting` is one of episodic, online, continual"),
-        ({"logits": "both"}, "`logits` is one of before, after; found 'both'"),
+        ({"forgetting": "never"}, "`forgetting` must be one of episodic, online, continual"),
+        ({"logits": "both"}, "`logits` must be one of before, after; found 'both'"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
@@ -360,7 +365,7 @@ def test_options_that_make_no_sense(options: dict[str, object], message: str) ->
 
 @pytest.mark.parametrize("lr", [0.0, -1e-3, float("nan"), float("inf"), "fast", True])
 def test_learning_rates_that_make_no_sense(lr: object) -> None:
-    with pytest.raises(OptionError, match="`lr` is a finite number above 0; found"):
+    with pytest.raises(OptionError, match="`lr` must be a finite number above 0; found"):
         adam(lr)  # type: ignore[arg-type]
 
 

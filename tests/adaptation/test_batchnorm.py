@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from ttapca.adaptation.surfaces.mixing import LARGE, moments_of_few, quick_moments
 
 from oracles import assert_same_picture, images, left_untouched, picture_of, small_convnet
 from ttapca.adaptation.surfaces import BatchNormStatistics
-from ttapca.adaptation.surfaces.mixing import LARGE, moments_of_few, quick_moments
 from ttapca.errors import AttachError, OptionError, ShapeError
 
 X = images(12, seed=8)

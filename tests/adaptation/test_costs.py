@@ -67,7 +67,7 @@ def test_memory_of_the_graph() -> None:
 
 def test_a_measurement_leaves_no_trace() -> None:
     model = small_convnet()
-    adapter = ttapca.adapt(model, "tent", episodic=False, lr=0.1)
+    adapter = ttapca.adapt(model, "tent", forgetting="online", lr=0.1)
     before = picture_of(model)
     first = adapter(X)
     adapter.reset()

@@ -164,7 +164,7 @@ def test_a_filter_of_another_network_is_refused(model: nn.Module) -> None:
 def test_gradients_pass(model: nn.Module) -> None:
     fitted = ttapca.fit(model, "0", images(400), 40)
     adapted = ttapca.adapt(
-        model, "tent", filter=fitted, gain="wiener", statistics="mixed", episodic=False
+        model, "tent", filter=fitted, gain="wiener", statistics="mixed", forgetting="online"
     )
     before = [p.detach().clone() for p in adapted.surfaces.parameters()]
     assert torch.isfinite(adapted(2 * images(60, seed=1))).all()

@@ -120,8 +120,8 @@ def test_methods_without_gradients_take_a_guard_and_have_no_use_for_it() -> None
     [
         ({"action": "panic"}, "rollback or reset; found 'panic'"),
         ({"window": 0}, "from 1 on; found 0"),
-        ({"classes": 1.5}, "`classes` is a share between 0 and 1; found 1.5"),
-        ({"entropy": 0.0}, "`entropy` is a share between 0 and 1"),
+        ({"classes": 1.5}, "`classes` must be a finite number above 0 below 1; found 1.5"),
+        ({"entropy": 0.0}, "`entropy` must be a finite number above 0 below 1"),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:

@@ -33,7 +33,7 @@ DATA = images(150)
 X = images(12, seed=8)
 GRADIENT_METHODS = [
     name
-    for name in ttapca.RECIPES
+    for name in ttapca.METHODS
     if name not in ("source", "bn", "lame", "wiener", "match", "two-sided")
 ]
 
@@ -75,7 +75,7 @@ def bombs_on(model: nn.Module) -> Iterator[Bomb]:
 
 
 def adapted(model: nn.Module, method: str, **given: Any) -> ttapca.Adapter:
-    if ttapca.RECIPES[method].needs_filter:
+    if ttapca.METHODS[method].method.needs_filter:
         # Fitted on a network without hooks; the same weights.
         given["filter"] = ttapca.fit(small_convnet(), "bn1", DATA, 20)
     if method == "eata":  # by default it finds no reliable sample here
@@ -83,7 +83,7 @@ def adapted(model: nn.Module, method: str, **given: Any) -> ttapca.Adapter:
     return ttapca.adapt(model, method, **options_of(method), **given)
 
 
-@pytest.mark.parametrize("method", ttapca.RECIPES)
+@pytest.mark.parametrize("method", ttapca.METHODS)
 def test_an_interrupt_in_any_module(method: str) -> None:
     """By hooks of the user's that were there before the adapter, and that came after it."""
     model = small_convnet()
@@ -219,7 +219,7 @@ def test_surfaces_are_taken_away_in_any_order() -> None:
     assert vars(layer)["forward"](x).shape == x.shape
 
 
-@pytest.mark.parametrize("method", ttapca.RECIPES)
+@pytest.mark.parametrize("method", ttapca.METHODS)
 def test_a_lost_adapter_is_no_trap(method: str) -> None:
     model = small_convnet().train()
     before = picture_of(model)
@@ -254,7 +254,7 @@ def test_an_adapter_is_a_context_manager() -> None:
 
 def test_a_copy_of_an_adapted_model_can_be_freed_by_itself() -> None:
     model = small_convnet()
-    adapter = adapted(model, "wiener", episodic=False)
+    adapter = adapted(model, "wiener", forgetting="online")
     expected = adapter(3 * X)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         ttapca.detach(twin)
@@ -267,7 +267,7 @@ def test_a_copy_of_an_adapted_model_can_be_freed_by_itself() -> None:
 def test_a_model_that_is_a_normalisation_layer() -> None:
     layer = nn.BatchNorm1d(5).double().eval()
     before = picture_of(layer)
-    adapter = ttapca.adapt(layer, "tent", episodic=False, lr=0.1, logits="after")
+    adapter = ttapca.adapt(layer, "tent", forgetting="online", lr=0.1, logits="after")
     x = images(20, shape=(5,))
     assert not torch.equal(adapter(x), ttapca.adapt(nn.BatchNorm1d(5).double(), "bn")(x))
     adapter.detach()
@@ -276,7 +276,7 @@ def test_a_model_that_is_a_normalisation_layer() -> None:
 
 @pytest.mark.parametrize("method", ["bn", "tent", "slr+it", "cotta", "wiener", "ttapca-relu"])
 def test_threads_take_turns(method: str) -> None:
-    adapter = adapted(small_convnet(), method, episodic=True)
+    adapter = adapted(small_convnet(), method, forgetting="episodic")
     batches = [images(12, seed=seed) for seed in range(16)]
     expected = [adapter(batch) for batch in batches]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -348,7 +348,7 @@ CHANNELS = images(12, seed=8).float()
 
 def adapted_group_norm(model: nn.Module, method: str) -> ttapca.Adapter:
     given = required_options(method, model, (3, 6, 6))
-    if ttapca.RECIPES[method].needs_filter:
+    if ttapca.METHODS[method].method.needs_filter:
         given["filter"] = ttapca.fit(model, "conv1", DATA.float(), 20)
     if method == "eata":
         given["source"] = DATA.float().to(memory_format=torch.channels_last)
@@ -369,7 +369,7 @@ def test_gradients_through_group_norm_with_channels_last() -> None:
 
 
 @pytest.mark.parametrize("norm", ["BatchNorm", "GroupNorm"])
-@pytest.mark.parametrize("method", [*ttapca.RECIPES, "tent over wiener"])
+@pytest.mark.parametrize("method", [*ttapca.METHODS, "tent over wiener"])
 def test_a_restored_stream_goes_on_bit_for_bit(method: str, norm: str, tmp_path: Path) -> None:
     """Saved, loaded into a fresh adapter, and compared with one that was never interrupted."""
     if (method, norm) == ("bn", "GroupNorm"):
@@ -380,9 +380,9 @@ def test_a_restored_stream_goes_on_bit_for_bit(method: str, norm: str, tmp_path:
     def fresh() -> ttapca.Adapter:
         if method == "tent over wiener":
             given: dict[str, Any] = {"filter": fitted, "gain": "wiener", "statistics": "mixed"}
-            return ttapca.adapt(make(), "tent", episodic=False, guard="rollback", **given)
-        given = {"filter": fitted} if ttapca.RECIPES[method].needs_filter else {}
-        return ttapca.adapt(make(), method, episodic=False, **given, **options_of(method))
+            return ttapca.adapt(make(), "tent", forgetting="online", guard="rollback", **given)
+        given = {"filter": fitted} if ttapca.METHODS[method].method.needs_filter else {}
+        return ttapca.adapt(make(), method, forgetting="online", **given, **options_of(method))
 
     stream = [3 * X, X[:1] + 0.5, X[1:2] * 2, X + 0.3, X[2:3], 2 * X]
     uninterrupted = fresh()
@@ -406,15 +406,15 @@ def state_of(adapter: ttapca.Adapter) -> list[Tensor]:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("norm", ["BatchNorm", "GroupNorm"])
-@pytest.mark.parametrize("method", ttapca.RECIPES)
+@pytest.mark.parametrize("method", ttapca.METHODS)
 def test_a_broken_batch_is_counted_and_changes_nothing(method: str, norm: str, bad: float) -> None:
     if (method, norm) == ("bn", "GroupNorm"):
         pytest.skip("`bn` refuses a network without BatchNorm")
     model = small_convnet() if norm == "BatchNorm" else group_norm_net().double()
     given = options_of(method)
-    if ttapca.RECIPES[method].needs_filter:
+    if ttapca.METHODS[method].method.needs_filter:
         given["filter"] = ttapca.fit(model, "conv1", DATA, 20)
-    adapter = ttapca.adapt(model, method, episodic=False, **given)
+    adapter = ttapca.adapt(model, method, forgetting="online", **given)
     twin = copy.deepcopy(adapter)
     for each in (adapter, twin):
         each(3 * X)
@@ -441,7 +441,7 @@ def test_a_batch_that_breaks_late_is_forgotten_early() -> None:
     model = small_convnet()
     model.add_module("last", Factor())
     fitted = ttapca.fit(model, "conv1", DATA, 20)
-    adapter = ttapca.adapt(model, "wiener", filter=fitted, episodic=False)
+    adapter = ttapca.adapt(model, "wiener", filter=fitted, forgetting="online")
     adapter(3 * X)
     before = state_of(adapter)
     model.last.value = float("inf")

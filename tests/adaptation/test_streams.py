@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from ttapca.adaptation.surfaces.channel_streams import ChannelMoments, ChannelStreams
 
 import ttapca
 from ttapca.adaptation.surfaces import BatchNormStatistics
-from ttapca.adaptation.surfaces.channel_streams import ChannelMoments, ChannelStreams
 
 LONG = 1e12
 
@@ -105,7 +105,7 @@ def statistics_of(adapter: ttapca.Adapter) -> BatchNormStatistics:
 
 def test_online_single_images_come_to_count_as_much_as_a_batch(model: nn.Module) -> None:
     fitted = ttapca.fit(model, "0", images(400), 40)
-    online = ttapca.adapt(model, "wiener", filter=fitted, episodic=False)
+    online = ttapca.adapt(model, "wiener", filter=fitted, forgetting="online")
     weights = []
     for image in shifted(150).split(1):
         online(image)

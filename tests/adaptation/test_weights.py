@@ -58,14 +58,16 @@ def official_tent(
 @pytest.mark.parametrize("steps", [1, 3])
 def test_tent_equals_its_official_form(make, episodic: bool, steps: int) -> None:
     expected = official_tent(make(), BATCHES, episodic=episodic, steps=steps, lr=1e-2)
-    adapter = ttapca.adapt(make(), "tent", episodic=episodic, steps=steps, lr=1e-2)
+    adapter = ttapca.adapt(
+        make(), "tent", forgetting="episodic" if episodic else "online", steps=steps, lr=1e-2
+    )
     for x, reference in zip(BATCHES, expected, strict=True):
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-9)
 
 
 def test_one_episodic_step_of_tent_is_bn_bit_for_bit() -> None:
-    tent = ttapca.adapt(small_convnet(), "tent", episodic=True)
-    after = ttapca.adapt(small_convnet(), "tent", episodic=True, logits="after")
+    tent = ttapca.adapt(small_convnet(), "tent", forgetting="episodic")
+    after = ttapca.adapt(small_convnet(), "tent", forgetting="episodic", logits="after")
     bn = ttapca.adapt(small_convnet(), "bn")
     for x in BATCHES:
         assert torch.equal(tent(x), bn(x))
@@ -77,7 +79,7 @@ def test_the_models_weights_are_never_touched() -> None:
     model = small_convnet()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     parameters = dict(model.named_parameters())
-    adapter = ttapca.adapt(model, "tent", episodic=False, lr=0.1)
+    adapter = ttapca.adapt(model, "tent", forgetting="online", lr=0.1)
     for x in BATCHES:
         adapter(x)
     assert {name: id(p) for name, p in model.named_parameters()} == {
@@ -92,7 +94,7 @@ def test_the_models_weights_are_never_touched() -> None:
 
 def test_a_forward_pass_that_fails_gives_the_weights_back() -> None:
     model = small_convnet()
-    adapter = ttapca.adapt(model, "tent", episodic=False, lr=0.1)
+    adapter = ttapca.adapt(model, "tent", forgetting="online", lr=0.1)
     adapter(X)
     with pytest.raises(RuntimeError, match="channels"):
         adapter(torch.zeros(4, 5, 6, 6).double())
@@ -106,7 +108,7 @@ def test_tied_weights_stay_tied() -> None:
     ).double()
     model[2].weight = model[0].weight
     x = images(20, shape=(6,))
-    adapter = ttapca.adapt(model, "tent", episodic=False, lr=0.1)
+    adapter = ttapca.adapt(model, "tent", forgetting="online", lr=0.1)
     assert adapter.n_parameters == 18
     adapter(x)
     seen = []
@@ -127,7 +129,7 @@ def test_a_model_that_calls_itself() -> None:
 
     model = Twice().double()
     x = images(9, shape=(4,))
-    adapter = ttapca.adapt(model, "tent", episodic=False, lr=0.1, logits="after")
+    adapter = ttapca.adapt(model, "tent", forgetting="online", lr=0.1, logits="after")
     moved = adapter(x)
     assert not torch.equal(moved, Twice().double()(x))
     assert torch.equal(model.norm.weight, torch.ones(4).double())
@@ -135,7 +137,7 @@ def test_a_model_that_calls_itself() -> None:
 
 def test_tent_over_a_filter_moves_both() -> None:
     fitted = ttapca.fit(small_convnet(), "conv1", images(150), 20)
-    adapter = ttapca.adapt(small_convnet(), "tent", filter=fitted, episodic=False, lr=0.05)
+    adapter = ttapca.adapt(small_convnet(), "tent", filter=fitted, forgetting="online", lr=0.05)
     gains = adapter.surfaces[-1].filter.gains().detach()
     adapter(X)
     assert adapter.n_parameters == 28 + 20

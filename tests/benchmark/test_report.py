@@ -13,13 +13,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from ttapca.methods.registry import RECIPES
 
 from benchmark.synthetic_rows import cell, failed, observations, paper_grid, row
 from ttapca.benchmark import Results, cells
 from ttapca.benchmark.glossary import METHODS, SETTINGS, glossary
 from ttapca.benchmark.report import report
 from ttapca.cli import app as command_line
-from ttapca.methods.registry import RECIPES
 
 EVIL = '<script>alert("x")</script>'
 

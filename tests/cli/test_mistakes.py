@@ -396,7 +396,7 @@ def test_methods_fit_into_eighty_columns(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     names = [line for line in lines if not line.startswith(" ")]
-    assert names == list(ttapca.RECIPES)
+    assert names == list(ttapca.METHODS)
     assert "    options: alpha, prior" in lines
     assert sum("needs: " in line for line in lines) == len(names)
 

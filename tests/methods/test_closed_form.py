@@ -106,7 +106,7 @@ def test_episodic_forgets_and_online_remembers(model: nn.Module) -> None:
     episodic.reset()
     assert torch.equal(episodic(second), alone)
     episodic.detach()
-    online = ttapca.adapt(model, "wiener", filter=FITTED, episodic=False)
+    online = ttapca.adapt(model, "wiener", filter=FITTED, forgetting="online")
     fresh = gains_of(online)
     assert torch.equal(fresh, torch.ones_like(fresh))
     online(first)
@@ -128,7 +128,7 @@ def test_a_snapshot_holds_the_stream(model: nn.Module) -> None:
 
 
 def test_copies_go_their_own_way(model: nn.Module) -> None:
-    adapter = ttapca.adapt(model, "wiener", filter=FITTED, episodic=False)
+    adapter = ttapca.adapt(model, "wiener", filter=FITTED, forgetting="online")
     adapter(noisy(30))
     batch = noisy(30, seed=5)
     twins = [copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]
@@ -246,7 +246,7 @@ def test_learning_moves_away_from_the_closed_form_and_a_pull_holds_it_back(
     away = []
     for pull in (0.0, 1e3):
         adapter = ttapca.adapt(
-            model, "ttapca-closed", filter=FITTED, pull=pull, steps=20, lr=0.05, episodic=False
+            model, "ttapca-closed", filter=FITTED, pull=pull, steps=20, lr=0.05, forgetting="online"
         )
         assert adapter.n_parameters == 40
         adapter(batch)

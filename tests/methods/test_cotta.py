@@ -78,9 +78,17 @@ def test_equals_a_plain_loop(make, episodic: bool, confident: int) -> None:
     order = sorted(range(len(BATCHES)), key=lambda i: confidences[i])
     batches = [BATCHES[i] for i in order]
     threshold = confidences[order[len(order) - confident]] if confident else 1.0
-    options = {"lr": 0.01, "views": 3, "threshold": threshold, "momentum": 0.9, "restore": 0.1}
+    options = {
+        "lr": 0.01,
+        "views": 3,
+        "confidence_below": threshold,
+        "teacher_momentum": 0.9,
+        "restored_share": 0.1,
+    }
     expected, averaged = plain_cotta(make(), batches, episodic=episodic, **options)
-    adapter = ttapca.adapt(make(), "cotta", episodic=episodic, **options)
+    adapter = ttapca.adapt(
+        make(), "cotta", forgetting="episodic" if episodic else "online", **options
+    )
     for x, reference in zip(batches, expected, strict=True):
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-7)
     assert adapter.updates == len(BATCHES)
@@ -89,9 +97,9 @@ def test_equals_a_plain_loop(make, episodic: bool, confident: int) -> None:
 
 def test_the_official_values() -> None:
     expected, _ = plain_cotta(
-        small_convnet(), BATCHES[:3], episodic=False, lr=1e-3, views=32, threshold=0.92
+        small_convnet(), BATCHES[:3], forgetting="online", lr=1e-3, views=32, threshold=0.92
     )
-    adapter = ttapca.adapt(small_convnet(), "cotta", episodic=False)
+    adapter = ttapca.adapt(small_convnet(), "cotta", forgetting="online")
     for x, reference in zip(BATCHES[:3], expected, strict=True):
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-9)
 
@@ -99,15 +107,17 @@ def test_the_official_values() -> None:
 def test_nothing_of_the_caller_changes() -> None:
     model = small_convnet()
     with left_untouched(model, X):
-        adapter = ttapca.adapt(model, "cotta", views=3, episodic=False, lr=0.1)
+        adapter = ttapca.adapt(model, "cotta", views=3, forgetting="online", lr=0.1)
         for x in BATCHES:
             adapter(x)
         adapter.detach()
 
 
 def test_all_is_restored_or_nothing() -> None:
-    whole = ttapca.adapt(small_convnet(), "cotta", views=2, episodic=False, restore=1.0, lr=0.1)
-    none = ttapca.adapt(small_convnet(), "cotta", views=2, episodic=False, restore=0.0, lr=0.1)
+    whole = ttapca.adapt(
+        small_convnet(), "cotta", views=2, forgetting="online", restore=1.0, lr=0.1
+    )
+    none = ttapca.adapt(small_convnet(), "cotta", views=2, forgetting="online", restore=0.0, lr=0.1)
     whole(X)
     none(X)
     for copy_, own in zip(whole.surfaces.parameters(), whole.model.parameters(), strict=True):
@@ -117,7 +127,7 @@ def test_all_is_restored_or_nothing() -> None:
 
 
 def test_logits_after_are_the_moved_teachers() -> None:
-    options = {"views": 2, "lr": 0.1, "momentum": 0.5}
+    options = {"views": 2, "lr": 0.1, "teacher_momentum": 0.5}
     before = ttapca.adapt(small_convnet(), "cotta", **options)
     after = ttapca.adapt(small_convnet(), "cotta", logits="after", steps=2, **options)
     assert not torch.equal(before(X), after(X))
@@ -129,7 +139,7 @@ def test_logits_after_are_the_moved_teachers() -> None:
 
 
 def test_flips_are_a_choice() -> None:
-    options = {"views": 3, "threshold": 1.0}
+    options = {"views": 3, "confidence_below": 1.0}
     flipped = ttapca.adapt(small_convnet(), "cotta", **options)
     upright = ttapca.adapt(small_convnet(), "cotta", flip=False, **options)
     assert not torch.equal(flipped(X), upright(X))
@@ -137,7 +147,7 @@ def test_flips_are_a_choice() -> None:
 
 def test_a_poisoned_batch_leaves_no_mark() -> None:
     clean, adapter = (
-        ttapca.adapt(small_convnet(), "cotta", views=2, episodic=False, lr=0.05) for _ in "ab"
+        ttapca.adapt(small_convnet(), "cotta", views=2, forgetting="online", lr=0.05) for _ in "ab"
     )
     poisoned = X.clone()
     poisoned[3, 0, 0, 0] = float("nan")
@@ -148,7 +158,7 @@ def test_a_poisoned_batch_leaves_no_mark() -> None:
 
 
 def test_copies_pickles_and_casts_take_the_teacher_along() -> None:
-    adapter = ttapca.adapt(small_convnet(), "cotta", views=2, episodic=False, lr=0.05)
+    adapter = ttapca.adapt(small_convnet(), "cotta", views=2, forgetting="online", lr=0.05)
     adapter(X)
     twins = [copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]
     expected = adapter(X)
@@ -161,7 +171,7 @@ def test_copies_pickles_and_casts_take_the_teacher_along() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("make", [small_convnet, group_norm_net, layer_norm_net])
 def test_small_batches(make, size: int) -> None:
-    adapter = ttapca.adapt(make(), "cotta", views=2, episodic=False)
+    adapter = ttapca.adapt(make(), "cotta", views=2, forgetting="online")
     for x in BATCHES:
         assert torch.isfinite(adapter(x[:size])).all()
 
@@ -169,13 +179,16 @@ def test_small_batches(make, size: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views": 0}, "`views` is a whole number of at least 1; found 0"),
-        ({"threshold": 2.0}, "`threshold` is between 0 and 1; found 2.0"),
-        ({"momentum": -0.1}, "`momentum` is between 0 and 1; found -0.1"),
-        ({"restore": float("nan")}, "`restore` is between 0 and 1; found nan"),
-        ({"lr": -1.0}, "`lr` is a finite number above 0"),
+        ({"views": 0}, "`views` must be a whole number from 1 on; found 0"),
+        ({"confidence_below": 2.0}, "`threshold` must be a finite number from 0 to 1; found 2.0"),
+        ({"teacher_momentum": -0.1}, "`momentum` must be a finite number from 0 to 1; found -0.1"),
+        (
+            {"restored_share": float("nan")},
+            "`restore` must be a finite number from 0 to 1; found nan",
+        ),
+        ({"lr": -1.0}, "`lr` must be a finite number above 0"),
         ({"steps": 0}, "`steps` is a whole number"),
-        ({"logits": "both"}, "`logits` is one of before, after"),
+        ({"logits": "both"}, "`logits` must be one of before, after"),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:

@@ -24,7 +24,7 @@ BATCHES = list(images(120, seed=8).split(12))
 SOURCE = images(100, seed=3)
 X = BATCHES[0]
 # Wide margins, so that samples pass both filters with as few classes as here.
-WIDE = {"e_margin": 1.2, "d_margin": 0.8}
+WIDE = {"entropy_margin": 1.2, "redundancy_margin": 0.8}
 
 
 def plain_fisher(network: nn.Module, parameters: list[nn.Parameter]) -> list[Tensor]:
@@ -38,7 +38,7 @@ def plain_fisher(network: nn.Module, parameters: list[nn.Parameter]) -> list[Ten
 
 
 def plain_choice(
-    logits: Tensor, mean: Tensor | None, e_margin: float, d_margin: float
+    logits: Tensor, mean: Tensor | None, entropy_margin: float, redundancy_margin: float
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Equations 2 to 6: the weighted entropies of the samples that count, and their predictions."""
     terms, kept = [], []
@@ -46,9 +46,12 @@ def plain_choice(
         p = torch.softmax(row, 0)
         entropy = -(p * p.log()).sum()
         value, p = float(entropy.detach()), p.detach()
-        repeats = mean is not None and abs(float(p @ mean / (p.norm() * mean.norm()))) >= d_margin
-        if value < e_margin and not repeats:
-            terms.append(entropy / math.exp(value - e_margin))
+        repeats = (
+            mean is not None
+            and abs(float(p @ mean / (p.norm() * mean.norm()))) >= redundancy_margin
+        )
+        if value < entropy_margin and not repeats:
+            terms.append(entropy / math.exp(value - entropy_margin))
             kept.append(p)
     return terms, kept
 
@@ -92,11 +95,20 @@ def plain_eata(
 @pytest.mark.parametrize("wide", [True, False])
 def test_equals_a_plain_loop(make, episodic: bool, beta: float, wide: bool) -> None:
     classes = 5 if make is small_convnet else 4
-    margins = WIDE if wide else {"e_margin": 0.4 * math.log(classes), "d_margin": 0.05}
+    margins = (
+        WIDE if wide else {"entropy_margin": 0.4 * math.log(classes), "redundancy_margin": 0.05}
+    )
     expected, used = plain_eata(sharp(make()), BATCHES, episodic=episodic, beta=beta, **margins)
-    options = {"source": SOURCE, "fisher_alpha": beta} if beta else {}
+    options = {"source": SOURCE, "fisher_weight": beta} if beta else {}
     options |= margins if wide else {}
-    adapter = ttapca.adapt(sharp(make()), "eata", episodic=episodic, steps=2, lr=0.01, **options)
+    adapter = ttapca.adapt(
+        sharp(make()),
+        "eata",
+        forgetting="episodic" if episodic else "online",
+        steps=2,
+        lr=0.01,
+        **options,
+    )
     for x, reference in zip(BATCHES, expected, strict=True):
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-6)
     assert adapter.updates == sum(number > 0 for number in used)
@@ -106,16 +118,16 @@ def test_equals_a_plain_loop(make, episodic: bool, beta: float, wide: bool) -> N
 
 
 def test_defaults_are_those_of_the_official_code() -> None:
-    adapter = ttapca.adapt(sharp(small_convnet()), "eata", episodic=False, steps=2)
+    adapter = ttapca.adapt(sharp(small_convnet()), "eata", forgetting="online", steps=2)
     (group,) = adapter.mover.descent._optimizer.param_groups
     assert (group["lr"], group["momentum"]) == (2.5e-4, 0.9)
-    assert (adapter.mover.d_margin, adapter.mover.fisher_alpha) == (0.05, 2000.0)
+    assert (adapter.mover.redundancy_margin, adapter.mover.fisher_weight) == (0.05, 2000.0)
 
 
 def test_the_penalty_holds_back() -> None:
     def distance(**options: object) -> float:
         adapter = ttapca.adapt(
-            sharp(small_convnet()), "eata", episodic=False, lr=0.01, **WIDE, **options
+            sharp(small_convnet()), "eata", forgetting="online", lr=0.01, **WIDE, **options
         )
         start = [p.detach().clone() for p in adapter.surfaces.parameters()]
         for x in BATCHES:
@@ -123,7 +135,7 @@ def test_the_penalty_holds_back() -> None:
         moved = zip(adapter.surfaces.parameters(), start, strict=True)
         return sum(float((p.detach() - s).square().sum()) for p, s in moved)
 
-    assert distance(source=SOURCE, fisher_alpha=10.0) < distance()
+    assert distance(source=SOURCE, fisher_weight=10.0) < distance()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +167,7 @@ def test_a_shuffling_loader_leaves_the_random_state() -> None:
 
 def test_no_reliable_sample_no_step() -> None:
     adapter = ttapca.adapt(
-        sharp(small_convnet()), "eata", e_margin=1e-9, episodic=False, logits="after"
+        sharp(small_convnet()), "eata", entropy_margin=1e-9, forgetting="online", logits="after"
     )
     bn = ttapca.adapt(sharp(small_convnet()), "bn")
     for x in BATCHES:
@@ -164,8 +176,8 @@ def test_no_reliable_sample_no_step() -> None:
 
 
 def test_a_poisoned_batch_is_skipped_and_counted() -> None:
-    clean = ttapca.adapt(sharp(small_convnet()), "eata", episodic=False, **WIDE)
-    adapter = ttapca.adapt(sharp(small_convnet()), "eata", episodic=False, **WIDE)
+    clean = ttapca.adapt(sharp(small_convnet()), "eata", forgetting="online", **WIDE)
+    adapter = ttapca.adapt(sharp(small_convnet()), "eata", forgetting="online", **WIDE)
     for x in BATCHES:
         adapter(x * float("nan"))
         assert torch.equal(adapter(x), clean(x))
@@ -174,7 +186,9 @@ def test_a_poisoned_batch_is_skipped_and_counted() -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_small_batches(size: int) -> None:
-    adapter = ttapca.adapt(sharp(small_convnet()), "eata", episodic=False, source=SOURCE, **WIDE)
+    adapter = ttapca.adapt(
+        sharp(small_convnet()), "eata", forgetting="online", source=SOURCE, **WIDE
+    )
     for x in BATCHES:
         assert torch.isfinite(adapter(x[:size])).all()
     assert adapter.skipped == 0
@@ -186,9 +200,9 @@ def test_copies_casts_and_resets_with_source_data() -> None:
             sharp(small_convnet()),
             "eata",
             source=SOURCE,
-            episodic=False,
+            forgetting="online",
             lr=0.01,
-            fisher_alpha=1.0,
+            fisher_weight=1.0,
             **WIDE,
         )
 
@@ -214,9 +228,17 @@ def test_a_filter_has_its_share_of_the_penalty() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"e_margin": 0.0}, OptionError, "`e_margin` is a finite number above 0; found 0.0"),
-        ({"d_margin": -1}, OptionError, "`d_margin` is a finite number above 0; found -1"),
-        ({"fisher_alpha": float("nan")}, OptionError, "`fisher_alpha` is a finite number"),
+        (
+            {"entropy_margin": 0.0},
+            OptionError,
+            "`entropy_margin` must be a finite number above 0; found 0.0",
+        ),
+        (
+            {"redundancy_margin": -1},
+            OptionError,
+            "`redundancy_margin` must be a finite number above 0; found -1",
+        ),
+        ({"fisher_weight": float("nan")}, OptionError, "`fisher_weight` is a finite number"),
         ({"source": 3}, OptionError, "or a tensor; found a int"),
         ({"source": ["x"]}, OptionError, r"batch 0 \(counting from 0\) is a str"),
         ({"source": []}, NotEnoughDataError, "`source` has none"),

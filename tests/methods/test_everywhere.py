@@ -43,20 +43,20 @@ def network(kind: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize("method", ttapca.RECIPES)
+@pytest.mark.parametrize("method", ttapca.METHODS)
 def test_serves_or_says_why_not(method: str, kind: str) -> None:
     """Finite logits of the right shape at batches of 1, 2 and 200, or a clear error."""
     model = network(kind)
     fitted = ttapca.fit(model, "conv1", DATA, 10)
     given: dict[str, Any] = required_options(method, model, SHAPE)
-    if ttapca.RECIPES[method].needs_filter:
+    if ttapca.METHODS[method].method.needs_filter:
         given["filter"] = fitted
     with left_untouched(model, DATA[:4]):
         if method == "bn" and kind in ("GroupNorm", "LayerNorm"):
             with pytest.raises(AttachError, match="the model has none"):
                 ttapca.adapt(model, method, **given)
             return
-        adapter = ttapca.adapt(model, method, episodic=False, **given)
+        adapter = ttapca.adapt(model, method, forgetting="online", **given)
         for size in (200, 2, 1):
             batch = images(size, seed=size, shape=SHAPE)
             if size == 1 and kind == "BatchNorm1d" and uses_batch_statistics(adapter):
@@ -97,7 +97,7 @@ def error_of(predict, batches: Tensor, labels: Tensor) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("episodic", [True, False], ids=["episodic", "online"])
-@pytest.mark.parametrize("method", ttapca.RECIPES)
+@pytest.mark.parametrize("method", ttapca.METHODS)
 def test_no_method_makes_noisy_digits_much_worse(method: str, episodic: bool, world) -> None:
     model, fitted, noisy, labels = world
     if method == "memo":  # one image at a time, many views of each
@@ -108,9 +108,9 @@ def test_no_method_makes_noisy_digits_much_worse(method: str, episodic: bool, wo
     given: dict[str, Any] = required_options(method, model, (1, 8, 8))
     if method in ("memo", "cotta"):  # a mirrored digit is another digit, or none
         given |= {"flip": False, "views": 32 if method == "cotta" else 8}
-    if ttapca.RECIPES[method].needs_filter:
+    if ttapca.METHODS[method].method.needs_filter:
         given["filter"] = fitted
-    adapter = ttapca.adapt(model, method, episodic=episodic, **given)
+    adapter = ttapca.adapt(model, method, forgetting="episodic" if episodic else "online", **given)
     try:
         with torch.no_grad():
             start = error_of(adapter.model, noisy, labels)

@@ -51,7 +51,9 @@ def plain_lame(model: nn.Module, x: Tensor, kind: str, k: int) -> Tensor:
 @pytest.mark.parametrize("make", [small_convnet, group_norm_net, layer_norm_net])
 @pytest.mark.parametrize("episodic", [True, False])
 def test_equals_a_plain_loop(kind: str, make, episodic: bool) -> None:
-    adapter = ttapca.adapt(make(), "lame", affinity=kind, episodic=episodic, neighbours=3)
+    adapter = ttapca.adapt(
+        make(), "lame", affinity=kind, forgetting="episodic" if episodic else "online", neighbours=3
+    )
     moved = 0.0
     for x in BATCHES:
         probabilities = adapter(x).exp()
@@ -64,7 +66,7 @@ def test_nothing_of_the_model_moves_or_forgets() -> None:
     model = small_convnet()
     plain = model(X)
     with left_untouched(model, X):
-        adapter = ttapca.adapt(model, "lame", episodic=False)
+        adapter = ttapca.adapt(model, "lame", forgetting="online")
         first = [adapter(x) for x in BATCHES]
         assert all(torch.equal(adapter(x), y) for x, y in zip(BATCHES, first, strict=True))
         assert torch.equal(model(X), plain)
@@ -119,7 +121,7 @@ def test_the_classifier_by_its_name() -> None:
     ("options", "error", "message"),
     [
         ({"affinity": "cosine"}, OptionError, "one of knn, rbf, linear; found 'cosine'"),
-        ({"neighbours": 0}, OptionError, "`neighbours` is a whole number of at least 1; found 0"),
+        ({"neighbours": 0}, OptionError, "`neighbours` must be a whole number from 1 on; found 0"),
         ({"iterations": True}, OptionError, "`iterations` is a whole number"),
         ({"classifier": "fd"}, LayerNotFoundError, "no layer `fd`"),
     ],

@@ -54,7 +54,7 @@ def test_equals_a_plain_loop(make, episodic: bool, steps: int) -> None:
 
 
 def test_a_batch_is_its_images_one_by_one() -> None:
-    adapter = ttapca.adapt(small_convnet(), "memo", episodic=False, views=4)
+    adapter = ttapca.adapt(small_convnet(), "memo", forgetting="online", views=4)
     together = torch.cat([adapter(x) for x in BATCHES])
     adapter.reset()
     alone = torch.cat([adapter(x) for x in torch.cat(BATCHES).split(1)])
@@ -122,11 +122,11 @@ def test_further_arguments_reach_the_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views": 0}, "`views` is a whole number of at least 1; found 0"),
+        ({"views": 0}, "`views` must be a whole number from 1 on; found 0"),
         ({"prior": -1.0}, "`prior`, a number of samples, is finite"),
-        ({"lr": -1.0}, "`lr` is a finite number above 0"),
+        ({"lr": -1.0}, "`lr` must be a finite number above 0"),
         ({"steps": 0}, "`steps` is a whole number"),
-        ({"logits": "both"}, "`logits` is one of before, after"),
+        ({"logits": "both"}, "`logits` must be one of before, after"),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:

@@ -91,7 +91,11 @@ def plain_roid(
 def test_equals_a_plain_loop(make, episodic: bool, consistency: bool) -> None:
     expected = plain_roid(sharp(make()), BATCHES, episodic=episodic, consistency=consistency)
     adapter = ttapca.adapt(
-        sharp(make()), "roid", episodic=episodic, steps=2, consistency=consistency
+        sharp(make()),
+        "roid",
+        forgetting="episodic" if episodic else "online",
+        steps=2,
+        consistency=consistency,
     )
     for x, reference in zip(BATCHES, expected, strict=True):
         torch.testing.assert_close(adapter(x).softmax(1), reference, rtol=0, atol=1e-6)
@@ -100,7 +104,7 @@ def test_equals_a_plain_loop(make, episodic: bool, consistency: bool) -> None:
 
 def test_the_source_pulls() -> None:
     def distance(momentum: float) -> float:
-        adapter = ttapca.adapt(small_convnet(), "roid", episodic=False, momentum=momentum)
+        adapter = ttapca.adapt(small_convnet(), "roid", forgetting="online", momentum=momentum)
         start = [p.detach().clone() for p in adapter.surfaces.parameters()]
         for x in BATCHES:
             adapter(x)
@@ -111,7 +115,7 @@ def test_the_source_pulls() -> None:
 
 
 def test_the_prior_is_corrected_on_demand() -> None:
-    plain = ttapca.adapt(small_convnet(), "roid", prior_correction=False)
+    plain = ttapca.adapt(small_convnet(), "roid", class_prior_correction=False)
     assert torch.equal(plain(X), ttapca.adapt(small_convnet(), "bn")(X))
     corrected = ttapca.adapt(small_convnet(), "roid")(X)
     torch.testing.assert_close(corrected.softmax(1), plain_correction(plain(X)))
@@ -121,7 +125,7 @@ def test_the_prior_is_corrected_on_demand() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("make", [small_convnet, group_norm_net, layer_norm_net])
 def test_small_batches(make, size: int) -> None:
-    adapter = ttapca.adapt(make(), "roid", episodic=False)
+    adapter = ttapca.adapt(make(), "roid", forgetting="online")
     for x in BATCHES[:4]:
         assert torch.isfinite(adapter(x[:size])).all()
     assert (adapter.updates, adapter.skipped) == (4, 0)
@@ -145,7 +149,7 @@ def test_a_poisoned_batch_is_skipped_and_leaves_the_mean() -> None:
 def test_leaves_no_trace() -> None:
     model = small_convnet()
     with left_untouched(model, X):
-        adapter = ttapca.adapt(model, "roid", episodic=False)
+        adapter = ttapca.adapt(model, "roid", forgetting="online")
         for x in BATCHES:
             adapter(x)
         adapter.detach()
@@ -155,19 +159,19 @@ def test_the_same_views_after_a_reset_others_by_another_seed() -> None:
     def run(adapter: ttapca.Adapter) -> list[Tensor]:
         return [adapter(x) for x in BATCHES]
 
-    adapter = ttapca.adapt(small_convnet(), "roid", episodic=False)
+    adapter = ttapca.adapt(small_convnet(), "roid", forgetting="online")
     first = run(adapter)
     twin = pickle.loads(pickle.dumps(copy.deepcopy(adapter)))
     for again in (adapter, twin):
         again.reset()
         assert all(torch.equal(a, b) for a, b in zip(run(again), first, strict=True))
-    other = run(ttapca.adapt(small_convnet(), "roid", episodic=False, seed=1))
+    other = run(ttapca.adapt(small_convnet(), "roid", forgetting="online", seed=1))
     assert not torch.equal(other[-1], first[-1])
 
 
 def test_casting_takes_everything_along() -> None:
-    adapter = ttapca.adapt(small_convnet(), "roid", episodic=False)
-    reference = ttapca.adapt(small_convnet(), "roid", episodic=False)
+    adapter = ttapca.adapt(small_convnet(), "roid", forgetting="online")
+    reference = ttapca.adapt(small_convnet(), "roid", forgetting="online")
     adapter(X)
     reference(X)
     adapter.float()
@@ -186,10 +190,10 @@ def test_inputs_that_are_no_images() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"momentum": 0.0}, "above 0 and at most 1; found 0.0"),
-        ({"momentum": 1.1}, "found 1.1"),
-        ({"temperature": 0.0}, "`temperature` is a finite number above 0; found 0.0"),
-        ({"lr": -1.0}, "`lr` is a finite number above 0"),
+        ({"source_momentum": 0.0}, "above 0 and at most 1; found 0.0"),
+        ({"source_momentum": 1.1}, "found 1.1"),
+        ({"temperature": 0.0}, "`temperature` must be a finite number above 0; found 0.0"),
+        ({"lr": -1.0}, "`lr` must be a finite number above 0"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:

@@ -84,11 +84,13 @@ def plain_sar(
 
 @pytest.mark.parametrize("make", [small_convnet, group_norm_net, layer_norm_net])
 @pytest.mark.parametrize("episodic", [True, False])
-@pytest.mark.parametrize(("margin", "below"), [(0.4, 0.2), (0.9, 0.0), (0.9, 0.6)])
+@pytest.mark.parametrize(("entropy_margin", "below"), [(0.4, 0.2), (0.9, 0.0), (0.9, 0.6)])
 def test_equals_a_plain_loop(make, episodic: bool, margin: float, below: float) -> None:
-    options = {"margin": margin, "recover_below": below, "lr": 0.05}
+    options = {"entropy_margin": margin, "recover_below": below, "lr": 0.05}
     expected, recoveries = plain_sar(make(), BATCHES, episodic=episodic, **options)
-    adapter = ttapca.adapt(make(), "sar", episodic=episodic, **options)
+    adapter = ttapca.adapt(
+        make(), "sar", forgetting="episodic" if episodic else "online", **options
+    )
     for x, reference in zip(BATCHES, expected, strict=True):
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-8)
     assert adapter.mover.recoveries == recoveries
@@ -96,10 +98,10 @@ def test_equals_a_plain_loop(make, episodic: bool, margin: float, below: float) 
 
 
 def test_momentum_goes_on_after_a_recovery() -> None:
-    options = {"margin": 0.9, "recover_below": 1.41, "lr": 0.05}
-    expected, recoveries = plain_sar(small_convnet(), BATCHES, episodic=False, **options)
+    options = {"entropy_margin": 0.9, "recover_below": 1.41, "lr": 0.05}
+    expected, recoveries = plain_sar(small_convnet(), BATCHES, forgetting="online", **options)
     assert 0 < recoveries < len(BATCHES)
-    adapter = ttapca.adapt(small_convnet(), "sar", episodic=False, **options)
+    adapter = ttapca.adapt(small_convnet(), "sar", forgetting="online", **options)
     for x, reference in zip(BATCHES, expected, strict=True):
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-10)
     assert adapter.mover.recoveries == recoveries
@@ -108,7 +110,7 @@ def test_momentum_goes_on_after_a_recovery() -> None:
 def test_recovery_returns_to_the_source() -> None:
     # A threshold above all entropies: every step is undone.
     adapter = ttapca.adapt(
-        small_convnet(), "sar", episodic=False, lr=0.1, margin=1.0, recover_below=10.0
+        small_convnet(), "sar", forgetting="online", lr=0.1, margin=1.0, recover_below=10.0
     )
     bn = ttapca.adapt(small_convnet(), "bn")
     for x in BATCHES:
@@ -118,14 +120,14 @@ def test_recovery_returns_to_the_source() -> None:
 
 
 def test_no_reliable_sample_no_step() -> None:
-    adapter = ttapca.adapt(small_convnet(), "sar", episodic=False, margin=1e-9, logits="after")
+    adapter = ttapca.adapt(small_convnet(), "sar", forgetting="online", margin=1e-9, logits="after")
     assert torch.equal(adapter(X), ttapca.adapt(small_convnet(), "bn")(X))
     assert (adapter.updates, adapter.skipped) == (0, 0)
 
 
 def test_poisoned_batches_leave_no_mark() -> None:
     clean, adapter = (
-        ttapca.adapt(small_convnet(), "sar", episodic=False, lr=0.05, margin=0.9) for _ in "ab"
+        ttapca.adapt(small_convnet(), "sar", forgetting="online", lr=0.05, margin=0.9) for _ in "ab"
     )
     poisoned = X.clone()
     poisoned[3, 0, 0, 0] = float("nan")
@@ -145,13 +147,13 @@ def test_logits_after_the_update() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("make", [small_convnet, group_norm_net, layer_norm_net])
 def test_small_batches(make, size: int) -> None:
-    adapter = ttapca.adapt(make(), "sar", episodic=False, margin=0.99, lr=0.01)
+    adapter = ttapca.adapt(make(), "sar", forgetting="online", margin=0.99, lr=0.01)
     for x in BATCHES:
         assert torch.isfinite(adapter(x[:size])).all()
 
 
 def test_a_pickle_takes_the_average_along() -> None:
-    adapter = ttapca.adapt(small_convnet(), "sar", episodic=False, margin=0.9, lr=0.05)
+    adapter = ttapca.adapt(small_convnet(), "sar", forgetting="online", margin=0.9, lr=0.05)
     adapter(X)
     assert pickle.loads(pickle.dumps(adapter)).mover.average == adapter.mover.average
     adapter.float()
@@ -178,13 +180,13 @@ def test_layers_left_out() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"margin": 0.0}, "`margin` is a finite number above 0; found 0.0"),
-        ({"radius": float("nan")}, "`radius` is a finite number above 0; found nan"),
+        ({"entropy_margin": 0.0}, "`margin` must be a finite number above 0; found 0.0"),
+        ({"radius": float("nan")}, "`radius` must be a finite number above 0; found nan"),
         ({"recover_below": -1.0}, "`recover_below`, an entropy, is finite"),
         ({"leave_out": "fc"}, "`leave_out` is a list of patterns; found 'fc' alone"),
-        ({"lr": 0.0}, "`lr` is a finite number above 0"),
+        ({"lr": 0.0}, "`lr` must be a finite number above 0"),
         ({"steps": 0}, "`steps` is a whole number"),
-        ({"logits": "both"}, "`logits` is one of before, after"),
+        ({"logits": "both"}, "`logits` must be one of before, after"),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:

@@ -82,7 +82,9 @@ def plain_shot(
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 def test_equals_a_plain_loop(make, episodic: bool, beta: float) -> None:
     expected = plain_shot(make(), BATCHES, episodic=episodic, steps=2, lr=1e-3, beta=beta)
-    adapter = ttapca.adapt(make(), "shot", episodic=episodic, steps=2, pseudo_labels=beta)
+    adapter = ttapca.adapt(
+        make(), "shot", forgetting="episodic" if episodic else "online", steps=2, pseudo_labels=beta
+    )
     for x, reference in zip(BATCHES, expected, strict=True):
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-6)
     assert (adapter.updates, adapter.skipped) == (20, 0)
@@ -115,8 +117,8 @@ def test_a_second_head_is_left_where_it_is() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x)
 
-    adapter = ttapca.adapt(TwoHeads().double(), "shot", episodic=False)
-    expected = ttapca.adapt(small_convnet(), "shot", episodic=False)
+    adapter = ttapca.adapt(TwoHeads().double(), "shot", forgetting="online")
+    expected = ttapca.adapt(small_convnet(), "shot", forgetting="online")
     for x in BATCHES:
         assert torch.equal(adapter(x), expected(x))
 
@@ -124,7 +126,7 @@ def test_a_second_head_is_left_where_it_is() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 def test_small_batches(size: int, beta: float) -> None:
-    adapter = ttapca.adapt(small_convnet(), "shot", episodic=False, pseudo_labels=beta)
+    adapter = ttapca.adapt(small_convnet(), "shot", forgetting="online", pseudo_labels=beta)
     for x in BATCHES[:3]:
         assert torch.isfinite(adapter(x[:size])).all()
     assert adapter.skipped == 0
@@ -151,7 +153,7 @@ def test_leaves_no_trace(beta: float) -> None:
 
 
 def test_pseudo_labels_survive_pickling() -> None:
-    adapter = ttapca.adapt(small_convnet(), "shot", pseudo_labels=0.3, episodic=False)
+    adapter = ttapca.adapt(small_convnet(), "shot", pseudo_labels=0.3, forgetting="online")
     adapter(X)
     twins = [copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]
     expected = [adapter(x) for x in BATCHES]

@@ -88,7 +88,14 @@ def plain_slr(
 @pytest.mark.parametrize("episodic", [True, False], ids=["episodic", "online"])
 @pytest.mark.parametrize("how", ["soft", "hard"])
 def test_equals_a_plain_loop(make, episodic: bool, how: str) -> None:
-    adapter = ttapca.adapt(make(), "slr+it", episodic=episodic, steps=2, likelihood=how, channels=3)
+    adapter = ttapca.adapt(
+        make(),
+        "slr+it",
+        forgetting="episodic" if episodic else "online",
+        steps=2,
+        likelihood=how,
+        channels=3,
+    )
     (transform,) = (s for s in adapter.surfaces if isinstance(s, InputTransform))
     expected = plain_slr(make(), transform, BATCHES, episodic=episodic, how=how)
     for x, reference in zip(BATCHES, expected, strict=True):
@@ -98,15 +105,15 @@ def test_equals_a_plain_loop(make, episodic: bool, how: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_small_batches(size: int) -> None:
-    adapter = ttapca.adapt(small_convnet(), "slr+it", episodic=False)
+    adapter = ttapca.adapt(small_convnet(), "slr+it", forgetting="online")
     for x in BATCHES[:3]:
         assert torch.isfinite(adapter(x[:size])).all()
     assert adapter.skipped == 0
 
 
 def test_a_poisoned_batch_leaves_the_running_marginal() -> None:
-    clean = ttapca.adapt(small_convnet(), "slr+it", episodic=False)
-    adapter = ttapca.adapt(small_convnet(), "slr+it", episodic=False)
+    clean = ttapca.adapt(small_convnet(), "slr+it", forgetting="online")
+    adapter = ttapca.adapt(small_convnet(), "slr+it", forgetting="online")
     for x in BATCHES:
         adapter(x * float("nan"))
         assert torch.equal(adapter(x), clean(x))
@@ -116,15 +123,15 @@ def test_a_poisoned_batch_leaves_the_running_marginal() -> None:
 def test_leaves_no_trace() -> None:
     model = small_convnet()
     with left_untouched(model, X):
-        adapter = ttapca.adapt(model, "slr+it", episodic=False)
+        adapter = ttapca.adapt(model, "slr+it", forgetting="online")
         for x in BATCHES:
             adapter(x)
         adapter.detach()
 
 
 def test_casting_takes_everything_along() -> None:
-    adapter = ttapca.adapt(small_convnet(), "slr+it", episodic=False)
-    reference = ttapca.adapt(small_convnet(), "slr+it", episodic=False)
+    adapter = ttapca.adapt(small_convnet(), "slr+it", forgetting="online")
+    reference = ttapca.adapt(small_convnet(), "slr+it", forgetting="online")
     adapter(X)
     reference(X)
     adapter.float()
@@ -135,11 +142,11 @@ def test_casting_takes_everything_along() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"likelihood": "firm"}, "`likelihood` is one of soft, hard; found 'firm'"),
-        ({"confidence": -1.0}, "`confidence`, the weight of the likelihood ratio"),
-        ({"confidence": float("nan")}, "found nan"),
-        ({"momentum": 1.0}, "`momentum`, the weight of the past"),
-        ({"channels": 0}, "`channels` is a whole number of at least 1; found 0"),
+        ({"likelihood": "firm"}, "`likelihood` must be one of soft, hard; found 'firm'"),
+        ({"confidence_weight": -1.0}, "`confidence`, the weight of the likelihood ratio"),
+        ({"confidence_weight": float("nan")}, "found nan"),
+        ({"marginal_momentum": 1.0}, "`momentum`, the weight of the past"),
+        ({"channels": 0}, "`channels` must be a whole number from 1 on; found 0"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:

@@ -168,10 +168,10 @@ def test_small_batches(make, split: str, features: int, size: int) -> None:
         ({"head": "linear"}, OptionError, "found a str"),
         ({"split": None}, OptionError, "needs the dotted path.*found None"),
         ({"split": "bm1"}, LayerNotFoundError, "Did you mean `bn1`"),
-        ({"rotations": "two"}, OptionError, "`rotations` is one of all, random; found 'two'"),
-        ({"lr": -1.0}, OptionError, "`lr` is a finite number above 0"),
+        ({"rotations": "two"}, OptionError, "`rotations` must be one of all, random; found 'two'"),
+        ({"lr": -1.0}, OptionError, "`lr` must be a finite number above 0"),
         ({"steps": 0}, OptionError, "`steps` is a whole number"),
-        ({"logits": "both"}, OptionError, "`logits` is one of before, after"),
+        ({"logits": "both"}, OptionError, "`logits` must be one of before, after"),
     ],
 )
 def test_bad_options(options: dict[str, object], error: type[Exception], message: str) -> None:
@@ -216,7 +216,7 @@ def test_with_a_head_that_was_trained_jointly() -> None:
     twofold = load_rotation("digits-small-cnn-rotation")
     digits = to_tensor(read_digits("test").images)[:100]
     adapter = ttapca.adapt(
-        twofold.network, "ttt", head=twofold.head, split=twofold.split, episodic=False, steps=5
+        twofold.network, "ttt", head=twofold.head, split=twofold.split, forgetting="online", steps=5
     )
     rotated, labels = four_rotations(digits)
     with torch.no_grad():

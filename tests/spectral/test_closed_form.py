@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from ttapca.spectral.closed_gains import ClosedFormGain, PulledGain, make_closed_gain
 
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.spectral.bands import across_bands, band_edges, band_means, smoothed, two_sided_gain
 from ttapca.spectral.calibration import SAMPLES, SEED, EvenSample, SourceSpectrum
-from ttapca.spectral.closed_gains import ClosedFormGain, PulledGain, make_closed_gain
 
 COMPONENTS = 63
 
@@ -297,8 +297,8 @@ class TestStream:
         ({"shrink": -1.0}, "`shrink` is finite and not below 0"),
         ({"restore": math.inf}, "`restore` is finite"),
         ({"threshold": -0.1}, "`threshold` is a share"),
-        ({"limit": 1.0}, "`limit` is a finite number above 1"),
-        ({"center": 1.5}, "`center` is between 0 and 1"),
+        ({"limit": 1.0}, "`limit` must be a finite number above 1"),
+        ({"center": 1.5}, "`center` must be a finite number from 0 to 1"),
         ({"memory": 0.0}, "`memory` is a number of images above 0"),
         ({"window": 4}, "`window` is an odd number of components; found 4"),
         ({"floor": -1.0}, "`floor`, a variance, is finite"),
@@ -314,5 +314,5 @@ def test_a_filter_without_energies_says_how_to_get_them() -> None:
         make_closed_gain("wiener", torch.ones(3), None)
     with pytest.raises(OptionError, match="at least one component"):
         band_edges(0)
-    with pytest.raises(OptionError, match="`limit` is a finite number above 1"):
+    with pytest.raises(OptionError, match="`limit` must be a finite number above 1"):
         PulledGain(calibrated(torch.ones(3, dtype=torch.float64)), limit=0.5)

@@ -116,7 +116,7 @@ def test_bad_options() -> None:
         make_gain("relo", SPECTRUM)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="`initial` is a finite number; found nan"):
         ReLUGain(SPECTRUM, initial=float("nan"))
-    with pytest.raises(OptionError, match="`limit` is a finite number above 1; found 1"):
+    with pytest.raises(OptionError, match="`limit` must be a finite number above 1; found 1"):
         MultiplicativeGain(SPECTRUM, limit=1.0)
     with pytest.raises(OptionError, match="`penalty` is 'relu' or 'exponential'; found 'x'"):
         MultiplicativeGain(SPECTRUM, penalty="x")  # type: ignore[arg-type]

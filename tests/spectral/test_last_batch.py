@@ -54,7 +54,7 @@ def test_a_step_projects_once(projections: list[int], layer: str, steps: int) ->
     model = small_convnet().requires_grad_(False)
     fitted = ttapca.fit(model, layer, images(80), 10)
     projections.clear()  # fitting compares predictions with the filter and without
-    adapted = ttapca.adapt(model, "ttapca-relu", filter=fitted, steps=steps, episodic=False)
+    adapted = ttapca.adapt(model, "ttapca-relu", filter=fitted, steps=steps, forgetting="online")
     for seed, size in ((3, 12), (4, 12), (5, 7)):
         adapted(images(size, seed=seed))
     assert projections == [12, 12, 7]
