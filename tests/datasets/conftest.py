@@ -17,9 +17,9 @@ import pytest
 
 from ttapca.datasets import Images
 from ttapca.datasets.cifar import write_cifar_binary
-from ttapca.datasets.cifar_versions import CIFAR10_BINARY
-from ttapca.datasets.classes import CIFAR10_CLASSES
-from ttapca.datasets.sources import Archive, DataSet, Layout, SplitFacts
+from ttapca.datasets.cifar import CIFAR10_BINARY
+from ttapca.datasets.cifar import CIFAR10_CLASSES
+from ttapca.datasets.catalog import Archive, DataSet, Layout, SplitFacts
 
 MakeImages = Callable[..., Images]
 

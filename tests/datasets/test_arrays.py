@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ttapca.datasets import read_npz
-from ttapca.datasets.arrays import map_npy, read_npz_arrays
+from ttapca.datasets.reading import map_npy, read_npz_arrays
 from ttapca.errors import DataFormatError
 
 

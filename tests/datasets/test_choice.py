@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttapca.datasets import Images, TensorBatches, choose
-from ttapca.datasets.choice import lies_by_class
+from ttapca.datasets.images import lies_by_class
 from ttapca.errors import OptionError
 from ttapca.networks import evaluate
 

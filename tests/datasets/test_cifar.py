@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttapca.datasets import Images, load, read_cifar_binary, read_cifar_python, write_cifar_binary
-from ttapca.datasets.cifar_versions import (
+from ttapca.datasets.cifar import (
     BINARY_VERSIONS,
     CIFAR10_BINARY,
     CIFAR100_BINARY,
@@ -19,7 +19,7 @@ from ttapca.datasets.cifar_versions import (
     BinaryVersion,
     PythonVersion,
 )
-from ttapca.datasets.classes import CIFAR100_CLASSES
+from ttapca.datasets.cifar import CIFAR100_CLASSES
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ttapca.datasets import corruptions_in, load, read_cifar_c
-from ttapca.datasets.classes import CIFAR10_CLASSES, CIFAR100_CLASSES
+from ttapca.datasets.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError
 
 

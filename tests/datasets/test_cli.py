@@ -17,7 +17,7 @@ from ttapca.cli.app import run
 from ttapca.cli.home import cache_root
 from ttapca.datasets import fetching, load
 from ttapca.datasets.catalog import DATA_SETS
-from ttapca.datasets.sources import DataSet
+from ttapca.datasets.catalog import DataSet
 
 FOLDER = "cifar-10-batches-bin"
 
@@ -125,7 +125,7 @@ INTERRUPTED = """
 import sys
 from ttapca.cli import main
 from ttapca.datasets.catalog import CIFAR10, DATA_SETS
-from ttapca.datasets.sources import Archive
+from ttapca.datasets.catalog import Archive
 import dataclasses
 archive = Archive("slow", sys.argv.pop(1), 10, "sha256:0", 10)
 DATA_SETS["cifar10"] = dataclasses.replace(CIFAR10, archives=(archive,), npm=None)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ttapca.datasets import download as download_module
-from ttapca.datasets.download import download
-from ttapca.datasets.sources import Archive
+from ttapca.datasets import archives as download_module
+from ttapca.datasets.archives import download
+from ttapca.datasets.catalog import Archive
 from ttapca.errors import SourceError, StorageError
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)

@@ -11,7 +11,7 @@ import pytest
 from ttapca.datasets import fetching, load
 from ttapca.datasets.catalog import DATA_SETS, find_data_set
 from ttapca.datasets.fetching import fetch
-from ttapca.datasets.sources import DataSet
+from ttapca.datasets.catalog import DataSet
 from ttapca.errors import DownloadError, OptionError, StorageError
 
 FOLDER = "cifar-10-batches-bin"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ttapca.datasets import files, load, read_image_folder, read_npz
+from ttapca.datasets import load
+from ttapca.datasets import own_images as files, read_image_folder, read_npz
 from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError
 
 

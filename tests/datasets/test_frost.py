@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 from ttapca.corruptions import TEXTURE_FILES, load_textures
-from ttapca.datasets import fetch_frost, frost
+from ttapca.datasets import fetch_frost
+from ttapca.datasets import packages as frost
 from ttapca.errors import DataFormatError, DownloadError, StorageError
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from ttapca.datasets.catalog import CIFAR10_C
 from ttapca.datasets.cifar import write_cifar_binary
-from ttapca.datasets.cifar_versions import CIFAR10_BINARY
+from ttapca.datasets.cifar import CIFAR10_BINARY
 from ttapca.datasets.fetching import fetch
 from ttapca.datasets.inventory import Holding, inspect, inventory
-from ttapca.datasets.sources import DataSet
+from ttapca.datasets.catalog import DataSet
 
 
 def look(data_set: DataSet, folder: Path) -> Holding:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttapca.datasets import Images, TensorBatches, to_tensor
-from ttapca.datasets.images import numbered_classes
 from ttapca.errors import DataFormatError, OptionError, ShapeError
 
 
@@ -116,13 +115,6 @@ def test_channel_means_do_not_depend_on_the_order() -> None:
     shuffled = images.subset(np.random.default_rng(0).permutation(9))
     assert shuffled.channel_means() == images.channel_means()
     assert images.channel_means() == pytest.approx((images.images / 255).mean(axis=(0, 1, 2)))
-
-
-def test_numbered_classes() -> None:
-    assert numbered_classes(np.array([], np.uint8)) == ()
-    assert numbered_classes(np.array([1], np.uint8)) == ("0", "1")
-    with pytest.raises(DataFormatError, match="class numbers from 0 up; found 2000000"):
-        numbered_classes(np.array([2_000_000]))
 
 
 def test_repr_is_short() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ttapca.datasets import load, read_digits, write_cifar_binary
-from ttapca.datasets.cifar_versions import CIFAR10_BINARY, CIFAR100_BINARY
+from ttapca.datasets.cifar import CIFAR10_BINARY, CIFAR100_BINARY
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError
 
 

