@@ -8,7 +8,7 @@ import re
 import tarfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from ttapca.datasets.catalog import Archive
@@ -29,8 +29,7 @@ WHOLE_FILE, REST_OF_FILE, RANGE_REFUSED = 200, 206, 416  # answers of a server
 MAX_MEMBERS = 1000
 MEMBER_BYTES = 10_240  # of headers and padding that a member may have beside its content
 GZIP_MAGIC = b"\x1f\x8b"
-_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
-PLAIN_NAME = re.compile(f"({_NAME}/)?{_NAME}")  # of a file, or of a file in a folder
+PLAIN_NAME = re.compile(r"[A-Za-z0-9 ._+-]{1,100}")
 SHOWN = 60  # characters of a name in a message
 
 
@@ -169,12 +168,16 @@ class _Download:
 
 
 def _reason(error: requests.RequestException) -> str:
+    from requests.exceptions import ChunkedEncodingError
+
     if error.response is not None:
         return f"the server answers {error.response.status_code} {error.response.reason}"
     root: BaseException = error
     while root.__context__ is not None:
         root = root.__context__
-    return f"not reachable: {getattr(root, 'strerror', None) or str(root) or type(root).__name__}"
+    cut_off = isinstance(error, ChunkedEncodingError)
+    reason = getattr(root, "strerror", None) or str(root) or type(root).__name__
+    return f"{'the connection broke' if cut_off else 'not reachable'}: {reason}"
 
 
 def unpack_tar(
@@ -185,10 +188,10 @@ def unpack_tar(
     report: Reporter,
     only: Collection[str] | None = None,
 ) -> None:
-    """Unpack the files of a tar archive, without their top folder.
+    """Unpack the files in the top folder of a tar archive.
 
-    Every entry is checked before anything is written: one that is no plain file in one folder, or
-    more than `limit` bytes in all, condemn the whole archive.
+    Every entry is checked before anything is written: a link, a device, a path that leads elsewhere
+    or more than `limit` bytes in all condemn the whole archive.
 
     Args:
         archive: The archive, plain or compressed by gzip.
@@ -208,24 +211,25 @@ def unpack_tar(
             if number >= MAX_MEMBERS or not 0 <= member.size <= total <= limit:
                 raise _too_much(archive, limit)
             if not member.isdir():
-                members.append(_checked(member, archive))
+                members.append(_without_folder(member, archive))
         for member in members:
-            if only is None or member.name in only:
+            if "/" not in member.name and (only is None or member.name in only):
                 with writing(target / member.name):
                     tar.extract(member, target, filter="data")
             done += member.size
             report.advance(f"unpacking {archive.name}", done, total)
 
 
-def _checked(member: tarfile.TarInfo, archive: Path) -> tarfile.TarInfo:
-    """The same member without its top folder, and with no rights of its own."""
-    if not member.isreg() or not PLAIN_NAME.fullmatch(member.name):
+def _without_folder(member: tarfile.TarInfo, archive: Path) -> tarfile.TarInfo:
+    """The same member below its top folder, and with the rights of any other file."""
+    parts = PurePosixPath(member.name).parts
+    stays_inside = bool(parts) and ".." not in parts and all(map(PLAIN_NAME.fullmatch, parts))
+    if not member.isreg() or not stays_inside:
         raise DataFormatError(
-            f"{archive} is refused: it must hold plain files in one folder; its entry "
-            f"`{ascii(member.name[:SHOWN])[1:-1]}` is a link, a device, or leads elsewhere."
+            f"{archive} is refused: its entry `{ascii(member.name[:SHOWN])[1:-1]}` is a link, a "
+            "device or leads out of the folder; only files and folders are expected."
         )
-    name = member.name.rpartition("/")[2]
-    return member.replace(name=name, mode=0o644, deep=False)
+    return member.replace(name="/".join(parts[1:] or parts), mode=0o644, deep=False)
 
 
 @contextmanager
