@@ -17,7 +17,7 @@ from PIL import Image
 import ttapca
 from ttapca.cli.app import run
 from ttapca.datasets import Images, write_cifar_binary
-from ttapca.datasets.cifar_versions import CIFAR10_BINARY
+from ttapca.datasets.cifar import CIFAR10_BINARY
 from ttapca.networks import build, packaged, runs
 from ttapca.networks.runs import WEIGHTS
 

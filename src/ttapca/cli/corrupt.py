@@ -17,7 +17,7 @@ import typer
 from ttapca.cli.home import cache_root
 from ttapca.cli.inputs import LimitOption, check_place
 from ttapca.cli.reporting import file_progress
-from ttapca.datasets.frost import FROST
+from ttapca.datasets import FROST
 from ttapca.errors import OptionError
 from ttapca.support.disk import writing
 

@@ -6,6 +6,8 @@ What is read so is compared with a rule of `ttapca._checks` before anything is b
 from __future__ import annotations
 
 import json
+import os
+import stat
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +35,10 @@ def read_bounded(path: Path, error: ErrorType, largest: int = LARGEST) -> bytes:
         ttapca.errors.DataFormatError: ... must have at most 10 bytes; it is larger...
     """
     with path.open("rb") as file:
-        content = file.read(largest + 1)
+        found = os.fstat(file.fileno())
+        # Python reserves as many bytes as it is asked to read.
+        most = min(largest, found.st_size) if stat.S_ISREG(found.st_mode) else largest
+        content = file.read(most + 1)
     if len(content) > largest:
         raise error(f"{path} must have at most {largest:,} bytes; it is larger, and not read.")
     return content

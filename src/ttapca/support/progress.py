@@ -1,4 +1,4 @@
-"""How the library tells what it is doing without printing: through a reporter passed in."""
+"""How the library tells what it is doing without printing: it calls a reporter of the caller."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Reporter(Protocol):
-    """What a caller implements to see a long operation at work.
+    """What a caller implements to follow a long operation.
 
     Example:
         >>> class Loud:
@@ -27,7 +27,7 @@ class Reporter(Protocol):
 
 
 class Silent:
-    """The reporter of a caller who does not want to know.
+    """A reporter for callers who do not want to know.
 
     Example:
         >>> Silent().note("nobody reads this")
