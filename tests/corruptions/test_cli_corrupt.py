@@ -143,7 +143,7 @@ def test_ctrl_c_ends_with_130_and_whole_files(tmp_path, jobs):
         text=True,
         start_new_session=True,
     ) as process:
-        while not (to / ".shot_noise.npy.partial").exists() and process.poll() is None:
+        while not (to / ".shot_noise.npy.ttapca-unfinished-").exists() and process.poll() is None:
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         _, said = process.communicate(timeout=300)  # on a busy machine

@@ -183,7 +183,7 @@ def test_images_are_channels_last_and_large_enough(shape, message):
 
 
 def test_indices_are_one_an_image_and_not_negative(images):
-    with pytest.raises(ShapeError, match=r"one index an image, \(12,\); found \(2,\)"):
+    with pytest.raises(ShapeError, match=r"one index for each image, \(12,\); found \(2,\)"):
         corrupt(images, "fog", 1, indices=[0, 1])
     with pytest.raises(OptionError, match="`indices` must be whole numbers from 0 on"):
         corrupt(images[:2], "fog", 1, indices=[0, -1])

@@ -82,7 +82,7 @@ def test_finished_files_are_kept_and_others_made_again(export):
     before = contents(export.to)
     marks = {each: each.stat().st_mtime_ns for each in export.to.iterdir()}
     export.path("fog").write_bytes(before["fog.npy"][:-1])  # torn by something else
-    (export.to / ".contrast.npy.partial").write_bytes(b"left by a killed run")
+    (export.to / ".contrast.npy.ttapca-unfinished-").write_bytes(b"left by a killed run")
     assert export.missing() == ("fog",)
     export.run()
     assert contents(export.to) == before
@@ -169,7 +169,7 @@ def test_a_simple_file_system_will_do(export, monkeypatch, function, code):
 
 def test_a_failing_worker_process_leaves_no_torn_file(export, monkeypatch, tmp_path):
     """The folder vanishes under the workers: the system's answer comes back from their process."""
-    monkeypatch.setattr("ttapca.corruptions.writing.files.reserve", lambda _path, _shape: None)
+    monkeypatch.setattr("ttapca.corruptions.writing._reserve", lambda _path, _shape: None)
     with pytest.raises(StorageError, match=r"Cannot write to .*: No such file or directory"):
         export.run(jobs=2)
     assert set(contents(export.to)) == {"labels.npy", "corruptions.json"}
@@ -207,7 +207,7 @@ def test_bad_input_is_refused_before_anything_is_written(images, tmp_path):
     to = tmp_path / "out"
     with pytest.raises(ShapeError, match="at least one image"):
         Export(images[:0], np.arange(0), to).run()
-    with pytest.raises(ShapeError, match=r"one an image, \(12,\); found \(3,\)"):
+    with pytest.raises(ShapeError, match=r"one label for each image, \(12,\); found \(3,\)"):
         Export(images, np.arange(3), to).run()
     with pytest.raises(ShapeError, match="from 0 to 255; found 0 to 1100"):
         Export(images, 100 * np.arange(12), to).run()
@@ -253,7 +253,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
                 process.kill()
                 break
         process.stdout.read()  # ends when the last worker has ended, which it must by itself
-    partials = list(to.glob(".*.partial"))
+    partials = list(to.glob(".*.ttapca-unfinished-"))
     assert partials
     first = to / "contrast.npy"
     mark = first.stat().st_mtime_ns

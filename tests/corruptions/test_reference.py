@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ttapca.corruptions import corrupt, load_table
-from ttapca.corruptions.motion import blur_along
+from ttapca.corruptions.blur import blur_along
 from ttapca.datasets import fetch_frost
 from ttapca.errors import TtapcaError
 

@@ -14,7 +14,7 @@ from ttapca._checks import ListOf, Maybe, OneOf, Plain, Record, Text, Whole, con
 from ttapca.benchmark.cells import CLEAN, SETTINGS, Setting
 from ttapca.benchmark.method_options import LEARNING_RATE, SHARED, STEPS, option_rules
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
-from ttapca.corruptions.registry import find, unknown
+from ttapca.corruptions.catalogue import find, unknown
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 from ttapca.methods.registry import check_options
 from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
