@@ -90,7 +90,7 @@ def test_another_process_gives_the_same_bytes():
 @settings(max_examples=25, deadline=None)
 @given(
     cuts=st.sets(st.integers(1, 11), max_size=6),
-    seed=st.integers(0, 2**70),
+    seed=st.integers(0, 2**63 - 1),
     name=st.sampled_from(["impulse_noise", "fog", "glass_blur", "elastic_transform", "spatter"]),
 )
 def test_any_cutting_gives_the_same_bytes(images, cuts, seed, name):

@@ -44,7 +44,6 @@ from ttapca.corruptions.writing import MANIFEST, check_manifest
 from ttapca.datasets import Images
 from ttapca.errors import TtapcaError
 from ttapca.fitting import store
-from ttapca.networks.packing import pack
 from ttapca.networks.rotation import published_name
 from ttapca.networks.runs import STATE, WEIGHTS, read_history
 from ttapca.networks.weight_files import write_weights
@@ -326,7 +325,6 @@ def read_run(path: Path) -> None:
     read_history(path)
     go_on(path)
     networks.load(path / WEIGHTS)
-    pack(path, "packed", path / "packed", few_digits())
 
 
 RUN_DAMAGE = (
