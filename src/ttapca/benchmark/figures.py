@@ -201,7 +201,7 @@ def one_a_family(corruptions: Iterable[str]) -> list[str]:
         >>> one_a_family(["shot_noise", "gaussian_noise", "fog"])
         ['gaussian_noise', 'fog']
     """
-    from ttapca.corruptions.registry import find
+    from ttapca.corruptions.catalogue import find
 
     picked: dict[str, str] = {}
     present = set(corruptions)

@@ -86,7 +86,7 @@ def parse_corruptions(words: str) -> tuple[str, ...]:
         ('fog', 'speckle_noise', 'gaussian_blur', 'spatter', 'saturate')
     """
     from ttapca.corruptions import CORRUPTIONS, EXTRA, STANDARD
-    from ttapca.corruptions.registry import find, unknown
+    from ttapca.corruptions.catalogue import find, unknown
 
     groups = dict(zip(_GROUPS, (CORRUPTIONS, STANDARD, EXTRA), strict=True))
     names: list[str] = []

@@ -7,15 +7,48 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
 from ttapca.errors import OptionError, did_you_mean
-from ttapca.networks.group_norm_resnet import GroupNormResNet
-from ttapca.networks.network import CIFAR_SHAPE, ImageNetwork, Normalisation, initialise
-from ttapca.networks.resnet import ResNet
-from ttapca.networks.small_cnn import SmallCNN
-from ttapca.networks.wide_resnet import WideResNet
+from ttapca.networks.network import CIFAR_SHAPE, ImageNetwork, Normalisation, conv3x3, initialise
+from ttapca.networks.residual import GroupNormResNet, ResNet, WideResNet
 
 DEFAULT_SEED = 0
+DIGITS_SHAPE = (1, 8, 8)
+
+
+class SmallCNN(ImageNetwork):
+    """Three 3x3 convolutions with BatchNorm, an average, a linear classifier.
+
+    Small enough to train in seconds: for the digits demo, tests and first steps.
+
+    Example:
+        >>> SmallCNN()(torch.rand(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+    """
+
+    def __init__(
+        self,
+        classes: int = 10,
+        normalisation: str | Normalisation = "none",
+        input_shape: Sequence[int] = DIGITS_SHAPE,
+    ) -> None:
+        super().__init__(classes, normalisation, input_shape)
+        self.conv1 = conv3x3(self.input_shape[0], 16)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.conv2 = conv3x3(16, 32, stride=2)
+        self.bn2 = nn.BatchNorm2d(32)
+        self.conv3 = conv3x3(32, 64)
+        self.bn3 = nn.BatchNorm2d(64)
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, classes) from images in [0, 1]."""
+        x = torch.relu(self.bn1(self.conv1(self.normalise(images))))
+        x = torch.relu(self.bn2(self.conv2(x)))
+        x = torch.relu(self.bn3(self.conv3(x)))
+        logits: Tensor = self.fc(x.mean((2, 3)))
+        return logits
 
 
 @dataclass(frozen=True)
@@ -31,35 +64,33 @@ class Architecture:
     make: Callable[[int, str | Normalisation, Sequence[int]], ImageNetwork]
 
 
-def _wide(depth: int, width: int) -> Architecture:
-    return Architecture(
-        f"WideResNet, depth {depth}, width {width}", functools.partial(WideResNet, depth, width)
-    )
-
-
-def _residual(depth: int) -> Architecture:
-    return Architecture(
-        f"ResNet, {depth} layers, 1x1-convolution shortcuts", functools.partial(ResNet, depth)
-    )
-
-
-def _zero_padded(depth: int) -> Architecture:
-    return Architecture(
-        f"ResNet, {depth} layers, zero-padded shortcuts",
-        functools.partial(ResNet, depth, shortcut="zeros"),
-    )
-
-
 _WIDE = ((10, 1), (16, 1), (16, 2), (16, 4), (16, 8), (22, 2), (28, 2), (28, 4), (28, 10))
 _WIDER = ((34, 10), (40, 1), (40, 2), (40, 4), (70, 16))
 _RESIDUAL = (20, 32, 44, 56, 110)
+_partial = functools.partial
 
 ARCHITECTURES: dict[str, Architecture] = {
-    **{f"wrn-{depth}-{width}": _wide(depth, width) for depth, width in (*_WIDE, *_WIDER)},
-    **{f"resnet{depth}": _residual(depth) for depth in _RESIDUAL},
-    **{f"resnet{depth}-zeros": _zero_padded(depth) for depth in _RESIDUAL},
+    **{
+        f"wrn-{depth}-{width}": Architecture(
+            f"WideResNet, depth {depth}, width {width}", _partial(WideResNet, depth, width)
+        )
+        for depth, width in (*_WIDE, *_WIDER)
+    },
+    **{
+        f"resnet{depth}": Architecture(
+            f"ResNet, {depth} layers, 1x1-convolution shortcuts", _partial(ResNet, depth)
+        )
+        for depth in _RESIDUAL
+    },
+    **{
+        f"resnet{depth}-zeros": Architecture(
+            f"ResNet, {depth} layers, zero-padded shortcuts",
+            _partial(ResNet, depth, shortcut="zeros"),
+        )
+        for depth in _RESIDUAL
+    },
     "resnet26-gn": Architecture(
-        "pre-activated ResNet, 26 layers, GroupNorm", functools.partial(GroupNormResNet, 26)
+        "pre-activated ResNet, 26 layers, GroupNorm", _partial(GroupNormResNet, 26)
     ),
     "small-cnn": Architecture("three convolutions with BatchNorm, for digits", SmallCNN),
 }
@@ -107,10 +138,6 @@ def shapes_of(architecture: str, classes: int, channels: int) -> dict[str, tuple
 
     Raises:
         OptionError: There is no such architecture.
-
-    Example:
-        >>> shapes_of("resnet20", 10, 3)["fc.weight"]
-        (10, 64)
     """
     with torch.device("meta"):
         network = _find(architecture).make(classes, "half", (channels, *CIFAR_SHAPE[1:]))

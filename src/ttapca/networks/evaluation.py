@@ -35,9 +35,9 @@ class Evaluation:
     Attributes:
         images: How many there were.
         error: Share of wrong predictions, in percent.
-        calibration_error: Expected distance between confidence and accuracy, in percent: images in
-            15 bins of equal width by the probability of the predicted class.
-        accuracy_of_class: In percent, by class; None for a class without images.
+        calibration_error: Expected distance between confidence and accuracy, in percent, over 15
+            bins of equal width by the probability of the predicted class.
+        accuracy_of_class: In percent; None for a class without images.
         entropy: Mean of the predictions' entropy, in nats.
         error_stream: The error of each batch, in percent.
         entropy_stream: The mean entropy of each batch.
@@ -86,13 +86,10 @@ def evaluate(
         predict: A model in evaluation mode, an `Adapter`, or any function from images in [0, 1] to
             logits of shape (batch, classes).
         data: Labelled images.
-        batch_size: Images a batch; the last one may have fewer.
+        batch_size: How many images go in at once; the last batch may have fewer.
         order: In which order they come, see `ttapca.datasets.choose`.
         seed: Of the shuffle, where there is one.
         progress: Wraps the batches while they are read; silent by default.
-
-    Returns:
-        Error, calibration, accuracy of each class, and speed.
 
     Raises:
         OptionError: The logits are not as many as the classes of the labels.
@@ -120,7 +117,7 @@ class Predictions:
         classes: The predicted ones.
         confidences: Their probabilities.
         entropies: Of the predictions, in nats.
-        batches: The number of the batch that each image came in.
+        batches: The number of each image's batch.
         seconds: Spent predicting.
         n_classes: How many classes there are.
     """
@@ -137,7 +134,7 @@ class Predictions:
         """Measure.
 
         Args:
-            chosen: Which images count, shape (n,), truth values; all by default. Seconds are then
+            chosen: Which images count, truth values of shape (n,); all by default. Seconds are
                 shared in proportion, and batches without a chosen image left out of the streams.
 
         Raises:
@@ -172,16 +169,8 @@ def predict_all(
 ) -> Predictions:
     """Predict all images, batch after batch: the one loop that everything is measured with.
 
-    Args:
-        predict: As for `evaluate`.
-        batches: Labelled images, in order.
-        progress: Wraps the batches while they are read; silent by default.
-        watch: Told after each batch how many images it had and how many predictions were wrong.
-
-    Raises:
-        OptionError: The logits are not as many as the classes of the labels.
-        ShapeError: The network does not take images of this shape.
-        NotEnoughDataError: There are no images.
+    Arguments and errors are those of `evaluate`. `watch` is told after each batch how many images
+    it had and how many predictions were wrong.
     """
     if not len(batches):
         raise NotEnoughDataError("Evaluation needs images; found none.")
@@ -215,7 +204,7 @@ def expected_calibration_error(
         bins: How many bins there are between 0 and 1; a bin holds its upper edge.
 
     Returns:
-        A number between 0 and 1; bins weigh by how many predictions they hold.
+        A number between 0 and 1; bins count by how many predictions they hold.
 
     Example:
         >>> confidence = torch.tensor([0.75, 0.75])

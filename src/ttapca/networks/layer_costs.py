@@ -25,15 +25,15 @@ class LayerFacts:
 
     Attributes:
         name: Dotted path.
-        kind: Its class.
-        input_shape: Of one sample; None where it takes no single tensor.
+        kind: The layer's class.
+        input_shape: Of one sample; None where the layer takes no single tensor.
         output_shape: Of one sample.
-        outputs: p, the numbers in it.
-        calls: In one forward pass; a filter needs exactly one.
-        folds: Whether the filter works in the layer's input, smaller than its output.
-        components: That the cost is for: as asked, or as many as there can be.
+        outputs: How many numbers the output has (the paper's p).
+        calls: How often the layer runs in one forward pass; a filter needs exactly one call.
+        folds: Whether the filter works in the layer's input, because that is smaller.
+        components: How many the cost is for: as asked, or as many as there can be.
         filter_bytes: Memory of the filter.
-        multiply_adds: That the filter adds to the forward pass of one image.
+        multiply_adds: What the filter adds to the forward pass of one image.
         relative_cost: The same over the multiply-adds of the network itself; None if it has none.
     """
 
@@ -89,7 +89,7 @@ def describe_layers(
     Args:
         model: Any module; left as it was.
         input_shape: Of one image.
-        components: Of the filter whose cost is told.
+        components: How many the filter would have.
 
     Raises:
         ShapeError: The network does not take such an image.

@@ -1,30 +1,37 @@
-"""One way in: a name, a file, whatever the layout."""
+"""From a name or a file to a network in evaluation mode, whatever the file's layout.
+
+Nothing is built before the names and shapes in the file fit it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ttapca._checks import OneOf, conform
+from ttapca._checks import OneOf, conform, shown
 from ttapca.errors import CheckpointError, LayerNotFoundError, OptionError, did_you_mean
 from ttapca.networks.architectures import ARCHITECTURES, build, shapes_of
-from ttapca.networks.descriptions import INPUT_SHAPE
-from ttapca.networks.matching import (
-    channels_of,
-    check_shapes,
-    classes_of,
-    guess_architecture,
-    load_into,
-    shapes_in,
+from ttapca.networks.network import (
+    CIFAR_SHAPE,
+    INPUT_SHAPE,
+    MOST_CHANNELS,
+    MOST_CLASSES,
+    NORMALISATIONS,
+    ImageNetwork,
+    Normalisation,
 )
-from ttapca.networks.network import CIFAR_SHAPE, NORMALISATIONS, ImageNetwork, Normalisation
 from ttapca.networks.rotation import HEAD_PREFIX, RotationHead, RotationNetwork
-from ttapca.networks.weight_files import SAFETENSORS, Weights, read_weights
+from ttapca.networks.weight_files import SAFETENSORS, WeightFile, read_weights
+
+COUNTER = "num_batches_tracked"  # BatchNorm's; older files lack it, and nothing depends on it
+NAMES_SHOWN = 4
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def load(
@@ -59,18 +66,13 @@ def load(
         10
     """
     path = find_weights(source)
-    weights = read_weights(path)
-    return _network(weights, path, architecture, normalisation, input_shape)
+    return _network(read_weights(path), path, architecture, normalisation, input_shape)
 
 
 def load_rotation(
     source: str | Path, *, normalisation: str | Normalisation | None = None
 ) -> RotationNetwork:
-    """Load a network together with the rotation head it was trained with.
-
-    Args:
-        source: As for `load`.
-        normalisation: As for `load`.
+    """Load a network together with the rotation head it was trained with, as `load` does.
 
     Raises:
         OptionError: As for `load`.
@@ -98,10 +100,10 @@ def load_rotation(
     first = head_tensors["conv1.weight"]
     channels = first.shape[1] if first.dim() == 4 else 1
     with torch.device("meta"):  # as large as the file says it is: compared before it is made
-        wanted = shapes_in(RotationHead(channels).state_dict())
-    check_shapes(wanted, head_tensors, "rotation head", path)
+        wanted = _shapes_in(RotationHead(channels).state_dict())
+    _check_shapes(wanted, head_tensors, "rotation head", path)
     head = RotationHead(channels)
-    load_into(head, head_tensors, "rotation head", path)
+    _fill(head, head_tensors, "rotation head", path)
     try:
         return RotationNetwork(network, split, head).eval()
     except LayerNotFoundError as error:
@@ -128,7 +130,7 @@ def load_weights(network: nn.Module, path: Path | str) -> nn.Module:
         >>> load_weights(nn.Linear(2, 1), path)
         Linear(in_features=2, out_features=1, bias=True)
     """
-    load_into(network, _own_tensors(read_weights(Path(path))), type(network).__name__, Path(path))
+    _fill(network, _own_tensors(read_weights(Path(path))), type(network).__name__, Path(path))
     return network.eval()
 
 
@@ -136,8 +138,8 @@ def packaged() -> dict[str, Path]:
     """The networks that ship with the package: names and files.
 
     Example:
-        >>> "digits" in packaged()
-        False
+        >>> "digits-small-cnn" in packaged()
+        True
     """
     folder = Path(str(resources.files("ttapca.networks") / "weights"))
     return {path.stem: path for path in sorted(folder.glob(f"*{SAFETENSORS}"))}
@@ -148,10 +150,6 @@ def find_weights(source: str | Path) -> Path:
 
     Raises:
         OptionError: There is none; near names are offered.
-
-    Example:
-        >>> find_weights(__file__).name
-        'loading.py'
     """
     names = packaged()
     if str(source) in names:
@@ -171,8 +169,25 @@ def find_weights(source: str | Path) -> Path:
     )
 
 
+def guess_architecture(tensors: Mapping[str, Tensor]) -> str | None:
+    """The architecture whose state dict has these names and shapes; classes and channels are free.
+
+    Example:
+        >>> guess_architecture(build("resnet20", classes=7).state_dict())
+        'resnet20'
+    """
+    classes, channels = _classes_of(tensors), _channels_of(tensors)
+    if classes is None or channels is None:
+        return None
+    found = _without_counters(_shapes_in(tensors))
+    for name in ARCHITECTURES:
+        if _without_counters(shapes_of(name, classes, channels)) == found:
+            return name
+    return None
+
+
 def _network(
-    weights: Weights,
+    weights: WeightFile,
     path: Path,
     architecture: str | None,
     normalisation: str | Normalisation | None,
@@ -191,19 +206,19 @@ def _network(
             f"{', '.join(f'`{name}`' for name in list(tensors)[:3])}. Name the network's factory: "
             f"--model {owner or 'package.module:factory'} --weights {path}"
         )
-    channels = channels_of(tensors) or CIFAR_SHAPE[0]
+    channels = _channels_of(tensors) or CIFAR_SHAPE[0]
     shape = input_shape or weights.description.get("input_shape") or (channels, *CIFAR_SHAPE[1:])
     conform(tuple(shape), INPUT_SHAPE, "A network", OptionError, at="input_shape")
     stated = normalisation or _described_normalisation(weights.description, shape[0], path)
-    classes = classes_of(tensors) or 1
-    check_shapes(shapes_of(named, classes, shape[0]), tensors, named, path)
+    classes = _classes_of(tensors) or 1
+    _check_shapes(shapes_of(named, classes, shape[0]), tensors, named, path)
     network = build(named, classes=classes, normalisation=stated, input_shape=shape)
-    load_into(network, tensors, named, path)
+    _fill(network, tensors, named, path)
     network.eval()
     return network
 
 
-def _own_tensors(weights: Weights) -> dict[str, Any]:
+def _own_tensors(weights: WeightFile) -> dict[str, Tensor]:
     return {
         name: tensor for name, tensor in weights.tensors.items() if not name.startswith(HEAD_PREFIX)
     }
@@ -223,3 +238,75 @@ def _described_normalisation(
         return Normalisation(tuple(values["mean"]), tuple(values["std"])).for_channels(channels)
     except OptionError as error:
         raise CheckpointError(f"The normalisation in {path} does not fit: {error}") from error
+
+
+def _classes_of(tensors: Mapping[str, Tensor]) -> int | None:
+    last = tensors.get("fc.weight")
+    return last.shape[0] if _holds(last, dimensions=2, of=0, most=MOST_CLASSES) else None
+
+
+def _channels_of(tensors: Mapping[str, Tensor]) -> int | None:
+    first = tensors.get("conv1.weight")
+    return first.shape[1] if _holds(first, dimensions=4, of=1, most=MOST_CHANNELS) else None
+
+
+def _holds(tensor: Tensor | None, *, dimensions: int, of: int, most: int) -> TypeGuard[Tensor]:
+    """Whether a tensor has so many dimensions, and a believable size in one of them."""
+    return tensor is not None and tensor.dim() == dimensions and 1 <= tensor.shape[of] <= most
+
+
+def _fill(network: nn.Module, tensors: Mapping[str, Tensor], name: str, path: Path) -> None:
+    """Copy weights into a network, all of them or none; it keeps its own precision."""
+    own = network.state_dict()
+    _check_shapes(_shapes_in(own), tensors, name, path)
+    for key, value in tensors.items():
+        if value.is_complex() and not own[key].is_complex():
+            raise CheckpointError(
+                f"`{key}` of `{name}` is real, and complex in {path}: the weights are of another "
+                "network."
+            )
+    counters = {key: torch.zeros_like(own[key]) for key in own if key.endswith(COUNTER)}
+    network.load_state_dict({**counters, **tensors})
+
+
+def _check_shapes(wanted: Shapes, tensors: Mapping[str, Tensor], name: str, path: Path) -> None:
+    """Compare names and shapes of a network with those of a file, which may lack counters."""
+    counters = {key: shape for key, shape in wanted.items() if key.endswith(COUNTER)}
+    wrong = _differences(wanted, {**counters, **_shapes_in(tensors)})
+    if not wrong:
+        return
+    fitting = guess_architecture(tensors)
+    advice = (
+        f"They are those of the architecture `{fitting}` with {_classes_of(tensors)} classes."
+        if fitting
+        else "No architecture of ttapca has these names and shapes; for a network of your own "
+        "name its factory: `--model package.module:factory --weights FILE`."
+    )
+    raise CheckpointError(f"The weights in {path} do not fit `{name}`: {wrong}. {advice}")
+
+
+def _differences(wanted: Shapes, found: Shapes) -> str:
+    """Which names are missing, unexpected or wrongly shaped; nothing when all is well."""
+    parts = {
+        "missing": [f"`{key}`" for key in wanted if key not in found],
+        "unexpected": [f"`{shown(key)[1:-1]}`" for key in found if key not in wanted],
+        "wrong shape": [
+            f"`{key}` {found[key]} for {shape}"
+            for key, shape in wanted.items()
+            if key in found and found[key] != shape
+        ],
+    }
+    return "; ".join(f"{what} {_shortened(keys)}" for what, keys in parts.items() if keys)
+
+
+def _shortened(names: list[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shapes_in(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _without_counters(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in shapes.items() if not name.endswith(COUNTER)}
