@@ -70,7 +70,8 @@ def read_stream(path: Path, kind: str, like: Mapping[str, Any]) -> dict[str, Any
 def _taken_apart(tree: Any, tensors: dict[str, Tensor]) -> Any:
     """The same with a number in the place of each tensor, which JSON can hold."""
     if isinstance(tree, Tensor):
-        tensors[str(len(tensors))] = tree.detach().cpu().contiguous()
+        # In memory of its own: safetensors takes no two that share it.
+        tensors[str(len(tensors))] = tree.detach().to("cpu", copy=True).contiguous()
         return {TENSOR: len(tensors) - 1}
     if isinstance(tree, Mapping):
         return {"dict": {name: _taken_apart(value, tensors) for name, value in tree.items()}}
