@@ -20,7 +20,7 @@ from ttapca.adaptation.guards import CollapseGuard, GuardEvent
 from ttapca.adaptation.optimisation import Mover
 from ttapca.adaptation.saved_streams import read_stream, write_stream
 from ttapca.adaptation.surfaces import Surface
-from ttapca.errors import AttachError, LayerOutputError, OptionError
+from ttapca.errors import AttachError, LayerOutputError, OptionError, SavedStreamError
 from ttapca.fitting.attachment import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
 from ttapca.support.group_norm import make_gradients_safe
@@ -482,9 +482,14 @@ class NamedStream:
             SavedStreamError: The file is missing, damaged, or of another kind of adapter.
         """
         with self._adapter._turn.lock:
-            like = self._look(lambda stream: stream.contents())
+            like = self._adapter._stream.contents()
             found = read_stream(Path(path), self._adapter.kind, like)
-            self._look(lambda stream: stream.put(found))
+            before = self._look(lambda stream: stream.contents())
+            try:
+                self._look(lambda stream: stream.put(found))
+            except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+                self._look(lambda stream: stream.put(before))
+                raise SavedStreamError(f"{path} is no saved stream: {error!r}.") from error
 
     def _look(self, at: Callable[[Stream], Any]) -> Any:
         with self._adapter._turn.lock, torch.inference_mode(False):
