@@ -392,7 +392,7 @@ class Adapter(nn.Module):
             if guard.action == "rollback" and good:
                 self._stream.put(copy.deepcopy(good[0]))
             return True
-        if guard.full and self._calls % guard.window == 0:
+        if guard.full and self._stream.batches % guard.window == 0:
             # Two are kept: the newer may lie on the way to a collapse that is not seen yet.
             state = self._stream.contents()
             moved = {name: state["parts"][name] for name in self._surface_parts}
