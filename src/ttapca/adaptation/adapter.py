@@ -137,6 +137,7 @@ class Adapter(nn.Module):
             for surface in surfaces:
                 surface.attach(model, self._stream)
                 done.append(surface)
+            self._stream.end_batch()  # passes count within calls of the adapter alone
             self._surface_parts = self._stream.parts  # what a guard takes back
             self._handles = [wrap_forward(model, _OwnedBy(self))]
             if self.mover.needs_gradients:
