@@ -124,7 +124,7 @@ class Adapter(nn.Module):
         self._good: tuple[dict[str, Any], ...] = ()  # states a window has confirmed, or will
         self._find_logits = logits
         self._stream = Stream(memory)
-        self._current = DEFAULT_STREAM
+        self._current: str | None = DEFAULT_STREAM  # None only where a switch was interrupted
         self._parked: dict[str, dict[str, Any]] = {}  # the contents of all other streams
         self._enabled = True
         self._attached = True
@@ -253,8 +253,8 @@ class Adapter(nn.Module):
     @property
     def streams(self) -> tuple[str, ...]:
         """The names of all streams, the one of the adapter itself first."""
-        names = dict.fromkeys((DEFAULT_STREAM, *self._parked, self._current))
-        return tuple(names)
+        current = () if self._current is None else (self._current,)
+        return tuple(dict.fromkeys((DEFAULT_STREAM, *self._parked, *current)))
 
     @property
     def kind(self) -> str:
@@ -275,12 +275,19 @@ class Adapter(nn.Module):
         if name == self._current:
             return
         with torch.inference_mode(False):
-            self._parked[self._current] = self._stream.contents()
-            self._current = name
+            self._park()
             if name in self._parked:
-                self._stream.put(self._parked.pop(name))
+                self._stream.put(self._parked[name])
             else:
                 self._stream.reset()
+            self._current = name
+            self._parked.pop(name, None)
+
+    def _park(self) -> None:
+        """Set the contents of the current stream apart; from here on there is none."""
+        if self._current is not None:
+            self._parked[self._current] = self._stream.contents()
+            self._current = None
 
     def reset(self) -> None:
         """Forget all adaptation: every surface returns, bit for bit, to where it started.
@@ -355,6 +362,7 @@ class Adapter(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """What `state_dict` holds beside parameters and buffers: all of all streams."""
         with self._turn.lock:
+            self._switch_to(self._current or DEFAULT_STREAM)
             streams = {**self._parked, self._current: self._stream.contents()}
             return {
                 "streams": copy.deepcopy(streams),
@@ -367,9 +375,8 @@ class Adapter(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Go on, bit for bit, where another adapter of the same kind was saved."""
         with self._turn.lock:
-            self._parked = copy.deepcopy(state["streams"])
-            self._current = state["current"]
-            self._stream.put(self._parked.pop(self._current))
+            self._current, self._parked = None, copy.deepcopy(state["streams"])
+            self._switch_to(state["current"])
             self.mover.updates, self.mover.skipped = state["updates"], state["skipped"]
             self._calls = state["calls"]
 
