@@ -365,6 +365,7 @@ class Adapter(nn.Module):
             self._switch_to(self._current or DEFAULT_STREAM)
             streams = {**self._parked, self._current: self._stream.contents()}
             return {
+                "kind": self.kind,
                 "streams": copy.deepcopy(streams),
                 "current": self._current,
                 "updates": self.mover.updates,
@@ -373,7 +374,16 @@ class Adapter(nn.Module):
             }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Go on, bit for bit, where another adapter of the same kind was saved."""
+        """Go on, bit for bit, where another adapter of the same kind was saved.
+
+        Raises:
+            SavedStreamError: It was of another kind.
+        """
+        if state.get("kind") != self.kind:
+            raise SavedStreamError(
+                "The state must be of an adapter of the same kind; found that of another. Load it "
+                "with the method, the filter and the network it was saved with."
+            )
         with self._turn.lock:
             self._current, self._parked = None, copy.deepcopy(state["streams"])
             self._switch_to(state["current"])
