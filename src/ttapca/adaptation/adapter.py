@@ -362,12 +362,13 @@ class Adapter(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """What `state_dict` holds beside parameters and buffers: all of all streams."""
         with self._turn.lock:
-            self._switch_to(self._current or DEFAULT_STREAM)
-            streams = {**self._parked, self._current: self._stream.contents()}
+            current = self._current or DEFAULT_STREAM
+            self._switch_to(current)
+            streams = {**self._parked, current: self._stream.contents()}
             return {
                 "kind": self.kind,
                 "streams": copy.deepcopy(streams),
-                "current": self._current,
+                "current": current,
                 "updates": self.mover.updates,
                 "skipped": self.mover.skipped,
                 "calls": self._calls,
@@ -455,21 +456,21 @@ class NamedStream:
     @property
     def samples(self) -> int:
         """How many samples it has seen since it started."""
-        return int(self._look(lambda stream: stream.samples))
+        return int(self._values()["samples"])
 
     @property
     def batches(self) -> int:
         """How many batches."""
-        return int(self._look(lambda stream: stream.batches))
+        return int(self._values()["batches"])
 
     @property
     def shift(self) -> float:
         """How surely its data have shifted, from 0 to 1; 1 where the method cannot tell."""
-        return float(self._look(lambda stream: stream.shift))
+        return self._adapter._stream.shift_in(self._values())
 
     def reset(self) -> None:
         """Start it anew."""
-        self._look(lambda stream: stream.reset())
+        self._do(lambda stream: stream.reset())
 
     def start_condition(self) -> None:
         """Say that its data change from here on; see `Adapter.start_condition`."""
@@ -490,7 +491,7 @@ class NamedStream:
         Args:
             path: Of the file; one that is there is replaced.
         """
-        contents = self._look(lambda stream: copy.deepcopy(stream.contents()))
+        contents = self._do(lambda stream: copy.deepcopy(stream.contents()))
         write_stream(contents, self._adapter.kind, Path(path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -502,17 +503,26 @@ class NamedStream:
         with self._adapter._turn.lock:
             like = self._adapter._stream.contents()
             found = read_stream(Path(path), self._adapter.kind, like)
-            before = self._look(lambda stream: stream.contents())
+            before = self._do(lambda stream: stream.contents())
             try:
-                self._look(lambda stream: stream.put(found))
+                self._do(lambda stream: stream.put(found))
             except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-                self._look(lambda stream: stream.put(before))
+                self._do(lambda stream: stream.put(before))
                 raise SavedStreamError(f"{path} is no saved stream: {error!r}.") from error
 
-    def _look(self, at: Callable[[Stream], Any]) -> Any:
+    def _values(self) -> dict[str, Any]:
+        """What it holds; to look makes no stream, and leaves the current one where it is."""
+        adapter = self._adapter
+        with adapter._turn.lock:
+            if self.name == adapter._current:
+                return adapter._stream.values
+            parked = adapter._parked.get(self.name)
+            return adapter._stream.starts if parked is None else dict(parked["values"])
+
+    def _do(self, what: Callable[[Stream], Any]) -> Any:
         with self._adapter._turn.lock, torch.inference_mode(False):
             self._adapter._switch_to(self.name)
-            return at(self._adapter._stream)
+            return what(self._adapter._stream)
 
 
 class _OwnedBy(Wrapper):
