@@ -24,7 +24,12 @@ from ttapca.errors import AttachError, LayerOutputError, OptionError, SavedStrea
 from ttapca.fitting.attachment import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
 from ttapca.support.group_norm import make_gradients_safe
-from ttapca.support.modules import explained_inputs, restore_training_flags, training_flags
+from ttapca.support.modules import (
+    device_and_dtype,
+    explained_inputs,
+    restore_training_flags,
+    training_flags,
+)
 from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
@@ -503,6 +508,8 @@ class NamedStream:
         with self._adapter._turn.lock:
             like = self._adapter._stream.contents()
             found = read_stream(Path(path), self._adapter.kind, like)
+            device, _ = device_and_dtype(self._adapter.model, self._adapter.model)
+            found = map_tensors(found, lambda tensor: tensor.to(device))
             before = self._do(lambda stream: stream.contents())
             try:
                 self._do(lambda stream: stream.put(found))
