@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from benchmark.synthetic_rows import everything, observations
-from ttapca.benchmark.report import report
+from ttapca.benchmark.report_page import report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -1,4 +1,4 @@
-"""The paper's cells, against its own source where that is at hand, and against known errata."""
+"""The paper's numbers, against its own source where that is at hand, and known errata."""
 
 from __future__ import annotations
 

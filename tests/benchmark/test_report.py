@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import doctest
 import hashlib
 import html
 import re
@@ -11,27 +12,31 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from benchmark.synthetic_rows import cell, failed, observations, paper_grid, row
 from ttapca.benchmark import Results, cells
 from ttapca.benchmark.glossary import METHODS, SETTINGS, glossary
-from ttapca.benchmark.report import report
+from ttapca.benchmark.report_page import report
 from ttapca.cli import app as command_line
 from ttapca.methods.registry import RECIPES
 
+DOCS = Path(__file__).parents[2] / "docs"
+ROWS = [*paper_grid()[:-16], failed(cell("ttapca-exp", "fog"))]
 EVIL = '<script>alert("x")</script>'
 
 
 class Reader(HTMLParser):
-    """Counts tags, and keeps whatever could make a browser fetch or run something."""
+    """Keeps tags, ids, and whatever could make a browser fetch or run something."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.targets: list[str] = []
         self.ids: list[str] = []
+        self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -43,19 +48,13 @@ class Reader(HTMLParser):
             assert not name.startswith("on"), name
 
 
-def read(page: str) -> Reader:
-    reader = Reader()
-    reader.feed(page)
-    return reader
-
-
 @pytest.fixture(scope="module")
 def page() -> str:
-    return report([*paper_grid()[:-16], failed(cell("ttapca-exp", "fog"))], observations())
+    return report(ROWS, observations())
 
 
 def test_everything_is_inside(page: str) -> None:
-    reader = read(page)
+    reader = Reader(page)
     assert reader.tags.count("script") == 1
     assert "link" in reader.tags  # the empty icon, without which browsers ask a server for one
     for target in reader.targets:
@@ -63,6 +62,10 @@ def test_everything_is_inside(page: str) -> None:
     assert len(reader.ids) == len(set(reader.ids))
     links = {target[1:] for target in reader.targets if target.startswith("#")}
     assert links <= set(reader.ids)
+
+
+def test_the_same_rows_give_the_same_page(page: str) -> None:
+    assert report(ROWS, observations()) == page
 
 
 def test_the_policy_allows_this_script_and_no_other(page: str) -> None:
@@ -81,14 +84,14 @@ def test_words_from_the_file_are_escaped() -> None:
     page = report(rows)
     assert "alert" in page
     assert EVIL not in page
-    assert read(page).tags.count("script") == 1
+    assert Reader(page).tags.count("script") == 1
 
 
 def test_sections_are_there_when_they_have_something_to_say(page: str) -> None:
     sections = {"run", "tables", "paper", "figures", "images", "cost", "failures", "reproduce"}
-    assert sections <= set(read(page).ids)
-    assert not sections & set(read(report([])).ids)
-    few = set(read(report([row(cell("bn", "fog", data="digits", images=200))])).ids)
+    assert sections <= set(Reader(page).ids)
+    assert not sections & set(Reader(report([])).ids)
+    few = set(Reader(report([row(cell("bn", "fog", data="digits", images=200))])).ids)
     assert sections & few == {"run", "tables", "cost", "reproduce"}
 
 
@@ -115,7 +118,9 @@ def test_the_glossary_is_complete() -> None:
 
 
 def test_a_page_is_written_without_torch() -> None:
-    code = "import sys, ttapca.benchmark.report as r; r.report([]); print('torch' in sys.modules)"
+    code = (
+        "import sys, ttapca.benchmark.report_page as r; r.report([]); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -126,16 +131,27 @@ def test_commands_can_be_copied_as_they_are(page: str) -> None:
     assert text.splitlines() == ["ttapca bench resnet20.pth --data cifar10 --settings episodic"]
 
 
-def test_the_same_rows_give_the_same_page() -> None:
-    rows = [row(cell(name, "fog")) for name in ("source", "bn", "tent")]
-    assert report(rows) == report(rows)
-
-
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results.sqlite"
     with Results(results) as file:
         file.add([row(cell("bn", "fog"))])
     page = tmp_path / "report.html"
     assert command_line.run(["report", str(results), "--to", str(page)]) == 0
-    assert capsys.readouterr().out == f"{page}: 1 cell\n"
+    assert capsys.readouterr().out == f"{page}: 1 measurement\n"
     assert "</html>" in page.read_text()
+
+
+def test_the_documentation_runs_and_shows_what_it_names() -> None:
+    outcome = doctest.testfile(str(DOCS / "report.md"), module_relative=False)
+    assert outcome.attempted > 10
+    assert outcome.failed == 0
+    names = re.findall(r"\]\((pictures/[^)]+)\)", (DOCS / "report.md").read_text())
+    assert names
+    for name in names:
+        assert 1000 < (DOCS / name).stat().st_size < 150_000
+
+
+def test_the_picture_of_the_idea_is_whole() -> None:
+    root = ET.parse(DOCS / "pictures" / "idea.svg").getroot()
+    labels = root.attrib["aria-labelledby"].split()
+    assert {each.attrib.get("id") for each in root} >= set(labels)
