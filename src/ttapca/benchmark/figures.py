@@ -43,6 +43,7 @@ LEVELS = ("bn", "tent")  # methods that a sweep is compared with
 SWEEPS = {  # by option: name, title and label of the figure
     "components": ("rank", "Error against PCA rank", "principal components kept"),
     "steps": ("steps", "Error against steps", "gradient steps per batch"),
+    "batch_size": ("batch", "Error against batch size", "images per batch"),
 }
 FAMILY = [name for name in LINE if name not in SWEEPS]
 WIDTH, HEIGHT = 4.6, 2.75  # inches
@@ -96,10 +97,10 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
     streams = [each for each in found if each.conditions.setting != "episodic"] or found
     with mpl.rc_context(STYLE):
         drawn = [
-            *(_sweep(each, option, styles) for option in SWEEPS for each in found),
+            *(_sweep(each, option, styles) for option in ("components", "steps") for each in found),
             *_batch_sizes(found, styles),
-            *(_parameters(each, styles) for each in _largest_of_each(found)),
-            *(_cost(each, styles) for each in _largest_of_each(found)),
+            *(_scatter(each, "parameters", styles) for each in _largest_of_each(found)),
+            *(_scatter(each, "cost", styles) for each in _largest_of_each(found)),
             *(_entropy(each, styles) for each in _largest_of_each(streams)),
             *_spectra(observations, styles),
         ]
@@ -138,59 +139,53 @@ def _caption(comparison: Comparison, spread: str = "bars", batch: bool = True) -
 def _sweep(comparison: Comparison, option: str, styles: dict[str, int]) -> ReportFigure | None:
     """Error against one option: a curve for each method that was run with several values of it."""
     lines = comparison.lines.dropna(subset="mean")
-    others = [each for each in LINE if each != option]
-    curves = _curves(lines[lines[option] > 0], others, option)
-    if not curves:
-        return None
+    swept = lines[lines[option] > 0]
+    curves = _curves(swept, [name for name in LINE if name != option], option)
     drawn = {curve.method.iloc[0] for curve in curves}
     levels = lines[lines.method.isin(LEVELS) & ~lines.method.isin(drawn)]
     levels = nearest_to_paper(levels, FAMILY)
-    figure, (axes,) = _panels(1, len(curves) + len(levels))
-    _draw_curves(axes, curves, option, styles)
-    for line, text, number in _drawn_as(levels, styles):
-        style = look(number)
-        axes.axhline(line.mean, color=style["color"], linestyle=style["linestyle"], label=text)
-        if line.deviation > 0:
-            low, high = line.mean - line.deviation, line.mean + line.deviation
-            axes.axhspan(low, high, color=style["color"], alpha=0.18, linewidth=0)
-    name, title, label = SWEEPS[option]
-    axes.set_xlabel(label)
-    _add_legend(figure)
-    spread = "bars and bands" if len(levels) else "bars"
-    return ReportFigure(name, title, _caption(comparison, spread), figure)
+    caption = _caption(comparison, "bars and bands" if len(levels) else "bars")
+    return _curve_figure(option, curves, levels, styles, caption)
 
 
-def _batch_sizes(found: Sequence[Comparison], styles: dict[str, int]) -> Iterator[ReportFigure]:
+def _batch_sizes(
+    found: Sequence[Comparison], styles: dict[str, int]
+) -> Iterator[ReportFigure | None]:
     """Error against batch size, over the corruptions that all sizes have."""
     groups: dict[Conditions, list[Comparison]] = {}
     for each in found:
-        groups.setdefault(each.conditions._replace(batch_size=0), []).append(each)
+        if each.conditions.batch_size:
+            groups.setdefault(each.conditions._replace(batch_size=0), []).append(each)
     for group in groups.values():
         shared = set.intersection(*(set(each.corruptions) for each in group))
         kept = tuple(name for name in group[0].corruptions if name in shared)
-        alike = [replace(each, corruptions=kept) for each in group if kept]
-        sized = [each.lines.assign(size=each.conditions.batch_size) for each in alike]
-        lines = pd.concat(sized).dropna(subset="mean") if sized else DataFrame()
-        curves = _curves(lines, LINE, "size") if len(lines) else []
-        if curves:
-            figure, (axes,) = _panels(1, len(curves))
-            _draw_curves(axes, curves, "size", styles)
-            axes.set_xlabel("images per batch")
-            _add_legend(figure)
-            caption = _caption(alike[0], batch=False)
-            yield ReportFigure("batch", "Error against batch size", caption, figure)
+        alike = [replace(each, corruptions=kept) for each in group]
+        lines = pd.concat(
+            [each.lines.assign(batch_size=each.conditions.batch_size) for each in alike]
+        ).dropna(subset="mean")
+        curves = _curves(lines, LINE, "batch_size")
+        caption = _caption(alike[0], batch=False) if curves else ""
+        yield _curve_figure("batch_size", curves, lines[:0], styles, caption)
 
 
-def _curves(lines: DataFrame, family: Sequence[str], option: str) -> list[DataFrame]:
+def _curves(lines: DataFrame, family: list[str], option: str) -> list[DataFrame]:
     """Lines that differ in one option only, sorted by it; a single point makes no curve."""
-    groups = [own.sort_values(option) for _, own in lines.groupby(list(family), sort=False)]
+    groups = [own.sort_values(option) for _, own in lines.groupby(family, sort=False)]
     return [own for own in groups if len(own) > 1]
 
 
-def _draw_curves(
-    axes: Axes, curves: Sequence[DataFrame], option: str, styles: dict[str, int]
-) -> None:
-    """Draw curves on a logarithmic axis, those with bars a little apart."""
+def _curve_figure(
+    option: str,
+    curves: Sequence[DataFrame],
+    levels: DataFrame,
+    styles: dict[str, int],
+    caption: str,
+) -> ReportFigure | None:
+    """Curves on a logarithmic axis, those with bars a little apart, and lines all across."""
+    if not curves:
+        return None
+    name, title, label = SWEEPS[option]
+    figure, (axes,) = _panels(1, len(curves) + len(levels))
     families = pd.concat([curve[:1] for curve in curves]).assign(**{option: 0})
     ticks = sorted({value for curve in curves for value in curve[option]})
     apart = (ticks[-1] / ticks[0]) ** APART
@@ -198,18 +193,20 @@ def _draw_curves(
     barred = [at for at, each in enumerate(spread) if each.any()]
     for at, (_, text, number) in enumerate(_drawn_as(families, styles)):
         shift = barred.index(at) - (len(barred) - 1) / 2 if at in barred else 0
-        axes.errorbar(
-            curves[at][option] * apart**shift,
-            curves[at]["mean"],
-            yerr=spread[at] if at in barred else None,
-            capsize=2,
-            elinewidth=0.9,
-            label=text,
-            **look(number),
-        )
-    axes.set(xscale="log", ylabel=ERROR)
+        x, y = curves[at][option] * apart**shift, curves[at]["mean"]
+        bars = {"yerr": spread[at], "capsize": 2, "elinewidth": 0.9} if at in barred else {}
+        axes.errorbar(x, y, label=text, **bars, **look(number))
+    for line, text, number in _drawn_as(levels, styles):
+        colour, dash = look(number)["color"], look(number)["linestyle"]
+        axes.axhline(line.mean, color=colour, linestyle=dash, label=text)
+        if line.deviation > 0:
+            low, high = line.mean - line.deviation, line.mean + line.deviation
+            axes.axhspan(low, high, color=colour, alpha=0.18, linewidth=0)
+    axes.set(xscale="log", xlabel=label, ylabel=ERROR)
     _label_plainly(axes.xaxis)
     axes.set_xticks(ticks)
+    _add_legend(figure)
+    return ReportFigure(name, title, caption, figure)
 
 
 def _drawn_as(lines: DataFrame, styles: dict[str, int]) -> Iterator[tuple[Any, str, int]]:
@@ -344,35 +341,12 @@ def _draw_spectrum(axes: Axes, values: Sequence[float], **style: Any) -> None:
 # Points with their names at the side -------------------------------------------------------------
 
 
-def _parameters(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | None:
-    """Error against the number of parameters that a method adapts."""
-    lines = comparison.lines.assign(x=comparison.lines.parameters)
-    title, label = "Error against parameters adapted", "parameters adapted"
-    return _scatter(comparison, lines, styles, "parameters", title, label)
-
-
-def _cost(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | None:
-    """Error against time, as a multiple of the untouched network's where that was measured."""
-    lines = comparison.lines
-    times = (lines.seconds / lines.measured).where(lines.seconds > 0)
-    source = times[lines.method == SOURCE].dropna()
-    label = "milliseconds per image" if source.empty else "time per image (source = 1)"
-    lines = lines.assign(x=times / (0.001 if source.empty else source.iloc[0]))
-    return _scatter(comparison, lines, styles, "cost", "Error against cost", label)
-
-
-def _scatter(
-    comparison: Comparison,
-    lines: DataFrame,
-    styles: dict[str, int],
-    name: str,
-    title: str,
-    label: str,
-) -> ReportFigure | None:
+def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> ReportFigure | None:
     """One point for each method; names and values stand at the side, in the order of the error."""
     from matplotlib.figure import Figure
 
-    whole = lines.dropna(subset=["mean"])
+    title, label, values = _parameters(comparison) if name == "parameters" else _cost(comparison)
+    whole = comparison.lines.assign(x=values).dropna(subset=["mean"])
     shown = nearest_to_paper(whole, FAMILY).dropna(subset=["x"])
     if shown.x.nunique() < 2:  # nothing to compare the error with
         return None
@@ -403,6 +377,20 @@ def _scatter(
     caption += " The vertical axis is broken." if cut else ""
     caption += PICKED if len(shown) < len(whole) else ""
     return ReportFigure(name, title, caption, figure)
+
+
+def _parameters(comparison: Comparison) -> tuple[str, str, Series]:
+    label = "parameters adapted"
+    return f"Error against {label}", label, comparison.lines.parameters
+
+
+def _cost(comparison: Comparison) -> tuple[str, str, Series]:
+    """Time, as a multiple of the untouched network's where that was measured."""
+    lines = comparison.lines
+    times = (lines.seconds / lines.measured).where(lines.seconds > 0)
+    source = times[lines.method == SOURCE].dropna()
+    label = "milliseconds per image" if source.empty else "time per image (source = 1)"
+    return "Error against cost", label, times / (0.001 if source.empty else source.iloc[0])
 
 
 def _scale_x(axes: Axes, values: Series) -> None:

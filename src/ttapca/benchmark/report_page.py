@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-from pandas import Series
 
 from ttapca._version import __version__
 from ttapca.benchmark.cells import Observation, Row
@@ -29,7 +26,6 @@ from ttapca.benchmark.tables import (
     failure_table,
     full_name,
     heading,
-    images_in_words,
     paper_tables,
 )
 
@@ -113,7 +109,7 @@ def _finding(comparison: Comparison) -> list[str]:
     severity = f" at severity {ours.severity}" if ours.severity else ""
     where = (
         f"With {ours.model} on {ours.data}{severity} ({ours.setting}, batches of "
-        f"{ours.batch_size}, {images_in_words(ours)})"
+        f"{ours.batch_size}, {ours.images:,} images per corruption)"
     )
     ranked, unranked = lines[lines["mean"].notna()], lines.label[lines["mean"].isna()]
     if ranked.empty:
@@ -122,11 +118,11 @@ def _finding(comparison: Comparison) -> list[str]:
     names = comparison.corruptions
     over = f"over {len(names)} corruptions" if len(names) > 1 else f"on {heading(names[0])}"
     if best.method == SOURCE:
-        lead = f"no method beats the untouched network, {percent(best['mean'])} mean error {over}"
+        lead = f"no method beats the untouched network, {_percent(best['mean'])} mean error {over}"
     else:
-        lead = f"{best.label} has the lowest mean error {over}, {percent(best['mean'])}"
+        lead = f"{best.label} has the lowest mean error {over}, {_percent(best['mean'])}"
         others = [
-            f"{percent(mean)} {words}"
+            f"{_percent(mean)} {words}"
             for method, words in REFERENCES.items()
             for mean in ranked["mean"][(ranked.method == method) & (ranked.index != best.name)]
         ]
@@ -135,21 +131,16 @@ def _finding(comparison: Comparison) -> list[str]:
     if len(unranked):
         missing = ", ".join(unranked)
         sentences.append(f"Not ranked, because some corruptions are missing: {missing}.")
-    return [*sentences, *_on_clean_images(comparison, best)]
-
-
-def _on_clean_images(comparison: Comparison, best: Series) -> list[str]:
-    lines = comparison.lines
     source = lines.clean[lines.method == SOURCE].dropna()
-    if best.method == SOURCE or source.empty or math.isnan(best.clean):
-        return []
-    return [
-        f"On clean images {best.label} has {percent(best.clean)} where the untouched network has "
-        f"{percent(source.iloc[0])}."
-    ]
+    if best.method != SOURCE and len(source) and best.clean >= 0:
+        sentences.append(
+            f"On clean images {best.label} has {_percent(best.clean)} where the untouched network "
+            f"has {_percent(source.iloc[0])}."
+        )
+    return sentences
 
 
-def percent(number: float) -> str:
+def _percent(number: float) -> str:
     """A percentage that does not break over two lines."""
     return f"{number:.1f}\u00a0%"
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from ttapca._checks import OneOf, check_option
 from ttapca.benchmark.comparisons import Rows, frame
-from ttapca.benchmark.tables import ResultTable, Value, all_tables
+from ttapca.benchmark.tables import ResultTable, all_tables
 
 Format = Literal["csv", "json", "markdown", "latex"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -85,55 +85,38 @@ def markdown(table: ResultTable) -> str:
     r"""A table for a page in Markdown: the best in bold, the title above, the notes below.
 
     Example:
-        >>> line = (Value("a|b"), Value("1.0", 1.0, "number"))
+        >>> from ttapca.benchmark.tables import Value
+        >>> line = (Value("a|b"), Value("1.0", 1.0, "number", best=True))
         >>> print(markdown(ResultTable("errors", ("method", "mean"), (line,))))
         ### errors
         <BLANKLINE>
         | method | mean |
         |:--|--:|
-        | a\|b | 1.0 |
+        | a\|b | **1.0** |
         <BLANKLINE>
     """
-
-    def entry(value: Value) -> str:
-        text = value.text.translate(_MARKDOWN)
-        return f"**{text}**" if value.best else text
-
-    rows = [[name.translate(_MARKDOWN) for name in table.columns]]
-    rows += [[entry(value) for value in row] for row in table.rows]
-    head, *body = [f"| {' | '.join(row)} |" for row in rows]
-    rule = "|" + "|".join(":--" if words else "--:" for words in table.wordy) + "|"
-    notes = [f"\n{note.translate(_MARKDOWN)}" for note in table.notes]
-    return "\n".join([f"### {table.title.translate(_MARKDOWN)}", "", head, rule, *body, *notes, ""])
+    head, *body = _lines(table, _MARKDOWN, " | ", "**{}**")
+    parts = [
+        f"### {table.title.translate(_MARKDOWN)}\n",
+        f"| {head} |",
+        "|" + "|".join(":--" if words else "--:" for words in table.wordy) + "|",
+        *(f"| {line} |" for line in body),
+        *(f"\n{note.translate(_MARKDOWN)}" for note in table.notes),
+        "",
+    ]
+    return "\n".join(parts)
 
 
 def latex(table: ResultTable) -> str:
     r"""A table for a paper: the best in bold, the notes below. It needs the package `booktabs`.
 
     Example:
+        >>> from ttapca.benchmark.tables import Value
         >>> line = (Value("bn"), Value("1.0", 1.0, "number", best=True))
-        >>> print(latex(ResultTable("50 %", ("method", "mean"), (line,))))
-        \begin{table*}
-        \centering\footnotesize\setlength{\tabcolsep}{3pt}
-        \caption{50 \%}
-        \begin{tabular}{lr}
-        \toprule
-        method & mean \\
-        \midrule
-        bn & \textbf{1.0} \\
-        \bottomrule
-        \end{tabular}
-        \end{table*}
-        <BLANKLINE>
+        >>> latex(ResultTable("50 %", ("method", "mean"), (line,))).splitlines()[7]
+        'bn & \\textbf{1.0} \\\\'
     """
-
-    def entry(value: Value) -> str:
-        text = value.text.translate(_LATEX)
-        return rf"\textbf{{{text}}}" if value.best else text
-
-    rows = [[name.translate(_LATEX) for name in table.columns]]
-    rows += [[entry(value) for value in row] for row in table.rows]
-    head, *body = [rf"{' & '.join(row)} \\" for row in rows]
+    head, *body = _lines(table, _LATEX, " & ", r"\textbf{{{}}}")
     layout = "".join("l" if words else "r" for words in table.wordy)
     parts = [
         r"\begin{table*}",
@@ -141,9 +124,9 @@ def latex(table: ResultTable) -> str:
         rf"\caption{{{table.title.translate(_LATEX)}}}",
         rf"\begin{{tabular}}{{{layout}}}",
         r"\toprule",
-        head,
+        rf"{head} \\",
         r"\midrule",
-        *body,
+        *(rf"{line} \\" for line in body),
         r"\bottomrule",
         r"\end{tabular}",
         *(rf"\par {note.translate(_LATEX)}" for note in table.notes),
@@ -151,3 +134,12 @@ def latex(table: ResultTable) -> str:
         "",
     ]
     return "\n".join(parts)
+
+
+def _lines(table: ResultTable, escapes: dict[int, str], between: str, bold: str) -> list[str]:
+    """The headings and the rows, each in one line."""
+    rows = [[name.translate(escapes) for name in table.columns]]
+    for row in table.rows:
+        texts = [value.text.translate(escapes) for value in row]
+        rows.append([bold.format(t) if v.best else t for t, v in zip(texts, row, strict=True)])
+    return [between.join(row) for row in rows]

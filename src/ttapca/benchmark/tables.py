@@ -14,14 +14,7 @@ from typing import Literal
 
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import CLEAN
-from ttapca.benchmark.comparisons import (
-    Comparison,
-    Conditions,
-    Rows,
-    comparisons,
-    frame,
-    nearest_to_paper,
-)
+from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, nearest_to_paper
 from ttapca.benchmark.paper import PaperRow, paper_row
 
 Kind = Literal["text", "number", "failed", "missing"]
@@ -102,12 +95,7 @@ class ResultTable:
 
 
 def heading(corruption: str) -> str:
-    """The head of a corruption's column.
-
-    Example:
-        >>> heading("gaussian_noise"), heading("fog")
-        ('Gauss', 'Fog')
-    """
+    """The head of a corruption's column."""
     return SHORT.get(corruption, full_name(corruption))
 
 
@@ -215,7 +203,7 @@ def _notes(comparison: Comparison, lines: Sequence[tuple[Value, ...]]) -> tuple[
     seeds = ", ".join(map(str, comparison.seeds))
     several = len(comparison.seeds) > 1
     notes = [
-        f"Classification error in percent; {images_in_words(comparison.conditions)}; "
+        f"Classification error in percent; {comparison.conditions.images:,} images per corruption; "
         + (f"seeds {seeds}: mean and standard deviation" if several else f"seed {seeds}")
         + f"; corrupted images: {comparison.conditions.corrupted}."
     ]
@@ -225,11 +213,6 @@ def _notes(comparison: Comparison, lines: Sequence[tuple[Value, ...]]) -> tuple[
     if any(value.kind == "failed" for value in values):
         notes.append("Failed: the reasons are listed with the failures.")
     return tuple(notes)
-
-
-def images_in_words(conditions: Conditions) -> str:
-    """How many images there are of each corruption."""
-    return f"{conditions.images:,} images per corruption"
 
 
 def paper_tables(rows: Rows) -> list[ResultTable]:
@@ -275,7 +258,7 @@ def _paper_table(comparison: Comparison) -> ResultTable | None:
     notes = (
         f"The paper: {paper.NETWORK}, {paper.IMAGES:,} images per corruption, batches of "
         f"{paper.BATCH_SIZE}, one step at {paper.LR:g}, {paper.COMPONENTS:,} components. Here: "
-        f"{ours.model}, {images_in_words(ours)}.",
+        f"{ours.model}, {ours.images:,} images per corruption.",
         "Means are computed from the errors shown; a mean that the paper prints is added where it "
         "is another number.",
         "Difference: ours minus the paper's; below zero, ours has fewer errors.",
@@ -289,19 +272,19 @@ def _beside_paper(comparison: Comparison, line: int, printed: PaperRow) -> list[
     whole = len(names) == len(printed.errors)
     note = f"printed {printed.printed_mean:.2f}" if whole and printed.mean_differs else ""
     mean = Value(f"{theirs:.2f}" + (f" ({note})" if note else ""), theirs, "number", note=note)
+    spreads = {name: f" ±{each:.2f}" for name, each in printed.spreads.items()}
+    paper_values = [
+        Value(f"{printed.errors[name]:.2f}{spreads.get(name, '')}", printed.errors[name], "number")
+        for name in names
+    ]
     own = [_error_value(comparison, line, name) for name in names]
     gaps = [_difference(v, printed.errors[n]) for v, n in zip(own, names, strict=True)]
     own_mean = _mean_value(comparison, line)
     return [
         (Value(f"{method}, ours"), own_mean, *own),
-        (Value(f"{method}, paper"), mean, *(_printed_value(printed, name) for name in names)),
+        (Value(f"{method}, paper"), mean, *paper_values),
         (Value(f"{method}, difference"), _difference(own_mean, theirs), *gaps),
     ]
-
-
-def _printed_value(printed: PaperRow, corruption: str) -> Value:
-    error, spread = printed.errors[corruption], printed.spreads.get(corruption)
-    return Value(f"{error:.2f}" + (f" ±{spread:.2f}" if spread else ""), error, "number")
 
 
 def _difference(ours: Value, theirs: float) -> Value:
@@ -311,40 +294,38 @@ def _difference(ours: Value, theirs: float) -> Value:
     return Value(f"{gap:+.2f}".replace("-", "−"), gap, "number")  # noqa: RUF001
 
 
-COST_FORMATS = {
-    "ms per image": ".2f",
-    "times source": ".2f",
-    "parameters": ",.0f",
-    "peak MB": ",.0f",
-    "updates": ",.0f",
-    "skipped": ",.0f",
-    "calibration error": ".1f",
-    "entropy": ".3f",
+COSTS = {  # by column of the lines: its heading, and how its numbers are written
+    "milliseconds": ("ms per image", ".2f"),
+    "times_source": ("times source", ".2f"),
+    "parameters": ("parameters", ",.0f"),
+    "peak_memory": ("peak MB", ",.0f"),
+    "updates": ("updates", ",.0f"),
+    "skipped": ("skipped", ",.0f"),
+    "calibration_error": ("calibration error", ".1f"),
+    "entropy": ("entropy", ".3f"),
 }
 
 
 def cost_table(comparison: Comparison) -> ResultTable | None:
     """What each method costs, over all corruptions; None when nothing was measured."""
-    lines = comparison.lines.rename(
-        columns={"peak_memory": "peak MB", "calibration_error": "calibration error"}
-    )
-    lines = lines.assign(**{"ms per image": 1000 * lines.seconds / lines.measured})
-    lines = lines[lines["ms per image"] > 0]
-    if lines.empty:
-        return None
-    source = lines["ms per image"][lines.method == SOURCE]
-    times = lines["ms per image"] / (math.nan if source.empty else source.iloc[0])
-    body = tuple(
-        (Value(line["label"]), *(_formatted(line[name], f) for name, f in COST_FORMATS.items()))
-        for line in lines.assign(**{"times source": times}).to_dict("records")
-    )
+    lines = comparison.lines
+    lines = lines.assign(milliseconds=1000 * lines.seconds / lines.measured)
+    source = lines.milliseconds[lines.method == SOURCE]
+    lines["times_source"] = lines.milliseconds / (source.iloc[0] if len(source) else math.nan)
+    lines = lines[lines.milliseconds > 0]
+    body = [
+        (Value(line["label"]), *(_formatted(line[name], form) for name, (_, form) in COSTS.items()))
+        for line in lines.to_dict("records")
+    ]
     notes = (
         "Time is that spent in the method, without reading images. Peak memory is that of the "
         "whole process. Updates are counted over all corruptions; skipped are those that would "
         "not have been finite. Calibration error in percent and entropy in nats are means over "
         "the corruptions.",
     )
-    return ResultTable(comparison.conditions.title, ("method", *COST_FORMATS), body, notes)
+    columns = ("method", *(heading for heading, _ in COSTS.values()))
+    title = comparison.conditions.title
+    return ResultTable(title, columns, tuple(body), notes) if body else None
 
 
 def _formatted(number: float, form: str) -> Value:
@@ -352,26 +333,13 @@ def _formatted(number: float, form: str) -> Value:
 
 
 def failure_table(rows: Rows) -> ResultTable | None:
-    """Every result that failed, and why; None when all went well.
-
-    Example:
-        >>> failure_table([]) is None
-        True
-    """
+    """Every result that failed, and why; None when all went well."""
     every = frame(rows)
-    failed = every[(every.status != "done") | every.error.isna()]
     columns = ["method", "setting", "corruption", "severity", "seed", "reason"]
-    lines = [
-        (
-            Value(method),
-            Value(setting),
-            Value(heading(corruption)),
-            Value(str(severity), severity, "number"),
-            Value(str(seed), seed, "number"),
-            Value(reason),
-        )
-        for method, setting, corruption, severity, seed, reason in failed[columns].itertuples(
-            index=False
-        )
+    failed = every[(every.status != "done") | every.error.isna()][columns]
+    failed = failed.assign(corruption=failed.corruption.map(heading))
+    body = [
+        tuple(Value(each) if isinstance(each, str) else _formatted(each, "d") for each in line)
+        for line in failed.itertuples(index=False)
     ]
-    return ResultTable("What failed", tuple(columns), tuple(lines)) if lines else None
+    return ResultTable("What failed", tuple(columns), tuple(body)) if body else None
