@@ -106,11 +106,8 @@ def test_a_line_that_lacks_corruptions_says_so_and_is_never_the_best() -> None:
     (failure,) = [v for line in table.rows for v in line if v.kind == "failed"]
     assert failure.note == "it broke"
     assert any("reasons" in note for note in table.notes)
-
-
-def test_a_seed_that_failed_is_marked() -> None:
     rows = [row(cell("bn", "fog"), error=10.0), failed(cell("bn", "fog", seed=1), "out of memory")]
-    (table,) = error_tables(rows)
+    (table,) = error_tables(rows)  # some seeds failed
     assert table.rows[0][1].text == "10.0†"
     assert table.rows[0][1].note == "1 of 2 seeds failed: out of memory"
     assert any(note.startswith("†") for note in table.notes)
@@ -157,9 +154,6 @@ def test_ours_beside_the_papers() -> None:
     assert gap[at].text.startswith("−")  # noqa: RUF001
     mean = statistics.fmean(error(cell("tent", name)) for name in STANDARD)
     assert gap[1].number == pytest.approx(mean - printed.mean)
-
-
-def test_means_beside_the_paper_are_of_the_same_corruptions() -> None:
     rows = [row(cell("bn", name), error=30.0) for name in ("fog", "snow")]
     extra = dataclasses.replace(rows[0].cell, corruption="spatter")  # which the paper has not
     (table,) = paper_tables([*rows, Row(extra, rows[0].outcome)])
@@ -194,9 +188,6 @@ def test_the_headline_is_computed() -> None:
     assert "Not ranked, because some corruptions are missing: tent." in said
     assert "On clean images ttapca-exp has 8.4 % where the untouched network has 8.0 %." in said
     assert said.endswith(f"2 of {len(rows)} measurements failed.")
-
-
-def test_the_headline_of_a_run_that_helped_nobody() -> None:
     rows = [row(cell("source", "fog"), error=5.0), row(cell("bn", "fog"), error=9.0)]
     said = " ".join(headline(rows)).replace("\u00a0", " ")
     assert "no method beats the untouched network, 5.0 % mean error on Fog." in said

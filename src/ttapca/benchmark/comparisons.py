@@ -200,21 +200,9 @@ _WRITERS: dict[str, Callable[[Any], str]] = {
 
 
 def nearest_to_paper(lines: DataFrame, family: Sequence[str]) -> DataFrame:
-    """Of lines that agree in some columns, keep the one whose options are nearest to the paper's.
-
-    Args:
-        lines: Those of a comparison.
-        family: The columns in which lines agree, such as `["method"]`.
-
-    Returns:
-        One line for each family, in the order in which the families first occur.
-    """
-    distances = DataFrame(
-        {
-            "family": lines.groupby(list(family), sort=False).ngroup(),
-            "options": lines.options != "{}",
-        }
-    )
+    """Of lines that agree in the columns `family`, keep the one nearest to the paper's options."""
+    families = lines.groupby(list(family), sort=False).ngroup()
+    distances = DataFrame({"family": families, "options": lines.options != "{}"})
     wanted = {"steps": paper.STEPS, "lr": paper.LR, "components": paper.COMPONENTS}
     for name, value in wanted.items():  # 0 where a method has no such option
         distances[name] = (lines[name] - value).abs().where(lines[name] > 0, 0)

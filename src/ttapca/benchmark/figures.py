@@ -292,12 +292,7 @@ def conditions_of(observation: Observation) -> Conditions:
 
 
 def one_of_each_family(corruptions: Iterable[str]) -> list[str]:
-    """Pick corruptions that differ: the first of each family, four at most.
-
-    Example:
-        >>> one_of_each_family(["shot_noise", "gaussian_noise", "fog"])
-        ['gaussian_noise', 'fog']
-    """
+    """Pick corruptions that differ: the first of each family (noise, blur, ...), four at most."""
     from ttapca.corruptions.registry import find
 
     picked: dict[str, str] = {}

@@ -90,12 +90,7 @@ def _text(name: str) -> str:
 
 
 def headline(rows: Rows) -> list[str]:
-    """Say in a few sentences what was found.
-
-    Example:
-        >>> headline([])
-        ['Nothing has been measured yet.']
-    """
+    """Say in a few sentences what was found."""
     every = frame(rows)
     if every.empty:
         return ["Nothing has been measured yet."]
@@ -146,12 +141,7 @@ def _percent(number: float) -> str:
 
 
 def facts(rows: Rows) -> dict[str, list[str]]:
-    """What was run: names, and the values that occur, in the order in which they do.
-
-    Example:
-        >>> facts([])
-        {}
-    """
+    """What was run: names, and the values that occur, in the order in which they do."""
     every = frame(rows)
     if every.empty:
         return {}

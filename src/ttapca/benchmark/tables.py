@@ -117,11 +117,8 @@ def all_tables(rows: Rows) -> list[ResultTable]:
 def error_tables(rows: Rows) -> list[ResultTable]:
     """The tables of errors: one line for each method, one column for each corruption.
 
-    Args:
-        rows: As `Results.rows()` gives them, or as a frame.
-
-    Returns:
-        One table for each network, data set, severity, setting, batch size and number of images.
+    There is one table for each network, data set, severity, setting, batch size and number of
+    images.
 
     Example:
         >>> error_tables([])
@@ -218,12 +215,8 @@ def _notes(comparison: Comparison, lines: Sequence[tuple[Value, ...]]) -> tuple[
 def paper_tables(rows: Rows) -> list[ResultTable]:
     """Our errors beside the paper's, where it has the data set, the setting and the method.
 
-    Args:
-        rows: As `Results.rows()` gives them, or as a frame.
-
-    Returns:
-        One table for each network, data set and setting that the paper has too: of the comparison
-        with the most corruptions and images.
+    There is one table for each network, data set and setting that the paper has too, made of the
+    comparison with the most corruptions and images.
 
     Example:
         >>> paper_tables([])
