@@ -158,7 +158,7 @@ def test_a_sweep_is_one_point_where_methods_are_compared() -> None:
     ]
     assert list(curves(found["entropy"])) == list(METHODS)
     for name in ("parameters", "entropy"):
-        assert found[name].caption.endswith("the paper's 2,000 components and 1 step.")
+        assert found[name].caption.endswith("2,000 components and 1 step is shown.")
 
 
 def test_cost_is_a_multiple_of_source_which_stands_beyond_a_break() -> None:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 ERROR = "mean error [%]"
 PICKED = (
-    f" Where a method has several ranks or numbers of steps, the point is the one nearest to the "
-    f"paper's {paper.COMPONENTS:,} components and {paper.STEPS} step."
+    " Of a method with several ranks or numbers of steps, the one nearest to the paper's "
+    f"{paper.COMPONENTS:,} components and {paper.STEPS} step is shown."
 )
 LEVELS = ("bn", "tent")  # methods that a sweep is compared with
 SWEEPS = {  # by option: name, title and label of the figure
@@ -341,8 +341,8 @@ def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> Repor
     from matplotlib.figure import Figure
 
     title, label, values = _parameters(comparison) if name == "parameters" else _cost(comparison)
-    whole = comparison.lines.assign(x=values).dropna(subset=["mean"])
-    shown = nearest_to_paper(whole, FAMILY).dropna(subset=["x"])
+    whole = comparison.lines.assign(x=values).dropna(subset=["mean", "x"])
+    shown = nearest_to_paper(whole, FAMILY)
     if shown.x.nunique() < 2:  # nothing to compare the error with
         return None
     cut = break_above(shown["mean"].tolist())
