@@ -43,12 +43,17 @@ def download(archive: Archive, folder: Path, report: Reporter) -> Path:
         SourceError: The server cannot be reached, refuses, cuts off or sends something else.
         StorageError: The folder cannot be written.
     """
-    import pooch
-
-    pooch.get_logger().setLevel(logging.WARNING)  # the reporter says what happens
+    try:
+        import pooch
+    except ModuleNotFoundError as error:
+        raise SourceError(
+            "downloading needs the package pooch; get it with: pip install 'ttapca[data]'"
+        ) from error
     part = folder / f"{archive.file_name}.part"
     resumed = part.exists()
-    get = _Download(archive, part, report)
+    logger, get = pooch.get_logger(), _Download(archive, part, report)
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # the reporter says what happens
     try:
         with writing(part):
             found = pooch.retrieve(
@@ -60,6 +65,8 @@ def download(archive: Archive, folder: Path, report: Reporter) -> Path:
         raise SourceError(
             "what arrived has another checksum than the publisher's; it was removed"
         ) from error
+    finally:
+        logger.setLevel(level)
     return Path(found)
 
 
