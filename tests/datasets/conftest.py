@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -65,45 +64,38 @@ class FileServer:
         return f"http://127.0.0.1:{self.port}/{name}"
 
 
-def _handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            server.requests.append(asked)
-            content = server.files.get(self.path.lstrip("/").partition("?")[0])
-            if content is None or server.status != 200:
-                self.send_error(404 if content is None else server.status)
-                return
-            start = 0
-            match = re.fullmatch(r"bytes=(\d+)-", asked or "")
-            if match and server.ranges:
-                start = int(match[1])
-                if start >= len(content):
-                    self.send_error(416)
-                    return
-                self.send_response(206)
-                whole = f"bytes {start}-{len(content) - 1}/{len(content)}"
-                self.send_header("Content-Range", whole)
-            else:
-                self.send_response(200)
-            rest = content[start:]
-            if server.stated:
-                self.send_header("Content-Length", str(len(rest)))
-            for name, value in server.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(rest if server.cut_after is None else rest[: server.cut_after])
+class Handler(BaseHTTPRequestHandler):
+    state: FileServer
 
-        def log_message(self, *_: object) -> None:
-            pass
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        self.state.requests.append(asked)
+        content = self.state.files.get(self.path.lstrip("/").partition("?")[0])
+        start = int(asked[6:-1]) if asked and self.state.ranges else 0  # bytes=123-
+        if content is None or self.state.status != 200 or start >= len(content):
+            status = 416 if start else self.state.status
+            self.send_error(404 if content is None else status)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            whole = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            self.send_header("Content-Range", whole)
+        if self.state.stated:
+            self.send_header("Content-Length", str(len(content) - start))
+        for name, value in self.state.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content[start:][: self.state.cut_after])
 
-    return Handler
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @pytest.fixture
 def server() -> Iterator[FileServer]:
     state = FileServer()
-    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(state)) as http:
+    handler = type("Handler", (Handler,), {"state": state})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         state.port = http.server_address[1]
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

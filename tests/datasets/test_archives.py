@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import socket
+import sys
 import tarfile
 import tracemalloc
 
@@ -115,6 +116,12 @@ def test_nobody_listens(tmp_path, recorder, digest):
     with pytest.raises(SourceError, match="Connection refused; 5 of 10 bytes have arrived"):
         download(archive, tmp_path, recorder)
     assert files_in(tmp_path) == {"data.tar.part": 5}
+
+
+def test_no_pooch_on_the_machine(archive, tmp_path, recorder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(SourceError, match=r"needs the package pooch; .*'ttapca\[data\]'"):
+        download(archive, tmp_path, recorder)
 
 
 def test_a_silent_server(tmp_path, recorder, digest, monkeypatch):

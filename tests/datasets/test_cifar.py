@@ -13,7 +13,6 @@ from ttapca.datasets import Images, load, read_cifar_binary, read_cifar_python, 
 from ttapca.datasets.cifar import (
     BINARY_VERSIONS,
     CIFAR10_BINARY,
-    CIFAR100_BINARY,
     CIFAR100_CLASSES,
     PYTHON_VERSIONS,
 )
@@ -179,11 +178,3 @@ def test_a_names_file_without_names_is_refused(names, message, tmp_path):
     (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": names}))
     with pytest.raises(DataFormatError, match=f"meta.* must {message}"):
         read_cifar_python(tmp_path)
-
-
-def test_a_label_past_the_classes_of_cifar_100_is_refused(make_images, tmp_path):
-    write_cifar_binary(tmp_path, CIFAR100_BINARY, {"test": make_images(2)})
-    content = (tmp_path / "test.bin").read_bytes()
-    (tmp_path / "test.bin").write_bytes(b"\x00\x64" + content[2:])
-    with pytest.raises(DataFormatError, match="Labels must lie in 0 to 99"):
-        read_cifar_binary(tmp_path)

@@ -84,28 +84,35 @@ def test_an_unknown_name_is_a_call_that_makes_no_sense(home, capsys):
     assert not home.exists()
 
 
-def test_every_source_fails(known, server, home, capsys):
-    server.status = 503
+def refuse(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "messages"),
+    [
+        (
+            lambda server, home, patch: setattr(server, "status", 503),
+            [
+                "error: tiny must come from one of its",
+                "the server answers 503",
+                "By hand: download",
+            ],
+        ),
+        (lambda server, home, patch: home.touch(), ["error: Cannot write to"]),
+        (
+            lambda server, home, patch: patch.setattr(fetching, "unpack_tar", refuse),
+            ["No space left on device. Free some space"],
+        ),
+    ],
+)
+def test_a_failure_has_a_message_and_a_code(
+    prepare, messages, known, server, home, capsys, monkeypatch
+):
+    prepare(server, home, monkeypatch)
     assert run(["data", "get", "tiny"]) == 1
     error = capsys.readouterr().err
-    assert "error: tiny must come from one of its sources; none delivered:" in error
-    assert "the server answers 503" in error
-    assert "By hand: download" in error
-
-
-def test_a_file_where_the_home_should_be(known, home, capsys):
-    home.touch()
-    assert run(["data", "get", "tiny"]) == 1
-    assert "error: Cannot write to" in capsys.readouterr().err
-
-
-def test_a_full_disk(known, home, capsys, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(fetching, "unpack_tar", full)
-    assert run(["data", "get", "tiny"]) == 1
-    assert "No space left on device. Free some space" in capsys.readouterr().err
+    assert all(message in error for message in messages)
     assert not (home / FOLDER).exists()
 
 

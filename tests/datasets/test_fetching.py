@@ -162,6 +162,7 @@ def test_the_catalogue_is_complete():
     with pytest.raises(OptionError, match=r"called `cifar1O`. Did you mean `cifar10`"):
         find_data_set("cifar1O")
     assert list(DATA_SETS) == ["cifar10", "cifar100", "cifar10-c", "cifar100-c"]
+    assert all(facts.fingerprint for facts in DATA_SETS["cifar10"].splits.values())
     lengths = {"md5": 32, "sha256": 64}
     for data_set in DATA_SETS.values():
         sums = [archive.checksum for archive in data_set.archives]

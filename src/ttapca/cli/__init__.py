@@ -16,7 +16,6 @@ EXTRA_OF_PACKAGE = {
     "scipy": "data",
     "cv2": "data",
     "PIL": "data",
-    "pooch": "data",
     "tensorboard": "train",
     "matplotlib": "report",
     "jinja2": "report",

@@ -39,21 +39,21 @@ def download(archive: Archive, folder: Path, report: Reporter) -> Path:
     What has arrived is kept in `<name>.part`, and the next call goes on from there, unless it turns
     out to be wrong. The file gets its name only after its checksum agrees.
 
-    Args:
-        archive: What to download.
-        folder: An existing folder for it.
-        report: Told how far it is.
-
     Raises:
         SourceError: The server cannot be reached, refuses, cuts off or sends something else.
         StorageError: The folder cannot be written.
     """
-    import pooch
-
-    pooch.get_logger().setLevel(logging.WARNING)  # the reporter says what happens
+    try:
+        import pooch
+    except ModuleNotFoundError as error:
+        raise SourceError(
+            "downloading needs the package pooch; get it with: pip install 'ttapca[data]'"
+        ) from error
     part = folder / f"{archive.file_name}.part"
     resumed = part.exists()
-    get = _Download(archive, part, report)
+    logger, get = pooch.get_logger(), _Download(archive, part, report)
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # the reporter says what happens
     try:
         with writing(part):
             found = pooch.retrieve(
@@ -65,6 +65,8 @@ def download(archive: Archive, folder: Path, report: Reporter) -> Path:
         raise SourceError(
             "what arrived has another checksum than the publisher's; it was removed"
         ) from error
+    finally:
+        logger.setLevel(level)
     return Path(found)
 
 
@@ -194,7 +196,7 @@ def unpack_tar(
     or more than `limit` bytes in all condemn the whole archive.
 
     Args:
-        archive: The archive, plain or compressed by gzip.
+        archive: The archive, plain or packed by gzip.
         target: An existing folder.
         limit: Bytes that the content may have in all.
         report: Told how far it is.
@@ -236,15 +238,7 @@ def _without_folder(member: tarfile.TarInfo, archive: Path) -> tarfile.TarInfo:
 def open_tar(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
     """Open a tar archive so that no header in it can ask for much memory or time.
 
-    Args:
-        archive: The archive, plain or compressed by gzip.
-        limit: Bytes that the content may have in all.
-
-    Yields:
-        The archive. Its members are read in pieces of at most `CHUNK_BYTES`.
-
-    Raises:
-        DataFormatError: It is damaged or truncated, or larger than the limit.
+    It may be packed by gzip. Its members must be read in pieces of at most `CHUNK_BYTES`.
     """
     with reading(archive, "is damaged or truncated"), archive.open("rb") as plain:
         compressed = plain.read(len(GZIP_MAGIC)) == GZIP_MAGIC

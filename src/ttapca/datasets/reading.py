@@ -10,9 +10,8 @@ import math
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.lib import format as npy
@@ -42,7 +41,6 @@ MAX_MEMBERS = 1000  # arrays in an archive
 # Deflate reaches 1,000 to 1, pictures hardly 10 to 1: what is larger and denser is meant to harm.
 SMALL_BYTES = 100_000_000
 MAX_RATIO = 100
-CHUNK_BYTES = 1 << 20
 SHOWN_NAMES = 20
 NO_OBJECTS = "Files with pickled objects are refused; a truncated one must be fetched again."
 
@@ -63,11 +61,6 @@ def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT)
         path: The file or folder being read.
         complaint: What to say about it when a parser fails.
         advice: What to do about it then.
-
-    Raises:
-        DataNotFoundError: It is not there.
-        DataFormatError: It cannot be read, or breaks a rule of `Images`.
-        ShapeError: Its arrays have the wrong shapes.
 
     Example:
         >>> with reading(Path("mine.npz"), "is not an archive", "Get it again."):
@@ -131,8 +124,7 @@ def make_images(
         return Images(images, cast("NDArray[np.int64]", labels), class_names)
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """How an array lies in its bytes; `offset` is that of its first byte, `size` is in bytes."""
 
     shape: tuple[int, ...]
@@ -143,12 +135,7 @@ class _Layout:
 
 
 def map_npy(path: Path) -> NDArray[Any]:
-    """Map the array of an `.npy` file into memory, read-only; it is read when it is used.
-
-    Raises:
-        DataNotFoundError: The file is not there.
-        DataFormatError: It is damaged or cut short, or holds objects.
-    """
+    """Map the array of an `.npy` file into memory, read-only; it is read when it is used."""
     with reading(path, "is not a plain `.npy` array", NO_OBJECTS):
         with path.open("rb") as file:
             layout = _layout(file.read(HEADER_BYTES), path.stat().st_size)
@@ -160,17 +147,7 @@ def map_npy(path: Path) -> NDArray[Any]:
 def read_npz_arrays(
     path: Path, names: Sequence[str], optional: Sequence[str] = ()
 ) -> dict[str, NDArray[Any]]:
-    """Read arrays of an `.npz` archive into memory, by name.
-
-    Args:
-        path: The archive, as `numpy.savez` or `numpy.savez_compressed` writes it.
-        names: Arrays that must be there.
-        optional: Arrays that may be there.
-
-    Raises:
-        DataNotFoundError: The file is not there.
-        DataFormatError: An array is missing, damaged, pickled, or far larger than its file.
-    """
+    """Read arrays of an `.npz` archive into memory, by name; the optional ones may be missing."""
     with reading(path, "is not a plain `.npz` archive", NO_OBJECTS):
         with path.open("rb") as file:
             if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
@@ -204,24 +181,12 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any
             f"than {MAX_RATIO} times as much, as no images do"
         )
     with archive.open(info) as member:
-        head = member.read(HEADER_BYTES)
-        layout = _layout(head, info.file_size)
-        if layout.offset + layout.size != info.file_size:
-            raise ValueError(f"`{info.filename}` is longer than its array")
-        raw = np.empty(layout.size, np.uint8)
-        _fill(raw.data, head[layout.offset :], member)
-    return np.ndarray(layout.shape, layout.dtype, raw.data, order=layout.order)
-
-
-def _fill(raw: memoryview, head: bytes, member: IO[bytes]) -> None:
-    raw[: len(head)] = head
-    done = len(head)
-    while done < len(raw):
-        chunk = member.read(CHUNK_BYTES)
-        if not chunk:
-            raise EOFError(f"`{member.name}` is cut short")
-        raw[done : done + len(chunk)] = chunk
-        done += len(chunk)
+        layout = _layout(member.read(HEADER_BYTES), info.file_size)
+    if layout.offset + layout.size != info.file_size:
+        raise ValueError(f"`{info.filename}` is longer than its array")
+    with archive.open(info) as member:
+        array: NDArray[Any] = npy.read_array(member, allow_pickle=False)
+    return array
 
 
 def _layout(head: bytes, there: int) -> _Layout:
