@@ -158,7 +158,7 @@ def _facts(name: str, seen: _Seen, wish: int, total: int) -> LayerFacts:
     folds = inputs is not None and is_affine(seen.module) and inputs < outputs
     size = inputs if folds and inputs is not None else outputs
     components = min(wish, size)
-    # A folded filter has two matrices, another one that serves both ways; both have a mean.
+    # A folded filter has two matrices, any other has one that serves both ways; both have a mean.
     matrices = 2 if folds else 1
     added = 2 * size * components
     return LayerFacts(
