@@ -110,9 +110,7 @@ def train(
         ['log.csv', 'state.safetensors', 'weights.safetensors']
     """
     training = Training(network, training_images, test_images, options)
-    conform(
-        description or {}, DESCRIPTION, "The description of a network", OptionError
-    )
+    conform(description or {}, DESCRIPTION, "The description of a network", OptionError)
     make_folder(folder)
     with locked(folder):
         facts = {"options": dataclasses.asdict(options), "description": description or {}}
