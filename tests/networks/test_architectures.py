@@ -67,7 +67,7 @@ def test_the_frozen_facts_are_those_of_the_list() -> None:
 )
 def test_published_parameter_counts(name: str, parameters: int) -> None:
     with torch.device("meta"):
-        network = ARCHITECTURES[name].make(10, "half", (3, 32, 32))
+        network = ARCHITECTURES[name](10, "half", (3, 32, 32))
     assert count(network) == parameters
 
 

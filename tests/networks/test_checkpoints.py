@@ -51,7 +51,7 @@ def test_a_loaded_network_predicts_as_the_saved_one(checkpoint: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name < "wrn-3"])
 def test_every_architecture_is_recognised(name: str) -> None:
     with torch.device("meta"):
-        tensors = ARCHITECTURES[name].make(3, "half", (1, 32, 32)).state_dict()
+        tensors = ARCHITECTURES[name](3, "half", (1, 32, 32)).state_dict()
     assert guess_architecture(tensors) == name
 
 

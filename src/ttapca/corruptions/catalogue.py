@@ -243,7 +243,7 @@ _LIMITS_OF = {"motion_blur": _ALONG_A_LINE, "snow": _ALONG_A_LINE}
 
 def _parameter(rule: Rule) -> Rule:
     count = len(SEVERITIES)
-    said = f"one value or a list of {count}, one a severity, within its limits"
+    said = f"one value or a list of {count}, one for each severity, within its limits"
     return Either((rule, ListOf(rule, count, count)), said)
 
 

@@ -73,12 +73,8 @@ def snow(
 
 FROST_DRAWS = 3  # which photograph, which row, which column
 TEXTURE_FILES = (
-    "frost1.png",
-    "frost2.png",
-    "frost3.png",
-    "frost4.jpg",
-    "frost5.jpg",
-    "frost6.jpg",
+    *("frost1.png", "frost2.png", "frost3.png"),
+    *("frost4.jpg", "frost5.jpg", "frost6.jpg"),
 )
 _MAX_PIXELS = 50_000_000  # a picture of more takes a gigabyte while it is decoded
 _REMEDY = (

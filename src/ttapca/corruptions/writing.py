@@ -76,9 +76,8 @@ class Export:
         to: The folder.
         corruptions: Names, one file each.
         severities: Blocks of each file, ascending.
-        seed: Of the random numbers.
-        table: Name or path of the table of severities.
-        textures: The folder of frost's photographs.
+
+    The others are as for `corrupt`.
 
     Example:
         >>> import tempfile

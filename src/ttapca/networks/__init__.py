@@ -13,7 +13,7 @@ Images in [0, 1] go in everywhere: normalisation is a layer of the network.
 
 from __future__ import annotations
 
-from ttapca.networks.architectures import ARCHITECTURES, Architecture, build
+from ttapca.networks.architectures import ARCHITECTURES, build
 from ttapca.networks.checkpoints import load, load_rotation, load_weights, packaged
 from ttapca.networks.evaluation import Evaluation, evaluate, expected_calibration_error
 from ttapca.networks.layer_costs import LayerFacts, LayerTable, describe_layers
@@ -25,7 +25,6 @@ from ttapca.networks.training import Augmentation, EpochRecord, Training, Traini
 __all__ = [
     "ARCHITECTURES",
     "NORMALISATIONS",
-    "Architecture",
     "Augmentation",
     "EpochRecord",
     "Evaluation",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -51,48 +50,21 @@ class SmallCNN(ImageNetwork):
         return logits
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """One architecture.
+# Makes a network from the number of classes, the normalisation and the shape of an image.
+Maker = Callable[[int, str | Normalisation, Sequence[int]], ImageNetwork]
 
-    Attributes:
-        summary: One line for a person.
-        make: Makes it from the number of classes, the normalisation and the shape of an image.
-    """
-
-    summary: str
-    make: Callable[[int, str | Normalisation, Sequence[int]], ImageNetwork]
-
-
-_WIDE = ((10, 1), (16, 1), (16, 2), (16, 4), (16, 8), (22, 2), (28, 2), (28, 4), (28, 10))
-_WIDER = ((34, 10), (40, 1), (40, 2), (40, 4), (70, 16))
+_WIDE = (
+    *((10, 1), (16, 1), (16, 2), (16, 4), (16, 8), (22, 2), (28, 2), (28, 4), (28, 10)),
+    *((34, 10), (40, 1), (40, 2), (40, 4), (70, 16)),
+)
 _RESIDUAL = (20, 32, 44, 56, 110)
-_partial = functools.partial
 
-ARCHITECTURES: dict[str, Architecture] = {
-    **{
-        f"wrn-{depth}-{width}": Architecture(
-            f"WideResNet, depth {depth}, width {width}", _partial(WideResNet, depth, width)
-        )
-        for depth, width in (*_WIDE, *_WIDER)
-    },
-    **{
-        f"resnet{depth}": Architecture(
-            f"ResNet, {depth} layers, 1x1-convolution shortcuts", _partial(ResNet, depth)
-        )
-        for depth in _RESIDUAL
-    },
-    **{
-        f"resnet{depth}-zeros": Architecture(
-            f"ResNet, {depth} layers, zero-padded shortcuts",
-            _partial(ResNet, depth, shortcut="zeros"),
-        )
-        for depth in _RESIDUAL
-    },
-    "resnet26-gn": Architecture(
-        "pre-activated ResNet, 26 layers, GroupNorm", _partial(GroupNormResNet, 26)
-    ),
-    "small-cnn": Architecture("three convolutions with BatchNorm, for digits", SmallCNN),
+ARCHITECTURES: dict[str, Maker] = {
+    **{f"wrn-{depth}-{width}": partial(WideResNet, depth, width) for depth, width in _WIDE},
+    **{f"resnet{depth}": partial(ResNet, depth) for depth in _RESIDUAL},
+    **{f"resnet{depth}-zeros": partial(ResNet, depth, shortcut="zeros") for depth in _RESIDUAL},
+    "resnet26-gn": partial(GroupNormResNet, 26),
+    "small-cnn": SmallCNN,
 }
 
 
@@ -125,14 +97,14 @@ def build(
         >>> network(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 100])
     """
-    make = _find(architecture).make
+    make = _find(architecture)
     with torch.random.fork_rng(devices=[]):  # constructors draw weights that nobody keeps
         network = make(classes, normalisation, input_shape)
     initialise(network, generator or torch.Generator().manual_seed(DEFAULT_SEED))
     return network
 
 
-@functools.lru_cache(maxsize=256)  # a few files of all architectures
+@lru_cache(maxsize=256)  # a few files of all architectures
 def shapes_of(architecture: str, classes: int, channels: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of an architecture's state dict, without making its weights.
 
@@ -140,11 +112,11 @@ def shapes_of(architecture: str, classes: int, channels: int) -> dict[str, tuple
         OptionError: There is no such architecture.
     """
     with torch.device("meta"):
-        network = _find(architecture).make(classes, "half", (channels, *CIFAR_SHAPE[1:]))
+        network = _find(architecture)(classes, "half", (channels, *CIFAR_SHAPE[1:]))
     return {name: tuple(value.shape) for name, value in network.state_dict().items()}
 
 
-def _find(architecture: str) -> Architecture:
+def _find(architecture: str) -> Maker:
     if architecture not in ARCHITECTURES:
         raise OptionError(
             f"There is no architecture `{architecture}`."

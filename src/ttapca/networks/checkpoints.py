@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -241,18 +241,13 @@ def _described_normalisation(
 
 
 def _classes_of(tensors: Mapping[str, Tensor]) -> int | None:
-    last = tensors.get("fc.weight")
-    return last.shape[0] if _holds(last, dimensions=2, of=0, most=MOST_CLASSES) else None
+    shape = tensors["fc.weight"].shape if "fc.weight" in tensors else ()
+    return shape[0] if len(shape) == 2 and 1 <= shape[0] <= MOST_CLASSES else None
 
 
 def _channels_of(tensors: Mapping[str, Tensor]) -> int | None:
-    first = tensors.get("conv1.weight")
-    return first.shape[1] if _holds(first, dimensions=4, of=1, most=MOST_CHANNELS) else None
-
-
-def _holds(tensor: Tensor | None, *, dimensions: int, of: int, most: int) -> TypeGuard[Tensor]:
-    """Whether a tensor has so many dimensions, and a believable size in one of them."""
-    return tensor is not None and tensor.dim() == dimensions and 1 <= tensor.shape[of] <= most
+    shape = tensors["conv1.weight"].shape if "conv1.weight" in tensors else ()
+    return shape[1] if len(shape) == 4 and 1 <= shape[1] <= MOST_CHANNELS else None
 
 
 def _fill(network: nn.Module, tensors: Mapping[str, Tensor], name: str, path: Path) -> None:

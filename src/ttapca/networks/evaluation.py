@@ -110,35 +110,21 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What was predicted, image by image; every measure follows from it.
+    """What was predicted, image by image; every measure follows from it."""
 
-    Attributes:
-        labels: Shape (n,), as all others.
-        classes: The predicted ones.
-        confidences: Their probabilities.
-        entropies: Of the predictions, in nats.
-        batches: The number of each image's batch.
-        seconds: Spent predicting.
-        n_classes: How many classes there are.
-    """
-
-    labels: Tensor
-    classes: Tensor
-    confidences: Tensor
-    entropies: Tensor
-    batches: Tensor
-    seconds: float
+    labels: Tensor  # (n,), as all others
+    classes: Tensor  # the predicted ones
+    confidences: Tensor  # their probabilities
+    entropies: Tensor  # in nats
+    batches: Tensor  # the number of each image's batch
+    seconds: float  # spent predicting
     n_classes: int
 
     def evaluation(self, chosen: Tensor | None = None) -> Evaluation:
-        """Measure.
+        """Measure all images, or those chosen by truth values of shape (n,).
 
-        Args:
-            chosen: Which images count, truth values of shape (n,); all by default. Seconds are
-                shared in proportion, and batches without a chosen image left out of the streams.
-
-        Raises:
-            NotEnoughDataError: No image is chosen.
+        Seconds are shared in proportion, and batches without a chosen image left out of the
+        streams.
         """
         if chosen is None:
             chosen = torch.ones_like(self.labels, dtype=torch.bool)
@@ -201,10 +187,8 @@ def expected_calibration_error(
     Args:
         confidence: Probability of each predicted class, shape (n,).
         correct: Whether each prediction was right, shape (n,).
-        bins: How many bins there are between 0 and 1; a bin holds its upper edge.
-
-    Returns:
-        A number between 0 and 1; bins count by how many predictions they hold.
+        bins: How many bins there are between 0 and 1; a bin holds its upper edge, and counts by
+            how many predictions it holds.
 
     Example:
         >>> confidence = torch.tensor([0.75, 0.75])
@@ -232,8 +216,8 @@ def _logits(predict: Predict, images: Tensor, classes: int) -> Tensor:
     if logits.dim() != 2 or logits.shape[1] != classes:
         raise OptionError(
             f"The network must give one logit for each of the {classes} classes of the labels; "
-            f"it gives {tuple(logits.shape[1:])} an image. Choose the data set or the network that "
-            "fits the other."
+            f"it gives {tuple(logits.shape[1:])} for each image. Choose the data set or the network "
+            "that fits the other."
         )
     return logits
 

@@ -125,16 +125,8 @@ def normalisation_of(images: Images) -> Normalisation:
 class Normalise(nn.Module):
     """The first layer: checks the shape of the images and normalises them.
 
-    Args:
-        normalisation: By name, or as numbers.
-        input_shape: Of one image: channels, height, width.
-
     Raises:
         OptionError: The numbers do not fit the channels, or the shape makes no sense.
-
-    Example:
-        >>> Normalise("half", (1, 2, 2))(torch.ones(1, 1, 2, 2)).flatten().tolist()
-        [1.0, 1.0, 1.0, 1.0]
     """
 
     mean: Tensor

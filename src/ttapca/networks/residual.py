@@ -30,28 +30,16 @@ LAYERS_A_ROUND = 6  # two in a block of each stage
 
 
 class ZeroShortcut(nn.Module):
-    """Take every second pixel, and add channels of zeros, half on each side."""
+    """Halve the resolution, by every second pixel or by means of four; add channels of zeros."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, square: int, before: int, after: int) -> None:
         super().__init__()
-        self._before = (outputs - inputs) // 2
-        self._after = outputs - inputs - self._before
+        self._square, self._before, self._after = square, before, after
 
     def forward(self, x: Tensor) -> Tensor:
         """From (batch, inputs, h, w) to (batch, outputs, h / 2, w / 2)."""
-        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self._before, self._after))
-
-
-class AverageShortcut(nn.Module):
-    """Average over squares of two by two pixels, and add channels of zeros at the end."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self._added = outputs - inputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        """From (batch, inputs, h, w) to (batch, outputs, h / 2, w / 2)."""
-        return F.pad(F.avg_pool2d(x, 2), (0, 0, 0, 0, 0, self._added))
+        halved = F.avg_pool2d(x, self._square, stride=2)
+        return F.pad(halved, (0, 0, 0, 0, self._before, self._after))
 
 
 class BasicBlock(nn.Module):
@@ -71,7 +59,8 @@ class BasicBlock(nn.Module):
         self.relu2 = nn.ReLU()
         self.downsample: nn.Module | None = None
         if stride != 1 and shortcut == "zeros":
-            self.downsample = ZeroShortcut(inputs, outputs)
+            before = (outputs - inputs) // 2
+            self.downsample = ZeroShortcut(1, before, outputs - inputs - before)
         elif stride != 1:
             convolution = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
             self.downsample = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
@@ -88,9 +77,7 @@ class ResNet(ImageNetwork):
 
     Args:
         depth: 6 n + 2, with n blocks in each of the three stages.
-        classes: Length of the logits.
-        normalisation: By name or as numbers.
-        input_shape: Of one image.
+        classes: As for `build`, like normalisation and input shape.
         shortcut: Where channels change: a 1x1 `convolution` with BatchNorm, or `zeros`, as in the
             paper, which has no parameters.
 
@@ -150,7 +137,7 @@ class GroupNormBlock(nn.Module):
         self.bn2 = nn.GroupNorm(GROUPS, outputs)
         self.relu2 = nn.ReLU()
         self.conv2 = conv3x3(outputs, outputs)
-        self.downsample = None if inputs == outputs else AverageShortcut(inputs, outputs)
+        self.downsample = None if inputs == outputs else ZeroShortcut(2, 0, outputs - inputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """From (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
@@ -258,9 +245,7 @@ class WideResNet(ImageNetwork):
     Args:
         depth: 6 n + 4, with n blocks in each of the three stages.
         width: Stages have 16, 32 and 64 channels times this.
-        classes: Length of the logits.
-        normalisation: By name or as numbers.
-        input_shape: Of one image.
+        classes: As for `build`, like normalisation and input shape.
 
     Raises:
         OptionError: There is no network of that depth or width.

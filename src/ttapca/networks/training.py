@@ -33,9 +33,7 @@ START_FRACTION = 0.04  # of the peak, at the first step
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random crops, flips and cut-outs of whole batches at once.
-
-    Everything works on uint8 tensors, a quarter of the memory of floats.
+    """Random crops, flips and cut-outs of whole batches at once, in uint8.
 
     Attributes:
         padding: Pixels of black around an image before a part of the old size is cut out at random.
@@ -218,7 +216,7 @@ class EpochRecord:
 
 
 class Training:
-    """A training run in memory.
+    """A training run in memory; `train` keeps one in a folder.
 
     Args:
         network: What is trained, in place; a `RotationNetwork` learns both tasks.
@@ -277,6 +275,10 @@ class Training:
         """Whether all epochs are done."""
         return len(self.history) >= self.options.epochs
 
+    @property
+    def _delivered_network(self) -> nn.Module:
+        return self._averaged.module if self._averaged else self.network
+
     def run_epoch(self, progress: Progress | None = None) -> EpochRecord:
         """Train for one epoch, then measure; the record is also added to the history.
 
@@ -291,7 +293,7 @@ class Training:
             self._torch_state = torch.get_rng_state()
         images = self.steps_an_epoch * self.options.batch_size
         turned = isinstance(self.network, RotationNetwork)
-        measured = (self._averaged.module if self._averaged else self.network).eval()
+        measured = self._delivered_network.eval()
         record = EpochRecord(
             epoch=len(self.history) + 1,
             learning_rate=self._optimizer.param_groups[0]["lr"],
@@ -309,7 +311,7 @@ class Training:
 
         The names are those of the network alone; a rotation head's start with `rotation_head.`.
         """
-        tensors = (self._averaged.module if self._averaged else self.network).state_dict()
+        tensors = self._delivered_network.state_dict()
         if not isinstance(self.network, RotationNetwork):
             return dict(tensors)
         return {published_name(name): tensor for name, tensor in tensors.items()}

@@ -30,9 +30,11 @@ WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
 PREFIXES = re.compile(r"^(?:(?:module|model)\.)+")
 FORMAT = "ttapca.weights"
 
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_COMPLEX = (torch.complex128, torch.complex64)
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.complex128, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
 
 # What a file of ours says about its network. It may hold more: callers of `train` add what they
 # like.
@@ -104,12 +106,7 @@ def read_weights(path: Path) -> WeightFile:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> None:
-    """Write a file that says itself which network it is for.
-
-    Args:
-        path: Ends in `.safetensors`; replaced in one step.
-        tensors: By name.
-        description: Anything that JSON can hold; what `DESCRIPTION` knows must be as it says.
+    """Write a `.safetensors` file, in one step, that says itself which network it is for.
 
     Raises:
         OptionError: The description makes no sense.
@@ -176,7 +173,7 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
 def _check_plain(name: str, tensor: Tensor, path: Path) -> None:
     """Refuse a tensor that is not dense, of a common type, and finite."""
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not dense or tensor.dtype not in (*_FLOATS, *_COMPLEX, *_WHOLE):
+    if not dense or tensor.dtype not in _DTYPES:
         raise CheckpointError(
             f"Weights are dense tensors of common types; `{name[:200]}` in {path} has type "
             f"{tensor.dtype} and layout {tensor.layout}. Save `model.state_dict()` in float32."
