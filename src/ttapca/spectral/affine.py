@@ -71,11 +71,9 @@ class FoldedPCA(InputProjection):
 
 
 class LinearPart:
-    """The map W u + b of an affine layer, in float64, without touching the layer.
+    """The map W u + b of a layer for which `is_affine` holds, in float64; the layer is not touched.
 
-    Args:
-        layer: A layer for which `is_affine` holds.
-        input_shape: Of one sample of its input, without the batch dimension.
+    `input_shape` is that of one sample.
     """
 
     def __init__(self, layer: nn.Module, input_shape: tuple[int, ...]) -> None:
@@ -160,7 +158,7 @@ def fold(moments: Moments, linear: LinearPart, n_components: int | float | None)
     Args:
         moments: Of the layer's input.
         linear: The layer's linear part.
-        n_components: A number, a fraction of the output's variance, or None for all.
+        n_components: As for `choose_components`; a fraction is one of the output's variance.
 
     Raises:
         NotEnoughDataError: When the data have fewer components than asked for.

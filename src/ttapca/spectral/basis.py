@@ -39,12 +39,7 @@ UNIT = 0.05  # how far from 1 half precision may leave the length of a basis vec
 
 
 class BasisCost(NamedTuple):
-    """What a basis costs.
-
-    Attributes:
-        numbers: That are kept.
-        multiply_adds: To filter one sample.
-    """
+    """Numbers that a basis keeps, and multiply-adds to filter one sample."""
 
     numbers: int
     multiply_adds: int
@@ -160,49 +155,21 @@ class Basis(nn.Module, abc.ABC):
         return f"components={self.n_components}, at the {'input' if self.at_input else 'output'}"
 
 
-class HalfPrecision(nn.Module):
-    """Copies of both matrices in float16, for a sample on its own.
+def half_product(row: Tensor, matrix: Tensor | None) -> Tensor | None:
+    """A sample on its own times the transpose of a float16 matrix: (1, n) and (m, n) to (1, m).
 
     A batch waits for arithmetic, of which a processor does as much in float32 as in float16. A
-    single sample waits for the matrices to be read, and in float16 that is half as much.
+    single sample waits for the matrix to be read, and in float16 that is half as much.
 
-    Both products give None where float32 has to do: for batches, under gradients, while a model is
-    compiled, on other devices than the processor, and where float16 cannot hold the numbers.
-
-    Args:
-        project: From centred samples to components, float16, shape (d, components).
-        rebuild: From components to centred samples, likewise.
-
-    Example:
-        >>> identity = torch.eye(3).half()
-        >>> with torch.no_grad():
-        ...     HalfPrecision(identity, identity).project(torch.tensor([[1.0, 2.0, 3.0]])).tolist()
-        [[1.0, 2.0, 3.0]]
+    Returns:
+        None where float32 has to do: for batches, under gradients, while a model is compiled, on
+        other devices than the processor, and where float16 cannot hold the numbers.
     """
-
-    to_components: Tensor
-    from_components: Tensor
-
-    def __init__(self, project: Tensor, rebuild: Tensor) -> None:
-        super().__init__()
-        # Not in the state dict: they are copies. The numbers of one result lie side by side.
-        self.register_buffer("to_components", project.T.contiguous(), persistent=False)
-        self.register_buffer("from_components", rebuild.contiguous(), persistent=False)
-
-    def project(self, centred: Tensor) -> Tensor | None:
-        """Components of one sample without its mean, (1, d) to (1, components)."""
-        return _half_product(centred, self.to_components)
-
-    def rebuild(self, components: Tensor) -> Tensor | None:
-        """What the first components of one sample stand for, (1, up to components) to (1, d)."""
-        return _half_product(components, self.from_components[:, : components.shape[1]])
-
-
-def _half_product(row: Tensor, matrix: Tensor) -> Tensor | None:
-    if len(row) != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if matrix is None or len(row) != 1 or torch.is_grad_enabled():
         return None
     # `.to(...)` may have moved or widened what was float16 on the processor.
-    if matrix.dtype != torch.float16 or matrix.device.type != "cpu":
+    on_processor = matrix.dtype == torch.float16 and matrix.device.type == "cpu"
+    if not on_processor or torch.compiler.is_compiling():
         return None
     product = (row.half() @ matrix.T).to(row.dtype)
     return product if math.isfinite(float(product.sum())) else None
@@ -213,12 +180,16 @@ class _MatrixBasis(Basis):
 
     to_components: Tensor
     from_components: Tensor
+    half_to: Tensor | None
+    half_from: Tensor | None
 
-    def __init__(self, *matrices: Tensor, in_half_precision: HalfPrecision | None = None) -> None:
+    def __init__(self, *matrices: Tensor, halves: tuple[Tensor | None, ...] = (None, None)) -> None:
         super().__init__()
         for attribute, matrix in zip(self.file_names, matrices, strict=True):
             self.register_buffer(attribute, matrix)
-        self.in_half_precision = in_half_precision
+        # Not in the state dict: they are copies, for single samples.
+        for attribute, half in zip(("half_to", "half_from"), halves, strict=True):
+            self.register_buffer(attribute, half, persistent=False)
 
     @property
     def n_components(self) -> int:
@@ -227,18 +198,17 @@ class _MatrixBasis(Basis):
 
     def project(self, centred: Tensor) -> Tensor:
         """See `Basis`."""
-        quick = None if self.in_half_precision is None else self.in_half_precision.project(centred)
+        quick = half_product(centred, self.half_to)
         return centred @ self.to_components if quick is None else quick
 
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         """See `Basis`."""
-        quick = (
-            None if self.in_half_precision is None else self.in_half_precision.rebuild(components)
-        )
+        count = components.shape[1]
+        half = self.half_from
+        quick = None if half is None else half_product(components, half[:, :count])
         if quick is not None:
             return base + quick
-        columns = self.from_components[:, : components.shape[1]]
-        return torch.addmm(base, components, columns.T)
+        return torch.addmm(base, components, self.from_components[:, :count].T)
 
     def truncated(self, n_components: int) -> Basis:
         """See `Basis`."""
@@ -246,13 +216,12 @@ class _MatrixBasis(Basis):
 
     def prepared(self, dtype: torch.dtype) -> Basis:
         """See `Basis`; float16 matrices are kept beside float32 ones."""
-        halves = self.to_components.dtype == torch.float16 and dtype == torch.float32
-        return type(self)(
-            *(_by_component(matrix, dtype) for matrix in self.tensors().values()),
-            in_half_precision=HalfPrecision(self.to_components, self.from_components)
-            if halves
-            else None,
-        )
+        matrices = [_by_component(matrix, dtype) for matrix in self.tensors().values()]
+        if self.to_components.dtype != torch.float16 or dtype != torch.float32:
+            return type(self)(*matrices)
+        # Laid out so that the numbers of one result lie side by side.
+        halves = (self.to_components.T.contiguous(), self.from_components.contiguous())
+        return type(self)(*matrices, halves=halves)
 
     def noise(self) -> Tensor:
         """See `Basis`."""
