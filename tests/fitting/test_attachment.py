@@ -111,15 +111,6 @@ def test_precisions(fitted: ttapca.FittedFilter, dtype: torch.dtype) -> None:
     assert float(error) < tolerance
 
 
-def test_casting_after_attaching(fitted: ttapca.FittedFilter) -> None:
-    model = small_convnet()
-    ttapca.attach(model, fitted, "relu")
-    expected = model(X).detach()
-    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
-        output = model.to(dtype)(X.to(dtype)).detach()
-        assert float((output.double() - expected).abs().max() / expected.abs().max()) < tolerance
-
-
 def test_export(fitted: ttapca.FittedFilter) -> None:
     model = small_convnet()
     ttapca.attach(model, fitted, "relu", initial=0.2)

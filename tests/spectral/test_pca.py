@@ -123,6 +123,7 @@ def test_equals_sklearn(find: Find, dtype: torch.dtype) -> None:
     )
     overlap = np.abs(np.sum(ours.basis.numpy().T * theirs.components_, axis=1))
     np.testing.assert_allclose(overlap, 1.0, atol=1e-9)
+    np.testing.assert_allclose(ours.inverse_transform(ours.transform(data)), data.flatten(1))
 
 
 @pytest.mark.parametrize("columns", [1024, 7])
@@ -206,14 +207,6 @@ def test_number_of_components(find: Find, wish: int | float | None, kept: int) -
     assert find([images(80, shape=(12,))], wish).basis.shape == (12, kept)
 
 
-@given(fraction=st.floats(0.01, 0.999))
-@settings(deadline=None, max_examples=40)
-def test_a_fraction_keeps_just_enough_variance(fraction: float) -> None:
-    ratios = by_moments([images(80, shape=(12,))], fraction).explained_variance_ratio
-    assert float(ratios.sum()) >= fraction - 1e-12
-    assert float(ratios[:-1].sum()) < fraction
-
-
 @both
 def test_data_that_have_fewer_components(find: Find) -> None:
     thin = images(50, shape=(3,)) @ images(3, seed=5, shape=(10,))
@@ -234,14 +227,3 @@ def test_data_that_have_fewer_components(find: Find) -> None:
 def test_a_wish_that_makes_no_sense(wish: object) -> None:
     with pytest.raises(OptionError, match="`n_components` must be a whole number"):
         by_moments([images(80, shape=(12,))], wish)  # type: ignore[arg-type]
-
-
-@given(kept=st.integers(1, 12), seed=st.integers(0, 100))
-@settings(deadline=None, max_examples=30)
-def test_projection_is_idempotent(kept: int, seed: int) -> None:
-    pca = by_moments([images(80, shape=(12,))], kept)
-    x = images(5, seed=seed, shape=(12,))
-    once = pca.inverse_transform(pca.transform(x))
-    torch.testing.assert_close(pca.inverse_transform(pca.transform(once)), once)
-    if kept == 12:
-        torch.testing.assert_close(once, x, rtol=1e-9, atol=1e-9)

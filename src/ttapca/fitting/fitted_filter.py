@@ -16,8 +16,7 @@ from torch import Tensor
 from ttapca._checks import Number, OneOf, check_option
 from ttapca._version import __version__
 from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.fitting.saved_form import GROUP_NORM, STORAGES, check_filter
-from ttapca.fitting.store import read_folder, write_folder
+from ttapca.fitting.store import GROUP_NORM, STORAGES, check_filter, read_folder, write_folder
 from ttapca.spectral.bands import band_edges
 from ttapca.spectral.basis import BASES, Basis
 from ttapca.spectral.closed_gains import EXPONENTS, ClosedFormName, make_closed_gain

@@ -58,15 +58,7 @@ _LESS_MEMORY = (
 
 @dataclass(eq=False)
 class FitTask:
-    """What a route works with.
-
-    Attributes:
-        source: The data, and what they become at the layer.
-        shapes: Of a sample of the layer's input and output.
-        n_components: How many components are wished for.
-        generator: Draws random numbers.
-        on_demand: Whether the caller named the route, so that there is no other to try.
-    """
+    """What a route works with; `on_demand` is whether the caller named the route."""
 
     source: SourceActivations
     shapes: Shapes
@@ -301,7 +293,7 @@ def fit(
 
     Raises:
         LayerNotFoundError: No such layer; near names are offered.
-        LayerOutputError: The layer returns no tensor, or is called not exactly once a forward.
+        LayerOutputError: The layer returns no tensor, or is not called exactly once in a pass.
         NonFiniteError: A batch leads to NaN or infinity; its number is named.
         NotEnoughDataError: Too few samples, or fewer components in the data than asked for.
         OptionError: An option makes no sense, or a batch holds no tensor for the model.
