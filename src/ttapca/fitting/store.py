@@ -203,7 +203,7 @@ def check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path:
     conform(config, _CONFIG_RULE, where, SavedFilterError)
     shape = config["shape"]
     rules: dict[str, Rule] = {
-        "shape": BASES[config["route"]].shape_rule(),
+        "shape": BASES[config["route"]].shape_rule,
         "n_components": Whole(1, math.prod(shape)),
     }
     if "input_mean" not in tensors:  # then it is the layer's output that is filtered

@@ -47,13 +47,9 @@ class BasisCost(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorForm:
-    """What a tensor in a saved filter must be.
+    """What a tensor in a saved filter must be: its numbers are `words`, which `holds` checks.
 
-    Attributes:
-        shape: Its shape.
-        dtype: Its type; None for the type that matrices of this filter are stored in.
-        words: What its numbers must be, for a message.
-        holds: Whether they are.
+    Without a `dtype` it is a matrix, in whatever precision the filter is stored.
     """
 
     shape: tuple[int, ...]
@@ -70,6 +66,7 @@ class Basis(nn.Module, abc.ABC):
         sides: Values that `at_input` can have.
         routes: Names of the routes of `ttapca.fit` that lead to this kind of basis.
         file_names: What its tensors are called in a saved filter, by attribute.
+        shape_rule: What the shape of a sample in a saved filter must be.
         accuracy: How exact the components are when the route that found them is.
     """
 
@@ -77,6 +74,7 @@ class Basis(nn.Module, abc.ABC):
     sides: ClassVar[tuple[bool, ...]]
     routes: ClassVar[tuple[str, ...]]
     file_names: ClassVar[dict[str, str]]
+    shape_rule: ClassVar[Rule] = ListOf(Whole(1), 1, 8)
     accuracy: ClassVar[str] = "exact up to rounding"
 
     @property
@@ -120,13 +118,9 @@ class Basis(nn.Module, abc.ABC):
     def check_layer(
         self, layer: nn.Module, name: str, shape: tuple[int, ...], output_size: int
     ) -> None:
-        """Raise `AttachError` unless a filter with this basis can sit at the layer.
+        """Raise `AttachError` unless a filter of samples of this shape can sit at the layer.
 
-        Args:
-            layer: The layer.
-            name: Its path, for messages.
-            shape: Of a sample that is filtered.
-            output_size: Numbers in a sample of the layer's output at the fit.
+        `output_size` numbers were in a sample of the layer's output at the fit.
         """
 
     def tensors(self) -> dict[str, Tensor]:
@@ -137,11 +131,6 @@ class Basis(nn.Module, abc.ABC):
     @abc.abstractmethod
     def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
         """What these tensors must be."""
-
-    @classmethod
-    def shape_rule(cls) -> Rule:
-        """What the shape of a sample must be, beyond what holds for every filter."""
-        return ListOf(Whole(1), 1, 8)
 
     @classmethod
     @abc.abstractmethod
@@ -252,13 +241,7 @@ def _by_component(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Dense(_MatrixBasis):
-    """Orthonormal vectors in the space of a layer's output, shape (d, components).
-
-    Example:
-        >>> basis = Dense(torch.tensor([[1.0], [0.0]]))
-        >>> basis.project(torch.tensor([[3.0, 4.0]])).tolist()
-        [[3.0]]
-    """
+    """Orthonormal vectors in the space of a layer's output, shape (d, components)."""
 
     at_input = False
     sides = (False,)
@@ -332,16 +315,12 @@ class Cosine(Basis):
         order: Which coefficient each component is, counted through (C, H, W), shape (components,).
         shape: Of an image, (C, H, W).
         at_input: See `Basis`.
-
-    Example:
-        >>> smooth = Cosine(torch.eye(1), torch.tensor([0]), (1, 2, 2))
-        >>> smooth.project(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).round(decimals=3).tolist()
-        [[5.0]]
     """
 
     sides = (False, True)
     routes = ("dct",)
     file_names: ClassVar[dict[str, str]] = {"rotation": "project", "order": "order"}
+    shape_rule = ListOf(Whole(1, LONGEST_DCT), 3, 3)
     accuracy = "cosines, not principal components; their variances are exact"
     rotation: Tensor
     order: Tensor
@@ -412,11 +391,6 @@ class Cosine(Basis):
         }
 
     @classmethod
-    def shape_rule(cls) -> Rule:
-        """Images with sides that a transform is made for."""
-        return ListOf(Whole(1, LONGEST_DCT), 3, 3)
-
-    @classmethod
     def from_tensors(
         cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...], *, at_input: bool
     ) -> Basis:
@@ -433,12 +407,7 @@ BASES: dict[str, type[Basis]] = {
 def usual_basis(
     layer: nn.Module, input_shape: tuple[int, ...] | None, output_shape: tuple[int, ...]
 ) -> tuple[type[Basis], tuple[int, ...]]:
-    """The basis that `ttapca.fit` finds for a layer by itself, and the shape that it filters.
-
-    Example:
-        >>> usual_basis(nn.Linear(4, 9), (4,), (9,))[1]
-        (4,)
-    """
+    """The basis that `ttapca.fit` finds for a layer by itself, and the shape that it filters."""
     if input_shape is not None and acts_on_input(layer, input_shape, output_shape):
         return Folded, input_shape
     return Dense, output_shape

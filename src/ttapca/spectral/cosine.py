@@ -40,12 +40,7 @@ NO_VARIANCE = 1e-14
 
 
 def dct_matrix(size: int) -> Tensor:
-    """The orthonormal DCT-II as a matrix: row k is the k-th cosine, shape (size, size).
-
-    Example:
-        >>> (dct_matrix(4) @ torch.ones(4, dtype=torch.float64)).round(decimals=6).abs().tolist()
-        [2.0, 0.0, 0.0, 0.0]
-    """
+    """The orthonormal DCT-II as a matrix: row k is the k-th cosine, shape (size, size)."""
     place = torch.arange(size, dtype=torch.float64)
     cosines = torch.cos(math.pi / size * (place + 0.5) * place[:, None])
     cosines *= math.sqrt(2 / size)
@@ -80,11 +75,6 @@ class CoefficientMoments:
     """Streaming mean and covariance between channels, for every frequency on its own.
 
     Images have shape (channels, height, width).
-
-    Example:
-        >>> moments = CoefficientMoments((1, 2, 2)).update(torch.rand(10, 1, 2, 2))
-        >>> moments.count, tuple(moments.scatter.shape)
-        (10, (4, 1, 1))
     """
 
     def __init__(self, shape: tuple[int, ...], *, device: torch.device | str = "cpu") -> None:
@@ -139,20 +129,10 @@ class CoefficientMoments:
 
 @torch.no_grad()
 def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | None) -> ChannelDCT:
-    """Rotate the channels, and order the coefficients by variance.
-
-    Args:
-        moments: What was seen.
-        n_components: How many coefficients to keep, as for `choose_components`.
+    """Rotate the channels, and keep as many coefficients as `choose_components` would.
 
     Raises:
         NotEnoughDataError: When fewer coefficients vary than asked for.
-
-    Example:
-        >>> images = torch.randn(50, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-        >>> fitted = fit_channel_dct(CoefficientMoments((3, 4, 4)).update(images), 10)
-        >>> tuple(fitted.rotation.shape), tuple(fitted.order.shape)
-        ((3, 3), (10,))
     """
     check_sample_count(None, moments.count)
     # The DCT is orthonormal: the scatter of the pixels' channels is the sum over frequencies.

@@ -53,11 +53,6 @@ class SampleGram:
     Raises:
         NotEnoughDataError: When there are fewer than two samples.
         NonFiniteError: When one of them holds NaN or infinity.
-
-    Example:
-        >>> gram = SampleGram([torch.tensor([[0.0, 0.0], [3.0, 4.0]])], 2)
-        >>> round(gram.pca(1).singular_values.item() ** 2, 6)  # 2 samples at 2.5 from their mean
-        12.5
     """
 
     @torch.no_grad()

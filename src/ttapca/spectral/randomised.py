@@ -52,10 +52,6 @@ def singular_value_error(error_bound: Tensor) -> float:
     """Largest relative error of a singular value, from bounds on the squared ones.
 
     It is that of the first half of the components: the last ones converge slowest.
-
-    Example:
-        >>> round(singular_value_error(torch.tensor([0.002, 0.1])), 6)
-        0.001001
     """
     worst = float(error_bound[: math.ceil(len(error_bound) / 2)].max())
     return 1 - math.sqrt(max(0.0, 1 - worst))
@@ -160,16 +156,12 @@ def randomised_pca(
         passes_over: Called for every pass; gives batches of shape (samples, ...), the same samples
             every time, in any order.
         size: Numbers in a sample, p.
-        n_components: A whole number.
+        n_components: A whole number: how many components hold a fraction of the variance is not
+            known before the passes.
         tolerance: Passes are made until `singular_value_error` is at most this.
         max_passes: But no more than these, at least 2; a warning says what was reached by then.
         generator: Draws the starting block; a fixed seed by default.
         device: Where the blocks live: one for each pass but one, of shape (p, n_components + 64).
-
-    Raises:
-        OptionError: When `n_components` is not a number: how many components hold a fraction of
-            the variance is not known before the passes.
-        NotEnoughDataError: When the data have fewer components than asked for.
     """
     if not isinstance(n_components, int):
         raise OptionError(

@@ -17,16 +17,7 @@ from ttapca.support.modules import find_layer
 
 @contextmanager
 def caught_inputs(layer: nn.Module) -> Iterator[list[Any]]:
-    """Collect the first input of every call of a layer.
-
-    Example:
-        >>> import torch
-        >>> layer = nn.Linear(3, 2)
-        >>> with caught_inputs(layer) as caught:
-        ...     output = nn.Sequential(nn.ReLU(), layer)(torch.zeros(5, 3))
-        >>> [value.shape for value in caught]
-        [torch.Size([5, 3])]
-    """
+    """Collect the first input of every call of a layer."""
     caught: list[Any] = []
     handle = layer.register_forward_pre_hook(
         lambda _, args, kwargs: caught.append(_first(args, kwargs)), with_kwargs=True
