@@ -58,7 +58,7 @@ def parse_json(
         text: UTF-8 where it is bytes.
         where: The file, as the message shall name it.
         error: Makes the error that is raised.
-        largest: Characters.
+        largest: The most characters that are read.
         finite: Whether NaN and infinity, which Python writes, are refused.
 
     Example:
@@ -84,12 +84,7 @@ def parse_json(
 
 
 def parse_toml(text: bytes | str, where: str, error: ErrorType) -> dict[str, Any]:
-    """Parse TOML within bounds of size and depth.
-
-    Args:
-        text: UTF-8 where it is bytes.
-        where: The file, as the message shall name it.
-        error: Makes the error that is raised.
+    """Parse TOML within bounds of size and depth; the arguments are those of `parse_json`.
 
     Example:
         >>> from ttapca.errors import DataFormatError
