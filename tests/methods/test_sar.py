@@ -9,7 +9,6 @@ from torch import Tensor, nn
 import ttapca
 from methods.plain_loops import (
     BATCHES,
-    X,
     affine_with_batch_statistics,
     assert_follows,
     both_ways,
