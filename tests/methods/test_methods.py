@@ -265,7 +265,12 @@ def test_a_name_is_short_for_a_method() -> None:
     by_class = ttapca.adapt(small_convnet(), Tent(lr=0.1), forgetting="online")
     for x in (X, images(12, seed=9)):
         assert torch.equal(by_name(x), by_class(x))
-    gains = ttapca.adapt(small_convnet(), TTAPCA(FITTED, gain="exponential"))(X)
+    relu, gains = (
+        ttapca.adapt(small_convnet(), TTAPCA(FITTED, gain=gain))(X)
+        for gain in ("relu", "exponential")
+    )
+    for name in ("ttapca", "ttapca-relu"):
+        assert torch.equal(relu, ttapca.adapt(small_convnet(), name, filter=FITTED)(X))
     assert torch.equal(gains, ttapca.adapt(small_convnet(), "ttapca-exp", filter=FITTED)(X))
     matched = ttapca.adapt(small_convnet(), Wiener(FITTED, shrink=0.5, restore=0.5))(3 * X)
     assert torch.equal(matched, ttapca.adapt(small_convnet(), "match", filter=FITTED)(3 * X))
