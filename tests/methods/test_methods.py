@@ -10,6 +10,7 @@ from typing import get_args
 
 import pytest
 import torch
+from scripts import write_methods
 from torch import nn
 
 import ttapca
@@ -283,6 +284,13 @@ def test_what_is_registered_is_what_editors_offer() -> None:
         assert not found.summary.endswith("."), name
         assert dataclasses.is_dataclass(found.method)
         assert found.rules.keys() == found.options.keys()
+
+
+def test_the_page_of_methods_lists_what_is_registered() -> None:
+    page = write_methods.PAGE.read_text()
+    assert write_methods.with_table(page) == page, "run python scripts/write_methods.py"
+    for name in ttapca.METHODS:
+        assert page.count(f"`{name}`") > 1, name  # in the table, and beyond it
 
 
 def test_statistics_can_be_mixed_by_choice() -> None:
