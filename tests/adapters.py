@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ttapca
 from oracles import images, required_options, small_convnet
@@ -75,6 +75,17 @@ def adapted(
         given = {"filter": fitted(norm, layer)} | given
     if method in LEARNING:
         given = {"lr": 0.05} | given
+    needed = required_options(method, NETWORKS[norm](), (3, 6, 6))
     model = NETWORKS[norm]() if model is None else model
-    needed = required_options(method, model, (3, 6, 6))
     return ttapca.adapt(model, method, **(needed | OPTIONS.get(method, {}) | given))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two trees of tensors and plain values are equal, bit for bit."""
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)

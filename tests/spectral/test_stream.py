@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from adapters import same
 from ttapca.adaptation.optimisation import Descent, Draws
 from ttapca.spectral.stream import (
     Attributes,
@@ -59,17 +60,6 @@ class World:
 
     def picture(self) -> Any:
         return copy.deepcopy(self.stream.contents())
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two trees are equal, bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, tuple | list):
-        return type(one) is type(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 def test_the_first_pass_of_each_batch_counts_for_each_value_by_itself() -> None:
