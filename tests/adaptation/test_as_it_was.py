@@ -23,7 +23,7 @@ def test_of_every_method(method: str) -> None:
     plain = model(X)
     model.train()
     model.bn2.eval()
-    before = picture_of(model)
+    before, own = picture_of(model), list(model.parameters())
     adapter, random = adapted(method, model=model), torch.random.get_rng_state()
     for x in BATCHES:
         adapter(x)
@@ -34,7 +34,9 @@ def test_of_every_method(method: str) -> None:
     for name, tensor in before["state"].items():
         assert torch.equal(tensor, during["state"][name])
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(parameter.requires_grad for parameter in model.parameters())
+    for parameter, same_one in zip(model.parameters(), own, strict=True):
+        assert parameter is same_one
+        assert parameter.requires_grad
     # While that is switched off, also twice.
     state = copy.deepcopy(adapter.state_dict())
     with adapter.disabled():

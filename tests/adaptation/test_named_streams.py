@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import ttapca
-from adapters import BATCHES, CASES, DATA, X, adapted
+from adapters import BATCHES, CASES, COMBINED, DATA, LEARNING, X, adapted
 from ttapca import Adapter, networks
 from ttapca.adaptation.guards import CollapseGuard
 from ttapca.errors import OptionError, SavedStreamError
@@ -28,7 +28,6 @@ from ttapca.spectral.stream import tensors_in
 # Noise, single images, another offset: what a stream in small may be.
 STREAM = [3 * X, X[:1] + 0.5, X[1:2] * 2, X + 0.3, X[2:3], 2 * X]
 OTHER = [0.5 * batch + 1 for batch in reversed(STREAM)]
-BROKEN = torch.where(torch.arange(12).reshape(12, 1, 1, 1) == 5, math.nan, X)
 every_method = pytest.mark.parametrize(("method", "norm"), CASES)
 
 
@@ -44,15 +43,17 @@ def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
 
 @every_method
 def test_two_streams_in_turn_are_two_adapters(method: str, norm: str) -> None:
+    """Also where one of them meets broken batches, which are counted and change nothing."""
     alone, apart, shared = (adapted(method, norm) for _ in range(3))
     left, right = shared.stream("left"), shared.stream("right")
-    for one, other in zip(STREAM, OTHER, strict=True):
+    for one, other, bad in zip(STREAM, OTHER, 3 * [math.nan, math.inf], strict=True):
         assert torch.equal(left(one), alone(one))
         assert torch.equal(right(other), apart(other))
-        right(BROKEN)
+        right(X.where(torch.arange(12).reshape(12, 1, 1, 1) != 5, bad))
     assert_same(run(shared, STREAM), run(adapted(method, norm), STREAM))  # which was never called
     assert (left.samples, left.batches) == (39, 6)
     assert shared.skipped == 6
+    assert bool(shared.updates) == (method in (*LEARNING, *COMBINED))
 
 
 @every_method
