@@ -68,7 +68,7 @@ def test_groups_of_corruptions() -> None:
         ),
         (
             {"seeds": tuple(range(1000)), "components": tuple(range(1, 1001))},
-            "at most 100,000 cells.* found 150,000,000",
+            "at most 100,000 results.* found 150,000,000",
         ),
         ({"method": 3}, "`method` must be an object"),
         (

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ttapca.benchmark.image_source import FORGETTING, JOINT, segments
 
 from ttapca.benchmark import ImageSource, Setting
 from ttapca.benchmark.cells import SETTINGS
-from ttapca.benchmark.orders import FORGETTING, JOINT, segments
 from ttapca.corruptions import STANDARD, corrupt
 from ttapca.datasets import Images, read_digits
 from ttapca.errors import DataFormatError, DataNotFoundError, NotEnoughDataError

@@ -7,16 +7,14 @@ that `ttapca --help` is quick and works without them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
 
-from ttapca.cli.home import cache_root
-from ttapca.cli.inputs import LimitOption, check_place
-from ttapca.cli.reporting import file_progress
+from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.inputs import LimitOption, cache_root, check_place, separated, whole_numbers
 from ttapca.datasets.frost import FROST
 from ttapca.errors import OptionError
 from ttapca.support.disk import writing
@@ -40,7 +38,7 @@ def corrupt(
     seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes; one a core by default.", show_default=False),
+        typer.Option(min=1, help="Processes (default: one for each core).", show_default=False),
     ] = None,
     limit: LimitOption = None,
     sheet: Annotated[
@@ -48,7 +46,7 @@ def corrupt(
     ] = None,
     image: Annotated[int, typer.Option(min=0, help="Which image the sheet shows.")] = 0,
     all_severities: Annotated[
-        bool, typer.Option("--all-severities", help="A row of severities a corruption.")
+        bool, typer.Option("--all-severities", help="Draw one row for each corruption.")
     ] = False,
 ) -> None:
     """Corrupt a data set into the layout of CIFAR-10-C, or draw a contact sheet.
@@ -90,7 +88,7 @@ def parse_corruptions(words: str) -> tuple[str, ...]:
 
     groups = dict(zip(_GROUPS, (CORRUPTIONS, STANDARD, EXTRA), strict=True))
     names: list[str] = []
-    for word in _words(words):
+    for word in separated(words) or ():
         try:
             names.extend(groups.get(word) or [find(word).name])
         except OptionError:
@@ -118,23 +116,16 @@ def parse_severities(words: str) -> tuple[int, ...]:
     """
     from ttapca.corruptions import SEVERITIES
 
-    found: set[int] = set()
-    for word in _words(words):
-        first, dash, last = word.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            found = set()
-            break
-        found.update(range(int(first), int(last or first) + 1) or [0])
-    if not found or not found <= set(SEVERITIES):
+    try:
+        found = whole_numbers("--severities", words) or ()
+    except OptionError:
+        found = ()
+    if not found or not set(found) <= set(SEVERITIES):
         raise OptionError(
             f"`--severities` takes numbers from {SEVERITIES[0]} to {SEVERITIES[-1]}, such as 1-5 "
             f"or 1,3,5; found `{words}`."
         )
-    return tuple(sorted(found))
-
-
-def _words(text: str) -> Iterable[str]:
-    return (word.strip() for word in text.split(",") if word.strip())
+    return tuple(sorted(set(found)))
 
 
 def _cores() -> int:
@@ -188,8 +179,17 @@ def _write_data_set(
             f"{_megabytes(export.bytes_free())} are free",
             err=True,
         )
-        with file_progress(total=len(missing) * export.shape[0]) as progress:
-            export.run(jobs, progress)
+        with ConsoleReporter() as reporter:
+            done: dict[str, int] = {}
+
+            def tell(name: str, images: int, of: int) -> None:
+                done[name] = images
+                total = len(missing) * of
+                reporter.advance("corrupting", sum(done.values()), total, name)
+                if images == of:
+                    reporter.note(f"{name}: done")
+
+            export.run(jobs, tell)
     typer.echo(f"{export.to}")
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ttapca.cli.home import cache_root
-from ttapca.cli.reporting import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.inputs import cache_root
 from ttapca.datasets.catalog import DATA_SETS, find_data_set
 from ttapca.datasets.fetching import fetch
 from ttapca.datasets.frost import FROST, PACKAGE, fetch_frost, has_frost
@@ -46,7 +46,7 @@ def get(
     if FROST in names:
         _get_frost(root)
     for data_set in data_sets:
-        with ConsoleReporter(data_set.name) as report:
+        with ConsoleReporter(data_set.name, "bytes") as report:
             try:
                 fetched = fetch(data_set, root, report)
             except KeyboardInterrupt:
@@ -79,7 +79,7 @@ def list_(
 ) -> None:
     """Show which data sets are there, their size, and whether they verify (reads every byte)."""
     root = (folder or cache_root()).expanduser().absolute()
-    with ConsoleReporter("list") as report:
+    with ConsoleReporter("list", "bytes") as report:
         holdings = inventory(root, report)
     if as_json:
         typer.echo(json.dumps([_as_json(holding) for holding in holdings], indent=2))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from ttapca.cli.console import ConsoleReporter
 from ttapca.cli.inputs import (
+    PAPERS_BATCH,
     ArchitectureOption,
     AsJson,
     DataFolder,
@@ -19,27 +20,22 @@ from ttapca.cli.inputs import (
     LimitOption,
     MeanOption,
     ModelArgument,
-    ModelChoice,
     ModelOption,
     NormalisationOption,
     OrderOption,
     SeedOption,
     StdOption,
     WeightsOption,
+    network_source,
     read_images,
     value_of,
 )
-from ttapca.cli.reporting import StepReporter
 from ttapca.errors import OptionError
+from ttapca.support.progress import Steps
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ttapca.adaptation.adapter import Adapter
-    from ttapca.adaptation.explanation import Explanation
     from ttapca.datasets import Order, TensorBatches
-
-PAPERS_BATCH = 200
 
 
 def evaluate(
@@ -48,10 +44,16 @@ def evaluate(
     data: DataOption,
     method: Annotated[str, typer.Option(help="One that `ttapca methods` lists.")] = "source",
     filter: FilterOption = None,
+    forgetting: Annotated[
+        str | None,
+        typer.Option(help="When to forget: episodic (each batch; the default), online, continual."),
+    ] = None,
     episodic: Annotated[
-        bool, typer.Option("--episodic/--online", help="Forget after each batch, or never.")
-    ] = True,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = PAPERS_BATCH,
+        bool | None, typer.Option("--episodic/--online", help="The same as --forgetting, shorter.")
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="How many images make a batch.")
+    ] = PAPERS_BATCH,
     steps: Annotated[
         int | None,
         typer.Option(min=1, help="Gradient steps on each batch (default: the method's)."),
@@ -66,7 +68,9 @@ def evaluate(
     seed: SeedOption = 0,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Of the method; may be repeated."),
+        typer.Option(
+            metavar="NAME=VALUE", help="An option of the method; may be given repeatedly."
+        ),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what a closed-form filter did at the end.")
@@ -82,45 +86,45 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure error, calibration and speed on the test images of a data set."""
+    import ttapca
     from ttapca.datasets import TensorBatches, choose
 
-    choice = ModelChoice(model, model_option, weights, architecture, normalise, mean, std)
+    setting = _setting(forgetting, episodic)
+    source = network_source(model, model_option, weights, architecture, normalise, mean, std)
     images = read_images(data, "test", folder, corruption=corruption, severity=severity, size=size)
     chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
-    wishes = {"episodic": episodic, "steps": steps, "lr": lr, **_options(option or [])}
-    adapted = _adapted(choice.load(), method, filter, **wishes)
+    wishes = {"forgetting": setting, "steps": steps, "lr": lr, **_options(option or [])}
+    fitted = None if filter is None else ttapca.load(filter)
+    adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
     facts = {
-        "model": choice.name,
+        "model": source.name,
         "data": data,
         "corruption": corruption,
         "severity": severity,
         "method": method,
-        "setting": "episodic" if episodic else "online",
+        "setting": setting,
         "batch_size": batch_size,
         "chosen": str(chosen),
         **_measured(adapted, TensorBatches(images, batch_size, chosen.rows)),
         "parameters_adapted": adapted.n_parameters,
     }
-    reports = _explained(adapted) if explain else []
-    if as_json and explain:
-        facts["explanations"] = [dataclasses.asdict(report) for report in reports]
-    typer.echo(json.dumps(facts, indent=2) if as_json else _sentence(facts))
-    if not as_json:
-        for report in reports:
-            typer.echo(f"\n{report}")
+    reports = ttapca.explain(adapted) if explain else []
+    if as_json:
+        if explain:
+            facts["explanations"] = [dataclasses.asdict(report) for report in reports]
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    typer.echo(_sentence(facts))
+    for report in reports:
+        typer.echo(f"\n{report}")
 
 
-def _adapted(network: nn.Module, method: str, filter: Path | None, **options: Any) -> Adapter:
-    import ttapca
-
-    fitted = None if filter is None else ttapca.load(filter)
-    return ttapca.adapt(network, method, filter=fitted, **options)  # type: ignore[arg-type]
-
-
-def _explained(adapted: Adapter) -> list[Explanation]:
-    import ttapca
-
-    return ttapca.explain(adapted)
+def _setting(forgetting: str | None, episodic: bool | None) -> str:
+    if episodic is None:
+        return forgetting or "episodic"
+    if forgetting is not None:
+        raise OptionError("Give --forgetting, or one of --episodic and --online; found both.")
+    return "episodic" if episodic else "online"
 
 
 def _options(words: list[str]) -> dict[str, Any]:
@@ -138,10 +142,11 @@ def _options(words: list[str]) -> dict[str, Any]:
 def _measured(adapted: Adapter, batches: TensorBatches) -> dict[str, Any]:
     from ttapca.networks.evaluation import predict_all
 
-    with StepReporter("evaluating") as progress:
+    with ConsoleReporter() as reporter:
+        progress = Steps(reporter, "evaluating")
         outcome = predict_all(adapted, batches, progress=progress).evaluation()
     values = dataclasses.asdict(outcome)
-    for stream in ("error_stream", "entropy_stream"):  # a benchmark's, not a person's
+    for stream in ("error_stream", "entropy_stream"):  # for a benchmark, not for a person
         del values[stream]
     by_class = dict(zip(batches.data.class_names, values.pop("accuracy_of_class"), strict=True))
     return {

@@ -1,39 +1,31 @@
-"""What the commands about networks take alike: a network, images, and how they are named."""
+"""What several commands take alike: a network, images, folders, lists of values."""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
+import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttapca.cli.home import cache_root
-from ttapca.cli.reporting import StepReporter, warn
-from ttapca.datasets.loading import DIGITS, load
+from ttapca.cli.console import ConsoleReporter
+from ttapca.datasets.loading import load
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from ttapca.benchmark.session import NetworkSource
     from ttapca.datasets import Images, Split
-    from ttapca.networks import EpochRecord, Normalisation
+    from ttapca.networks import Normalisation
 
-# The network that is meant where the digits themselves are named as one.
-DIGITS_NETWORK = "digits-small-cnn"
+PAPERS_COMPONENTS = 2000
+PAPERS_BATCH = 200
+MOST_NUMBERS = 10_000
 
-DataArgument = Annotated[
-    str, typer.Argument(metavar="DATA", help="cifar10, cifar100, digits, or a path to images.")
-]
-DataOption = Annotated[
-    str,
-    typer.Option("--data", metavar="DATA", help="cifar10, cifar100, digits, or a path to images."),
-]
+DATA = "cifar10, cifar100, digits, or a path to images."
+DataArgument = Annotated[str, typer.Argument(metavar="DATA", help=DATA)]
+DataOption = Annotated[str, typer.Option("--data", metavar="DATA", help=DATA)]
 DataFolder = Annotated[
     Path | None,
     typer.Option("--in", metavar="DIR", help="Where data sets with a name lie, if not the cache."),
@@ -44,7 +36,7 @@ ImageSize = Annotated[
 LimitOption = Annotated[
     int | None,
     typer.Option(
-        "--limit", min=1, help="Use so many images only, as many of each class (default: all)."
+        "--limit", min=1, help="Use only this many images, equally of each class (default: all)."
     ),
 ]
 OrderOption = Annotated[
@@ -56,13 +48,20 @@ OrderOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the choice and the shuffle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
+LayerOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of the filter (default: what `ttapca layers` recommends)."),
+]
+FilterOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--filter", metavar="DIR", exists=True, file_okay=False, help="What `ttapca fit` saved."
+    ),
+]
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL",
-        help="A packaged network, a file of weights, or package.module:factory.",
+        metavar="MODEL", help="A packaged network, a file of weights, or package.module:factory."
     ),
 ]
 ModelOption = Annotated[
@@ -77,12 +76,6 @@ WeightsOption = Annotated[
         exists=True,
         dir_okay=False,
         help="Weights for a network of your own.",
-    ),
-]
-FilterOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--filter", metavar="DIR", exists=True, file_okay=False, help="What `ttapca fit` saved."
     ),
 ]
 ArchitectureOption = Annotated[
@@ -103,139 +96,76 @@ MeanOption = Annotated[
 StdOption = Annotated[str | None, typer.Option("--std", metavar="S[,S,S]", help="Beside --mean.")]
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelChoice:
-    """Which network the user means: the words of the command line, not yet looked at."""
+def cache_root() -> Path:
+    """The folder for data sets and other things that can be fetched again.
 
-    argument: str | None
-    option: str | None = None
-    weights: Path | None = None
-    architecture: str | None = None
-    normalise: str | None = None
-    mean: str | None = None
-    std: str | None = None
+    Returns:
+        `TTAPCA_HOME`, else `$XDG_CACHE_HOME/ttapca`, else `~/.cache/ttapca`. An empty variable
+        counts as unset.
 
-    @property
-    def name(self) -> str:
-        """The one name given."""
-        if (self.argument is None) == (self.option is None):
-            found = "neither" if self.argument is None else "both"
-            raise OptionError(f"Name one network, as MODEL or with --model; found {found}.")
-        return str(self.argument or self.option)
-
-    def load(self, *, assumed: str | None = None, doubt: bool = True) -> nn.Module:
-        """Load the network, in evaluation mode.
-
-        Args:
-            assumed: The normalisation where neither the user nor the file says one.
-            doubt: Whether to say so where the weights may be untrained.
-        """
-        network = self._loaded(assumed)
-        if doubt:
-            self._doubt(network)
-        return network
-
-    def _doubt(self, network: nn.Module) -> None:
-        """Warn of weights that nobody gave, and of those that look as if nobody trained them."""
-        from ttapca.networks.factories import is_factory
-        from ttapca.networks.network import looks_untrained
-
-        if looks_untrained(network):
-            warn(
-                f"the weights of `{self.name}` look UNTRAINED: the statistics of its BatchNorm "
-                "layers are those of a new network. All numbers will be those of random weights. "
-                "Give trained ones with --weights FILE."
-            )
-        elif is_factory(self.name) and self.weights is None:
-            warn(
-                f"no --weights were given, so `{self.name}` has those that the factory gives it. "
-                "If it does not load any, they are UNTRAINED, and all numbers those of random "
-                "weights."
-            )
-
-    def _loaded(self, assumed: str | None) -> nn.Module:
-        from ttapca import networks
-        from ttapca.networks.factories import is_factory
-
-        if is_factory(self.name):
-            self._refuse("architecture", "normalise", "mean", "std")
-            network = users_factory(self.name)
-            return networks.load_weights(network, self.weights) if self.weights else network.eval()
-        self._refuse("weights")
-        stated = self.normalisation() or assumed
-        name = DIGITS_NETWORK if self.name == DIGITS else self.name
-        return networks.load(name, self.architecture, normalisation=stated)
-
-    def normalisation(self) -> str | Normalisation | None:
-        """What was said about it, if anything."""
-        from ttapca.networks import Normalisation
-
-        if self.mean is None and self.std is None:
-            return self.normalise
-        if self.normalise is not None or self.mean is None or self.std is None:
-            raise OptionError("Give --normalise NAME, or both --mean and --std.")
-        return Normalisation(_numbers("--mean", self.mean), _numbers("--std", self.std))
-
-    def _refuse(self, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None:
-                raise OptionError(f"--{name} has no meaning for `{self.name}`.")
+    Example:
+        >>> cache_root().is_absolute()
+        True
+    """
+    own = os.environ.get("TTAPCA_HOME")
+    if own:
+        return Path(own).expanduser().absolute()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    base = Path(shared).expanduser() if shared else Path.home() / ".cache"
+    return base.absolute() / "ttapca"
 
 
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise OptionError(
-            f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
-        ) from None
+def network_source(
+    argument: str | None,
+    option: str | None = None,
+    weights: Path | None = None,
+    architecture: str | None = None,
+    normalise: str | None = None,
+    mean: str | None = None,
+    std: str | None = None,
+) -> NetworkSource:
+    """The network that the options name; modules in the current directory can be named.
 
+    Raises:
+        OptionError: None or two were named, or its normalisation is given by halves.
+    """
+    from ttapca.benchmark.session import NetworkSource
 
-def read_images(
-    data: str,
-    split: Split,
-    folder: Path | None,
-    *,
-    corruption: str | None = None,
-    severity: int | None = None,
-    size: int | None = None,
-) -> Images:
-    """Labelled images by name, from the cache or the given folder, or by path."""
-    root = (folder or cache_root()).expanduser()
-    with StepReporter(f"reading {data}"):
-        return load(data, split, root=root, corruption=corruption, severity=severity, size=size)
-
-
-def users_factory(name: str) -> nn.Module:
-    """Call `package.module:factory`; modules in the current directory can be named."""
-    from ttapca.networks.factories import make
-
+    if (argument is None) == (option is None):
+        found = "neither" if argument is None else "both"
+        raise OptionError(f"Name one network, as MODEL or with --model; found {found}.")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    return make(name)
+    stated = _normalisation(normalise, mean, std)
+    return NetworkSource(str(argument or option), weights, architecture, stated)
 
 
-@contextmanager
-def tensorboard_writer(
-    folder: Path, wanted: bool | None
-) -> Iterator[Callable[[EpochRecord], None]]:
-    """Where TensorBoard's events of a run go: nowhere, when it is neither wanted nor there."""
-    if wanted is None:
-        wanted = importlib.util.find_spec("tensorboard") is not None
-    if not wanted:
-        yield lambda _: None
-        return
-    from torch.utils.tensorboard import SummaryWriter
+def _normalisation(
+    name: str | None, mean: str | None, std: str | None
+) -> str | Normalisation | None:
+    from ttapca.networks import Normalisation
 
-    with SummaryWriter(str(folder / "tensorboard")) as writer:
+    if mean is None and std is None:
+        return name
+    if name is not None or mean is None or std is None:
+        raise OptionError("Give --normalise NAME, or both --mean and --std.")
+    numbers = []
+    for option, text in (("--mean", mean), ("--std", std)):
+        try:
+            numbers.append(tuple(float(part) for part in text.split(",")))
+        except ValueError:
+            raise OptionError(
+                f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
+            ) from None
+    return Normalisation(*numbers)
 
-        def write(record: EpochRecord) -> None:
-            for name, value in dataclasses.asdict(record).items():
-                if name != "epoch" and value is not None:
-                    writer.add_scalar(name, value, record.epoch)
 
-        yield write
+def read_images(data: str, split: Split, folder: Path | None, **options: Any) -> Images:
+    """Labelled images by name, from the cache or the given folder, or by path."""
+    with ConsoleReporter() as reporter:
+        reporter.advance(f"reading {data}", 0, None)
+        return load(data, split, root=(folder or cache_root()).expanduser(), **options)
 
 
 def separated(text: str | None) -> tuple[str, ...] | None:
@@ -250,8 +180,32 @@ def separated(text: str | None) -> tuple[str, ...] | None:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Whole numbers and ranges of them, with commas between; None where they are not given.
+
+    Raises:
+        OptionError: They are no whole numbers, or too many.
+
+    Example:
+        >>> whole_numbers("--seeds", "5,1-3")
+        (5, 1, 2, 3)
+    """
+    if text is None:
+        return None
+    found: list[int] = []
+    for word in separated(text) or ():
+        first, dash, last = word.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise OptionError(f"{option} takes whole numbers, such as 1,3 or 0-2; found `{text}`.")
+        count = int(last or first) - int(first) + 1
+        if len(found) + count > MOST_NUMBERS:
+            raise OptionError(f"{option} takes at most {MOST_NUMBERS:,} numbers; found `{text}`.")
+        found.extend(range(int(first), int(first) + count))
+    return tuple(found)
+
+
 def value_of(text: str) -> Any:
-    """The value of an option of a method: as in TOML, and what is none is text.
+    """The value of a method's option: read as TOML, and as text where it is none.
 
     Example:
         >>> value_of("0.5"), value_of("true"), value_of("layer2")
@@ -264,7 +218,7 @@ def value_of(text: str) -> Any:
 
 
 def check_place(to: Path, option: str = "--to") -> None:
-    """Refuse a file in a folder that does not exist: it is a slip of the keyboard, as a rule.
+    """Refuse a file in a folder that does not exist: most often it is a typing mistake.
 
     Raises:
         OptionError: There is no such folder.

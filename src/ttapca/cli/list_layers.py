@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ttapca.cli.inputs import (
+    PAPERS_COMPONENTS,
     ArchitectureOption,
     AsJson,
     ModelArgument,
-    ModelChoice,
     ModelOption,
     WeightsOption,
+    network_source,
 )
 from ttapca.errors import OptionError, ShapeError
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from ttapca.networks import LayerFacts, LayerTable
 
-PAPERS_COMPONENTS = 2000
 TABLE_WIDTH = 120  # where the output is no terminal
 
 
@@ -40,7 +40,7 @@ def layers(
         typer.Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
     ] = None,
     components: Annotated[
-        int, typer.Option(min=1, help="Of the filter whose cost is shown.")
+        int, typer.Option(min=1, help="How many the filter has whose cost is shown.")
     ] = PAPERS_COMPONENTS,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +50,11 @@ def layers(
     """
     from ttapca import networks
 
-    network = _network(ModelChoice(model, model_option, weights, architecture))
+    source = network_source(model, model_option, weights, architecture)
+    if source.name in networks.ARCHITECTURES and source.name not in networks.packaged():
+        network: nn.Module = networks.build(source.name)
+    else:  # layers and costs do not depend on the normalisation, and not every file says it
+        network = source.load(assumed="none", doubt=False)
     shape = _shape(input_shape, network)
     try:
         table = networks.describe_layers(network, shape, components)
@@ -60,15 +64,6 @@ def layers(
         typer.echo(json.dumps(dataclasses.asdict(table), indent=2))
     else:
         _print(table, shape)
-
-
-def _network(choice: ModelChoice) -> nn.Module:
-    from ttapca import networks
-
-    if choice.name in networks.ARCHITECTURES and choice.name not in networks.packaged():
-        return networks.build(choice.name)
-    # Layers and their cost do not depend on the normalisation, and not every file says it.
-    return choice.load(assumed="none", doubt=False)
 
 
 def _shape(words: str | None, network: nn.Module) -> tuple[int, ...]:
