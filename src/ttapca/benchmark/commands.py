@@ -40,6 +40,7 @@ def bench_command(
     """
     cell = unit.cells[0]
     words = {
+        "--data": given.get("--data"),
         "--methods": cell.method,
         "--corruptions": ",".join(dict.fromkeys(name for name, _ in unit.conditions)),
         "--severities": max(cell.severity for cell in unit.cells) or None,
