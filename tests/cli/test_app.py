@@ -31,8 +31,7 @@ from ttapca.support.progress import Steps
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [("--version", 0), ("--help", 0), ("dmo", 2), ("demo --seed -1", 2), ("", 2)],
+    ("words", "code"), [("--version", 0), ("--help", 0), ("dmo", 2), ("demo --seed -1", 2), ("", 2)]
 )
 def test_exit_codes(words: str, code: int, command) -> None:
     said = command(words, code)

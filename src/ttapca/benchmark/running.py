@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ LONGEST_REASON = 1000  # letters
 EVALUATED = (
     "error", "calibration_error", "entropy", "error_stream", "entropy_stream", "seconds",
 )  # fmt: skip
-NOTHING = {
+NOTHING: dict[str, Any] = {
     "error": None, "calibration_error": None, "entropy": None, "error_stream": (),
     "entropy_stream": (), "seconds": 0.0, "updates": 0, "skipped": 0, "parameters": 0,
 }  # fmt: skip
@@ -189,11 +189,11 @@ def _finished(
 ) -> tuple[list[Row], list[Observation]]:
     """Run a unit. A method that fails is a finding too, and no reason to stop."""
     forget_peak_memory()
-    found: list[Measurement] = []
     reason = ""
     try:
         found = measure(unit, subject, images, watch)
     except Exception as error:  # whatever a method or a network may raise
+        found = [(NOTHING, None)] * len(unit.cells)
         reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
     facts: dict[str, Any] = {
         "status": "failed" if reason else "done",
@@ -204,30 +204,16 @@ def _finished(
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
     }
-    values = [NOTHING] * len(unit.cells) if reason else [one.values for one in found]
     rows = [
-        Row(cell, Outcome(**facts, **own)) for cell, own in zip(unit.cells, values, strict=True)
+        Row(cell, Outcome(**facts, **values))
+        for cell, (values, _) in zip(unit.cells, found, strict=True)
     ]
-    return rows, [one.observation for one in found if one.observation is not None]
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What was measured for one result.
-
-    Attributes:
-        values: Error, calibration, entropy, seconds, updates and so on, as `Outcome` names them.
-            In a mixed stream the updates are those of the whole stream.
-        observation: What the filter did, where there is one.
-    """
-
-    values: dict[str, Any]
-    observation: Observation | None
+    return rows, [observation for _, observation in found if observation is not None]
 
 
 def measure(
     unit: Unit, subject: Subject, images: Images, watch: Watch | None = None
-) -> list[Measurement]:
+) -> list[tuple[dict[str, Any], Observation | None]]:
     """Put a unit's method on the network, send the stream through it, and measure.
 
     Args:
@@ -237,11 +223,12 @@ def measure(
         watch: Told after each batch how many images it had and how many predictions were wrong.
 
     Returns:
-        What was measured for each result of the unit, in their order.
+        For each result its numbers, as `Outcome` names them, and what the filter did. In a mixed
+        stream the updates are those of the whole stream.
     """
     cell = unit.cells[0]
     labels = subject.source.clean.labels
-    found: list[Measurement] = []
+    found = []
     with adapted(cell, subject) as adapter:
         for segment in segments(cell.setting, labels, len(unit.cells), cell.seed):
             adapter.start_condition()
@@ -259,7 +246,7 @@ def measure(
                     "parameters": adapter.n_parameters,
                 }
                 seen = observe(unit.cells[number], adapter, subject, images, segment[own])
-                found.append(Measurement(values, seen))
+                found.append((values, seen))
     return found
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +20,7 @@ from ttapca.benchmark.plan import PAPERS_COMPONENTS, Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.running import estimate_seconds, run, unfinished
 from ttapca.benchmark.subject import Subject
-from ttapca.datasets import Choice, Images, TensorBatches, choose, load
+from ttapca.datasets import Choice, Images, Split, TensorBatches, choose, load
 from ttapca.datasets.frost import FROST
 from ttapca.datasets.loading import DIGITS
 from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
@@ -69,26 +67,18 @@ class NetworkSource:
             OptionError: There is no such network, or an option has no meaning for it.
             CheckpointError: The file is damaged, unsafe, or does not fit.
         """
-        network = self._loaded(assumed)
-        if not doubt:
-            return network
-        if looks_untrained(network):
-            warnings.warn(
-                f"the weights of `{self.name}` look UNTRAINED: the statistics of its BatchNorm "
-                "layers are those of a new network. All numbers will be those of random weights. "
-                "Give trained ones with `weights=`.",
-                UntrainedWarning,
-                stacklevel=2,
-            )
-        elif is_factory(self.name) and self.weights is None:
-            warnings.warn(
-                f"no weights were given, so `{self.name}` has those that the factory gives it. If "
-                "it does not load any, they are UNTRAINED, and all numbers those of random "
-                "weights. Give trained ones with `weights=`.",
-                UntrainedWarning,
-                stacklevel=2,
-            )
-        return network
+        if is_factory(self.name):
+            self._refuse("architecture", "normalisation")
+            network = make(self.name)
+            network = networks.load_weights(network, self.weights) if self.weights else network
+        else:
+            self._refuse("weights")
+            stated = self.normalisation or assumed
+            network = networks.load(self.file, self.architecture, normalisation=stated)
+        if doubt and (reason := self._doubt(network)):
+            advice = "Give trained ones with `weights=`."
+            warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
+        return network.eval()
 
     @property
     def file(self) -> str:
@@ -104,14 +94,18 @@ class NetworkSource:
             return words | {name: ",".join(map(str, each)) for name, each in numbers.items()}
         return words | {"--normalise": stated}
 
-    def _loaded(self, assumed: str | None) -> nn.Module:
-        if is_factory(self.name):
-            self._refuse("architecture", "normalisation")
-            network = make(self.name)
-            return networks.load_weights(network, self.weights) if self.weights else network.eval()
-        self._refuse("weights")
-        stated = self.normalisation or assumed
-        return networks.load(self.file, self.architecture, normalisation=stated)
+    def _doubt(self, network: nn.Module) -> str:
+        if looks_untrained(network):
+            return (
+                f"the weights of `{self.name}` look UNTRAINED: the statistics of its BatchNorm "
+                "layers are those of a new network. All numbers will be those of random weights."
+            )
+        if is_factory(self.name) and self.weights is None:
+            return (
+                f"no weights were given, so `{self.name}` has those that the factory gives it. If "
+                "it does not load any, they are UNTRAINED, and all numbers those of random weights."
+            )
+        return ""
 
     def _refuse(self, *names: str) -> None:
         for name in names:
@@ -220,22 +214,12 @@ class Benchmark:
             for method in self.plan.methods
         )
 
-    def _read(self, split: str) -> Images:
-        task = f"reading {self.plan.data}"
-        self.reporter.advance(task, 0, None)
-        root = self.folder or self.root
-        images = load(self.plan.data, split, root=root, size=self.size)  # type: ignore[arg-type]
-        self.reporter.advance(task, 1, 1)
-        return images
-
     @property
     def _origin(self) -> nn.Module | NetworkSource:
         if self.network is not None:
             return self.network
         if self.plan.model is None:
-            raise OptionError(
-                "A benchmark needs a network: give `network=`, or name it in the plan."
-            )
+            raise OptionError("A benchmark needs a network: name one, or pass it as `network=`.")
         return NetworkSource(self.plan.model)
 
     @cached_property
@@ -246,14 +230,18 @@ class Benchmark:
     def _training(self) -> Images:
         return self._read("train")
 
+    def _read(self, split: Split) -> Images:
+        task = f"reading {self.plan.data}"
+        self.reporter.advance(task, 0, None)
+        root = self.folder or self.root
+        images = load(self.plan.data, split, root=root and root.expanduser(), size=self.size)
+        self.reporter.advance(task, 1, 1)
+        return images
+
     @cached_property
     def _chosen(self) -> Choice:
         """Which test images are used; settings decide about their order."""
         return choose(self._test.labels, self.plan.images, order="stored")
-
-    @cached_property
-    def _source_images(self) -> Choice:
-        return choose(self._training.labels, SOURCE_IMAGES)
 
     def _subject(self) -> Subject:
         plan, chosen = self.plan, self._chosen
@@ -271,16 +259,10 @@ class Benchmark:
         # Other images of the same data set have another name.
         data = Path(plan.data).name
         data = f"{data}, {chosen.per_class}" if chosen.drawn else data
-        name, network = self._named_network()
-        return Subject(
-            name,
-            network,
-            data,
-            source,
-            filter_name="" if self.filter is None else self.filter.absolute().name,
-            provided=self._provided(),
-            stated=self._stated(),
-        )
+        filter_name = "" if self.filter is None else self.filter.absolute().name
+        subject = Subject(*self._named_network(), data, source, filter_name=filter_name)
+        self._provide(subject)
+        return subject
 
     def _named_network(self) -> tuple[str, nn.Module]:
         origin = self._origin
@@ -289,12 +271,14 @@ class Benchmark:
         name = origin.name if is_factory(origin.name) else Path(origin.name).name
         return name, _in_fast_layout(origin.load())
 
-    def _provided(self) -> Mapping[str, Mapping[str, Any]]:
-        """What some methods need of the source domain, which no text can say."""
-        provided: dict[str, dict[str, Any]] = {}
+    def _provide(self, subject: Subject) -> None:
+        """Give methods what they need of the source domain, and no text can say."""
         if "eata" in self.plan.methods:
-            rows = self._source_images.rows
-            provided["eata"] = {"source": TensorBatches(self._training, FIT_BATCH, rows)}
+            chosen = choose(self._training.labels, SOURCE_IMAGES)
+            batches = TensorBatches(self._training, FIT_BATCH, chosen.rows)
+            subject.provided["eata"] = {"source": batches}
+            if chosen.drawn:  # which the key says, unless they are simply the first ones
+                subject.stated["eata"] = {"source": str(chosen)}
         if "ttt" in self.plan.methods:
             origin = self._origin
             if isinstance(origin, nn.Module):
@@ -303,14 +287,7 @@ class Benchmark:
                     "that `ttapca train --rotation-head LAYER` wrote, instead of a network."
                 )
             rotation = networks.load_rotation(origin.file, normalisation=origin.normalisation)
-            provided["ttt"] = {"head": rotation.head, "split": rotation.split}
-        return provided
-
-    def _stated(self) -> Mapping[str, Mapping[str, str]]:
-        """What keys say about source images that are not simply the first ones."""
-        if "eata" in self.plan.methods and self._source_images.drawn:
-            return {"eata": {"source": str(self._source_images)}}
-        return {}
+            subject.provided["ttt"] = {"head": rotation.head, "split": rotation.split}
 
     def _layer(self, network: nn.Module) -> str:
         return self.plan.layer or recommended_layer(network, self._training)
@@ -328,15 +305,17 @@ class Benchmark:
         return ttapca.load(kept)  # also when it is new, so that a resumed run rounds alike
 
     def _fit(self, network: nn.Module, layer: str, wanted: int | None) -> FittedFilter:
-        batches = TensorBatches(self._training, FIT_BATCH)
-        progress = Steps(self.reporter, f"fitting {layer}")
-        try:
-            count = wanted or PAPERS_COMPONENTS
+        def fit(count: int | None) -> FittedFilter:
+            batches = TensorBatches(self._training, FIT_BATCH)
+            progress = Steps(self.reporter, f"fitting {layer}")
             return ttapca.fit(network, layer, batches, count, progress=progress)
+
+        try:
+            return fit(wanted or PAPERS_COMPONENTS)
         except NotEnoughDataError:
             if wanted is not None:
                 raise
-            return ttapca.fit(network, layer, batches, progress=progress)  # all there are
+            return fit(None)  # all there are
 
     def _tell_how_long(self, todo: list[Unit], subject: Subject) -> None:
         self.reporter.note("trying each method on one batch, to say how long the run will take")

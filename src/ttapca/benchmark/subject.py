@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -40,8 +39,8 @@ class Subject:
     source: ImageSource
     fitted: FittedFilter | None = None
     filter_name: str = ""
-    provided: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    stated: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    provided: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stated: dict[str, dict[str, str]] = field(default_factory=dict)
     # The spectrum that was taken last, and of what: methods in a row share it.
     spectrum: tuple[object, Tensor] | None = field(default=None, init=False, repr=False)
 

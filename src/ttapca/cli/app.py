@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from ttapca._version import __version__
@@ -104,7 +105,7 @@ def _show_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,

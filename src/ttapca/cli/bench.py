@@ -11,29 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Option
 
 from ttapca.benchmark.cells import CLEAN, Cell, Row, Setting
+from ttapca.cli import inputs
 from ttapca.cli.console import ConsoleReporter
-from ttapca.cli.inputs import (
-    ArchitectureOption,
-    AsJson,
-    DataFolder,
-    FilterOption,
-    ImageSize,
-    LayerOption,
-    MeanOption,
-    ModelArgument,
-    ModelOption,
-    NormalisationOption,
-    StdOption,
-    WeightsOption,
-    cache_root,
-    check_place,
-    network_source,
-    separated,
-    value_of,
-    whole_numbers,
-)
 from ttapca.datasets.loading import DIGITS
 from ttapca.errors import OptionError
 
@@ -47,82 +29,74 @@ VARIED = ("batch_size", "components", "steps", "options")
 
 
 def bench(
-    model: ModelArgument = None,
+    model: inputs.ModelArgument = None,
     *,
     to: Annotated[
-        Path, typer.Option(metavar="FILE", help="The file of results; one with results goes on.")
+        Path, Option(metavar="FILE", help="The file of results; one with results goes on.")
     ] = Path("results.sqlite"),
     plan: Annotated[
-        Path | None,
-        typer.Option("--plan", metavar="FILE", help="A plan in TOML; options win over it."),
+        Path | None, Option("--plan", metavar="FILE", help="A plan in TOML; options win over it.")
     ] = None,
     preset: Annotated[
-        str | None,
-        typer.Option(help="paper-tables, paper-table1, paper-table2, paper-rank, ..."),
+        str | None, Option(help="paper-tables, paper-table1, paper-table2, paper-rank, ...")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="DATA", help="cifar10, cifar100, digits, or a path.")
+        str | None, Option(metavar="DATA", help="cifar10, cifar100, digits, or a path.")
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help=f"Names that `ttapca methods` lists, {LIST}.")
+        str | None, Option(help=f"Names that `ttapca methods` lists, {LIST}.")
     ] = None,
     corruptions: Annotated[
-        str | None, typer.Option(help=f"Names, standard, extra, all or clean, {LIST}.")
+        str | None, Option(help=f"Names, standard, extra, all or clean, {LIST}.")
     ] = None,
-    severities: Annotated[str | None, typer.Option(help="Such as 5, 1-5 or 1,3,5.")] = None,
+    severities: Annotated[str | None, Option(help="Such as 5, 1-5 or 1,3,5.")] = None,
     settings: Annotated[
-        str | None,
-        typer.Option(help=f"episodic, online, continual, mixed, correlated, {LIST}."),
+        str | None, Option(help=f"episodic, online, continual, mixed, correlated, {LIST}.")
     ] = None,
     batch_sizes: Annotated[
-        str | None, typer.Option(help=f"How many images make a batch, {LIST}.")
+        str | None, Option(help=f"How many images make a batch, {LIST}.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Such as 0 or 0-2.")] = None,
+    seeds: Annotated[str | None, Option(help="Such as 0 or 0-2.")] = None,
     steps: Annotated[
-        str | None,
-        typer.Option(help=f"Gradient steps on each batch, for methods that take any, {LIST}."),
+        str | None, Option(help=f"Gradient steps on each batch, for methods that take any, {LIST}.")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate of all methods that take gradient steps.")
+        float | None, Option(help="Learning rate of all methods that take gradient steps.")
     ] = None,
-    components: Annotated[
-        str | None, typer.Option(help=f"How many the filter has, {LIST}.")
-    ] = None,
-    layer: LayerOption = None,
+    components: Annotated[str | None, Option(help=f"How many the filter has, {LIST}.")] = None,
+    layer: inputs.LayerOption = None,
     images: Annotated[
-        int | None, typer.Option(help="How many test images, equally of each class (default: all).")
+        int | None, Option(help="How many test images, equally of each class (default: all).")
     ] = None,
     corrupted: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", help="A folder of CIFAR-C (default: the images are made in memory)."
-        ),
+        Option(metavar="DIR", help="A folder of CIFAR-C (default: the images are made in memory)."),
     ] = None,
     corruption_seed: Annotated[
-        int | None, typer.Option(help="Of the images that are made (default: 0).")
+        int | None, Option(help="Of the images that are made (default: 0).")
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="METHOD.NAME=VALUE", help="An option of one method; may be given repeatedly."
         ),
     ] = None,
-    filter: FilterOption = None,
+    filter: inputs.FilterOption = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run again what has failed.")
+        bool, Option("--retry-failed", help="Run again what has failed.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be run, and run nothing.")
+        bool, Option("--dry-run", help="List what would be run, and run nothing.")
     ] = False,
-    model_option: ModelOption = None,
-    weights: WeightsOption = None,
-    architecture: ArchitectureOption = None,
-    normalise: NormalisationOption = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    folder: DataFolder = None,
-    size: ImageSize = None,
-    as_json: AsJson = False,
+    model_option: inputs.ModelOption = None,
+    weights: inputs.WeightsOption = None,
+    architecture: inputs.ArchitectureOption = None,
+    normalise: inputs.NormalisationOption = None,
+    mean: inputs.MeanOption = None,
+    std: inputs.StdOption = None,
+    folder: inputs.DataFolder = None,
+    size: inputs.ImageSize = None,
+    as_json: inputs.AsJson = False,
 ) -> None:
     """Compare methods x corruptions x settings on one network; a run that was cut off goes on.
 
@@ -133,15 +107,15 @@ def bench(
 
     chosen = _plan(plan, preset).changed(
         data=data,
-        methods=separated(methods),
-        corruptions=separated(corruptions),
-        severities=whole_numbers("--severities", severities),
-        settings=separated(settings),
-        batch_sizes=whole_numbers("--batch-sizes", batch_sizes),
-        seeds=whole_numbers("--seeds", seeds),
-        steps=whole_numbers("--steps", steps),
+        methods=inputs.separated(methods),
+        corruptions=inputs.separated(corruptions),
+        severities=inputs.whole_numbers("--severities", severities),
+        settings=inputs.separated(settings),
+        batch_sizes=inputs.whole_numbers("--batch-sizes", batch_sizes),
+        seeds=inputs.whole_numbers("--seeds", seeds),
+        steps=inputs.whole_numbers("--steps", steps),
         lr=lr,
-        components=whole_numbers("--components", components),
+        components=inputs.whole_numbers("--components", components),
         layer=layer,
         images=images,
         corrupted=corrupted,
@@ -151,8 +125,10 @@ def bench(
     named = model if model or model_option else chosen.model
     if named in (DIGITS, DIGITS_NETWORK) and data is None and plan is None and preset is None:
         chosen = chosen.changed(data=DIGITS)  # this network can have no other data
-    network = network_source(named, model_option, weights, architecture, normalise, mean, std)
-    benchmark = Benchmark(chosen, network, filter, cache_root(), folder, size)
+    network = inputs.network_source(
+        named, model_option, weights, architecture, normalise, mean, std
+    )
+    benchmark = Benchmark(chosen, network, filter, inputs.cache_root(), folder, size)
     if dry_run:
         _list_units(benchmark)
         return
@@ -175,7 +151,7 @@ def run_benchmark(
     estimate: bool = False,
 ) -> list[Row]:
     """Run a benchmark and show how it goes; `lines`: whether each finished run leaves a line."""
-    check_place(to)
+    inputs.check_place(to)
     with ConsoleReporter("bench", lines=lines) as reporter:
         benchmark.reporter = reporter
         try:
@@ -216,7 +192,7 @@ def _method_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise OptionError(
                 f"--option takes METHOD.NAME=VALUE, such as tent.lr=0.01; found `{word}`."
             )
-        table.setdefault(method, {})[own] = value_of(text)
+        table.setdefault(method, {})[own] = inputs.value_of(text)
     return table
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from ttapca.cli.console import ConsoleReporter
 from ttapca.cli.inputs import cache_root
@@ -17,15 +18,13 @@ from ttapca.datasets.frost import FROST, PACKAGE, fetch_frost, has_frost
 from ttapca.datasets.inventory import Holding, inventory
 
 data_app = typer.Typer(
-    name="data",
-    help="Get CIFAR and CIFAR-C, and list what is there.",
-    no_args_is_help=True,
+    name="data", help="Get CIFAR and CIFAR-C, and list what is there.", no_args_is_help=True
 )
 STATE_COLOURS = {"verified": "green", "partial": "yellow", "generated": "cyan", "damaged": "red"}
 
 Folder = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--to",
         metavar="DIR",
         help="The folder of the data sets. Default: $TTAPCA_HOME, else $XDG_CACHE_HOME/ttapca, "
@@ -36,7 +35,7 @@ Folder = Annotated[
 
 def get(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME", help=f"Any of: {', '.join((*DATA_SETS, FROST))}.")
+        list[str], Argument(metavar="NAME", help=f"Any of: {', '.join((*DATA_SETS, FROST))}.")
     ],
     to: Folder = None,
 ) -> None:
@@ -73,9 +72,9 @@ def _get_frost(root: Path) -> None:
 
 def list_(
     folder: Annotated[
-        Path | None, typer.Option("--in", metavar="DIR", help="Look here, not in the cache.")
+        Path | None, Option("--in", metavar="DIR", help="Look here, not in the cache.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show which data sets are there, their size, and whether they verify (reads every byte)."""
     root = (folder or cache_root()).expanduser().absolute()

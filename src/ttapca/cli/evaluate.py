@@ -7,29 +7,10 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer import Option
 
+from ttapca.cli import inputs
 from ttapca.cli.console import ConsoleReporter
-from ttapca.cli.inputs import (
-    PAPERS_BATCH,
-    ArchitectureOption,
-    AsJson,
-    DataFolder,
-    DataOption,
-    FilterOption,
-    ImageSize,
-    LimitOption,
-    MeanOption,
-    ModelArgument,
-    ModelOption,
-    NormalisationOption,
-    OrderOption,
-    SeedOption,
-    StdOption,
-    WeightsOption,
-    network_source,
-    read_images,
-    value_of,
-)
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
 
@@ -39,59 +20,58 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: ModelArgument = None,
+    model: inputs.ModelArgument = None,
     *,
-    data: DataOption,
-    method: Annotated[str, typer.Option(help="One that `ttapca methods` lists.")] = "source",
-    filter: FilterOption = None,
+    data: inputs.DataOption,
+    method: Annotated[str, Option(help="One that `ttapca methods` lists.")] = "source",
+    filter: inputs.FilterOption = None,
     forgetting: Annotated[
         str | None,
-        typer.Option(help="When to forget: episodic (each batch; the default), online, continual."),
+        Option(help="When to forget: episodic (each batch; the default), online, continual."),
     ] = None,
     episodic: Annotated[
-        bool | None, typer.Option("--episodic/--online", help="The same as --forgetting, shorter.")
+        bool | None, Option("--episodic/--online", help="The same as --forgetting, shorter.")
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="How many images make a batch.")
-    ] = PAPERS_BATCH,
+        int, Option(min=1, help="How many images make a batch.")
+    ] = inputs.PAPERS_BATCH,
     steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Gradient steps on each batch (default: the method's)."),
+        int | None, Option(min=1, help="Gradient steps on each batch (default: the method's).")
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate (default: the method's).")] = None,
-    corruption: Annotated[str | None, typer.Option(help="For a folder of CIFAR-C.")] = None,
+    lr: Annotated[float | None, Option(help="Learning rate (default: the method's).")] = None,
+    corruption: Annotated[str | None, Option(help="For a folder of CIFAR-C.")] = None,
     severity: Annotated[
-        int | None, typer.Option(min=1, max=5, help="For a folder of CIFAR-C: 1 to 5.")
+        int | None, Option(min=1, max=5, help="For a folder of CIFAR-C: 1 to 5.")
     ] = None,
-    limit: LimitOption = None,
-    order: OrderOption = "auto",
-    seed: SeedOption = 0,
+    limit: inputs.LimitOption = None,
+    order: inputs.OrderOption = "auto",
+    seed: inputs.SeedOption = 0,
     option: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="An option of the method; may be given repeatedly."
-        ),
+        Option(metavar="NAME=VALUE", help="An option of the method; may be given repeatedly."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show what a closed-form filter did at the end.")
+        bool, Option("--explain", help="Show what a closed-form filter did at the end.")
     ] = False,
-    model_option: ModelOption = None,
-    weights: WeightsOption = None,
-    architecture: ArchitectureOption = None,
-    normalise: NormalisationOption = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    folder: DataFolder = None,
-    size: ImageSize = None,
-    as_json: AsJson = False,
+    model_option: inputs.ModelOption = None,
+    weights: inputs.WeightsOption = None,
+    architecture: inputs.ArchitectureOption = None,
+    normalise: inputs.NormalisationOption = None,
+    mean: inputs.MeanOption = None,
+    std: inputs.StdOption = None,
+    folder: inputs.DataFolder = None,
+    size: inputs.ImageSize = None,
+    as_json: inputs.AsJson = False,
 ) -> None:
     """Measure error, calibration and speed on the test images of a data set."""
     import ttapca
     from ttapca.datasets import TensorBatches, choose
 
     setting = _setting(forgetting, episodic)
-    source = network_source(model, model_option, weights, architecture, normalise, mean, std)
-    images = read_images(data, "test", folder, corruption=corruption, severity=severity, size=size)
+    source = inputs.network_source(model, model_option, weights, architecture, normalise, mean, std)
+    images = inputs.read_images(
+        data, "test", folder, corruption=corruption, severity=severity, size=size
+    )
     chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
     wishes = {"forgetting": setting, "steps": steps, "lr": lr, **_options(option or [])}
     fitted = None if filter is None else ttapca.load(filter)
@@ -135,7 +115,7 @@ def _options(words: list[str]) -> dict[str, Any]:
             raise OptionError(
                 f"--option takes NAME=VALUE, such as statistics=source; found `{word}`."
             )
-        found[name.strip()] = value_of(text)
+        found[name.strip()] = inputs.value_of(text)
     return found
 
 

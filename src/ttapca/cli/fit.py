@@ -8,28 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from typer import Option
 
+from ttapca.cli import inputs
 from ttapca.cli.console import ConsoleReporter
-from ttapca.cli.inputs import (
-    PAPERS_COMPONENTS,
-    ArchitectureOption,
-    AsJson,
-    DataFolder,
-    DataOption,
-    ImageSize,
-    LayerOption,
-    LimitOption,
-    MeanOption,
-    ModelArgument,
-    ModelOption,
-    NormalisationOption,
-    OrderOption,
-    SeedOption,
-    StdOption,
-    WeightsOption,
-    network_source,
-    read_images,
-)
 from ttapca.support.progress import Steps
 
 if TYPE_CHECKING:
@@ -38,31 +20,31 @@ if TYPE_CHECKING:
 
 
 def fit(
-    model: ModelArgument = None,
+    model: inputs.ModelArgument = None,
     *,
-    data: DataOption,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder that the filter goes to.")],
-    layer: LayerOption = None,
-    components: Annotated[int, typer.Option(min=1, help="How many to keep.")] = PAPERS_COMPONENTS,
-    model_option: ModelOption = None,
-    weights: WeightsOption = None,
-    architecture: ArchitectureOption = None,
-    normalise: NormalisationOption = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    folder: DataFolder = None,
-    size: ImageSize = None,
-    limit: LimitOption = None,
-    order: OrderOption = "auto",
-    seed: SeedOption = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="How many images are read at once.")] = 250,
+    data: inputs.DataOption,
+    to: Annotated[Path, Option(metavar="DIR", help="The folder that the filter goes to.")],
+    layer: inputs.LayerOption = None,
+    components: Annotated[int, Option(min=1, help="How many to keep.")] = inputs.PAPERS_COMPONENTS,
+    model_option: inputs.ModelOption = None,
+    weights: inputs.WeightsOption = None,
+    architecture: inputs.ArchitectureOption = None,
+    normalise: inputs.NormalisationOption = None,
+    mean: inputs.MeanOption = None,
+    std: inputs.StdOption = None,
+    folder: inputs.DataFolder = None,
+    size: inputs.ImageSize = None,
+    limit: inputs.LimitOption = None,
+    order: inputs.OrderOption = "auto",
+    seed: inputs.SeedOption = 0,
+    batch_size: Annotated[int, Option(min=1, help="How many images are read at once.")] = 250,
     dtype: Annotated[
-        str, typer.Option(help="Storage: float64, float32, bfloat16 or float16.")
+        str, Option(help="Storage: float64, float32, bfloat16 or float16.")
     ] = "float32",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a saved filter that is there already.")
+        bool, Option("--force", help="Replace a saved filter that is there already.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: inputs.AsJson = False,
 ) -> None:
     """Fit a spectral filter on the training images of a data set, and save it to a folder."""
     import ttapca
@@ -73,8 +55,8 @@ def fit(
 
     stored_dtype(dtype)  # what would be refused at the end is refused now
     check_target(to, overwrite=force)
-    source = network_source(model, model_option, weights, architecture, normalise, mean, std)
-    images = read_images(data, "train", folder, size=size)
+    source = inputs.network_source(model, model_option, weights, architecture, normalise, mean, std)
+    images = inputs.read_images(data, "train", folder, size=size)
     chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
     network = source.load()
     start = time.perf_counter()

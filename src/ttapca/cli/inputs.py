@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets.loading import load
@@ -24,53 +24,51 @@ PAPERS_BATCH = 200
 MOST_NUMBERS = 10_000
 
 DATA = "cifar10, cifar100, digits, or a path to images."
-DataArgument = Annotated[str, typer.Argument(metavar="DATA", help=DATA)]
-DataOption = Annotated[str, typer.Option("--data", metavar="DATA", help=DATA)]
+DataArgument = Annotated[str, Argument(metavar="DATA", help=DATA)]
+DataOption = Annotated[str, Option("--data", metavar="DATA", help=DATA)]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--in", metavar="DIR", help="Where data sets with a name lie, if not the cache."),
+    Option("--in", metavar="DIR", help="Where data sets with a name lie, if not the cache."),
 ]
 ImageSize = Annotated[
-    int | None, typer.Option("--size", min=1, help="For folders of pictures: resize to this side.")
+    int | None, Option("--size", min=1, help="For folders of pictures: resize to this side.")
 ]
 LimitOption = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--limit", min=1, help="Use only this many images, equally of each class (default: all)."
     ),
 ]
 OrderOption = Annotated[
     str,
-    typer.Option(
-        "--order",
-        help="auto: shuffled where they lie class by class; or shuffled, sorted, stored.",
+    Option(
+        "--order", help="auto: shuffled where they lie class by class; or shuffled, sorted, stored."
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the choice and the shuffle.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SeedOption = Annotated[int, Option("--seed", min=0, help="Of the choice and the shuffle.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 LayerOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Of the filter (default: what `ttapca layers` recommends)."),
+    Option(metavar="NAME", help="Of the filter (default: what `ttapca layers` recommends)."),
 ]
 FilterOption = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--filter", metavar="DIR", exists=True, file_okay=False, help="What `ttapca fit` saved."
     ),
 ]
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(
+    Argument(
         metavar="MODEL", help="A packaged network, a file of weights, or package.module:factory."
     ),
 ]
 ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", metavar="MODULE:FACTORY", help="The same as MODEL, by option."),
+    str | None, Option("--model", metavar="MODULE:FACTORY", help="The same as MODEL, by option.")
 ]
 WeightsOption = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--weights",
         metavar="FILE",
         exists=True,
@@ -80,20 +78,18 @@ WeightsOption = Annotated[
 ]
 ArchitectureOption = Annotated[
     str | None,
-    typer.Option("--architecture", metavar="NAME", help="Of the file; else found out from it."),
+    Option("--architecture", metavar="NAME", help="Of the file; else found out from it."),
 ]
 NormalisationOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--normalise",
         metavar="NAME",
         help="What the network of a foreign file expects: none, half, cifar10 or cifar100.",
     ),
 ]
-MeanOption = Annotated[
-    str | None, typer.Option("--mean", metavar="M[,M,M]", help="The same by numbers.")
-]
-StdOption = Annotated[str | None, typer.Option("--std", metavar="S[,S,S]", help="Beside --mean.")]
+MeanOption = Annotated[str | None, Option("--mean", metavar="M[,M,M]", help="The same by numbers.")]
+StdOption = Annotated[str | None, Option("--std", metavar="S[,S,S]", help="Beside --mean.")]
 
 
 def cache_root() -> Path:

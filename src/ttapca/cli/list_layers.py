@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Option
 
-from ttapca.cli.inputs import (
-    PAPERS_COMPONENTS,
-    ArchitectureOption,
-    AsJson,
-    ModelArgument,
-    ModelOption,
-    WeightsOption,
-    network_source,
-)
+from ttapca.cli import inputs
 from ttapca.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
@@ -31,18 +24,18 @@ TABLE_WIDTH = 120  # where the output is no terminal
 
 
 def layers(
-    model: ModelArgument = None,
-    model_option: ModelOption = None,
-    weights: WeightsOption = None,
-    architecture: ArchitectureOption = None,
+    model: inputs.ModelArgument = None,
+    model_option: inputs.ModelOption = None,
+    weights: inputs.WeightsOption = None,
+    architecture: inputs.ArchitectureOption = None,
     input_shape: Annotated[
         str | None,
-        typer.Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
+        Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
     ] = None,
     components: Annotated[
-        int, typer.Option(min=1, help="How many the filter has whose cost is shown.")
-    ] = PAPERS_COMPONENTS,
-    as_json: AsJson = False,
+        int, Option(min=1, help="How many the filter has whose cost is shown.")
+    ] = inputs.PAPERS_COMPONENTS,
+    as_json: inputs.AsJson = False,
 ) -> None:
     """List the layers of a network, what a filter costs at each, and which to choose.
 
@@ -50,7 +43,7 @@ def layers(
     """
     from ttapca import networks
 
-    source = network_source(model, model_option, weights, architecture)
+    source = inputs.network_source(model, model_option, weights, architecture)
     if source.name in networks.ARCHITECTURES and source.name not in networks.packaged():
         network: nn.Module = networks.build(source.name)
     else:  # layers and costs do not depend on the normalisation, and not every file says it

@@ -6,24 +6,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
+from typer import Option
 
+from ttapca.cli import inputs
 from ttapca.cli.bench import run_benchmark
-from ttapca.cli.inputs import (
-    ArchitectureOption,
-    DataArgument,
-    DataFolder,
-    MeanOption,
-    ModelArgument,
-    ModelOption,
-    NormalisationOption,
-    StdOption,
-    WeightsOption,
-    cache_root,
-    network_source,
-    separated,
-)
 from ttapca.errors import OptionError
 from ttapca.support.disk import make_folder
 
@@ -36,9 +23,9 @@ QUICK_IMAGES = 1000
 
 def demo(
     to: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder of the results and the report.")
+        Path, Option(metavar="DIR", help="The folder of the results and the report.")
     ] = Path("ttapca-demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of the test digits.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Of the order of the test digits.")] = 0,
 ) -> None:
     """Corrupt handwritten digits in fifteen ways, and let every method repair a small network."""
     start = time.perf_counter()
@@ -55,33 +42,32 @@ def demo(
 
 
 def reproduce(
-    data: DataArgument,
-    model: ModelArgument = None,
+    data: inputs.DataArgument,
+    model: inputs.ModelArgument = None,
     *,
     to: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="For results and report (default: ttapca-DATA)."),
+        Path | None, Option(metavar="DIR", help="For results and report (default: ttapca-DATA).")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"Use {QUICK_IMAGES:,} test images, not all.")
+        bool, Option("--quick", help=f"Use {QUICK_IMAGES:,} test images, not all.")
     ] = False,
     methods: Annotated[
-        str | None, typer.Option(help="With commas between (default: those of the paper).")
+        str | None, Option(help="With commas between (default: those of the paper).")
     ] = None,
     corrupted: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="A folder of CIFAR-C (default: the published one if it is there, else made here).",
         ),
     ] = None,
-    model_option: ModelOption = None,
-    weights: WeightsOption = None,
-    architecture: ArchitectureOption = None,
-    normalise: NormalisationOption = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    folder: DataFolder = None,
+    model_option: inputs.ModelOption = None,
+    weights: inputs.WeightsOption = None,
+    architecture: inputs.ArchitectureOption = None,
+    normalise: inputs.NormalisationOption = None,
+    mean: inputs.MeanOption = None,
+    std: inputs.StdOption = None,
+    folder: inputs.DataFolder = None,
 ) -> None:
     """Get the data, fit a filter, run tables 1 and 2 of the paper, write the report.
 
@@ -96,7 +82,9 @@ def reproduce(
             f"No network for `{data}` ships with ttapca: name one, as in `ttapca reproduce {data} "
             "MODEL`."
         )
-    network = network_source(named, model_option, weights, architecture, normalise, mean, std)
+    network = inputs.network_source(
+        named, model_option, weights, architecture, normalise, mean, std
+    )
     network.load(doubt=False)  # a network that cannot be loaded is said before anything is fetched
     found = corrupted or _place(f"{data}-c", folder)  # the published one, where it is there
     _get(data, folder, frost=found is None)
@@ -104,9 +92,9 @@ def reproduce(
         data=data,
         images=QUICK_IMAGES if quick else None,
         corrupted=None if found is None else str(found),
-        methods=separated(methods),
+        methods=inputs.separated(methods),
     )
-    benchmark = Benchmark(plan, network, root=cache_root(), folder=folder)
+    benchmark = Benchmark(plan, network, root=inputs.cache_root(), folder=folder)
     _run_and_report(benchmark, to or Path(f"ttapca-{Path(data).name}"), estimate=True)
 
 
@@ -138,7 +126,7 @@ def _get(data: str, folder: Path | None, *, frost: bool) -> None:
         return
     if _place(data, folder) is None:
         get([data], folder)
-    if frost and not has_frost(cache_root()):
+    if frost and not has_frost(inputs.cache_root()):
         get([FROST])
 
 
@@ -146,6 +134,6 @@ def _place(name: str, folder: Path | None) -> Path | None:
     """Where a data set lies, if it does."""
     from ttapca.datasets.catalog import DATA_SETS
 
-    root = (folder or cache_root()).expanduser()
+    root = (folder or inputs.cache_root()).expanduser()
     layouts = DATA_SETS[name].layouts if name in DATA_SETS else ()
     return next((root / one.folder for one in layouts if (root / one.folder).is_dir()), None)

@@ -11,16 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer import Argument, Option
 
+from ttapca.cli import inputs
 from ttapca.cli.console import ConsoleReporter
-from ttapca.cli.inputs import (
-    AsJson,
-    DataArgument,
-    DataFolder,
-    ImageSize,
-    network_source,
-    read_images,
-)
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
 
@@ -36,61 +30,60 @@ NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
 
 
 def train(
-    data: DataArgument,
+    data: inputs.DataArgument,
     architecture: Annotated[
-        str | None,
-        typer.Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ..."),
+        str | None, Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ...")
     ] = None,
     *,
     to: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder of the run; one with a run goes on.")
+        Path, Option(metavar="DIR", help="The folder of the run; one with a run goes on.")
     ],
     model: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FACTORY", help="A network of your own, instead."),
+        str | None, Option(metavar="MODULE:FACTORY", help="A network of your own, instead.")
     ] = None,
     normalise: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="none, half, cifar10, ... (default: measured)."),
+        str | None, Option(metavar="NAME", help="none, half, cifar10, ... (default: measured).")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 25,
-    batch_size: Annotated[int, typer.Option(help="How many images make a step.")] = 128,
-    peak: Annotated[float, typer.Option(help="The highest learning rate.")] = 0.2,
-    schedule: Annotated[str, typer.Option(help="one-cycle, or cosine.")] = "one-cycle",
-    warmup: Annotated[float, typer.Option(help="Epochs of warm-up, for cosine.")] = 1.0,
-    momentum: Annotated[float, typer.Option(help="Of Nesterov's kind.")] = 0.9,
-    weight_decay: Annotated[float, typer.Option(help="On weights, not on norms.")] = 5e-4,
-    label_smoothing: Annotated[float, typer.Option(help="Spread over all classes.")] = 0.0,
+    epochs: Annotated[int, Option(help="Passes over the training images.")] = 25,
+    batch_size: Annotated[int, Option(help="How many images make a step.")] = 128,
+    peak: Annotated[float, Option(help="The highest learning rate.")] = 0.2,
+    schedule: Annotated[str, Option(help="one-cycle, or cosine.")] = "one-cycle",
+    warmup: Annotated[float, Option(help="Epochs of warm-up, for cosine.")] = 1.0,
+    momentum: Annotated[float, Option(help="Of Nesterov's kind.")] = 0.9,
+    weight_decay: Annotated[float, Option(help="On weights, not on norms.")] = 5e-4,
+    label_smoothing: Annotated[float, Option(help="Spread over all classes.")] = 0.0,
     padding: Annotated[
-        int | None, typer.Option(help="Largest shift of a random crop (default: side / 8).")
+        int | None, Option(help="Largest shift of a random crop (default: side / 8).")
     ] = None,
     flip: Annotated[
         bool | None,
-        typer.Option("--flip/--no-flip", help="Mirror half of the images (default: not digits)."),
+        Option("--flip/--no-flip", help="Mirror half of the images (default: not digits)."),
     ] = None,
-    cutout: Annotated[int, typer.Option(help="Side of a blanked square; 0 for none.")] = 0,
+    cutout: Annotated[int, Option(help="Side of a blanked square; 0 for none.")] = 0,
     average: Annotated[
-        float, typer.Option(help="Decay of the moving average of weights; 0 for none.")
+        float, Option(help="Decay of the moving average of weights; 0 for none.")
     ] = 0.0,
     rotation_head: Annotated[
         str | None,
-        typer.Option(metavar="LAYER", help="Also learn rotations, sharing all up to this layer."),
+        Option(metavar="LAYER", help="Also learn rotations, sharing all up to this layer."),
     ] = None,
-    rotation: Annotated[float, typer.Option(help="Weight of the rotation loss.")] = 1.0,
-    channels_last: Annotated[bool, typer.Option(help="Memory layout; mostly faster.")] = True,
-    seed: Annotated[int, typer.Option(help="Of weights, order and augmentation.")] = 0,
-    size: ImageSize = None,
-    folder: DataFolder = None,
+    rotation: Annotated[float, Option(help="Weight of the rotation loss.")] = 1.0,
+    channels_last: Annotated[bool, Option(help="Memory layout; mostly faster.")] = True,
+    seed: Annotated[int, Option(help="Of weights, order and augmentation.")] = 0,
+    size: inputs.ImageSize = None,
+    folder: inputs.DataFolder = None,
     tensorboard: Annotated[
-        bool | None, typer.Option(help="Write events (default: where it is installed).")
+        bool | None, Option(help="Write events (default: where it is installed).")
     ] = None,
-    as_json: AsJson = False,
+    as_json: inputs.AsJson = False,
 ) -> None:
     """Train a network; the same command goes on after a crash and ends with the same weights."""
     from ttapca import networks
     from ttapca.networks.runs import WEIGHTS
 
-    images, test = (read_images(data, split, folder, size=size) for split in ("train", "test"))
+    images, test = (
+        inputs.read_images(data, split, folder, size=size) for split in ("train", "test")
+    )
     options = networks.TrainingOptions(
         epochs=epochs,
         batch_size=batch_size,
@@ -165,7 +158,7 @@ def _network(
             raise OptionError("--normalise has no meaning for a network of your own.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = network_source(factory).load(doubt=False)
+            network = inputs.network_source(factory).load(doubt=False)
         description["factory"] = factory
     if split is not None:
         network = networks.add_rotation_head(network, split, generator, input_shape)
