@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from itertools import product
@@ -221,76 +221,58 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
     """
     single = [setting for setting in plan.settings if setting not in JOINT]
     joint = [setting for setting in plan.settings if setting in JOINT]
-    keys = _Keys(plan, subject)
+    most = subject.fitted.n_components_ if subject.fitted else PAPERS_COMPONENTS
+    ranks = plan.components or (min(PAPERS_COMPONENTS, most),)
     units: list[Unit] = []
     for severity in plan.severities:
         conditions = [(name, 0 if name == CLEAN else severity) for name in plan.corruptions]
-        for condition in conditions:
-            units += [Unit(found) for found in keys.of(single, [condition])]
-        units += [Unit(found) for found in keys.of(joint, conditions)]
+        for settings, stream in (*((single, [one]) for one in conditions), (joint, conditions)):
+            for seed, size, setting, rank, steps, method in product(
+                plan.seeds, plan.batch_sizes, settings, ranks, plan.steps or (None,), plan.methods
+            ):
+                key = {
+                    "model": subject.name,
+                    "weights": subject.weights,
+                    "data": subject.data,
+                    "corrupted": _origin(plan, subject, setting),
+                    "setting": setting,
+                    "method": method,
+                    "batch_size": size,
+                    "images": len(subject.source.clean),
+                    "seed": seed,
+                    **_method_facts(plan, subject, method, rank, steps),
+                }
+                units.append(Unit(tuple(Cell(corruption=n, severity=s, **key) for n, s in stream)))
     return list(dict.fromkeys(units))  # a method without a filter is the same at every rank
 
 
-class _Keys:
-    """Makes the keys of the results of one plan on one subject."""
+def _origin(plan: Plan, subject: Subject, setting: Setting) -> str:
+    """Where the images come from; where corruptions share an adaptation, all of them count."""
+    name = subject.source.name
+    if setting in JOINT and plan.corruptions != STANDARD:
+        return f"{name}, among {' '.join(plan.corruptions)}"
+    return name
 
-    def __init__(self, plan: Plan, subject: Subject) -> None:
-        self.plan = plan
-        self.subject = subject
-        most = subject.fitted.n_components_ if subject.fitted else PAPERS_COMPONENTS
-        self.components = plan.components or (min(PAPERS_COMPONENTS, most),)
 
-    def of(
-        self, settings: Sequence[Setting], conditions: Sequence[Condition]
-    ) -> Iterator[tuple[Cell, ...]]:
-        plan = self.plan
-        steps = plan.steps or (None,)
-        for seed, size, setting, rank, step, method in product(
-            plan.seeds, plan.batch_sizes, settings, self.components, steps, plan.methods
-        ):
-            facts = self._method(method, rank, step)
-            yield tuple(
-                Cell(
-                    model=self.subject.name,
-                    weights=self.subject.weights,
-                    data=self.subject.data,
-                    corrupted=self._origin(setting),
-                    corruption=corruption,
-                    severity=severity,
-                    setting=setting,
-                    method=method,
-                    batch_size=size,
-                    images=len(self.subject.source.clean),
-                    seed=seed,
-                    **facts,
-                )
-                for corruption, severity in conditions
-            )
-
-    def _origin(self, setting: Setting) -> str:
-        """Where the images come from; where corruptions share an adaptation, all of them count."""
-        name = self.subject.source.name
-        if setting in JOINT and self.plan.corruptions != STANDARD:
-            return f"{name}, among {' '.join(self.plan.corruptions)}"
-        return name
-
-    def _method(self, method: str, components: int, steps: int | None) -> dict[str, Any]:
-        """The part of a key that a method decides: it is asked what it would do."""
-        given = dict(self.plan.method.get(method, {}))
-        filtered = RECIPES[method].needs_filter or given.pop("filter", False)
-        fitted = self.subject.filter(components) if filtered else None
-        wishes = Wishes(fitted, given.pop("steps", steps), given.pop("lr", self.plan.lr))
-        provided = self.subject.provided.get(method, {})
-        own = {name: value for name, value in given.items() if name not in SHARED_OPTIONS}
-        mover = RECIPES[method].plan(wishes, **{**provided, **own}).mover
-        moves = mover is not None and mover.descent is not None
-        return {
-            "options": canonical({**self.subject.stated.get(method, {}), **given}),
-            "layer": self.subject.place_of(fitted) if fitted else "",
-            "components": components if fitted else 0,
-            "steps": mover.steps if isinstance(mover, Stepper) else int(moves),
-            "lr": mover.descent.lr if mover is not None and mover.descent is not None else 0.0,
-        }
+def _method_facts(
+    plan: Plan, subject: Subject, method: str, components: int, steps: int | None
+) -> dict[str, Any]:
+    """The part of a key that a method decides: it is asked what it would do."""
+    given = dict(plan.method.get(method, {}))
+    filtered = RECIPES[method].needs_filter or given.pop("filter", False)
+    fitted = subject.filter(components) if filtered else None
+    wishes = Wishes(fitted, given.pop("steps", steps), given.pop("lr", plan.lr))
+    provided = subject.provided.get(method, {})
+    own = {name: value for name, value in given.items() if name not in SHARED_OPTIONS}
+    mover = RECIPES[method].plan(wishes, **{**provided, **own}).mover
+    moves = mover is not None and mover.descent is not None
+    return {
+        "options": canonical({**subject.stated.get(method, {}), **given}),
+        "layer": subject.place_of(fitted) if fitted else "",
+        "components": components if fitted else 0,
+        "steps": mover.steps if isinstance(mover, Stepper) else int(moves),
+        "lr": mover.descent.lr if mover is not None and mover.descent is not None else 0.0,
+    }
 
 
 def _check_size(plan: Plan) -> None:
