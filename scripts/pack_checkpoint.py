@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ttapca.cli.inputs import cache_root
+from ttapca.cli.arguments import cache_root
 from ttapca.datasets import load
 from ttapca.networks.packing import pack
 

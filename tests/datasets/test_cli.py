@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ttapca.cli.app import run
-from ttapca.cli.inputs import cache_root
+from ttapca.cli.arguments import cache_root
 from ttapca.datasets import fetching, load
 from ttapca.datasets.catalog import DATA_SETS
 from ttapca.datasets.sources import DataSet

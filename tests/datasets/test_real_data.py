@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ttapca.cli.inputs import cache_root
+from ttapca.cli.arguments import cache_root
 from ttapca.datasets import load, read_npz
 from ttapca.datasets.catalog import CIFAR10
 from ttapca.datasets.classes import CIFAR100_CLASSES

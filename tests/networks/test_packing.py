@@ -75,7 +75,7 @@ def test_a_network_of_the_digits_reaches_its_cards_number(name: str) -> None:
 @pytest.mark.parametrize("name", OF_CIFAR)
 def test_a_packaged_network_reaches_its_cards_number(name: str) -> None:
     """On the first 1,000 images, within what a sample of them allows; the card is for all."""
-    from ttapca.cli.inputs import cache_root
+    from ttapca.cli.arguments import cache_root
 
     if not (cache_root() / "cifar-10-batches-bin").is_dir():
         pytest.skip("CIFAR-10 is not in the cache; get it with: ttapca data get cifar10")

@@ -14,7 +14,7 @@ from rich.table import Table
 from typer import Option
 
 from ttapca.benchmark.cells import CLEAN, Cell, Row, Setting
-from ttapca.cli import inputs
+from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets.loading import DIGITS
 from ttapca.errors import OptionError
@@ -29,7 +29,7 @@ VARIED = ("batch_size", "components", "steps", "options")
 
 
 def bench(
-    model: inputs.ModelArgument = None,
+    model: arguments.ModelArgument = None,
     *,
     to: Annotated[
         Path, Option(metavar="FILE", help="The file of results; one with results goes on.")
@@ -64,7 +64,7 @@ def bench(
         float | None, Option(help="Learning rate of all methods that take gradient steps.")
     ] = None,
     components: Annotated[str | None, Option(help=f"How many the filter has, {LIST}.")] = None,
-    layer: inputs.LayerOption = None,
+    layer: arguments.LayerOption = None,
     images: Annotated[
         int | None, Option(help="How many test images, equally of each class (default: all).")
     ] = None,
@@ -81,22 +81,22 @@ def bench(
             metavar="METHOD.NAME=VALUE", help="An option of one method; may be given repeatedly."
         ),
     ] = None,
-    filter: inputs.FilterOption = None,
+    filter: arguments.FilterOption = None,
     retry_failed: Annotated[
         bool, Option("--retry-failed", help="Run again what has failed.")
     ] = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="List what would be run, and run nothing.")
     ] = False,
-    model_option: inputs.ModelOption = None,
-    weights: inputs.WeightsOption = None,
-    architecture: inputs.ArchitectureOption = None,
-    normalise: inputs.NormalisationOption = None,
-    mean: inputs.MeanOption = None,
-    std: inputs.StdOption = None,
-    folder: inputs.DataFolder = None,
-    size: inputs.ImageSize = None,
-    as_json: inputs.AsJson = False,
+    model_option: arguments.ModelOption = None,
+    weights: arguments.WeightsOption = None,
+    architecture: arguments.ArchitectureOption = None,
+    normalise: arguments.NormalisationOption = None,
+    mean: arguments.MeanOption = None,
+    std: arguments.StdOption = None,
+    folder: arguments.DataFolder = None,
+    size: arguments.ImageSize = None,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Compare methods x corruptions x settings on one network; a run that was cut off goes on.
 
@@ -107,15 +107,15 @@ def bench(
 
     chosen = _plan(plan, preset).changed(
         data=data,
-        methods=inputs.separated(methods),
-        corruptions=inputs.separated(corruptions),
-        severities=inputs.whole_numbers("--severities", severities),
-        settings=inputs.separated(settings),
-        batch_sizes=inputs.whole_numbers("--batch-sizes", batch_sizes),
-        seeds=inputs.whole_numbers("--seeds", seeds),
-        steps=inputs.whole_numbers("--steps", steps),
+        methods=arguments.separated(methods),
+        corruptions=arguments.separated(corruptions),
+        severities=arguments.whole_numbers("--severities", severities),
+        settings=arguments.separated(settings),
+        batch_sizes=arguments.whole_numbers("--batch-sizes", batch_sizes),
+        seeds=arguments.whole_numbers("--seeds", seeds),
+        steps=arguments.whole_numbers("--steps", steps),
         lr=lr,
-        components=inputs.whole_numbers("--components", components),
+        components=arguments.whole_numbers("--components", components),
         layer=layer,
         images=images,
         corrupted=corrupted,
@@ -125,10 +125,10 @@ def bench(
     named = model if model or model_option else chosen.model
     if named in (DIGITS, DIGITS_NETWORK) and data is None and plan is None and preset is None:
         chosen = chosen.changed(data=DIGITS)  # this network can have no other data
-    network = inputs.network_source(
+    network = arguments.network_source(
         named, model_option, weights, architecture, normalise, mean, std
     )
-    benchmark = Benchmark(chosen, network, filter, inputs.cache_root(), folder, size)
+    benchmark = Benchmark(chosen, network, filter, arguments.cache_root(), folder, size)
     if dry_run:
         _list_units(benchmark)
         return
@@ -151,7 +151,7 @@ def run_benchmark(
     estimate: bool = False,
 ) -> list[Row]:
     """Run a benchmark and show how it goes; `lines`: whether each finished run leaves a line."""
-    inputs.check_place(to)
+    arguments.check_place(to)
     with ConsoleReporter("bench", lines=lines) as reporter:
         benchmark.reporter = reporter
         try:
@@ -192,7 +192,7 @@ def _method_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise OptionError(
                 f"--option takes METHOD.NAME=VALUE, such as tent.lr=0.01; found `{word}`."
             )
-        table.setdefault(method, {})[own] = inputs.value_of(text)
+        table.setdefault(method, {})[own] = arguments.value_of(text)
     return table
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import typer
 from typer import Argument, Option
 
-from ttapca.cli import inputs
+from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets.frost import FROST
 from ttapca.errors import OptionError
@@ -41,7 +41,7 @@ def corrupt(
         int | None,
         Option(min=1, help="Processes (default: one for each core).", show_default=False),
     ] = None,
-    limit: inputs.LimitOption = None,
+    limit: arguments.LimitOption = None,
     sheet: Annotated[
         Path | None, Option(help="Draw a contact sheet (PNG) instead; see --image.")
     ] = None,
@@ -59,7 +59,7 @@ def corrupt(
         raise OptionError(f"`ttapca corrupt` takes either --to DIR or --sheet FILE; found {found}.")
     levels = parse_severities(severities)
     if sheet is not None:
-        inputs.check_place(sheet, "--sheet")
+        arguments.check_place(sheet, "--sheet")
         names = parse_corruptions(corruptions or "standard")
         shown = levels if all_severities else levels[-1:]
         _draw_sheet(sheet, dataset, image, names, shown, seed)
@@ -83,7 +83,7 @@ def parse_corruptions(words: str) -> tuple[str, ...]:
 
     groups = dict(zip(_GROUPS, (CORRUPTIONS, STANDARD, EXTRA), strict=True))
     names: list[str] = []
-    for word in inputs.separated(words) or ():
+    for word in arguments.separated(words) or ():
         try:
             names.extend(groups.get(word) or [find(word).name])
         except OptionError:
@@ -106,7 +106,7 @@ def parse_severities(words: str) -> tuple[int, ...]:
     from ttapca.corruptions import SEVERITIES
 
     try:
-        found = inputs.whole_numbers("--severities", words) or ()
+        found = arguments.whole_numbers("--severities", words) or ()
     except OptionError:
         found = ()
     if not found or not set(found) <= set(SEVERITIES):
@@ -128,7 +128,7 @@ def _load_test_images(name: str) -> Images:
     """Load the images to corrupt: a data set of the cache by its name, or any layout by a path."""
     from ttapca.datasets import Images
 
-    data = inputs.read_images(name, "test", None)
+    data = arguments.read_images(name, "test", None)
     # OpenCV wants one image after another; the official files have planes of colours.
     return Images(np.ascontiguousarray(data.images), data.labels, data.class_names)
 
@@ -157,7 +157,7 @@ def _write_data_set(
         corruptions=names,
         severities=severities,
         seed=seed,
-        textures=inputs.cache_root() / FROST,
+        textures=arguments.cache_root() / FROST,
     )
     with writing(export.to):
         export.check()
@@ -203,7 +203,7 @@ def _draw_sheet(
         corruptions=names,
         severities=severities,
         seed=seed,
-        textures=inputs.cache_root() / FROST,
+        textures=arguments.cache_root() / FROST,
     )
     png = io.BytesIO()
     drawn.save(png, format="PNG")

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from ttapca.cli.arguments import cache_root
 from ttapca.cli.console import ConsoleReporter
-from ttapca.cli.inputs import cache_root
 from ttapca.datasets.catalog import DATA_SETS, find_data_set
 from ttapca.datasets.fetching import fetch
 from ttapca.datasets.frost import FROST, PACKAGE, fetch_frost, has_frost

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer import Option
 
-from ttapca.cli import inputs
+from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: inputs.ModelArgument = None,
+    model: arguments.ModelArgument = None,
     *,
-    data: inputs.DataOption,
+    data: arguments.DataOption,
     method: Annotated[str, Option(help="One that `ttapca methods` lists.")] = "source",
-    filter: inputs.FilterOption = None,
+    filter: arguments.FilterOption = None,
     forgetting: Annotated[
         str | None,
         Option(help="When to forget: episodic (each batch; the default), online, continual."),
@@ -34,7 +34,7 @@ def evaluate(
     ] = None,
     batch_size: Annotated[
         int, Option(min=1, help="How many images make a batch.")
-    ] = inputs.PAPERS_BATCH,
+    ] = arguments.PAPERS_BATCH,
     steps: Annotated[
         int | None, Option(min=1, help="Gradient steps on each batch (default: the method's).")
     ] = None,
@@ -43,9 +43,9 @@ def evaluate(
     severity: Annotated[
         int | None, Option(min=1, max=5, help="For a folder of CIFAR-C: 1 to 5.")
     ] = None,
-    limit: inputs.LimitOption = None,
-    order: inputs.OrderOption = "auto",
-    seed: inputs.SeedOption = 0,
+    limit: arguments.LimitOption = None,
+    order: arguments.OrderOption = "auto",
+    seed: arguments.SeedOption = 0,
     option: Annotated[
         list[str] | None,
         Option(metavar="NAME=VALUE", help="An option of the method; may be given repeatedly."),
@@ -53,23 +53,25 @@ def evaluate(
     explain: Annotated[
         bool, Option("--explain", help="Show what a closed-form filter did at the end.")
     ] = False,
-    model_option: inputs.ModelOption = None,
-    weights: inputs.WeightsOption = None,
-    architecture: inputs.ArchitectureOption = None,
-    normalise: inputs.NormalisationOption = None,
-    mean: inputs.MeanOption = None,
-    std: inputs.StdOption = None,
-    folder: inputs.DataFolder = None,
-    size: inputs.ImageSize = None,
-    as_json: inputs.AsJson = False,
+    model_option: arguments.ModelOption = None,
+    weights: arguments.WeightsOption = None,
+    architecture: arguments.ArchitectureOption = None,
+    normalise: arguments.NormalisationOption = None,
+    mean: arguments.MeanOption = None,
+    std: arguments.StdOption = None,
+    folder: arguments.DataFolder = None,
+    size: arguments.ImageSize = None,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Measure error, calibration and speed on the test images of a data set."""
     import ttapca
     from ttapca.datasets import TensorBatches, choose
 
     setting = _setting(forgetting, episodic)
-    source = inputs.network_source(model, model_option, weights, architecture, normalise, mean, std)
-    images = inputs.read_images(
+    source = arguments.network_source(
+        model, model_option, weights, architecture, normalise, mean, std
+    )
+    images = arguments.read_images(
         data, "test", folder, corruption=corruption, severity=severity, size=size
     )
     chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
@@ -115,7 +117,7 @@ def _options(words: list[str]) -> dict[str, Any]:
             raise OptionError(
                 f"--option takes NAME=VALUE, such as statistics=source; found `{word}`."
             )
-        found[name.strip()] = inputs.value_of(text)
+        found[name.strip()] = arguments.value_of(text)
     return found
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer import Option
 
-from ttapca.cli import inputs
+from ttapca.cli import arguments
+from ttapca.cli.arguments import PAPERS_COMPONENTS
 from ttapca.cli.console import ConsoleReporter
 from ttapca.support.progress import Steps
 
@@ -20,23 +21,25 @@ if TYPE_CHECKING:
 
 
 def fit(
-    model: inputs.ModelArgument = None,
+    model: arguments.ModelArgument = None,
     *,
-    data: inputs.DataOption,
+    data: arguments.DataOption,
     to: Annotated[Path, Option(metavar="DIR", help="The folder that the filter goes to.")],
-    layer: inputs.LayerOption = None,
-    components: Annotated[int, Option(min=1, help="How many to keep.")] = inputs.PAPERS_COMPONENTS,
-    model_option: inputs.ModelOption = None,
-    weights: inputs.WeightsOption = None,
-    architecture: inputs.ArchitectureOption = None,
-    normalise: inputs.NormalisationOption = None,
-    mean: inputs.MeanOption = None,
-    std: inputs.StdOption = None,
-    folder: inputs.DataFolder = None,
-    size: inputs.ImageSize = None,
-    limit: inputs.LimitOption = None,
-    order: inputs.OrderOption = "auto",
-    seed: inputs.SeedOption = 0,
+    layer: arguments.LayerOption = None,
+    components: Annotated[
+        int, Option(min=1, help="How many to keep.")
+    ] = arguments.PAPERS_COMPONENTS,
+    model_option: arguments.ModelOption = None,
+    weights: arguments.WeightsOption = None,
+    architecture: arguments.ArchitectureOption = None,
+    normalise: arguments.NormalisationOption = None,
+    mean: arguments.MeanOption = None,
+    std: arguments.StdOption = None,
+    folder: arguments.DataFolder = None,
+    size: arguments.ImageSize = None,
+    limit: arguments.LimitOption = None,
+    order: arguments.OrderOption = "auto",
+    seed: arguments.SeedOption = 0,
     batch_size: Annotated[int, Option(min=1, help="How many images are read at once.")] = 250,
     dtype: Annotated[
         str, Option(help="Storage: float64, float32, bfloat16 or float16.")
@@ -44,7 +47,7 @@ def fit(
     force: Annotated[
         bool, Option("--force", help="Replace a saved filter that is there already.")
     ] = False,
-    as_json: inputs.AsJson = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Fit a spectral filter on the training images of a data set, and save it to a folder."""
     import ttapca
@@ -55,8 +58,10 @@ def fit(
 
     stored_dtype(dtype)  # what would be refused at the end is refused now
     check_target(to, overwrite=force)
-    source = inputs.network_source(model, model_option, weights, architecture, normalise, mean, std)
-    images = inputs.read_images(data, "train", folder, size=size)
+    source = arguments.network_source(
+        model, model_option, weights, architecture, normalise, mean, std
+    )
+    images = arguments.read_images(data, "train", folder, size=size)
     chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
     network = source.load()
     start = time.perf_counter()

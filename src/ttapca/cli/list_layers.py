@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
-from ttapca.cli import inputs
+from ttapca.cli import arguments
 from ttapca.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
@@ -24,18 +24,18 @@ TABLE_WIDTH = 120  # where the output is no terminal
 
 
 def layers(
-    model: inputs.ModelArgument = None,
-    model_option: inputs.ModelOption = None,
-    weights: inputs.WeightsOption = None,
-    architecture: inputs.ArchitectureOption = None,
+    model: arguments.ModelArgument = None,
+    model_option: arguments.ModelOption = None,
+    weights: arguments.WeightsOption = None,
+    architecture: arguments.ArchitectureOption = None,
     input_shape: Annotated[
         str | None,
         Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
     ] = None,
     components: Annotated[
         int, Option(min=1, help="How many the filter has whose cost is shown.")
-    ] = inputs.PAPERS_COMPONENTS,
-    as_json: inputs.AsJson = False,
+    ] = arguments.PAPERS_COMPONENTS,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """List the layers of a network, what a filter costs at each, and which to choose.
 
@@ -43,7 +43,7 @@ def layers(
     """
     from ttapca import networks
 
-    source = inputs.network_source(model, model_option, weights, architecture)
+    source = arguments.network_source(model, model_option, weights, architecture)
     if source.name in networks.ARCHITECTURES and source.name not in networks.packaged():
         network: nn.Module = networks.build(source.name)
     else:  # layers and costs do not depend on the normalisation, and not every file says it

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from typer import Option
 
-from ttapca.cli import inputs
+from ttapca.cli import arguments
 from ttapca.cli.bench import run_benchmark
 from ttapca.errors import OptionError
 from ttapca.support.disk import make_folder
@@ -42,8 +42,8 @@ def demo(
 
 
 def reproduce(
-    data: inputs.DataArgument,
-    model: inputs.ModelArgument = None,
+    data: arguments.DataArgument,
+    model: arguments.ModelArgument = None,
     *,
     to: Annotated[
         Path | None, Option(metavar="DIR", help="For results and report (default: ttapca-DATA).")
@@ -61,13 +61,13 @@ def reproduce(
             help="A folder of CIFAR-C (default: the published one if it is there, else made here).",
         ),
     ] = None,
-    model_option: inputs.ModelOption = None,
-    weights: inputs.WeightsOption = None,
-    architecture: inputs.ArchitectureOption = None,
-    normalise: inputs.NormalisationOption = None,
-    mean: inputs.MeanOption = None,
-    std: inputs.StdOption = None,
-    folder: inputs.DataFolder = None,
+    model_option: arguments.ModelOption = None,
+    weights: arguments.WeightsOption = None,
+    architecture: arguments.ArchitectureOption = None,
+    normalise: arguments.NormalisationOption = None,
+    mean: arguments.MeanOption = None,
+    std: arguments.StdOption = None,
+    folder: arguments.DataFolder = None,
 ) -> None:
     """Get the data, fit a filter, run tables 1 and 2 of the paper, write the report.
 
@@ -82,7 +82,7 @@ def reproduce(
             f"No network for `{data}` ships with ttapca: name one, as in `ttapca reproduce {data} "
             "MODEL`."
         )
-    network = inputs.network_source(
+    network = arguments.network_source(
         named, model_option, weights, architecture, normalise, mean, std
     )
     network.load(doubt=False)  # a network that cannot be loaded is said before anything is fetched
@@ -92,9 +92,9 @@ def reproduce(
         data=data,
         images=QUICK_IMAGES if quick else None,
         corrupted=None if found is None else str(found),
-        methods=inputs.separated(methods),
+        methods=arguments.separated(methods),
     )
-    benchmark = Benchmark(plan, network, root=inputs.cache_root(), folder=folder)
+    benchmark = Benchmark(plan, network, root=arguments.cache_root(), folder=folder)
     _run_and_report(benchmark, to or Path(f"ttapca-{Path(data).name}"), estimate=True)
 
 
@@ -126,7 +126,7 @@ def _get(data: str, folder: Path | None, *, frost: bool) -> None:
         return
     if _place(data, folder) is None:
         get([data], folder)
-    if frost and not has_frost(inputs.cache_root()):
+    if frost and not has_frost(arguments.cache_root()):
         get([FROST])
 
 
@@ -134,6 +134,6 @@ def _place(name: str, folder: Path | None) -> Path | None:
     """Where a data set lies, if it does."""
     from ttapca.datasets.catalog import DATA_SETS
 
-    root = (folder or inputs.cache_root()).expanduser()
+    root = (folder or arguments.cache_root()).expanduser()
     layouts = DATA_SETS[name].layouts if name in DATA_SETS else ()
     return next((root / one.folder for one in layouts if (root / one.folder).is_dir()), None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer import Argument, Option
 
-from ttapca.cli import inputs
+from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
@@ -30,7 +30,7 @@ NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
 
 
 def train(
-    data: inputs.DataArgument,
+    data: arguments.DataArgument,
     architecture: Annotated[
         str | None, Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ...")
     ] = None,
@@ -70,19 +70,19 @@ def train(
     rotation: Annotated[float, Option(help="Weight of the rotation loss.")] = 1.0,
     channels_last: Annotated[bool, Option(help="Memory layout; mostly faster.")] = True,
     seed: Annotated[int, Option(help="Of weights, order and augmentation.")] = 0,
-    size: inputs.ImageSize = None,
-    folder: inputs.DataFolder = None,
+    size: arguments.ImageSize = None,
+    folder: arguments.DataFolder = None,
     tensorboard: Annotated[
         bool | None, Option(help="Write events (default: where it is installed).")
     ] = None,
-    as_json: inputs.AsJson = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Train a network; the same command goes on after a crash and ends with the same weights."""
     from ttapca import networks
     from ttapca.networks.runs import WEIGHTS
 
     images, test = (
-        inputs.read_images(data, split, folder, size=size) for split in ("train", "test")
+        arguments.read_images(data, split, folder, size=size) for split in ("train", "test")
     )
     options = networks.TrainingOptions(
         epochs=epochs,
@@ -158,7 +158,7 @@ def _network(
             raise OptionError("--normalise has no meaning for a network of your own.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = inputs.network_source(factory).load(doubt=False)
+            network = arguments.network_source(factory).load(doubt=False)
         description["factory"] = factory
     if split is not None:
         network = networks.add_rotation_head(network, split, generator, input_shape)
