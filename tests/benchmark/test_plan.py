@@ -38,7 +38,6 @@ def test_the_default_is_the_papers() -> None:
         ({"severities": (6,)}, r"`severities\[0\]` must be a whole number from 1 to 5; found 6"),
         ({"batch_sizes": (0,)}, r"`batch_sizes\[0\]` must be .* from 1 to 1,000,000; found 0"),
         ({"seeds": (-1,)}, r"`seeds\[0\]` must be a whole number from 0 on; found -1"),
-        ({"seeds": (True,)}, r"`seeds\[0\]` must be a whole number from 0 on; found True"),
         ({"images": 0}, "`images` must be a whole number from 1 .*; found 0"),
         ({"components": (1.5,)}, r"`components\[0\]` must be a whole number .*; found 1\.5"),
         ({"method": {"tent": {"gian": "relu"}}}, r"no option `gian`.*Did you mean `gain`"),
@@ -54,10 +53,6 @@ def test_the_default_is_the_papers() -> None:
         ),
         ({"method": {"roid": {"seed": 1}}}, "give `seeds` instead"),
         ({"methods": (["tent"],)}, r"`methods\[0\]` must be text; found \['tent'\]"),
-        ({"methods": 3}, "`methods` must be a list; found 3"),
-        ({"model": 3}, "`model` must be text"),
-        ({"lr": float("nan")}, "`lr` must be a finite number"),
-        ({"lr": 10**5000}, "`lr` must be .*; found a number of thousands of digits"),
         ({"seeds": (10**5000,)}, "found a number of thousands of digits"),
         (
             {"seeds": tuple(range(2000))},
@@ -67,7 +62,6 @@ def test_the_default_is_the_papers() -> None:
             {"seeds": tuple(range(1000)), "components": tuple(range(1, 1001))},
             "at most 100,000 results.* found 150,000,000",
         ),
-        ({"method": 3}, "`method` must be an object"),
         (
             {"method": {"bn": {"alpha": "x"}}},
             "`method.bn.alpha` must be a finite number .*; found 'x'",
@@ -95,9 +89,9 @@ def test_a_file(tmp_path: Path) -> None:
     assert (plan.methods, plan.seeds, plan.lr) == (("tent", "bn"), (0, 1), 0.01)
     assert plan.method == {"bn": {"alpha": 0.3}}
     # What is given beside the file wins; options of a method are added.
-    changed = plan.changed(seeds=(7,), lr=None, method={"bn": {"lr": 1.0}, "tent": {"steps": 2}})
+    changed = plan.changed(seeds=(7,), lr=None, method={"bn": {"prior": 3}, "tent": {"steps": 2}})
     assert (changed.seeds, changed.lr, changed.methods) == ((7,), 0.01, ("tent", "bn"))
-    assert changed.method == {"bn": {"alpha": 0.3, "lr": 1.0}, "tent": {"steps": 2}}
+    assert changed.method == {"bn": {"alpha": 0.3, "prior": 3}, "tent": {"steps": 2}}
 
 
 @pytest.mark.parametrize(

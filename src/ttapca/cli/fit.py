@@ -11,7 +11,6 @@ import typer
 from typer import Option
 
 from ttapca.cli import arguments
-from ttapca.cli.arguments import PAPERS_COMPONENTS
 from ttapca.cli.console import ConsoleReporter
 from ttapca.support.progress import Steps
 
