@@ -76,10 +76,13 @@ def test_the_filter_is_fitted_once_and_kept(
     assert "fitting conv1" in told.tasks
     kept = list((tmp_path / "r.sqlite-filters").iterdir())
     assert len(kept) == 1
+    (row,) = Benchmark(plan.changed(components=())).run(to)
+    assert row.cell.components == 61  # all there are: three pixels never vary
     monkeypatch.setattr("ttapca.fit", None)
     rows = Benchmark(plan.changed(seeds=(1,))).run(to)
-    rows += Benchmark(plan, filter=kept[0]).run(to)
+    rows += Benchmark(plan, filter=str(kept[0])).run(to)
     assert [row.cell.layer for row in rows] == ["conv1", f"conv1, {kept[0].name}"]
+    assert [unit.cells[0] for unit in Benchmark(plan, filter=kept[0]).units()] == [rows[1].cell]
 
 
 def test_a_network_of_ones_own(tmp_path: Path) -> None:

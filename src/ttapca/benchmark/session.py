@@ -126,7 +126,7 @@ def recommended_layer(network: nn.Module, images: Images) -> str:
     return layer
 
 
-@dataclass
+@dataclass(eq=False)
 class Benchmark:
     """A plan and all that it is run on: what `ttapca bench` does, in Python.
 
@@ -150,9 +150,9 @@ class Benchmark:
 
     plan: Plan
     network: nn.Module | NetworkSource | None = None
-    filter: Path | None = None
-    root: Path | None = None
-    folder: Path | None = None
+    filter: Path | str | None = None
+    root: Path | str | None = None
+    folder: Path | str | None = None
     size: int | None = None
     reporter: Reporter = field(default_factory=Silent)
 
@@ -234,7 +234,8 @@ class Benchmark:
         task = f"reading {self.plan.data}"
         self.reporter.advance(task, 0, None)
         root = self.folder or self.root
-        images = load(self.plan.data, split, root=root and root.expanduser(), size=self.size)
+        root = Path(root).expanduser() if root else None
+        images = load(self.plan.data, split, root=root, size=self.size)
         self.reporter.advance(task, 1, 1)
         return images
 
@@ -253,13 +254,13 @@ class Benchmark:
             chosen.of(self._test),
             Path(plan.corrupted).expanduser() if plan.corrupted else None,
             plan.corruption_seed,
-            self.root / FROST if self.root else None,
+            Path(self.root).expanduser() / FROST if self.root else None,
             None if chosen.first else chosen.rows,
         )
         # Other images of the same data set have another name.
         data = Path(plan.data).name
         data = f"{data}, {chosen.per_class}" if chosen.drawn else data
-        filter_name = "" if self.filter is None else self.filter.absolute().name
+        filter_name = "" if self.filter is None else Path(self.filter).absolute().name
         subject = Subject(*self._named_network(), data, source, filter_name=filter_name)
         self._provide(subject)
         return subject
