@@ -60,7 +60,7 @@ def test_the_default_is_the_papers() -> None:
         ),
         (
             {"seeds": tuple(range(1000)), "components": tuple(range(1, 1001))},
-            "at most 100,000 results.* found 150,000,000",
+            "at most 100,000 measurements.* found 150,000,000",
         ),
         (
             {"method": {"bn": {"alpha": "x"}}},

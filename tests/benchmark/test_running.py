@@ -168,7 +168,7 @@ def test_what_is_finished_is_never_run_twice(subject: Subject, results: Results)
     assert [task.split("/")[0] for task in second.images] == ["3", "4"]
     assert sum(second.images.values()) == sum(unit.images for unit in units[2:])
     assert second.notes == [
-        f"4 results to measure in 2 runs, {4 * IMAGES} images; 2 runs were finished before"
+        f"4 measurements to make in 2 runs, {4 * IMAGES} images; 2 runs were finished before"
     ]
     rows, observations = lasting(results)
     assert rows[:2] == before[0]
@@ -285,7 +285,7 @@ def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(
     run(units[:3], subject, results)
     before = lasting(results)
     results._pragma(f"max_page_count = {results._pragma('page_count')}")
-    with pytest.raises(StorageError, match="All finished results are in the file"):
+    with pytest.raises(StorageError, match="All finished measurements are in the file"):
         run(units, subject, results)  # a page has some room left, but not for all
     rows = lasting(results)[0]
     assert rows[:3] == before[0]

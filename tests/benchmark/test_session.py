@@ -55,7 +55,7 @@ def test_results_of_version_0_1_are_read_and_not_run_again(tmp_path: Path) -> No
     assert [one.cell.method for one in observations] == ["ttapca-relu"] * 2
     told = Notes()
     assert Benchmark(PLAN, reporter=told).run(path) == before
-    assert "0 results to measure, 0 images; 6 runs were finished before" in told.notes
+    assert "0 measurements to make, 0 images; 6 runs were finished before" in told.notes
     with Results(path, readonly=True) as results:
         assert (results.rows(), results.observations()) == (before, observations)
     fresh = Benchmark(PLAN).run(tmp_path / "fresh.sqlite")

@@ -30,7 +30,7 @@ def test_from_nothing_to_a_table(digits: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "in a folder that exists; there is no" in command(words, 2).err
     Path("sub").mkdir()
     told = command(words)
-    assert "bench: 8 results to measure, 480 images\n" in told.err
+    assert "bench: 8 measurements to make, 480 images\n" in told.err
     assert "1/8  fog 5  episodic  source  batch 30  error " in told.err
     rows = rows_of("sub/r.sqlite")
     assert [row.outcome.status for row in rows] == ["done"] * 8
@@ -44,14 +44,14 @@ def test_from_nothing_to_a_table(digits: Path, monkeypatch: pytest.MonkeyPatch, 
         for setting in ("episodic", "online")
         for corruption in ("fog", "clean")
     ]
-    assert told.out.endswith("sub/r.sqlite: 8 results\n")
+    assert told.out.endswith("sub/r.sqlite: 8 measurements\n")
 
     def refuse(*words: object, **more: object) -> None:
         raise AssertionError("the filter is kept beside the results")
 
     monkeypatch.setattr(ttapca, "fit", refuse)
     again = command(words)
-    assert "bench: 0 results to measure, 0 images; 8 runs were finished before\n" in again.err
+    assert "bench: 0 measurements to make, 0 images; 8 runs were finished before\n" in again.err
     assert again.out == told.out
     assert rows_of("sub/r.sqlite") == rows
 
@@ -68,10 +68,10 @@ def test_ctrl_c_and_then_the_same_command(monkeypatch: pytest.MonkeyPatch, comma
 
     monkeypatch.setattr("ttapca.benchmark.running.measure", interrupted)
     told = command(words, 130).err
-    assert "bench: stopped; the same command goes on after the last finished result\n" in told
+    assert "bench: stopped; the same command goes on after the last finished measurement\n" in told
     assert told.endswith("interrupted\n")
     assert len(rows_of("r.sqlite")) == 2
-    assert "bench: 2 results to measure" in command(words).err
+    assert "bench: 2 measurements to make" in command(words).err
     assert (len(calls), len(rows_of("r.sqlite"))) == (5, 4)
 
 
@@ -125,7 +125,7 @@ def test_a_dry_run_lists_and_leaves_nothing(place: Path, command) -> None:
     lines = told.out.splitlines()
     assert len(lines) == 3 * 15 * (1 + 2 * 6)
     assert lines[0] == "gaussian_noise 5  episodic  tent"
-    assert told.err == "585 results, 348,660 images\n"
+    assert told.err == "585 measurements, 348,660 images\n"
     assert sorted(place.iterdir()) == before
 
 
@@ -139,10 +139,10 @@ def test_a_failure_is_told_and_exits_with_1(command) -> None:
     words = f"bench own:plain {SMALL} --methods source,bn --settings online --to r.sqlite"
     told = command(words, 1)
     assert "fog 5  online  bn  batch 30  FAILED: AttachError: " in told.err
-    assert "r.sqlite: 4 results, 2 of them failed\n" in told.out
+    assert "r.sqlite: 4 measurements, 2 of them failed\n" in told.out
     [line] = [line for line in told.out.splitlines() if "│ bn" in line]
     assert line.count("failed") == 2
-    assert "bench: 2 results to measure" in command(f"{words} --retry-failed", 1).err
+    assert "bench: 2 measurements to make" in command(f"{words} --retry-failed", 1).err
 
 
 def test_some_images_of_each_class(place: Path, pictures, command) -> None:
@@ -252,7 +252,7 @@ def test_demo_repairs_and_reports(place: Path, command) -> None:
     assert "done in" in result.err
     again = command("demo --to demo")
     assert again.out == result.out
-    assert "0 results to measure" in again.err
+    assert "0 measurements to make" in again.err
 
 
 def test_reproduce_runs_both_tables_and_says_how_long(command) -> None:

@@ -113,7 +113,7 @@ class Plan:
 
 _NAME = Text(1000)
 _SEED = Whole(0)
-MOST_RESULTS = 100_000  # a day and a night, at a second each
+MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
 SCHEMA = Record(
     optional={
         "model": Maybe(_NAME),
@@ -278,11 +278,11 @@ def _method_facts(
 def _check_size(plan: Plan) -> None:
     kinds = (plan.methods, plan.corruptions, plan.severities, plan.settings, plan.batch_sizes)
     others = (plan.seeds, plan.steps or (None,), plan.components or (None,))
-    results = math.prod(len(values) for values in (*kinds, *others))
-    if results > MOST_RESULTS:
+    count = math.prod(len(values) for values in (*kinds, *others))
+    if count > MOST_MEASUREMENTS:
         raise OptionError(
-            f"A plan asks for at most {MOST_RESULTS:,} results, the product of its lists; found "
-            f"{results:,}. Make several plans of it; they can share one file of results."
+            f"A plan asks for at most {MOST_MEASUREMENTS:,} measurements, the product of its lists; "
+            f"found {count:,}. Make several plans of it; they can share one file of results."
         )
 
 

@@ -348,7 +348,7 @@ class Results:
                 raise self._damaged(str(error)) from error
             if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
                 raise StorageError(
-                    f"Cannot write to {self.path}: {error}. All finished results are in the file; "
+                    f"Cannot write to {self.path}: {error}. All finished measurements are in the file; "
                     "free some space and run the same command again."
                 ) from error
             raise StorageError(

@@ -145,11 +145,11 @@ class _RunReport:
         self._reporter, self._todo = reporter, list(todo)
         self._number, self._units = units - len(todo), units
         self._pace = Pace()
-        results = sum(len(unit.cells) for unit in todo)
+        count = sum(len(unit.cells) for unit in todo)
         before = f"; {self._number:,} runs were finished before" if self._number else ""
-        runs = "" if results == len(todo) else f" in {len(todo):,} runs"
+        runs = "" if count == len(todo) else f" in {len(todo):,} runs"
         images = sum(unit.images for unit in todo)
-        reporter.note(f"{results:,} results to measure{runs}, {images:,} images{before}")
+        reporter.note(f"{count:,} measurements to make{runs}, {images:,} images{before}")
 
     def starts(self, unit: Unit) -> None:
         self._number += 1

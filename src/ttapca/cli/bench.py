@@ -157,7 +157,7 @@ def run_benchmark(
         try:
             return benchmark.run(to, retry_failed=retry_failed, estimate=estimate)
         except KeyboardInterrupt:
-            reporter.note("stopped; the same command goes on after the last finished result")
+            reporter.note("stopped; the same command goes on after the last finished measurement")
             raise
 
 
@@ -167,9 +167,9 @@ def _list_units(benchmark: Benchmark) -> None:
     units = benchmark.units()
     for unit in units:
         typer.echo(title(unit))
-    results = sum(len(unit.cells) for unit in units)
+    count = sum(len(unit.cells) for unit in units)
     images = sum(unit.images for unit in units)
-    typer.echo(f"{results:,} results, {images:,} images", err=True)
+    typer.echo(f"{count:,} measurements, {images:,} images", err=True)
 
 
 def _plan(path: Path | None, preset: str | None) -> Plan:
@@ -214,7 +214,7 @@ def _print_summary(rows: Sequence[Row], to: Path) -> None:
     Console().print(table)
     failed = sum(row.outcome.status == "failed" for row in rows)
     lost = f", {failed:,} of them failed" if failed else ""
-    typer.echo(f"{to}: {len(rows):,} results{lost}")
+    typer.echo(f"{to}: {len(rows):,} measurements{lost}")
 
 
 def _label(cell: Cell, rows: Sequence[Row]) -> str:
