@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import ttapca
-from ttapca.cli.home import cache_root
+from ttapca.cli.arguments import cache_root
 from ttapca.datasets import load as load_images
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.networks import Training, TrainingOptions, build, load

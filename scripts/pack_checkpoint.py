@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ttapca._checks import Plain, Record, Text, Whole, conform
-from ttapca.cli.home import cache_root
+from ttapca.cli.arguments import cache_root
 from ttapca.datasets import Images
 from ttapca.datasets import load as load_images
 from ttapca.errors import CheckpointError, TrainingError

@@ -28,6 +28,10 @@ class TruncationWarning(TtapcaWarning):
     """A filter with learned gains drops so much that predictions on source data change."""
 
 
+class UntrainedWarning(TtapcaWarning):
+    """The weights of a network may be those that it started with."""
+
+
 class OptionError(TtapcaError, ValueError):
     """An option has a value that makes no sense, or does not exist."""
 

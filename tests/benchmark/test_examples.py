@@ -50,10 +50,10 @@ def test_the_documentation_knows_every_option() -> None:
     assert told == set(NAMES) - {"model", "data", "method"}
 
 
-@pytest.mark.parametrize("name", ["paper-table1", "paper-table2", "paper-rank", "paper-steps"])
-def test_the_documentation_counts_the_cells(name: str) -> None:
-    plan = read_preset(name)
-    filtered = sum(method.startswith("ttapca") for method in plan.methods)
-    ranked = filtered * max(1, len(plan.components)) + len(plan.methods) - filtered
-    cells = len(plan.corruptions) * len(plan.seeds) * max(1, len(plan.steps)) * ranked
-    assert re.search(rf"`{name}` \|.*\| {cells} \|", PAGE.read_text())
+def test_the_documentation_counts_the_results() -> None:
+    for name in ("paper-table1", "paper-table2", "paper-rank", "paper-steps"):
+        plan = read_preset(name)
+        filtered = sum(method.startswith("ttapca") for method in plan.methods)
+        ranked = filtered * max(1, len(plan.components)) + len(plan.methods) - filtered
+        count = len(plan.corruptions) * len(plan.seeds) * max(1, len(plan.steps)) * ranked
+        assert re.search(rf"`{name}` \|.*\| {count} \|", PAGE.read_text())

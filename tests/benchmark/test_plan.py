@@ -1,14 +1,19 @@
-"""Plans: what they say, and what they refuse."""
+"""Plans: what they say, what they refuse, and the units of work that they give."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
+import torch
 
-from ttapca.benchmark import Plan, presets, read_plan, read_preset
+from benchmark.worlds import small_subject
+from ttapca.benchmark import Plan, Subject, expand, presets, read_plan, read_preset
+from ttapca.benchmark.cells import canonical
+from ttapca.benchmark.subject import fingerprint
 from ttapca.corruptions import EXTRA, STANDARD
-from ttapca.errors import DataFormatError, DataNotFoundError, OptionError
+from ttapca.errors import DataFormatError, DataNotFoundError, NotEnoughDataError, OptionError
 
 
 def test_the_default_is_the_papers() -> None:
@@ -18,9 +23,6 @@ def test_the_default_is_the_papers() -> None:
     assert plan.corruptions == STANDARD
     assert (plan.severities, plan.batch_sizes, plan.seeds) == ((5,), (200,), (0,))
     assert plan.settings == ("episodic", "online")
-
-
-def test_groups_of_corruptions() -> None:
     assert Plan(corruptions=("extra", "clean")).corruptions == (*EXTRA, "clean")
     assert Plan(corruptions=("Motion Blur", "motion_blur")).corruptions == ("motion_blur",)
 
@@ -30,19 +32,14 @@ def test_groups_of_corruptions() -> None:
     [
         ({"methods": ("tentt",)}, r"no method `tentt`\. Did you mean `tent`"),
         ({"methods": ()}, "`methods` must be a list of 1 to 1,000 entries; found 0"),
-        ({"methods": "tent"}, "`methods` must be a list; found 'tent'"),
         ({"settings": ("onlin",)}, r"found 'onlin'\. Did you mean `online`"),
         ({"corruptions": ("fogg",)}, r"found `fogg`\. Did you mean `fog`"),
         ({"corruptions": ("cleen",)}, r"found `cleen`\. Did you mean `clean`"),
-        ({"corruptions": ()}, "`corruptions` must be a list of 1"),
         ({"severities": (6,)}, r"`severities\[0\]` must be a whole number from 1 to 5; found 6"),
-        ({"severities": ()}, "`severities` must be a list of 1"),
         ({"batch_sizes": (0,)}, r"`batch_sizes\[0\]` must be .* from 1 to 1,000,000; found 0"),
         ({"seeds": (-1,)}, r"`seeds\[0\]` must be a whole number from 0 on; found -1"),
-        ({"seeds": (True,)}, r"`seeds\[0\]` must be a whole number from 0 on; found True"),
         ({"images": 0}, "`images` must be a whole number from 1 .*; found 0"),
         ({"components": (1.5,)}, r"`components\[0\]` must be a whole number .*; found 1\.5"),
-        ({"lr": 0}, "`lr` must be a finite number above 0"),
         ({"method": {"tent": {"gian": "relu"}}}, r"no option `gian`.*Did you mean `gain`"),
         ({"method": {"tnet": {}}}, "no method `tnet`"),
         ({"method": {"tent": 3}}, r"`method\.tent` must be an object: names with values; found 3"),
@@ -56,11 +53,6 @@ def test_groups_of_corruptions() -> None:
         ),
         ({"method": {"roid": {"seed": 1}}}, "give `seeds` instead"),
         ({"methods": (["tent"],)}, r"`methods\[0\]` must be text; found \['tent'\]"),
-        ({"methods": 3}, "`methods` must be a list; found 3"),
-        ({"corruptions": (None,)}, r"`corruptions\[0\]` must be text; found None"),
-        ({"model": 3}, "`model` must be text"),
-        ({"lr": float("nan")}, "`lr` must be a finite number"),
-        ({"lr": 10**5000}, "`lr` must be .*; found a number of thousands of digits"),
         ({"seeds": (10**5000,)}, "found a number of thousands of digits"),
         (
             {"seeds": tuple(range(2000))},
@@ -68,9 +60,8 @@ def test_groups_of_corruptions() -> None:
         ),
         (
             {"seeds": tuple(range(1000)), "components": tuple(range(1, 1001))},
-            "at most 100,000 cells.* found 150,000,000",
+            "at most 100,000 measurements.* found 150,000,000",
         ),
-        ({"method": 3}, "`method` must be an object"),
         (
             {"method": {"bn": {"alpha": "x"}}},
             "`method.bn.alpha` must be a finite number .*; found 'x'",
@@ -98,35 +89,31 @@ def test_a_file(tmp_path: Path) -> None:
     assert (plan.methods, plan.seeds, plan.lr) == (("tent", "bn"), (0, 1), 0.01)
     assert plan.method == {"bn": {"alpha": 0.3}}
     # What is given beside the file wins; options of a method are added.
-    changed = plan.changed(seeds=(7,), lr=None, method={"bn": {"lr": 1.0}, "tent": {"steps": 2}})
+    changed = plan.changed(seeds=(7,), lr=None, method={"bn": {"prior": 3}, "tent": {"steps": 2}})
     assert (changed.seeds, changed.lr, changed.methods) == ((7,), 0.01, ("tent", "bn"))
-    assert changed.method == {"bn": {"alpha": 0.3, "lr": 1.0}, "tent": {"steps": 2}}
+    assert changed.method == {"bn": {"alpha": 0.3, "prior": 3}, "tent": {"steps": 2}}
 
 
-def test_files_that_are_no_plans(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("method = [\n", "is not readable TOML"),
+        ("a = " + "[" * 5000, "nested too deep"),
+        ("a." * 10_000 + "a = 1", "nested more than 32 deep"),
+        ("# " + "x" * 30_000, "at most 30,000 bytes"),
+        ("seeds = [" + "9" * 5000 + "]", "4300 digits"),
+        ("seeds = [0x" + "f" * 9000 + "]", "thousands of digits"),
+        ("lr = nan", "`lr` must be a finite number"),
+        ("data = 1979-05-27", "`data` must be text"),
+        ("methods = ['nothing']", "no method `nothing`"),
+        ("seedz = [1]", r"no names but .*; found 'seedz'\. Did you mean `se"),
+    ],
+    ids=range(10),
+)
+def test_files_that_are_no_plans(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "plan.toml"
-    path.write_text("method = [\n")
-    with pytest.raises(DataFormatError, match="is not readable TOML"):
-        read_plan(path)
-    hostile = {
-        "a = " + "[" * 5000: "nested too deep",
-        "a." * 10_000 + "a = 1": "nested more than 32 deep",
-        "# " + "x" * 30_000: "at most 30,000 bytes",
-        "seeds = [" + "9" * 5000 + "]": "4300 digits",
-        "seeds = [0x" + "f" * 9000 + "]": "thousands of digits",
-        "lr = nan": "`lr` must be a finite number",
-        "data = 1979-05-27": "`data` must be text",
-        "methods = [[[]]]": "must be text",
-        "methods = ['nothing']": "no method `nothing`",
-    }
-    for text, message in hostile.items():
-        path.write_text(text)
-        with pytest.raises((DataFormatError, OptionError), match=f"plan.toml.*{message}"):
-            read_plan(path)
-    path.write_text("seedz = [1]\n")
-    with pytest.raises(
-        OptionError, match=r"plan.toml: .*no names but .*; found 'seedz'\. Did you mean `se"
-    ):
+    path.write_text(text)
+    with pytest.raises((DataFormatError, OptionError), match=f"plan.toml.*{message}"):
         read_plan(path)
     with pytest.raises(DataNotFoundError, match="No such file"):
         read_plan(tmp_path / "nothing.toml")
@@ -152,3 +139,111 @@ def test_presets() -> None:
     assert rank.seeds == steps.seeds == (0, 1, 2)
     with pytest.raises(OptionError, match=r"found `paper-tabel1`\. Did you mean `paper-table"):
         read_preset("paper-tabel1")
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return small_subject()
+
+
+def test_all_methods_of_a_condition_come_before_the_next(subject: Subject) -> None:
+    plan = Plan(
+        methods=("bn", "tent"),
+        corruptions=("fog", "snow"),
+        severities=(1, 5),
+        settings=("online", "continual", "mixed"),
+        seeds=(0, 1),
+    )
+    units = expand(plan, subject)
+    singles = [unit for unit in units if len(unit.cells) == 1]
+    assert len(singles) == 2 * 2 * 2 * 2
+    assert len(units) == 16 + 2 * 2 * 2 * 2
+    # Each condition is visited once: its images are made once.
+    visits = [unit.conditions for unit in units]
+    changes = [one for one, before in zip(visits, [None, *visits], strict=False) if one != before]
+    assert changes == [
+        [("fog", 1)],
+        [("snow", 1)],
+        [("fog", 1), ("snow", 1)],
+        [("fog", 5)],
+        [("snow", 5)],
+        [("fog", 5), ("snow", 5)],
+    ]
+    assert len({cell for unit in units for cell in unit.cells}) == 16 + 2 * 16
+
+
+def test_clean_images_are_run_once_for_all_severities(subject: Subject) -> None:
+    plan = Plan(methods=("bn",), corruptions=("clean",), severities=(1, 5), settings=("online",))
+    assert [unit.conditions for unit in expand(plan, subject)] == [[("clean", 0)]]
+
+
+def test_what_a_method_decides(subject: Subject) -> None:
+    plan = Plan(
+        methods=("source", "bn", "tent", "ttapca-relu", "eata"),
+        corruptions=("fog",),
+        settings=("online",),
+        components=(4, 10),
+        steps=(1, 3),
+        method={"bn": {"alpha": 0.5}, "eata": {"lr": 0.5, "steps": 2, "d_margin": 0.1}},
+    )
+    facts = [
+        (cell.method, cell.options, cell.layer, cell.components, cell.steps, cell.lr)
+        for unit in expand(plan, subject)
+        for cell in unit.cells
+    ]
+    assert sorted(facts) == [
+        ("bn", '{"alpha": 0.5}', "", 0, 0, 0.0),
+        ("eata", '{"d_margin": 0.1}', "", 0, 2, 0.5),
+        ("source", "{}", "", 0, 0, 0.0),
+        ("tent", "{}", "", 0, 1, 1e-3),
+        ("tent", "{}", "", 0, 3, 1e-3),
+        ("ttapca-relu", "{}", "conv1", 4, 1, 1e-3),
+        ("ttapca-relu", "{}", "conv1", 4, 3, 1e-3),
+        ("ttapca-relu", "{}", "conv1", 10, 1, 1e-3),
+        ("ttapca-relu", "{}", "conv1", 10, 3, 1e-3),
+    ]
+
+
+def test_a_filter_below_another_method(subject: Subject) -> None:
+    plan = Plan(
+        methods=("tent",),
+        corruptions=("fog",),
+        settings=("online",),
+        method={"tent": {"filter": True, "gain": "exponential"}},
+    )
+    [unit] = expand(plan, subject)
+    cell = unit.cells[0]
+    assert (cell.layer, cell.components) == ("conv1", 10)
+    assert cell.options == canonical({"gain": "exponential"})
+
+
+def test_a_bad_value_of_an_option_is_refused_before_any_work(subject: Subject) -> None:
+    plan = Plan(methods=("bn",), method={"bn": {"alpha": 0.5, "prior": 3}})
+    with pytest.raises(OptionError, match="found both"):
+        expand(plan, subject)
+    with pytest.raises(NotEnoughDataError, match="has 10 components"):
+        expand(Plan(methods=("ttapca-exp",), components=(11,)), subject)
+    bare = small_subject()
+    bare.fitted = None
+    with pytest.raises(OptionError, match="needs a fitted filter; found none"):
+        expand(Plan(methods=("ttapca-exp",)), bare)
+
+
+def test_joint_results_say_what_they_were_run_with(subject: Subject) -> None:
+    few = expand(Plan(methods=("bn",), corruptions=("fog", "snow"), settings=("mixed",)), subject)
+    all_of_them = expand(Plan(methods=("bn",), settings=("mixed",)), subject)
+    alone = expand(Plan(methods=("bn",), corruptions=("fog",), settings=("online",)), subject)
+    assert few[0].cells[0].corrupted == "generated, seed 0, among fog snow"
+    assert all_of_them[0].cells[0].corrupted == "generated, seed 0"
+    assert alone[0].cells[0].corrupted == "generated, seed 0"
+
+
+def test_a_fingerprint_is_of_all_that_makes_a_prediction(subject: Subject) -> None:
+    network = copy.deepcopy(subject.network)
+    assert fingerprint(network) == subject.weights
+    assert len(subject.weights) == 16
+    network.normalise.mean += 0.1  # not in the state dict
+    changed = fingerprint(network)
+    with torch.no_grad():
+        network.conv1.weight[0, 0, 0, 0] += 1e-6
+    assert len({subject.weights, changed, fingerprint(network)}) == 3

@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,8 @@ import torch
 
 import ttapca
 from benchmark.worlds import IMAGES, lasting, small_subject
-from ttapca.benchmark import Plan, Results, Row, Setting, Subject, Unit, Watcher, expand, run
-from ttapca.corruptions import STANDARD
+from ttapca.benchmark import Cell, Plan, Results, Setting, Subject, Unit, expand, run
+from ttapca.benchmark.running import Pace, title
 from ttapca.datasets import to_tensor
 from ttapca.errors import DataNotFoundError, StorageError
 
@@ -124,106 +123,87 @@ def test_the_harness_is_a_plain_loop(
     assert not subject.network._forward_pre_hooks
 
 
-def test_settings_differ_where_they_should(subject: Subject, results: Results) -> None:
-    plan = small_plan(methods=("tent",), settings=("episodic", "online", "continual", "mixed"))
-    run(expand(plan, subject), subject, results)
-    streams = {
-        (row.cell.setting, row.cell.corruption): row.outcome.entropy_stream
-        for row in results.rows()
-    }
-    # The first corruption of a continual stream is what `online` sees; the second is not.
-    assert streams["continual", "fog"] == streams["online", "fog"]
-    assert streams["continual", "contrast"] != streams["online", "contrast"]
-    assert streams["episodic", "fog"][1:] != streams["online", "fog"][1:]
-    assert len(streams["mixed", "fog"]) == 3 * IMAGES // BATCH + 1
-
-
-def test_the_same_seed_twice_gives_the_same_rows(subject: Subject, tmp_path: Path) -> None:
-    plan = small_plan(methods=("roid", "ttapca-exp"), settings=("online", "mixed"))
+def test_the_same_seed_twice_gives_the_same_rows(tmp_path: Path) -> None:
     found = []
-    for number in range(2):
+    for number, seed in enumerate((SEED, SEED, SEED + 1)):
         fresh = small_subject()
+        plan = small_plan(
+            methods=("roid", "ttapca-exp"), settings=("online", "mixed"), seeds=(seed,)
+        )
         with Results(tmp_path / f"{number}.sqlite") as results:
             run(expand(plan, fresh), fresh, results)
             found.append(lasting(results))
     assert found[0] == found[1]
-    assert len(found[0][0]) == 12
-    assert len(found[0][1]) == 6
-    other = small_plan(methods=("roid",), settings=("online",), seeds=(SEED + 1,))
-    with Results(tmp_path / "other.sqlite") as results:
-        run(expand(other, subject), subject, results)
-        streams = {row.cell.corruption: row.outcome.error_stream for row in results.rows()}
-    first = {row.cell.corruption: row.outcome.error_stream for row in found[0][0]}
-    assert streams["fog"] != first["fog"]
+    assert (len(found[0][0]), len(found[0][1])) == (12, 6)
+    streams = [[row.outcome.error_stream for row in rows] for rows, _ in found]
+    assert streams[2] != streams[0]
 
 
-class Counter(Watcher):
-    """Counts what was run."""
+class Recorder:
+    """A reporter that remembers: which tasks began, how many images were done, what was said."""
 
     def __init__(self) -> None:
-        self.started: list[Unit] = []
-        self.images = self.finished = 0
-        self.rows: list[Row] = []
+        self.images: dict[str, int] = {}
+        self.notes: list[str] = []
 
-    def starts(self, todo: Sequence[Unit], finished: int) -> None:
-        self.finished = finished
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
-    def unit_starts(self, unit: Unit) -> None:
-        self.started.append(unit)
-
-    def batch(self, images: int, wrong: int) -> None:
-        assert 0 <= wrong <= images
-        self.images += images
-
-    def unit_ends(self, rows: Sequence[Row]) -> None:
-        self.rows += rows
+    def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
+        assert total is not None
+        assert self.images.get(task, 0) <= done <= total
+        self.images[task] = done
 
 
-def test_finished_cells_are_never_run_twice(subject: Subject, results: Results) -> None:
+def test_what_is_finished_is_never_run_twice(subject: Subject, results: Results) -> None:
     units = expand(small_plan(methods=("bn",), settings=("online", "continual")), subject)
-    first, second = Counter(), Counter()
-    run(units[:2], subject, results, watcher=first)
-    assert (len(first.started), first.images, first.finished) == (2, 2 * IMAGES, 0)
+    first, second, last = Recorder(), Recorder(), Recorder()
+    run(units[:2], subject, results, reporter=first)
+    assert first.images == {
+        f"1/2  fog 5  online  bn  batch {BATCH}  seed {SEED}": IMAGES,
+        f"2/2  contrast 5  online  bn  batch {BATCH}  seed {SEED}": IMAGES,
+    }
     before = lasting(results)
-    run(units, subject, results, watcher=second)
-    assert second.started == units[2:]
-    assert second.finished == 2
-    assert second.images == sum(unit.images for unit in units[2:])
-    rows, looks = lasting(results)
-    assert (rows[:2], looks[:0]) == (before[0], before[1])
+    run(units, subject, results, reporter=second)
+    assert [task.split("/")[0] for task in second.images] == ["3", "4"]
+    assert sum(second.images.values()) == sum(unit.images for unit in units[2:])
+    assert second.notes == [
+        f"4 measurements to make in 2 runs, {4 * IMAGES} images; 2 runs were finished before"
+    ]
+    rows, observations = lasting(results)
+    assert rows[:2] == before[0]
     assert len(rows) == len({row.cell for row in rows}) == 6
-    last = Counter()
-    run(units, subject, results, watcher=last)
-    assert last.started == []
-    assert last.finished == len(units)
-    assert lasting(results) == (rows, looks)
+    run(units, subject, results, reporter=last)
+    assert last.images == {}
+    assert lasting(results) == (rows, observations)
 
 
-def test_a_failure_is_a_row_and_the_others_go_on(subject: Subject, results: Results) -> None:
+def test_a_failure_is_a_row_and_the_others_go_on(results: Results) -> None:
     broken = small_subject()
-    broken.network.bn1 = torch.nn.GroupNorm(1, broken.network.bn1.num_features)
     for name, module in list(broken.network.named_children()):
         if isinstance(module, torch.nn.BatchNorm2d):
             setattr(broken.network, name, torch.nn.Identity())
     plan = small_plan(methods=("source", "bn", "ttapca-relu"), settings=("online",))
     units = expand(plan, broken)
-    run(units, broken, results)
+    told = Recorder()
+    run(units, broken, results, reporter=told)
     statuses = {(row.cell.method, row.outcome.status) for row in results.rows()}
     assert statuses == {("source", "done"), ("bn", "failed"), ("ttapca-relu", "done")}
-    failed = [row for row in results.rows() if row.outcome.status == "failed"]
+    failed = [row.outcome for row in results.rows() if row.outcome.status == "failed"]
     assert len(failed) == len(CORRUPTIONS)
-    assert failed[0].outcome.reason.startswith("AttachError: ")
-    assert failed[0].outcome.error is None
-    assert failed[0].outcome.error_stream == ()
-    again = Counter()
-    run(units, broken, results, watcher=again)
-    assert again.started == []
-    run(units, broken, results, watcher=again, retry_failed=True)
-    assert [unit.cells[0].method for unit in again.started] == ["bn"] * len(CORRUPTIONS)
+    assert failed[0].reason.startswith("AttachError: ")
+    assert (failed[0].error, failed[0].error_stream) == (None, ())
+    assert sum("FAILED: AttachError" in note for note in told.notes) == len(CORRUPTIONS)
+    again = Recorder()
+    run(units, broken, results, reporter=again)
+    assert again.images == {}
+    run(units, broken, results, reporter=again, retry_failed=True)
+    assert len(again.images) == len(CORRUPTIONS)
+    assert all("  bn  " in task for task in again.images)
     assert len(results.rows()) == len(units)
 
 
-def test_a_bug_of_a_network_is_a_failure_of_its_cell(
+def test_a_bug_of_a_network_is_a_failure(
     subject: Subject, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explode(images: torch.Tensor) -> torch.Tensor:
@@ -288,10 +268,8 @@ def test_what_a_filter_did(subject: Subject, results: Results) -> None:
 def test_images_that_cannot_be_had_stop_the_run_before_it_starts(results: Results) -> None:
     subject = small_subject()
     clean = subject.source.clean
-    large = dataclasses.replace(
-        clean, images=np.tile(clean.images, (1, 4, 4, 3))
-    )  # large enough to need real photographs of frost
-    subject.source.clean = large
+    # large enough to need real photographs of frost
+    subject.source.clean = dataclasses.replace(clean, images=np.tile(clean.images, (1, 4, 4, 3)))
     plan = small_plan(methods=("source",), corruptions=("fog", "frost"))
     with pytest.raises(DataNotFoundError, match="Frost needs photographs"):
         run(expand(plan, subject), subject, results)
@@ -301,19 +279,20 @@ def test_images_that_cannot_be_had_stop_the_run_before_it_starts(results: Result
 def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(
     subject: Subject, results: Results
 ) -> None:
-    units = expand(small_plan(methods=("bn", "tent"), settings=("online",)), subject)
+    units = expand(
+        small_plan(methods=("bn",), settings=("online",), seeds=tuple(range(20))), subject
+    )
     run(units[:3], subject, results)
     before = lasting(results)
     results._pragma(f"max_page_count = {results._pragma('page_count')}")
-    many = small_plan(methods=("bn",), settings=("online",), seeds=tuple(range(10, 30)))
-    with pytest.raises(StorageError, match="All finished cells are in the file"):
-        run(expand(many, subject), subject, results)  # a page has some room left, but not for all
+    with pytest.raises(StorageError, match="All finished measurements are in the file"):
+        run(units, subject, results)  # a page has some room left, but not for all
     rows = lasting(results)[0]
     assert rows[:3] == before[0]
     assert all(row.outcome.status == "done" for row in rows)
     results._pragma("max_page_count = 1000000")
     run(units, subject, results)
-    assert {cell for unit in units for cell in unit.cells} <= set(results.statuses())
+    assert {cell for unit in units for cell in unit.cells} == set(results.statuses())
 
 
 KILLS = """
@@ -322,7 +301,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from benchmark.worlds import lasting, small_subject
-from ttapca.benchmark import Plan, Results, Watcher, expand, run
+from ttapca.benchmark import Plan, Results, expand, run
 
 folder = Path(sys.argv[1])
 subject = small_subject()
@@ -330,19 +309,18 @@ plan = Plan(methods=("bn", "ttapca-relu"), corruptions=("fog", "clean"),
             settings=("online", "continual"), batch_sizes=(20,))
 units = expand(plan, subject)
 
-class Killer(Watcher):
+class Killer:
     def __init__(self, event, number):
-        self.event, self.left = event, number
+        self.event, self.left, self.units = event, number, 0
     def happened(self, event):
         self.left -= event == self.event
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-    def unit_starts(self, unit):
-        self.happened("start")
-    def batch(self, images, wrong):
-        self.happened("batch")
-    def unit_ends(self, rows):
-        self.happened("end")
+    def note(self, text):
+        pass
+    def advance(self, task, done, total, facts=""):
+        self.units += done == 0
+        self.happened("start" if done == 0 else "end" if done == total else "batch")
     def statement(self, sql):
         self.happened(sql.split()[0])
 
@@ -352,22 +330,16 @@ def killed(path, event, number):
         killer = Killer(event, number)
         with Results(path) as results:
             results._connection.set_trace_callback(killer.statement)
-            run(units, subject, results, watcher=killer)
+            run(units, subject, results, reporter=killer)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
-class Count(Watcher):
-    def __init__(self):
-        self.units = 0
-    def unit_starts(self, unit):
-        self.units += 1
-
 def content(path):
-    count = Count()
+    count = Killer("never", -1)
     with Results(path) as results:
         kept = len(results.statuses())
-        run(units, subject, results, watcher=count)
+        run(units, subject, results, reporter=count)
         return kept, count.units, repr(lasting(results))
 
 _, _, whole = content(folder / "whole.sqlite")
@@ -390,10 +362,10 @@ def test_kill_9_at_ten_points_then_the_same_file(tmp_path: Path) -> None:
         ("INSERT", 1): 0,
         ("COMMIT", 2): 1,
         ("end", 1): 1,
-        ("batch", 8): 2,
+        ("batch", 5): 2,
         ("INSERT", 4): 1,  # the first picture of what the filter did
         ("end", 4): 4,
-        ("batch", 14): 4,
+        ("batch", 9): 4,
         ("COMMIT", 6): 6,  # the last unit; two rows came with the one before it
     }
     found = subprocess.run(
@@ -414,8 +386,18 @@ def test_kill_9_at_ten_points_then_the_same_file(tmp_path: Path) -> None:
         assert told["again"] == facts["units"] - min(rows, 5), point
 
 
-def test_all_fifteen_corruptions_work_on_digits(subject: Subject, results: Results) -> None:
-    plan = Plan(methods=("source",), settings=("online",), batch_sizes=(50,))
-    run(expand(plan, subject), subject, results)
-    assert [row.cell.corruption for row in results.rows()] == list(STANDARD)
-    assert {row.outcome.status for row in results.rows()} == {"done"}
+def test_the_time_left_knows_that_methods_differ() -> None:
+    cell = Cell("m", "w", "d", "g", "fog", 5, "online", "tent", "{}", "", 0, 200, 2, 0.1, 100, 1)
+    slow, fast, other = (
+        Unit((dataclasses.replace(cell, method=name),)) for name in ("memo", "tent", "bn")
+    )
+    pace = Pace()
+    assert pace.left([fast]) is None
+    pace.add("memo", 100, 50.0)
+    pace.add("tent", 100, 1.0)
+    pace.add("tent", 100, 2.0)
+    assert pace.left([slow, slow, fast]) == pytest.approx(101.5)
+    assert pace.left([other]) == pytest.approx((50 + 1.5) / 2)
+    assert title(fast) == "fog 5  online  tent  steps 2  seed 1"
+    both = Unit((cell, dataclasses.replace(cell, corruption="snow")))
+    assert title(both) == "2 corruptions 5  online  tent  steps 2  seed 1"

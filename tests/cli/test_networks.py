@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -15,134 +14,75 @@ import torch
 from PIL import Image
 
 import ttapca
-from ttapca.cli.app import run
 from ttapca.datasets import Images, write_cifar_binary
 from ttapca.datasets.cifar import CIFAR10_BINARY
-from ttapca.networks import build, packaged, runs
+from ttapca.networks import build, runs
 from ttapca.networks.runs import WEIGHTS
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("TTAPCA_HOME", str(root))
-    return root
+pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    words = "train digits small-cnn --epochs 6 --batch-size 64 --peak 0.1 --to"
-    assert run([*words.split(), str(folder)]) == 0
-    return folder / WEIGHTS
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module in the current directory, as a user has it."""
-    (tmp_path / "my_networks_cli.py").write_text(
-        "from torch import nn\n"
-        "def flat(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), "
-        "nn.Linear(100, 10))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return "my_networks_cli:flat"
-
-
-def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    facts: dict[str, object] = json.loads(capsys.readouterr().out)
-    return facts
-
-
-def test_layers_of_an_architecture(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["layers", "resnet20"]) == 0
-    text = capsys.readouterr().out
+def test_layers(digits: Path, command) -> None:
+    text = command("layers resnet20").out
     row = next(line for line in text.splitlines() if line.startswith("conv1 "))
     assert row.split() == ["conv1", "Conv2d", "16x32x32", "16,384", "yes", "2,000", "49.2", "30.1"]
     assert "272,474 parameters, 40.8 million multiply-adds for an image of 3x32x32" in text
     assert text.endswith("Recommended: conv1\n")
-
-
-def test_layers_as_json(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["layers", str(trained), "--components", "10", "--json"]) == 0
-    facts = printed(capsys)
+    facts = json.loads(command(f"layers {digits} --components 10 --json").out)
     assert facts["recommended"] == "conv1"
-    layers: list[dict[str, object]] = facts["layers"]  # type: ignore[assignment]
-    assert [layer["name"] for layer in layers][:3] == ["normalise", "conv1", "bn1"]
-    assert layers[1]["components"] == 10
+    assert [layer["name"] for layer in facts["layers"]][:3] == ["normalise", "conv1", "bn1"]
+    assert facts["layers"][1]["components"] == 10
+    for words in ("own:flat", "--model own:flat"):
+        said = command(f"layers {words} --input 1x8x8")
+        assert said.out.endswith("Recommended: 1\n")
+        assert said.err == ""  # weights do not matter here
+    assert "none can carry a filter" in command("layers torch.nn:Identity --input 4").out
 
 
-def test_layers_of_ones_own(own: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["layers", own, "--input", "1x8x8"]) == 0
-    assert "Recommended: 1\n" in capsys.readouterr().out
-    assert run(["layers", "--model", own, "--input", "1x8x8"]) == 0
-    assert "Recommended: 1\n" in capsys.readouterr().out
-    assert run(["layers", "torch.nn:Identity", "--input", "4"]) == 0
-    assert "none can carry a filter" in capsys.readouterr().out
-
-
-def test_from_training_to_a_filtered_prediction(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    to = tmp_path / "filter"
-    assert run(f"fit {trained} --layer conv1 --data digits --components 40 --to {to}".split()) == 0
-    told = capsys.readouterr().out
+def test_from_a_fit_to_a_filtered_prediction(digits: Path, command) -> None:
+    told = command(f"fit {digits} --layer conv1 --data digits --components 40 --to f").out
     assert "`conv1`, folded: 40 components of 1,024 outputs hold" in told
     assert "exact up to rounding" in told
     assert "of 1,201 images" in told
-    assert ttapca.load(to).n_components_ == 40
-    command = f"eval {trained} --data digits --json".split()
-    assert run(command) == 0
-    plain = printed(capsys)
-    assert plain["parameters_adapted"] == 0
-    assert plain["images"] == 596
-    assert float(plain["error"]) < 20  # type: ignore[arg-type]
-    filtered = [*command, "--method", "ttapca-relu", "--filter", str(to), "--online"]
-    assert run(filtered) == 0
-    adapted = printed(capsys)
-    assert adapted["parameters_adapted"] == 40
-    assert adapted["setting"] == "online"
-    assert adapted["error"] == pytest.approx(plain["error"], abs=15)  # type: ignore[arg-type]
-    assert run(f"eval {trained} --data digits --limit 100".split()) == 0
-    text = capsys.readouterr().out
-    assert text.startswith(f"{trained} on 100 images of digits (source)\n  error ")
-    for words in ("calibration error", "images/s", "parameters adapted"):
-        assert words in text
+    assert ttapca.load("f").n_components_ == 40
+    words = f"eval {digits} --data digits"
+    plain = json.loads(command(f"{words} --json").out)
+    assert (plain["parameters_adapted"], plain["images"]) == (0, 596)
+    facts = json.loads(digits.with_suffix(".json").read_text())
+    assert plain["accuracy"] == pytest.approx(facts["accuracy"], abs=0.2)
+    filtered = f"{words} --json --method ttapca-relu --filter f"
+    found = {
+        given: json.loads(command(f"{filtered} {given}").out)
+        for given in ("", "--episodic", "--online", "--forgetting online", "--forgetting continual")
+    }
+    settings = [facts["setting"] for facts in found.values()]
+    assert settings == ["episodic", "episodic", "online", "online", "continual"]
+    assert found["--online"]["parameters_adapted"] == 40
+    assert found["--online"]["entropy"] == found["--forgetting online"]["entropy"]
+    assert found["--online"]["entropy"] != found[""]["entropy"]
+    text = command(f"{words} --limit 100").out
+    assert text.startswith(f"{digits} on 100 images of digits (source)\n  error ")
+    for part in ("calibration error", "images/s", "parameters adapted"):
+        assert part in text
 
 
-def test_the_recommended_layer_is_the_default(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = f"fit {trained} --data digits --components 5 --limit 50 --json --to {tmp_path / 'f'}"
-    assert run(words.split()) == 0
-    facts = printed(capsys)
+def test_the_recommended_layer_is_the_default(command) -> None:
+    facts = json.loads(
+        command("fit digits --data digits --components 5 --limit 50 --json --to f").out
+    )
     assert (facts["layer"], facts["components"], facts["images"]) == ("conv1", 5, 50)
 
 
-def test_ones_own_network_in_every_command(
-    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    to = tmp_path / "run"
-    words = f"train digits --model {own} --epochs 5 --peak 0.05 --no-flip --json --to {to}"
-    assert run(words.split()) == 0
-    accuracy = printed(capsys)["test_accuracy"]
-    weights = to / WEIGHTS
-    assert run(f"eval {own} --weights {weights} --data digits --json".split()) == 0
-    assert printed(capsys)["accuracy"] == pytest.approx(accuracy)
-    words = f"fit --model {own} --weights {weights} --data digits --components 8 --to {to}/filter"
-    assert run(words.split()) == 0
-    assert "`1`, folded: 8 components" in capsys.readouterr().out
-    assert run(["eval", str(weights), "--data", "digits"]) == 1
-    assert f"Name the network's factory: --model {own} --weights" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["digits", "digits-small-cnn"])
-def test_the_digits_network_is_packaged(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["eval", name, "--data", "digits", "--json"]) == 0
-    facts = json.loads(packaged()["digits-small-cnn"].with_suffix(".json").read_text())
-    assert printed(capsys)["accuracy"] == pytest.approx(facts["accuracy"], abs=0.2)
+def test_ones_own_network_in_every_command(command) -> None:
+    words = "train digits --model own:flat --epochs 2 --peak 0.05 --no-flip --json --to run"
+    accuracy = json.loads(command(words).out)["test_accuracy"]
+    own, weights = "own:flat", f"run/{WEIGHTS}"
+    facts = json.loads(command(f"eval {own} --weights {weights} --data digits --json").out)
+    assert facts["accuracy"] == pytest.approx(accuracy)
+    told = command(f"fit --model {own} --weights {weights} --data digits --components 8 --to f").out
+    assert "`1`, folded: 8 components" in told
+    told = command(f"eval {weights} --data digits", 1).err
+    assert f"Name the network's factory: --model {own} --weights" in told
 
 
 def cifar_c(folder: Path) -> Path:
@@ -153,177 +93,197 @@ def cifar_c(folder: Path) -> Path:
     return folder
 
 
-def test_a_corruption(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = cifar_c(tmp_path / "c")
-    words = f"eval {trained} --data {folder} --corruption fog --severity 3".split()
-    assert run(words) == 2  # two images have two classes at most, the network ten
-    assert "one logit for each of the" in capsys.readouterr().err
+def test_a_corruption(place: Path, command) -> None:
+    folder = cifar_c(place / "c")
+    words = "eval digits --data c --corruption fog --severity 3"
+    # two images have two classes at most, the network ten
+    assert "one logit for each of the" in command(words, 2).err
     (folder / "corruptions.json").write_text(json.dumps({"class_names": list("0123456789")}))
-    assert run(words) == 0
-    assert "2 images of" in (text := capsys.readouterr().out)
-    assert ", fog 3 (source)" in text
+    assert "2 images of c, fog 3 (source)" in command(words).out
 
 
-def test_eval_explains_a_closed_form_filter(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    to = tmp_path / "filter"
-    assert run(f"fit {trained} --data digits --layer conv1 --components 30 --to {to}".split()) == 0
-    words = f"eval {trained} --data digits --limit 100 --method wiener --filter {to} --explain"
-    capsys.readouterr()
-    assert run(words.split()) == 0
-    table = capsys.readouterr().out
+def test_eval_explains_a_closed_form_filter(command) -> None:
+    command("fit digits --data digits --layer conv1 --components 30 --to f")
+    words = "eval digits --data digits --limit 100 --method wiener --filter f --explain"
+    table = command(words).out
     assert "Filter at `conv1`, by 100 images: p = " in table
     assert "16-30" in table
-    assert run([*words.split(), "--json"]) == 0
-    (report,) = json.loads(capsys.readouterr().out)["explanations"]
+    (report,) = json.loads(command(f"{words} --json").out)["explanations"]
     assert [band["last"] for band in report["bands"]] == [1, 3, 7, 15, 30]
 
 
+def test_eval_mixes_the_classes_of_a_folder(place: Path, pictures, command) -> None:
+    pictures(place / "images")
+    words = "eval own:mean --data images --batch-size 20 --json"
+    found = {
+        given: json.loads(command(f"{words} {given}").out)
+        for given in ("", "--order sorted", "--limit 20", "--limit 20 --seed 3")
+    }
+    assert [facts["chosen"] for facts in found.values()] == [
+        "all 80 images, shuffled with seed 0",
+        "all 80 images, class by class",
+        "20 of 80 images, 10 of each class, shuffled with seed 0",
+        "20 of 80 images, 10 of each class, shuffled with seed 3",
+    ]
+    # The class `bright` comes first in the alphabet, and the network says 1 for bright.
+    assert found[""]["error"] == 100
+    assert 30 < found["--order sorted"]["error"] < 70
+    assert found["--limit 20"]["images"] == 20
+    assert "found `sortd`. Did you mean `sorted`" in command(f"{words} --order sortd", 2).err
+
+
+def test_fit_sees_every_class(place: Path, pictures, command) -> None:
+    pictures(place / "images")
+    words = "fit own:mean --data images --layer stem --components 5 --limit 40 --to f"
+    said = "images: 40 of 80 images, 20 of each class, shuffled with seed 0"
+    assert said in command(words).out
+    mean = float(ttapca.load("f").input_mean_.mean())  # type: ignore[union-attr]
+    assert mean == pytest.approx((50 + 75) / 255, abs=0.02)  # of 50 and of 200
+
+
+def test_untrained_weights_are_warned_of(weights: Path, place: Path, pictures, command) -> None:
+    words = "fit own:flat --data digits --components 8"
+    told = command(f"{words} --to f1").err
+    assert "warning: the weights of `own:flat` look UNTRAINED" in told
+    assert "Give trained ones with --weights FILE." in told
+    assert "UNTRAINED" not in command(f"{words} --to f2 --weights {weights}").err
+    pictures(place / "images")
+    assert "warning: no weights were given" in command("eval own:mean --data images").err
+
+
+def test_a_filter_is_replaced_by_force_only(weights: Path, command) -> None:
+    words = f"fit own:flat --weights {weights} --data digits --to f --components"
+    command(f"{words} 8")
+    kept = Path("f/config.json").read_bytes()
+    told = command(f"{words} 5", 2).err
+    assert "`f` holds a saved filter already" in told
+    assert "replace it with --force." in told
+    assert Path("f/config.json").read_bytes() == kept
+    command(f"{words} 5 --force")
+    assert ttapca.load("f").n_components_ == 5
+
+
+@pytest.mark.filterwarnings("always::ttapca.errors.TruncationWarning")
+def test_what_truncation_does_is_said_at_fit_and_at_eval(weights: Path, command) -> None:
+    network = f"own:flat --weights {weights} --data digits"
+    told = command(f"fit {network} --components 2 --to f")
+    said = r"drops \d\d\.\d\d % of the source variance and changes \d+\.\d % of the source predict"
+    assert re.search(f"with learned gains it {said}", told.out)
+    assert re.search(f"warning: with learned gains, .* {said}", told.err)
+    told = command(f"eval {network} --method ttapca-relu --filter f").err
+    assert re.match(f"warning: The filter of 2 components at `1` {said}", told)
+    assert "warnings.warn" not in told
+    assert command(f"eval {network} --method wiener --filter f").err == ""
+
+
 @pytest.fixture
-def small_cifar(home: Path) -> None:
-    """Random images in CIFAR-10's place, as the readers find it."""
-    random = np.random.default_rng(0)
-    names = tuple(str(number) for number in range(10))
-
-    def some(n: int) -> Images:
-        pixels = random.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
-        return Images(pixels, np.arange(n) % 10, names)
-
-    folder = home / "cifar-10-batches-bin"
-    folder.mkdir()
-    write_cifar_binary(folder, CIFAR10_BINARY, {"train": some(50), "test": some(20)})
-
-
-@pytest.fixture
-def resnet(tmp_path: Path) -> Path:
-    torch.save({"state_dict": build("wrn-10-1").state_dict()}, tmp_path / "wrn.pth")
-    return tmp_path / "wrn.pth"
+def world(weights: Path, place: Path, pictures) -> dict[str, str]:
+    """All that the commands below name."""
+    torch.save({"state_dict": build("wrn-10-1").state_dict()}, place / "wrn.pth")
+    cifar_c(place / "corrupted")
+    (place / "log.csv").write_text("epoch,loss\n1,2.0\n")
+    (place / "empty").mkdir()
+    pictures(place / "mixed", each=2)
+    Image.new("RGB", (9, 8)).save(place / "mixed" / "dark" / "000.png")
+    pictures(place / "small", each=20)
+    (place / "cifarc").mkdir()
+    np.save(place / "cifarc" / "labels.npy", np.zeros(50000, np.uint8))
+    np.save(place / "cifarc" / "fog.npy", np.zeros((50000, 1, 1, 3), np.uint8))
+    return {"flat": "own:flat", "own": f"own:flat --weights {weights}"}
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("eval {resnet} --data digits --normalise none", 1, "of shape 3x32x32; found 1x8x8"),
-        ("eval {resnet} --data digits", 2, r"State it: --normalise NAME \(none, half"),
-        ("eval {resnet} --data digits --mean 0.5", 2, "or both --mean and --std"),
-        ("eval {resnet} --data digits --mean a --std 1", 2, "takes numbers with commas"),
-        ("eval {resnet} --data digits --normalise hal", 2, "Did you mean `half`"),
-        ("eval {resnet} --data digits --architecture resnet20 --normalise none", 1, "`wrn-10-1`"),
-        ("eval {resnet} --data digit --normalise none", 2, "Did you mean `digits`"),
-        ("eval {resnet} --data digits --weights {resnet}", 2, "--weights has no meaning for"),
+        ("eval wrn.pth --data digits --normalise none", 1, "of shape 3x32x32; found 1x8x8"),
+        ("eval wrn.pth --data digits", 2, r"State it: --normalise NAME \(none, half"),
+        ("eval wrn.pth --data digits --mean 0.5", 2, "or both --mean and --std"),
+        ("eval wrn.pth --data digits --mean a --std 1", 2, "takes numbers with commas"),
+        ("eval wrn.pth --data digits --normalise hal", 2, "Did you mean `half`"),
+        ("eval wrn.pth --data digits --architecture resnet20 --normalise none", 1, "`wrn-10-1`"),
+        ("eval wrn.pth --data digit --normalise none", 2, "Did you mean `digits`"),
+        ("eval wrn.pth --data digits --weights wrn.pth", 2, "--weights FILE has no meaning for"),
         ("eval --data digits", 2, "Name one network, as MODEL or with --model; found neither"),
-        ("eval {resnet} --model a:b --data digits", 2, "found both"),
+        ("eval wrn.pth --model a:b --data digits", 2, "found both"),
         ("eval resnet20 --data digits", 2, "is an architecture, which has no weights"),
         ("eval nothing.pth --data digits", 2, "neither a packaged network nor a file"),
-        ("eval {trained} --data digits --method tnt", 2, "There is no method `tnt`"),
-        ("eval {trained} --data digits --limit 20 --explain", 2, "this adapter has none"),
-        ("eval {trained} --data digits --method ttapca-relu", 2, "needs a fitted filter"),
-        ("eval {trained} --data digits --filter nowhere", 2, "(?s)--filter.*does not.*exist"),
         ("eval torch.nn:Identity --data digits", 2, "one logit for each of the 10 classes"),
         ("eval torch.nn:Identity --data digits --normalise none", 2, "--normalise has no meaning"),
-        ("fit {trained} --data cifar10 --to x", 2, "ttapca data get cifar10"),
-        ("fit {trained} --data {corrupted} --to x", 2, "CIFAR-C has a test split only"),
-        ("fit {trained} --data digits --layer conv9 --to x", 2, "no layer `conv9`. Did you"),
-        ("fit torch.nn:Identity --data digits --to x", 2, "name one with --layer"),
+        ("eval {flat} --weights log.csv --data digits", 1, "log.csv is not a whole"),
+        ("eval {flat} --weights none.pth --data digits", 2, "(?s)--weights.*does not.*exist"),
+        ("eval {own} --data digits --method tnt", 2, "There is no method `tnt`"),
+        ("eval {own} --data digits --method ttapca-relu", 2, "`ttapca fit` and name it: --filter"),
+        ("eval {own} --data digits --method tent --option lrr=1", 2, "Did you mean `lr`"),
+        ("eval {own} --data digits --method tent --option lr", 2, "--option takes NAME=VALUE"),
+        ("eval {own} --data digits --method ttt", 2, "`ttapca train --rotation-head LAYER` wrote"),
+        ("eval {own} --data digits --limit 20 --explain", 2, "this adapter has none"),
+        ("eval {own} --data digits --forgetting never", 2, "episodic"),
+        ("eval {own} --data digits --forgetting online --online", 2, "found both"),
+        ("eval {own} --data digits --filter nowhere", 2, "(?s)--filter.*does not.*exist"),
+        ("eval {own} --data mixed", 1, "have one size; .* Give --size N to resize them"),
+        ("eval {own} --data empty", 1, "is of no known layout"),
+        ("eval {own} --data digits --batch-size 0", 2, "--batch-size"),
+        ("eval {own} --data digits --severity 9", 2, "--severity"),
+        ("eval {own} --data cifarc", 2, "give --corruption NAME and --severity N"),
+        ("eval {own} --data cifarc --corruption fogg --severity 5", 2, "Did you mean `fog`"),
+        ("fit {own} --data cifar10 --to f", 2, "ttapca data get cifar10"),
+        ("fit {own} --data corrupted --to f", 2, "CIFAR-C has a test split only"),
+        ("fit {own} --data digits --to f --layer 9", 2, "no layer `9`"),
+        ("fit {own} --data digits --to f --components 90", 1, "found --components 90. Ask for"),
+        ("fit {own} --data digits --to f --limit 20", 1, "on at least 32 samples"),
+        ("fit {own} --data digits --to log.csv", 2, "`log.csv` holds something else"),
+        ("fit {own} --data digits --to f --dtype int8", 2, "`dtype` is one of"),
+        ("fit {own} --data small --layer 1 --to f", 1, "it does not.* with --size N"),
+        ("fit torch.nn:Identity --data digits --to f", 2, "name one with --layer"),
         ("layers resnet20 --input 3y32", 2, "a shape such as 3x32x32; found `3y32`"),
         ("layers nothing_here:make", 2, "no module `nothing_here`"),
-        ("train digits --to x", 2, "one network: .* found neither"),
-        ("train digits small-cnn --model a:b --to x", 2, "found both"),
-        ("train digits small-cn --to x", 2, "Did you mean `small-cnn`"),
-        ("train digits small-cnn --schedule linear --to x", 2, "one of cosine, one-cycle; found"),
-        ("train digits small-cnn --epochs 0 --to x", 2, "`epochs` must be a whole number from 1"),
-        ("train digits small-cnn --batch-size 5000 --to x", 1, "one batch of 5000 images"),
-        ("train digits small-cnn --rotation-head conv9 --to x", 2, "no layer `conv9`"),
+        ("layers own:conv --input 32x32", 2, "Name it with --input CxHxW"),
+        ("layers own:needy", 2, r"`own:needy` takes \(width\): missing"),
+        ("layers own:raising", 1, "has failed: KeyError: 'gone' .*line "),
+        ("train digits --to f", 2, "one network: .* found neither"),
+        ("train digits small-cnn --model a:b --to f", 2, "found both"),
+        ("train digits small-cn --to f", 2, "Did you mean `small-cnn`"),
+        ("train digits small-cnn --schedule linear --to f", 2, "one of cosine, one-cycle; found"),
+        ("train digits small-cnn --epochs 0 --to f", 2, "`epochs` must be a whole number from 1"),
+        ("train digits small-cnn --batch-size 5000 --to f", 1, "one batch of 5000 images"),
+        ("train digits small-cnn --rotation-head conv9 --to f", 2, "no layer `conv9`"),
+        ("train none small-cnn --to f", 2, "neither a data set nor a path"),
+        ("export none.sqlite", 2, "no file of results at none.sqlite"),
     ],
-)
-def test_what_goes_wrong(
-    words: str,
-    code: int,
-    message: str,
-    resnet: Path,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+)  # fmt: skip
+def test_a_mistake_has_a_reason_and_a_code(
+    words: str, code: int, message: str, world: dict[str, str], command
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    corrupted = cifar_c(tmp_path / "corrupted")
-    capsys.readouterr()
-    assert run(words.format(resnet=resnet, trained=trained, corrupted=corrupted).split()) == code
-    captured = capsys.readouterr()
-    assert re.search(message, captured.err), captured.err
-    assert captured.out == ""
-    assert not (tmp_path / "x").exists()
+    said = command(words.format(**world), code)
+    assert re.search(message, said.err), said.err
+    assert said.out == ""
+    assert "prepare=" not in said.err
+    assert not Path("f").exists()
 
 
-def test_a_checkpoint_cut_short(resnet: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    resnet.write_bytes(resnet.read_bytes()[:5000])
-    assert run(["eval", str(resnet), "--data", "digits", "--normalise", "none"]) == 1
-    assert "it was cut short" in capsys.readouterr().err
+def test_a_checkpoint_cut_short(world: dict[str, str], command) -> None:
+    Path("wrn.pth").write_bytes(Path("wrn.pth").read_bytes()[:5000])
+    assert "it was cut short" in command("eval wrn.pth --data digits --normalise none", 1).err
 
 
-def test_numbers_for_the_normalisation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    network = build("small-cnn", input_shape=(1, 32, 32))
-    torch.save(network.state_dict(), tmp_path / "a.pth")
-    images = Images(np.zeros((4, 32, 32, 1), np.uint8), np.arange(4), tuple("abcdefghij"))
-    np.savez(
-        tmp_path / "a.npz",
-        images=images.images,
-        labels=images.labels,
-        class_names=np.array(images.class_names),
-    )
-    words = f"eval {tmp_path}/a.pth --data {tmp_path}/a.npz --mean 0.5 --std 0.25 --json"
-    assert run(words.split()) == 0
-    assert printed(capsys)["images"] == 4
-
-
-def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder
-    )
-
-
-def test_a_missing_tensorboard_names_its_extra(tmp_path: Path) -> None:
-    words = [
-        "ttapca",
-        "train",
-        "digits",
-        "small-cnn",
-        "--epochs",
-        "1",
-        "--tensorboard",
-        "--to",
-        "run",
-    ]
-    code = (
-        "import sys; sys.modules['tensorboard'] = None; "
-        f"sys.argv = {words}; from ttapca.cli import main; main()"
-    )
-    result = run_python(code, tmp_path)
-    assert result.returncode == 1
-    assert "pip install 'ttapca[train]'" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_help_needs_no_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from ttapca.cli.app import run; "
-        "print([run([name, '--help']) for name in ('layers', 'train', 'fit', 'eval')], "
-        "'torch' in sys.modules)"
-    )
-    assert run_python(code, tmp_path).stdout.strip().endswith("[0, 0, 0, 0] False")
+def test_numbers_for_the_normalisation(command) -> None:
+    torch.save(build("small-cnn", input_shape=(1, 32, 32)).state_dict(), "a.pth")
+    names = np.array(list("abcdefghij"))
+    images = np.zeros((4, 32, 32, 1), np.uint8)
+    np.savez("a.npz", images=images, labels=np.arange(4), class_names=names)
+    words = "eval a.pth --data a.npz --mean 0.5 --std 0.25 --json"
+    assert json.loads(command(words).out)["images"] == 4
 
 
 def test_events_are_written_where_tensorboard_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, command
 ) -> None:
     """With a stand-in for the writer: tensorboard itself is no part of the tests."""
     written: list[tuple[str, float, int]] = []
 
     class Writer:
         def __init__(self, folder: str) -> None:
-            assert folder == str(tmp_path / "run" / "tensorboard")
+            assert folder == "run/tensorboard"
 
         def __enter__(self) -> Writer:
             return self
@@ -337,57 +297,48 @@ def test_events_are_written_where_tensorboard_is_there(
     stand_in = types.ModuleType("torch.utils.tensorboard")
     stand_in.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
-    words = f"train digits small-cnn --epochs 1 --tensorboard --to {tmp_path / 'run'} --json"
-    assert run(words.split()) == 0
-    accuracy = printed(capsys)["test_accuracy"]
+    words = "train digits small-cnn --epochs 1 --tensorboard --to run --json"
+    accuracy = json.loads(command(words).out)["test_accuracy"]
     assert ("test_accuracy", accuracy, 1) in written
     assert written[-1][0] == "closed"
     assert "rotation_accuracy" not in {name for name, *_ in written}
 
 
-def test_training_on_a_named_data_set(
-    small_cifar: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = f"train cifar10 wrn-10-1 --epochs 1 --batch-size 25 --to {tmp_path / 'run'} --json"
-    assert run(words.split()) == 0
-    assert printed(capsys)["epoch"] == 1
+def test_training_on_a_named_data_set(place: Path, command) -> None:
+    random = np.random.default_rng(0)
+    names = tuple(str(number) for number in range(10))
+
+    def some(n: int) -> Images:
+        pixels = random.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
+        return Images(pixels, np.arange(n) % 10, names)
+
+    folder = place / "home" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    write_cifar_binary(folder, CIFAR10_BINARY, {"train": some(50), "test": some(20)})
+    words = "train cifar10 wrn-10-1 --epochs 1 --batch-size 25 --to run --json"
+    assert json.loads(command(words).out)["epoch"] == 1
 
 
-def test_ctrl_c_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, command) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "train", interrupted)
-    assert run(["train", "digits", "small-cnn", "--to", str(tmp_path / "run")]) == 130
-    error = capsys.readouterr().err
+    error = command("train digits small-cnn --to run", 130).err
     assert "train: stopped; the same command goes on after the last whole epoch\n" in error
     assert error.endswith("interrupted\n")
 
 
-def pictures(folder: Path) -> Path:
-    random = np.random.default_rng(0)
-    for name, light in (("dark", 0), ("light", 120)):
-        (folder / name).mkdir(parents=True)
-        for number in range(20):
-            pixels = random.integers(0, 100, (12, 12, 3)) + light
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number}.png")
-    return folder
-
-
-def test_folders_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_of_pictures(place: Path, pictures, command) -> None:
     for split in ("train", "test"):
-        pictures(tmp_path / "both" / split)
-    options = f"wrn-10-1 --size 8 --batch-size 10 --epochs 2 --to {tmp_path / 'run'}"
-    assert run(f"train {tmp_path / 'both' / 'train'} {options}".split()) == 0
-    assert "no test split, so accuracy is that of the training" in capsys.readouterr().err
-    weights = tmp_path / "run" / WEIGHTS
-    assert run(f"eval {weights} --data {tmp_path / 'both'} --size 8 --json".split()) == 0
-    assert printed(capsys)["images"] == 2 * 20
-    assert run(f"eval {weights} --data {tmp_path / 'both'}".split()) == 1
-    assert "images of shape 3x8x8; found 3x12x12. Resize" in capsys.readouterr().err
-    pictures(tmp_path / "one" / "test")
-    fit = f"fit {weights} --data {tmp_path / 'one'} --size 8 --to {tmp_path / 'filter'}"
-    assert run(fit.split()) == 2
-    assert "The train split must lie in" in capsys.readouterr().err
+        pictures(place / "both" / split, each=20, side=12)
+    words = "train both/train wrn-10-1 --size 8 --batch-size 10 --epochs 2 --to run"
+    assert "no test split, so accuracy is that of the training" in command(words).err
+    weights = f"run/{WEIGHTS}"
+    facts = json.loads(command(f"eval {weights} --data both --size 8 --json").out)
+    assert facts["images"] == 2 * 20
+    told = command(f"eval {weights} --data both", 1).err
+    assert "images of shape 3x8x8; found 3x12x12. Resize" in told
+    pictures(place / "one" / "test", each=20, side=12)
+    told = command(f"fit {weights} --data one --size 8 --to f", 2).err
+    assert "The train split must lie in" in told

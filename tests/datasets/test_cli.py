@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from ttapca.cli.app import run
-from ttapca.cli.home import cache_root
-from ttapca.cli.reporting import ConsoleReporter
+from ttapca.cli.arguments import cache_root
+from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import fetching, load
 from ttapca.datasets.catalog import DATA_SETS
 

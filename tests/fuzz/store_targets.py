@@ -35,8 +35,7 @@ from fuzz.mutations import (
 from fuzz.targets import Target
 from oracles import group_norm_net, images, small_convnet
 from ttapca import networks
-from ttapca.benchmark import Cell, ImageSource, Observation, Outcome, Results, Row, Subject
-from ttapca.benchmark.grid import expand
+from ttapca.benchmark import Cell, ImageSource, Observation, Outcome, Results, Row, Subject, expand
 from ttapca.benchmark.plan import read_plan
 from ttapca.benchmark.table_formats import FORMATS, export
 from ttapca.corruptions import corrupt, load_table

@@ -62,7 +62,7 @@ def test_a_packaged_network_has_its_card_and_reaches_its_number(name: str) -> No
 @pytest.mark.parametrize("name", [name for name in packaged() if name.startswith("cifar10")])
 def test_a_network_of_cifar_reaches_its_number(name: str) -> None:
     """On the first 1,000 images, within what a sample of them allows; the card is for all."""
-    from ttapca.cli.home import cache_root
+    from ttapca.cli.arguments import cache_root
     from ttapca.datasets import load as load_images
 
     if not (cache_root() / "cifar-10-batches-bin").is_dir():

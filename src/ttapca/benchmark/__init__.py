@@ -1,14 +1,13 @@
 """Compare methods: what is measured, how, and where the numbers are kept.
 
-    plan = Plan(methods=("bn", "tent"), corruptions=("fog", "frost"), images=1000)
-    subject = Subject("mine", network, "cifar10", ImageSource(test_images, textures=frost_folder))
-    with Results("results.sqlite") as results:
-        run(expand(plan, subject), subject, results)
-        results.rows()
+    plan = Plan("digits", "digits", methods=("bn", "tent"), corruptions=("fog", "frost"))
+    rows = Benchmark(plan).run("results.sqlite")
 
-A `Plan` says what to compare, a `Subject` on what; `expand` makes units of work out of the two, and
-`run` runs those that are not in the file yet. A `Cell` is the full key of one number. Nothing here
-prints or reads the environment: a `Watcher` is told how it goes.
+A `Plan` says what to compare, and a `Benchmark` runs it: it loads the network and the images, fits
+the filter, and runs what is not in the file yet. Whoever has a network, images and a filter in hand
+makes a `Subject` of them: `expand` makes units of work from plan and subject, `run` runs them. A
+`Cell` is the full key of one result, a `Row` that key with what was measured. Nothing here prints
+or reads the environment: a `Reporter` is told how it goes.
 """
 
 from __future__ import annotations
@@ -21,30 +20,34 @@ from ttapca.benchmark.results import Results
 
 if TYPE_CHECKING:
     from ttapca.benchmark.comparisons import frame
-    from ttapca.benchmark.grid import Unit, expand
     from ttapca.benchmark.image_source import ImageSource
-    from ttapca.benchmark.plan import Plan, presets, read_plan, read_preset
-    from ttapca.benchmark.running import Watcher, run
+    from ttapca.benchmark.plan import Plan, Unit, expand, presets, read_plan, read_preset
+    from ttapca.benchmark.running import run
+    from ttapca.benchmark.session import Benchmark, NetworkSource, recommended_layer
     from ttapca.benchmark.subject import Subject
 
 # What needs torch or pandas, which take long to import: reading results does not wait for them.
 _HOMES = {
+    "Benchmark": "session",
     "ImageSource": "image_source",
+    "NetworkSource": "session",
     "Plan": "plan",
     "Subject": "subject",
-    "Unit": "grid",
-    "Watcher": "running",
-    "expand": "grid",
+    "Unit": "plan",
+    "expand": "plan",
     "frame": "comparisons",
     "presets": "plan",
     "read_plan": "plan",
     "read_preset": "plan",
+    "recommended_layer": "session",
     "run": "running",
 }
 
 __all__ = [
+    "Benchmark",
     "Cell",
     "ImageSource",
+    "NetworkSource",
     "Observation",
     "Outcome",
     "Plan",
@@ -53,12 +56,12 @@ __all__ = [
     "Setting",
     "Subject",
     "Unit",
-    "Watcher",
     "expand",
     "frame",
     "presets",
     "read_plan",
     "read_preset",
+    "recommended_layer",
     "run",
 ]
 

@@ -1,4 +1,4 @@
-"""One number of a table, and everything that leads to it."""
+"""One result of a comparison, and everything that leads to it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SETTINGS: tuple[Setting, ...] = get_args(Setting)
 Status = Literal["done", "failed"]
 
 CLEAN = "clean"
-"""The name that stands in the place of a corruption for images as they are."""
+"""Stands in the place of a corruption for images that are not corrupted."""
 
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """The full key of one row: two runs of the same cell measure the same thing.
+    """The full key of one result: two runs with the same key measure the same thing.
 
     Attributes:
         model: The network's name as the user gave it.
@@ -28,15 +28,15 @@ class Cell:
         corruption: One of `ttapca.corruptions.CORRUPTIONS`, or `clean`.
         severity: 1 to 5; 0 for clean images.
         setting: What the stream is like, and when adaptation forgets.
-        method: One of `ttapca.RECIPES`.
+        method: One of `ttapca.METHODS`.
         options: The method's own options as canonical JSON.
         layer: Where the filter sits, and its name where the user brought it; empty without one.
         components: Of the filter; 0 without one.
-        batch_size: Images a batch.
+        batch_size: How many images make a batch.
         steps: Gradient steps on each batch; 0 for a method without gradients.
         lr: Learning rate; 0 for a method without gradients.
-        images: Images of the stream that the row is about.
-        seed: Of the order of the stream, and of a method's own chance.
+        images: How many images the result is about.
+        seed: Of the order of the images, and of a method's own random numbers.
     """
 
     model: str
@@ -66,18 +66,18 @@ class Outcome:
         reason: Of the failure; empty when done.
         error: Share of wrong predictions, in percent.
         calibration_error: Expected distance between confidence and accuracy, in percent.
-        entropy: Mean of the predictions' entropy over the stream, in nats.
-        error_stream: In percent, one value a batch.
-        entropy_stream: One value a batch.
+        entropy: Mean entropy of the predictions, in nats.
+        error_stream: The error of each batch, in percent.
+        entropy_stream: The mean entropy of each batch.
         updates: Gradient steps taken.
         skipped: Batches whose update was skipped because it was not finite.
-        parameters: Numbers that gradient steps move.
-        seconds: Spent predicting and adapting; reading is not counted.
-        peak_memory: In MB: the highest resident memory of the process while the cell ran.
+        parameters: How many numbers gradient steps may change.
+        seconds: Time spent predicting and adapting, without reading images.
+        peak_memory: The most memory that the process held meanwhile, in MB.
         versions: Of ttapca, torch, numpy and python.
         machine: Processor, cores, threads and system.
         finished: ISO time, UTC.
-        command: What reproduces it.
+        command: What measures it again; empty where no command can.
     """
 
     status: Status
@@ -100,7 +100,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """A cell and its outcome."""
+    """One row of a file of results: what was run, and what came of it."""
 
     cell: Cell
     outcome: Outcome
@@ -108,15 +108,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Observation:
-    """One look at what a filter did in one cell.
+    """What a filter did while one result was measured.
 
     Attributes:
-        cell: Which one; its method has a filter.
-        source_spectrum: Standard deviations of the components on source data, falling.
-        test_spectrum: Of the same components at the start of the stream, up to 1,000 images.
-        gains: After the last batch; the mean over images where every image has its own.
-        before: Images of the first batch, up to six, as PNG.
-        after: The same after the filter; empty where the filter does not act on images.
+        cell: The key of that result; its method has a filter.
+        source_spectrum: Standard deviations of the components on source data, largest first.
+        test_spectrum: Those of the same components on the first images of the stream.
+        gains: After the last batch; their mean where every image has its own.
+        before: Up to six images of the first batch, as PNG.
+        after: The same images after the filter; empty where it does not act on images.
     """
 
     cell: Cell
@@ -128,7 +128,7 @@ class Observation:
 
 
 def canonical(options: Mapping[str, object]) -> str:
-    """Options as the one text that stands for them.
+    """Options as one text, the same whatever their order.
 
     Example:
         >>> canonical({"threshold": 0.5, "alpha": 1})

@@ -1,9 +1,14 @@
-"""Commands that reproduce results, put together: one for many cells where that says the same."""
+"""The commands that measure results again: one for each run, and one for many put together."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ttapca.benchmark.plan import Unit
 
 LISTS = (
     "--corruptions",
@@ -21,16 +26,49 @@ SHARED = ("continual", "mixed")
 """Settings in which corruptions share their adaptation: another list of them is another run."""
 
 
-def condensed(commands: Iterable[str]) -> list[str]:
-    """Put commands together that differ in one list only, again and again.
-
-    `A x {b}` and `A x {c}` together are `A x {b, c}`: no cell is lost and none is added.
+def bench_command(
+    model: str, unit: Unit, given: Mapping[str, object], options: Mapping[str, Any], to: Path
+) -> list[str]:
+    """The words of the command that runs one unit again.
 
     Args:
-        commands: One a cell.
+        model: The network's name.
+        unit: What was run.
+        given: Options of the command that the unit itself does not tell; None for those not given.
+        options: Those of the method.
+        to: The file of results.
+    """
+    cell = unit.cells[0]
+    words = {
+        "--data": given.get("--data"),
+        "--methods": cell.method,
+        "--corruptions": ",".join(dict.fromkeys(name for name, _ in unit.conditions)),
+        "--severities": max(cell.severity for cell in unit.cells) or None,
+        "--settings": cell.setting,
+        "--batch-sizes": cell.batch_size,
+        "--seeds": cell.seed,
+        "--steps": cell.steps or None,
+        "--lr": cell.lr or None,
+        "--components": cell.components or None,
+        "--layer": cell.layer or None if given.get("--filter") is None else None,
+        "--images": cell.images,
+        **given,
+    }
+    found = [str(part) for pair in words.items() if pair[1] is not None for part in pair]
+    for name, value in options.items():
+        if name not in ("steps", "lr"):
+            found += ["--option", f"{cell.method}.{name}={_toml(value)}"]
+    return ["ttapca", "bench", model, *found, "--to", str(to)]
+
+
+def condensed(commands: Iterable[str]) -> list[str]:
+    """Put commands together that differ in one list only, as often as that is possible.
+
+    `--methods a --seeds 0` and `--methods a --seeds 1` are `--methods a --seeds 0,1`: no result is
+    lost and none is added.
 
     Returns:
-        As few as this gives, in the order in which they first appear.
+        As few commands as this gives, in the order in which they first appear.
 
     Example:
         >>> condensed(["ttapca bench m --seeds 0", "ttapca bench m --seeds 1"])
@@ -50,20 +88,14 @@ def _words(command: str) -> list[str]:
 
 
 def _joined(commands: Iterable[list[str]], option: str) -> list[list[str]]:
+    """Join the values of one option where all other words are the same."""
     values: dict[tuple[str, ...], dict[str, None]] = {}
     for words in commands:
-        at = _value_of(words, option)
-        rest = tuple(words) if at is None else (*words[:at], "", *words[at + 1 :])
-        values.setdefault(rest, {}).update({} if at is None else {words[at]: None})
+        shared = option == "--corruptions" and any(word in SHARED for word in words)
+        at = words.index(option) + 1 if option in words and not shared else len(words)
+        rest = (*words[:at], "", *words[at + 1 :]) if at < len(words) else tuple(words)
+        values.setdefault(rest, {}).update(dict.fromkeys(words[at : at + 1]))
     return [_filled(rest, option, list(given)) for rest, given in values.items()]
-
-
-def _value_of(words: list[str], option: str) -> int | None:
-    """Where the value stands that may be joined with others, if there is one."""
-    if option == "--corruptions" and any(each in SHARED for each in words):
-        return None
-    at = words.index(option) + 1 if option in words else len(words)
-    return at if at < len(words) else None
 
 
 def _filled(rest: tuple[str, ...], option: str, given: list[str]) -> list[str]:
@@ -71,3 +103,12 @@ def _filled(rest: tuple[str, ...], option: str, given: list[str]) -> list[str]:
     if given:
         words[words.index(option) + 1] = ",".join(given)
     return words
+
+
+def _toml(value: object) -> str:
+    """A value as `--option` reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(part) for part in value)}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

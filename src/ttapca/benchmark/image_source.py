@@ -1,4 +1,16 @@
-"""Where the corrupted images come from: made in memory, or read from a folder of CIFAR-C."""
+"""The test images of a comparison, clean and corrupted, and the order in which they arrive.
+
+| setting | the stream | adaptation forgets |
+|---|---|---|
+| `episodic` | one corruption, shuffled | after each batch |
+| `online` | one corruption, shuffled | before each corruption |
+| `correlated` | one corruption, sorted by class | before each corruption |
+| `continual` | one corruption after the other, each shuffled | never |
+| `mixed` | all corruptions at once, shuffled image by image | never |
+
+A seed stands for one order of the test images, and all methods see the same one. Every corruption
+of a continual stream comes in that order, so its first corruption is what `online` sees.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +21,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.benchmark.cells import CLEAN
+from ttapca.adaptation.adapter import Forgetting
+from ttapca.benchmark.cells import CLEAN, Setting
 from ttapca.corruptions import SMALLEST_SIDE, corrupt, find, load_textures
 from ttapca.corruptions.pixels import Pixels
 from ttapca.datasets import Images, read_cifar_c
@@ -18,20 +31,30 @@ from ttapca.errors import DataFormatError, NotEnoughDataError
 Condition = tuple[str, int]
 """A corruption and its severity."""
 
+FORGETTING: dict[Setting, Forgetting] = {
+    "episodic": "episodic",
+    "online": "online",
+    "correlated": "online",
+    "continual": "continual",
+    "mixed": "continual",
+}
+JOINT: tuple[Setting, ...] = ("continual", "mixed")
+"""Settings whose corruptions share one adaptation, and are run in one go."""
+
 TEXTURE_SIDE = 256
 COLOURS = 3
 
 
 @dataclass(eq=False)
 class ImageSource:
-    """The test images of a data set, as they are and spoilt.
+    """The test images of a data set, clean and corrupted.
 
-    Only what was asked for last is kept: runs go through all methods for one condition before they
-    go on to the next.
+    Only the images that were asked for last are kept: a run goes through all methods for one
+    corruption before it goes on to the next.
 
     Args:
         clean: The test images; all of them are used.
-        folder: A folder of the CIFAR-C layout; None to make the corrupted images here.
+        folder: A folder of the CIFAR-C layout; None to make the corrupted images in memory.
         seed: Of the images that are made.
         textures: The folder with the photographs of frost.
         rows: Which of all test images the clean ones are; the first ones by default.
@@ -54,7 +77,7 @@ class ImageSource:
 
     @property
     def name(self) -> str:
-        """What a cell says about it."""
+        """What the key of a result says about it."""
         return f"generated, seed {self.seed}" if self.folder is None else self.folder.name
 
     def check(self, conditions: Sequence[Condition]) -> None:
@@ -68,10 +91,7 @@ class ImageSource:
             load_textures(self.textures)
 
     def images(self, conditions: Sequence[Condition]) -> Images:
-        """All images of one condition, followed by all of the next.
-
-        Args:
-            conditions: Corruptions and severities; a severity of 0 for clean images.
+        """All images of the first condition, followed by all of the next.
 
         Raises:
             DataNotFoundError: There are no photographs of frost, or no such corruption.
@@ -89,12 +109,11 @@ class ImageSource:
             return self.clean
         if self.folder is not None:
             return self._read(self.folder, corruption, severity)
+        clean, seed = self.clean.images, self.seed
         if self._small:
-            pixels = _corrupt_small(self.clean.images, corruption, severity, self.seed)
+            pixels = _corrupt_small(clean, corruption, severity, seed)
         else:
-            pixels = corrupt(
-                self.clean.images, corruption, severity, self.seed, textures=self.textures
-            )
+            pixels = corrupt(clean, corruption, severity, seed, textures=self.textures)
         return Images(pixels, self.clean.labels, self.clean.class_names)
 
     @property
@@ -130,18 +149,50 @@ class ImageSource:
         )
 
 
+def segments(
+    setting: Setting, labels: NDArray[np.int64], corruptions: int, seed: int
+) -> list[NDArray[np.int64]]:
+    """The stream of a setting, in segments; the data change where one segment ends.
+
+    Args:
+        setting: Which one.
+        labels: Of the clean images; every corruption has the same.
+        corruptions: How many there are; 1 unless the setting joins them.
+        seed: Of the order.
+
+    Returns:
+        For each segment the numbers of its images in the order of their arrival. The images of the
+        second corruption are numbered after those of the first, and so on.
+
+    Example:
+        >>> labels = np.array([0, 1, 0, 1])
+        >>> labels[segments("correlated", labels, 1, seed=0)[0]]
+        array([1, 1, 0, 0])
+        >>> [sorted(part.tolist()) for part in segments("continual", labels, 2, seed=0)]
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    random = np.random.default_rng(seed)
+    count = len(labels)
+    if setting == "mixed":
+        return [random.permutation(corruptions * count)]
+    order = random.permutation(count)
+    if setting == "correlated":  # classes in a random order, and the images of each class too
+        place = random.permutation(int(labels.max()) + 1)
+        order = order[np.argsort(place[labels[order]], kind="stable")]
+    return [order + number * count for number in range(corruptions)]
+
+
 def _corrupt_small(images: Pixels, corruption: str, severity: int, seed: int) -> Pixels:
     """Corrupt images that are smaller than 32 by 32, or grey.
 
-    An image is mirrored at its edges until it is large enough, grey becomes three equal colours;
-    the large image is spoilt, its middle cut out, and of grey images one colour kept. So noise and
-    blur are as strong, pixel for pixel, as on the images of CIFAR. Frost is drawn, not
-    photographed: such images belong to no published benchmark, and need no download.
+    An image is mirrored at its edges until it is large enough, and grey becomes three equal
+    colours. The large image is corrupted, its middle is cut out, and of grey images one colour is
+    kept. So noise and blur are as strong, pixel for pixel, as on the images of CIFAR. Frost is
+    drawn, not photographed: such images belong to no published benchmark, and need no download.
     """
     height, width, channels = images.shape[1:]
     above, left = (max(0, SMALLEST_SIDE - side + 1) // 2 for side in (height, width))
-    around = [(0, 0), (above, above), (left, left), (0, 0)]
-    large = np.pad(images, around, mode="symmetric")
+    large = np.pad(images, [(0, 0), (above, above), (left, left), (0, 0)], mode="symmetric")
     if channels == 1:
         large = np.repeat(large, COLOURS, axis=3)
     spoilt = corrupt(large, corruption, severity, seed, textures=_drawn_frost())

@@ -1,4 +1,4 @@
-"""`Plan`: what is to be compared, from a TOML file, a preset, or Python."""
+"""`Plan`: what is to be compared, from a TOML file, a preset, or Python; and its units of work."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,7 +25,9 @@ from ttapca._checks import (
     conform,
 )
 from ttapca.adaptation.guards import GuardAction
-from ttapca.benchmark.cells import CLEAN, SETTINGS, Setting
+from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Setting, canonical
+from ttapca.benchmark.image_source import JOINT, Condition
+from ttapca.benchmark.subject import Subject
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
 from ttapca.corruptions.catalogue import find, unknown
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
@@ -47,20 +50,21 @@ class Plan:
     """Methods x corruptions x severities x settings x batch sizes x seeds, on one network.
 
     Attributes:
-        model: The network, by name or file; None where the caller brings one.
+        model: The network: a packaged one, a file of weights, or `package.module:factory`; None
+            where the caller brings one.
         data: The data set, by name or path.
         methods: Of `ttapca.METHODS`.
         corruptions: Of `ttapca.corruptions.CORRUPTIONS`; `standard`, `extra` and `all` stand for
-            several, `clean` for the images as they are.
+            several, `clean` for images that are not corrupted.
         severities: 1 to 5.
         settings: `episodic`, `online`, `continual`, `mixed`, `correlated`.
-        batch_sizes: Images a batch.
-        seeds: Of the order of the stream and of a method's own chance.
-        steps: Gradient steps on each batch; empty for each method's own.
-        lr: Learning rate; None for each method's own, which is 1e-3 for those of the paper.
-        components: Of the filter; empty for 2,000, or as many as there are.
+        batch_sizes: How many images make a batch.
+        seeds: Of the order of the images, and of a method's own random numbers.
+        steps: Gradient steps on each batch, for methods that take any; empty for their own.
+        lr: Learning rate of these methods; None for each method's own, 1e-3 for the paper's.
+        components: How many the filter has; empty for 2,000, or as many as there are.
         layer: Where the filter sits; None for the one that `ttapca layers` recommends.
-        images: So many test images, as `ttapca.datasets.choose` takes them; None for all.
+        images: How many test images, chosen as `ttapca.datasets.choose` does; None for all.
         corrupted: A folder of the CIFAR-C layout; None to make the corrupted images.
         corruption_seed: Of the images that are made.
         method: Options of single methods, by name: its own, or `steps`, `lr`, `logits`, `guard`;
@@ -96,7 +100,7 @@ class Plan:
     method: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Give lists their one form, and refuse what makes no sense before any work is done."""
+        """Make tuples of all lists, and refuse what makes no sense before any work is done."""
         values = {name: getattr(self, name) for name in NAMES}
         conform(values, SCHEMA, "A plan", OptionError)
         for name in LISTS:
@@ -109,7 +113,7 @@ class Plan:
         _check_size(self)
 
     def changed(self, **values: Any) -> Plan:
-        """The same plan with some values of one's own; None leaves a value as it is.
+        """The same plan with other values; None leaves a value as it is.
 
         Options of single methods are added to those that are there.
         """
@@ -122,7 +126,7 @@ class Plan:
 
 _NAME = Text(1000)
 _SEED = Whole(0)
-MOST_CELLS = 100_000  # a day and a night, at a second each
+MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
 SCHEMA = Record(
     optional={
         "model": Maybe(_NAME),
@@ -148,7 +152,7 @@ LISTS = tuple(name for name, rule in SCHEMA.optional.items() if isinstance(rule,
 
 
 def presets() -> dict[str, Path]:
-    """The plans that ship with the package: names and files.
+    """Names and files of the plans that ship with the package.
 
     Example:
         >>> sorted(presets())
@@ -200,14 +204,101 @@ def read_plan(path: Path | str) -> Plan:
         raise OptionError(f"{path}: {error}") from error
 
 
+@dataclass(frozen=True)
+class Unit:
+    """What is run and saved in one go: one result, or several that share an adaptation.
+
+    Attributes:
+        cells: The keys of the results; they differ in corruption and severity only.
+    """
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """Corruptions and severities, in the order of the stream."""
+        return [(cell.corruption, cell.severity) for cell in self.cells]
+
+    @property
+    def images(self) -> int:
+        """How many images go through the network."""
+        return sum(cell.images for cell in self.cells)
+
+
+def expand(plan: Plan, subject: Subject) -> list[Unit]:
+    """The units of a plan, each once: all methods for one corruption, then the next corruption.
+
+    Raises:
+        OptionError: An option of a method makes no sense.
+        NotEnoughDataError: The filter has fewer components than the plan asks for.
+    """
+    single = [setting for setting in plan.settings if setting not in JOINT]
+    joint = [setting for setting in plan.settings if setting in JOINT]
+    most = subject.fitted.n_components_ if subject.fitted else PAPERS_COMPONENTS
+    ranks = plan.components or (min(PAPERS_COMPONENTS, most),)
+    units: list[Unit] = []
+    for severity in plan.severities:
+        conditions = [(name, 0 if name == CLEAN else severity) for name in plan.corruptions]
+        for settings, stream in (*((single, [one]) for one in conditions), (joint, conditions)):
+            for seed, size, setting, rank, steps, method in product(
+                plan.seeds, plan.batch_sizes, settings, ranks, plan.steps or (None,), plan.methods
+            ):
+                key = {
+                    "model": subject.name,
+                    "weights": subject.weights,
+                    "data": subject.data,
+                    "corrupted": _origin(plan, subject, setting),
+                    "setting": setting,
+                    "method": method,
+                    "batch_size": size,
+                    "images": len(subject.source.clean),
+                    "seed": seed,
+                    **_method_facts(plan, subject, method, rank, steps),
+                }
+                units.append(Unit(tuple(Cell(corruption=n, severity=s, **key) for n, s in stream)))
+    return list(dict.fromkeys(units))  # a method without a filter is the same at every rank
+
+
+def _origin(plan: Plan, subject: Subject, setting: Setting) -> str:
+    """Where the images come from; where corruptions share an adaptation, all of them count."""
+    name = subject.source.name
+    if setting in JOINT and plan.corruptions != STANDARD:
+        return f"{name}, among {' '.join(plan.corruptions)}"
+    return name
+
+
+def _method_facts(
+    plan: Plan, subject: Subject, method: str, components: int, steps: int | None
+) -> dict[str, Any]:
+    """The part of a key that a method decides: it is asked what it would do."""
+    found = registration(method)
+    given = dict(plan.method.get(method, {}))
+    filtered = found.method.needs_filter or given.pop("filter", False)
+    fitted = subject.filter(components) if filtered else None
+    options = {**subject.provided.get(method, {}), **given}
+    options.pop("guard", None)
+    for name, value in (("filter", fitted), ("steps", steps), ("lr", plan.lr)):
+        if value is not None and name in found.options:
+            options.setdefault(name, value)
+    made = found.make(**options)
+    own = {name: value for name, value in given.items() if name not in ("steps", "lr")}
+    return {
+        "options": canonical({**subject.stated.get(method, {}), **own}),
+        "layer": subject.place_of(fitted) if fitted else "",
+        "components": components if fitted else 0,
+        "steps": getattr(made, "steps", 0),
+        "lr": getattr(made, "lr", 0.0),
+    }
+
+
 def _check_size(plan: Plan) -> None:
     kinds = (plan.methods, plan.corruptions, plan.severities, plan.settings, plan.batch_sizes)
     others = (plan.seeds, plan.steps or (None,), plan.components or (None,))
-    cells = math.prod(len(values) for values in (*kinds, *others))
-    if cells > MOST_CELLS:
+    count = math.prod(len(values) for values in (*kinds, *others))
+    if count > MOST_MEASUREMENTS:
         raise OptionError(
-            f"A plan has at most {MOST_CELLS:,} cells, the product of its lists; found {cells:,}. "
-            "Make several plans of it; they can share one file of results."
+            f"A plan asks for at most {MOST_MEASUREMENTS:,} measurements, the product of its "
+            f"lists; found {count:,}. Make several plans of it; they can share one file of results."
         )
 
 

@@ -1,8 +1,8 @@
-"""`Results`: one SQLite file that holds every finished cell, whatever happens to the run.
+"""`Results`: one SQLite file that keeps every finished result, whatever happens to the run.
 
-Rows are committed a unit of work at a time, in one transaction: after a crash, a `kill -9` or a
-full disk, a unit is wholly in the file or not at all. The file says what it is (`application_id`)
-and of which layout (`user_version`), so that no other database is taken for one, or written to.
+What is run in one go is written in one transaction: after a crash, a `kill -9` or a full disk it is
+wholly in the file or not at all. The file says what it is (`application_id`) and of which layout
+(`user_version`), so that no other database is taken for one, or written to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, get_args
 
 from ttapca._checks import (
@@ -32,13 +31,14 @@ from ttapca._checks import (
     shown,
 )
 from ttapca.benchmark.cells import SETTINGS, Cell, Observation, Outcome, Row, Status
-from ttapca.benchmark.connection import LONGEST_VALUE, connect
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
 from ttapca.support.disk import queued
 from ttapca.support.parsing import parse_json
 
 APPLICATION_ID = 0x74746170  # "ttap"
 LAYOUT = 1
+BUSY_SECONDS = 30  # a reader may hold the file for a moment
+LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
 
 SCHEMA = """
 CREATE TABLE results (
@@ -74,7 +74,6 @@ TABLES = ("versions", "machine")
 SPECTRA = ("source_spectrum", "test_spectrum", "gains")
 STAGES = ("before", "after")
 
-
 # What a row must hold. A method, a corruption or a data set may be one of another version.
 _COUNT = Whole(0)
 CELL: dict[str, Rule] = {
@@ -87,21 +86,22 @@ CELL: dict[str, Rule] = {
     **dict.fromkeys(("components", "batch_size", "steps", "images", "seed"), _COUNT),
     "lr": Number(0),
 }
-_STREAM = ListOf(Measured(), 0, 10_000_000)
-_WORDS = Record(others=Text(10_000))
+_NUMBERS = ListOf(Measured(), 0, 10_000_000)
 OUTCOME: dict[str, Rule] = {
     "status": OneOf(get_args(Status)),
     "reason": Text(100_000),
     **dict.fromkeys(("error", "calibration_error"), Maybe(Number(0, 101))),  # rounding
     "entropy": Maybe(Number()),
-    **dict.fromkeys(SEQUENCES, _STREAM),
+    **dict.fromkeys(SEQUENCES, _NUMBERS),
     **dict.fromkeys(("updates", "skipped", "parameters"), _COUNT),
     **dict.fromkeys(("seconds", "peak_memory"), Number(0)),
-    **dict.fromkeys(TABLES, _WORDS),
+    **dict.fromkeys(TABLES, Record(others=Text(10_000))),
     "finished": Text(100),
     "command": Text(100_000),
 }
-PICTURE = Record({"stage": OneOf(STAGES), "png": Blob(10_000_000)})
+OBSERVATION: dict[str, Rule] = dict.fromkeys(SPECTRA, _NUMBERS)
+PICTURE: dict[str, Rule] = {"stage": OneOf(STAGES), "png": Blob(10_000_000)}
+OPTIONS: dict[str, Rule] = {"options": Record(others=Plain())}
 
 
 class Results:
@@ -118,7 +118,7 @@ class Results:
         DataFormatError: The file is something else, damaged, of a later layout, or holds tables,
             views or triggers that are not its own.
         StorageError: The file cannot be opened or written; or it is only to be read, its folder
-            cannot be written, and a run is still at it.
+            cannot be written, and a run is still at work on it.
 
     Example:
         >>> import tempfile
@@ -134,10 +134,10 @@ class Results:
             raise DataNotFoundError(
                 f"There is no file of results at {self.path}. `ttapca bench` writes one."
             )
-        with self._speaking():
-            self._connection = connect(self.path, readonly=readonly)
+        with self._errors_explained():
+            self._connection = _reader(self.path) if readonly else _connection(self.path)
         try:
-            with self._speaking():
+            with self._errors_explained():
                 self._open(create, readonly)
         except BaseException:
             self._connection.close()
@@ -147,18 +147,13 @@ class Results:
         """The results themselves."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self.close()
 
     def close(self) -> None:
         """Close the file; all that was added is in it."""
-        with self._speaking():
+        with self._errors_explained():
             self._connection.close()
 
     def rows(self) -> list[Row]:
@@ -177,29 +172,36 @@ class Results:
             self._check({"stage": stage, "png": png}, PICTURE)
             pictures.setdefault((result, stage), []).append(png)
         names = ", ".join((*KEY, *SPECTRA))
-        found = self._read(
+        found = []
+        for number, *values in self._read(
             f"SELECT id, {names} FROM results JOIN observations ON result = id ORDER BY id"  # noqa: S608
-        )
-        return [self._observation(values, pictures) for values in found]
+        ):
+            texts = zip(SPECTRA, values[len(KEY) :], strict=True)
+            facts: dict[str, Any] = {name: self._parsed(name, text) for name, text in texts}
+            self._check(facts, OBSERVATION)
+            facts = {name: tuple(numbers) for name, numbers in facts.items()}
+            facts |= {stage: tuple(pictures.get((number, stage), ())) for stage in STAGES}
+            found.append(Observation(self._cell(values[: len(KEY)]), **facts))
+        return found
 
     def statuses(self) -> dict[Cell, Status]:
-        """How each cell ended: the cheap question that a run starts with."""
+        """How each result ended, by its key: the cheap question that a run starts with."""
         found = self._read(f"SELECT status, {', '.join(KEY)} FROM results")  # noqa: S608
         for status, *_ in found:
-            self._check({"status": status}, Record({"status": OUTCOME["status"]}))
+            self._check({"status": status}, {"status": OUTCOME["status"]})
         return {self._cell(key): status for status, *key in found}
 
     def add(self, rows: Iterable[Row], observations: Iterable[Observation] = ()) -> None:
-        """Write a unit of work: all of it or, when anything goes wrong, nothing.
+        """Write what was run in one go: all of it or, when anything goes wrong, nothing.
 
         Args:
-            rows: A cell that is there already is replaced, in its place.
+            rows: A row whose key is there already is replaced, in its place.
             observations: Of some of these rows.
 
         Raises:
             StorageError: The disk is full or refuses; what was there before stays.
         """
-        with self._speaking(), self._transaction():
+        with self._errors_explained(), self._transaction():
             numbers = {row.cell: self._put(row) for row in rows}
             for observation in observations:
                 self._put_observation(numbers[observation.cell], observation)
@@ -216,47 +218,29 @@ class Results:
 
     def _cell(self, stored: Sequence[Any]) -> Cell:
         values = dict(zip(KEY, stored, strict=True))
-        self._check(values, Record(CELL))
-        options = self._parsed("options", values["options"])
-        self._check({"options": options}, Record({"options": Record(others=Plain())}))
+        self._check(values, CELL)
+        self._check({"options": self._parsed("options", values["options"])}, OPTIONS)
         return Cell(**values)
 
     def _outcome(self, stored: Sequence[Any]) -> Outcome:
         values = dict(zip(MEASURED, stored, strict=True))
-        for name in SEQUENCES:
-            values[name] = self._numbers(name, values[name])
-        for name in TABLES:
+        for name in (*SEQUENCES, *TABLES):
             values[name] = self._parsed(name, values[name])
-        self._check(values, Record(OUTCOME))
-        return Outcome(**values)
-
-    def _observation(
-        self, stored: Sequence[Any], pictures: dict[tuple[int, str], list[bytes]]
-    ) -> Observation:
-        number, *values = stored
-        key, spectra = values[: len(KEY)], values[len(KEY) :]
-        facts: dict[str, Any] = {
-            name: self._numbers(name, text) for name, text in zip(SPECTRA, spectra, strict=True)
-        }
-        facts |= {stage: tuple(pictures.get((number, stage), ())) for stage in STAGES}
-        return Observation(self._cell(key), **facts)
-
-    def _numbers(self, name: str, text: object) -> tuple[float, ...]:
-        numbers = self._parsed(name, text)
-        self._check({name: numbers}, Record({name: _STREAM}))
-        return tuple(numbers)
+        self._check(values, OUTCOME)
+        return Outcome(**{**values, **{name: tuple(values[name]) for name in SEQUENCES}})
 
     def _parsed(self, name: str, text: object) -> Any:
-        self._check({name: text}, Record({name: Text(LONGEST_VALUE)}))
+        self._check({name: text}, {name: Text(LONGEST_VALUE)})
         # A method that diverged has measured NaN, and that is a finding.
         where = f"`{name}` in {self.path}"
         return parse_json(str(text), where, DataFormatError, largest=LONGEST_VALUE, finite=False)
 
-    def _check(self, values: dict[str, Any], rule: Record) -> None:
-        conform(values, rule, f"{self.path} is damaged or was changed", DataFormatError)
+    def _check(self, values: dict[str, Any], rules: dict[str, Rule]) -> None:
+        conform(values, Record(rules), f"{self.path} is damaged or was changed", DataFormatError)
 
     def _put(self, row: Row) -> int:
-        values = {**dataclasses.asdict(row.cell), **_plain(row.outcome)}
+        values = dataclasses.asdict(row.cell) | dataclasses.asdict(row.outcome)
+        values |= {name: json.dumps(values[name]) for name in (*SEQUENCES, *TABLES)}
         marks = ", ".join(f":{name}" for name in values)
         kept = ", ".join(f"{name} = excluded.{name}" for name in MEASURED)
         self._connection.execute(
@@ -287,8 +271,7 @@ class Results:
         """See whose file it is before anything is written to it."""
         application, layout = (self._pragma(name) for name in ("application_id", "user_version"))
         found = self._read("SELECT type, name, sql FROM sqlite_master")
-        empty = not found
-        if application != APPLICATION_ID and not (empty and application == 0 and create):
+        if application != APPLICATION_ID and not (not found and application == 0 and create):
             raise DataFormatError(
                 f"A file of results is one that `ttapca bench` wrote; {self.path} is another "
                 "database. Name another file."
@@ -298,13 +281,13 @@ class Results:
                 f"{self.path} has layout {layout}, and this ttapca knows layouts up to {LAYOUT}: "
                 "a later version wrote it. Update ttapca."
             )
-        if not empty:
+        if found:
             self._check_schema(layout, found)
         if not readonly:
             self._pragma("journal_mode = WAL")
-            self._pragma("synchronous = FULL")  # a finished cell lasts through a power cut
+            self._pragma("synchronous = FULL")  # a finished result lasts through a power cut
             self._pragma("foreign_keys = ON")
-        if empty:
+        if not found:
             self._make()
         elif (state := self._pragma("quick_check")) != "ok":
             raise self._damaged(str(state))
@@ -338,7 +321,7 @@ class Results:
         return None if found is None else found[0]
 
     def _read(self, query: str) -> list[tuple[Any, ...]]:
-        with self._speaking(), closing(self._connection.execute(query)) as cursor:
+        with self._errors_explained(), closing(self._connection.execute(query)) as cursor:
             return cursor.fetchall()
 
     @contextmanager
@@ -353,7 +336,7 @@ class Results:
             raise
 
     @contextmanager
-    def _speaking(self) -> Iterator[None]:
+    def _errors_explained(self) -> Iterator[None]:
         """Turn what SQLite says into errors that name the file and the way out."""
         try:
             yield
@@ -365,8 +348,8 @@ class Results:
                 raise self._damaged(str(error)) from error
             if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
                 raise StorageError(
-                    f"Cannot write to {self.path}: {error}. All finished cells are in the file; "
-                    "free some space and run the same command again."
+                    f"Cannot write to {self.path}: {error}. All finished measurements are in the "
+                    "file; free some space and run the same command again."
                 ) from error
             raise StorageError(
                 f"Cannot use the file of results {self.path}: {error}. Choose another place with "
@@ -380,12 +363,46 @@ class Results:
         )
 
 
-def _plain(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as SQLite takes it."""
-    values = dataclasses.asdict(outcome)
-    for name in (*SEQUENCES, *TABLES):
-        values[name] = json.dumps(values[name])
-    return values
+def _reader(path: Path) -> sqlite3.Connection:
+    """Open a file only to read it, also where nothing can be written.
+
+    A file in WAL mode has two more beside it while somebody uses it, and SQLite makes them even to
+    read. Where the folder cannot be written it gives up. Then the file is opened as one that does
+    not change, which is right as long as no rows are waiting in the log beside it.
+    """
+    connection = _connection(path)
+    try:
+        # With `mode=ro` SQLite would leave its two files behind.
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("SELECT name FROM sqlite_master").fetchone()
+        return connection
+    except BaseException as error:
+        connection.close()
+        name = getattr(error, "sqlite_errorname", "")
+        if not path.is_file() or not name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
+            raise
+    log = path.with_name(f"{path.name}-wal")
+    if log.is_file() and log.stat().st_size:
+        raise StorageError(
+            f"A file of results in a folder that cannot be written is read when it is complete; "
+            f"{path} has its last rows in {log.name}: it is being written, or the run was killed. "
+            "Read it when the run has ended, or copy both files to a folder of your own."
+        )
+    return _connection(f"{path.resolve().as_uri()}?immutable=1", uri=True)
+
+
+def _connection(path: Path | str, *, uri: bool = False) -> sqlite3.Connection:
+    """Open a file, and trust nothing that it brings: neither its schema nor the sizes it states."""
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, uri=uri)
+    try:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        connection.execute("PRAGMA mmap_size = 0")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _in_one_line(sql: str) -> str:

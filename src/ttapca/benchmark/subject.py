@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +14,7 @@ from ttapca.benchmark.image_source import ImageSource
 from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 
-DIGITS_OF_A_FINGERPRINT = 16
+FINGERPRINT_LENGTH = 16  # hexadecimal digits
 
 
 @dataclass(eq=False)
@@ -24,14 +23,14 @@ class Subject:
 
     Attributes:
         name: The network's name as the user gave it.
-        network: The network itself; it is as it was after every unit of work.
+        network: The network itself; after every run it is as it was.
         data: The data set's name.
         source: The test images, clean and corrupted.
         fitted: The filter, with at least as many components as the plan asks for.
         filter_name: Tells the filter from others of its layer and rank, where the user brought it;
             empty for the one that follows from network, layer and training images.
         provided: Options of methods that no text can say, by method: `{"ttt": {"head": head}}`.
-        stated: What cells say about some of them, where it is not what it was ever since.
+        stated: What the key of a result says about these, by method.
     """
 
     name: str
@@ -40,8 +39,8 @@ class Subject:
     source: ImageSource
     fitted: FittedFilter | None = None
     filter_name: str = ""
-    provided: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    stated: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    provided: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stated: dict[str, dict[str, str]] = field(default_factory=dict)
     # The spectrum that was taken last, and of what: methods in a row share it.
     spectrum: tuple[object, Tensor] | None = field(default=None, init=False, repr=False)
 
@@ -64,15 +63,15 @@ class Subject:
         return self.fitted.truncated(components)
 
     def place_of(self, fitted: FittedFilter) -> str:
-        """What a cell says about where the filter sits, and which one it is."""
+        """What a key says about where the filter sits, and which one it is."""
         return f"{fitted.layer}, {self.filter_name}" if self.filter_name else fitted.layer
 
 
 def fingerprint(network: nn.Module) -> str:
     """The first 16 digits of a SHA-256 over all parameters and buffers.
 
-    Buffers count that are not in the state dict: the normalisation of images is among them, and
-    changes every number.
+    Buffers that are not in the state dict count as well: the normalisation of images is one of
+    them, and changes every number.
 
     Example:
         >>> fingerprint(nn.Identity())
@@ -83,4 +82,4 @@ def fingerprint(network: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().flatten()
         digest.update(flat.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:DIGITS_OF_A_FINGERPRINT]
+    return digest.hexdigest()[:FINGERPRINT_LENGTH]

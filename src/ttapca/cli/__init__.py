@@ -1,4 +1,4 @@
-"""The command `ttapca`: one file a command.
+"""The command `ttapca`: one file for each command.
 
 This is the only room that prints, reads the environment and exits.
 Exit codes: 0 for success, 1 for a failure, 2 for a call that makes no sense, 130 for Ctrl-C.

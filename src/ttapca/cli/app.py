@@ -9,25 +9,25 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from ttapca._version import __version__
 from ttapca.cli import (
     bench,
     corrupt,
-    demo,
     evaluate,
     export,
     figure,
     fit,
-    layers,
+    list_layers,
     methods,
     report,
     reproduce,
     train,
 )
+from ttapca.cli.console import on_the_command_line
 from ttapca.cli.data import data_app, get, list_
-from ttapca.cli.wording import on_the_command_line
 from ttapca.errors import (
     DataNotFoundError,
     FilterExistsError,
@@ -67,8 +67,8 @@ class _Group(_PlainFlags, TyperGroup):
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": demo.demo,
-    "layers": layers.layers,
+    "demo": reproduce.demo,
+    "layers": list_layers.layers,
     "train": train.train,
     "fit": fit.fit,
     "eval": evaluate.evaluate,
@@ -105,7 +105,7 @@ def _show_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,

@@ -6,20 +6,20 @@ that `ttapca --help` is quick and works without them.
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
+from typer import Argument, Option
 
-from ttapca.cli.home import cache_root
-from ttapca.cli.inputs import LimitOption, check_place
-from ttapca.cli.reporting import file_progress
+from ttapca.cli import arguments
+from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import FROST
 from ttapca.errors import OptionError
-from ttapca.support.disk import writing
+from ttapca.support.disk import replace_file, writing
 
 if TYPE_CHECKING:
     from ttapca.datasets import Images
@@ -29,26 +29,25 @@ _GROUPS = ("all", "standard", "extra")
 
 def corrupt(
     dataset: Annotated[
-        str,
-        typer.Argument(help="cifar10, cifar100, or the path of an .npz file or of a folder."),
+        str, Argument(help="cifar10, cifar100, or the path of an .npz file or of a folder.")
     ] = "cifar10",
-    to: Annotated[Path | None, typer.Option(help="Folder to write the .npy files to.")] = None,
+    to: Annotated[Path | None, Option(help="Folder to write the .npy files to.")] = None,
     corruptions: Annotated[
-        str, typer.Option(help="Names with commas between; or all, standard (15), extra (4).")
+        str, Option(help="Names with commas between; or all, standard (15), extra (4).")
     ] = "",
-    severities: Annotated[str, typer.Option(help="Such as 1-5, or 1,3,5.")] = "1-5",
-    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+    severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5",
+    seed: Annotated[int, Option(help="Same seed, same bytes.")] = 0,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes; one a core by default.", show_default=False),
+        Option(min=1, help="Processes (default: one for each core).", show_default=False),
     ] = None,
-    limit: LimitOption = None,
+    limit: arguments.LimitOption = None,
     sheet: Annotated[
-        Path | None, typer.Option(help="Draw a contact sheet (PNG) instead; see --image.")
+        Path | None, Option(help="Draw a contact sheet (PNG) instead; see --image.")
     ] = None,
-    image: Annotated[int, typer.Option(min=0, help="Which image the sheet shows.")] = 0,
+    image: Annotated[int, Option(min=0, help="Which image the sheet shows.")] = 0,
     all_severities: Annotated[
-        bool, typer.Option("--all-severities", help="A row of severities a corruption.")
+        bool, Option("--all-severities", help="Show all severities, in one row.")
     ] = False,
 ) -> None:
     """Corrupt a data set into the layout of CIFAR-10-C, or draw a contact sheet.
@@ -60,7 +59,7 @@ def corrupt(
         raise OptionError(f"`ttapca corrupt` takes either --to DIR or --sheet FILE; found {found}.")
     levels = parse_severities(severities)
     if sheet is not None:
-        check_place(sheet, "--sheet")
+        arguments.check_place(sheet, "--sheet")
         names = parse_corruptions(corruptions or "standard")
         shown = levels if all_severities else levels[-1:]
         _draw_sheet(sheet, dataset, image, names, shown, seed)
@@ -70,13 +69,7 @@ def corrupt(
 
 
 def parse_corruptions(words: str) -> tuple[str, ...]:
-    """Read a list of corruptions.
-
-    Args:
-        words: Names and groups with commas between.
-
-    Returns:
-        Names, each once, in the order given.
+    """Names of corruptions and groups of them, with commas between: each once, as they come.
 
     Raises:
         OptionError: A name is unknown, or there is none.
@@ -90,7 +83,7 @@ def parse_corruptions(words: str) -> tuple[str, ...]:
 
     groups = dict(zip(_GROUPS, (CORRUPTIONS, STANDARD, EXTRA), strict=True))
     names: list[str] = []
-    for word in _words(words):
+    for word in arguments.separated(words) or ():
         try:
             names.extend(groups.get(word) or [find(word).name])
         except OptionError:
@@ -101,13 +94,7 @@ def parse_corruptions(words: str) -> tuple[str, ...]:
 
 
 def parse_severities(words: str) -> tuple[int, ...]:
-    """Read a set of severities.
-
-    Args:
-        words: Numbers and ranges with commas between.
-
-    Returns:
-        Severities, each once, ascending.
+    """Severities and ranges of them, with commas between: each once, ascending.
 
     Raises:
         OptionError: They are not from 1 to 5.
@@ -118,23 +105,16 @@ def parse_severities(words: str) -> tuple[int, ...]:
     """
     from ttapca.corruptions import SEVERITIES
 
-    found: set[int] = set()
-    for word in _words(words):
-        first, dash, last = word.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            found = set()
-            break
-        found.update(range(int(first), int(last or first) + 1) or [0])
-    if not found or not found <= set(SEVERITIES):
+    try:
+        found = arguments.whole_numbers("--severities", words) or ()
+    except OptionError:
+        found = ()
+    if not found or not set(found) <= set(SEVERITIES):
         raise OptionError(
             f"`--severities` takes numbers from {SEVERITIES[0]} to {SEVERITIES[-1]}, such as 1-5 "
             f"or 1,3,5; found `{words}`."
         )
-    return tuple(sorted(found))
-
-
-def _words(text: str) -> Iterable[str]:
-    return (word.strip() for word in text.split(",") if word.strip())
+    return tuple(sorted(set(found)))
 
 
 def _cores() -> int:
@@ -146,9 +126,9 @@ def _cores() -> int:
 
 def _load_test_images(name: str) -> Images:
     """Load the images to corrupt: a data set of the cache by its name, or any layout by a path."""
-    from ttapca.datasets import Images, load
+    from ttapca.datasets import Images
 
-    data = load(name, "test", root=cache_root())
+    data = arguments.read_images(name, "test", None)
     # OpenCV wants one image after another; the official files have planes of colours.
     return Images(np.ascontiguousarray(data.images), data.labels, data.class_names)
 
@@ -177,19 +157,28 @@ def _write_data_set(
         corruptions=names,
         severities=severities,
         seed=seed,
-        textures=cache_root() / FROST,
+        textures=arguments.cache_root() / FROST,
     )
     with writing(export.to):
         export.check()
         missing = export.missing()
+        needed, free = export.bytes_needed() / 1e6, export.bytes_free() / 1e6
         typer.echo(
             f"{export.to}: {len(names) - len(missing)} of {len(names)} files are there; the rest "
-            f"needs {_megabytes(export.bytes_needed())}, and "
-            f"{_megabytes(export.bytes_free())} are free",
+            f"needs {needed:,.1f} MB, and {free:,.1f} MB are free",
             err=True,
         )
-        with file_progress(total=len(missing) * export.shape[0]) as progress:
-            export.run(jobs, progress)
+        with ConsoleReporter() as reporter:
+            done: dict[str, int] = {}
+
+            def tell(name: str, images: int, of: int) -> None:
+                done[name] = images
+                total = len(missing) * of
+                reporter.advance("corrupting", sum(done.values()), total, name)
+                if images == of:
+                    reporter.note(f"{name}: done")
+
+            export.run(jobs, tell)
     typer.echo(f"{export.to}")
 
 
@@ -214,18 +203,9 @@ def _draw_sheet(
         corruptions=names,
         severities=severities,
         seed=seed,
-        textures=cache_root() / FROST,
+        textures=arguments.cache_root() / FROST,
     )
-    # Under another name first: a full disk leaves no half a picture, nor spoils one that was there.
-    partial = sheet.with_name(f".{sheet.name}.partial")
-    try:
-        with writing(sheet):
-            drawn.save(partial, format="PNG")
-            partial.replace(sheet)
-    finally:
-        partial.unlink(missing_ok=True)
+    png = io.BytesIO()
+    drawn.save(png, format="PNG")
+    replace_file(sheet, png.getvalue())
     typer.echo(f"{sheet}")
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

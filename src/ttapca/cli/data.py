@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from ttapca.cli.home import cache_root
-from ttapca.cli.reporting import ConsoleReporter
+from ttapca.cli.arguments import cache_root
+from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import (
     DATA_SETS,
     FROST,
@@ -24,15 +25,13 @@ from ttapca.datasets import (
 from ttapca.datasets.packages import FROST_PACKAGE
 
 data_app = typer.Typer(
-    name="data",
-    help="Get CIFAR and CIFAR-C, and list what is there.",
-    no_args_is_help=True,
+    name="data", help="Get CIFAR and CIFAR-C, and list what is there.", no_args_is_help=True
 )
 STATE_COLOURS = {"verified": "green", "partial": "yellow", "generated": "cyan", "damaged": "red"}
 
 Folder = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--to",
         metavar="DIR",
         help="The folder of the data sets. Default: $TTAPCA_HOME, else $XDG_CACHE_HOME/ttapca, "
@@ -43,7 +42,7 @@ Folder = Annotated[
 
 def get(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME", help=f"Any of: {', '.join((*DATA_SETS, FROST))}.")
+        list[str], Argument(metavar="NAME", help=f"Any of: {', '.join((*DATA_SETS, FROST))}.")
     ],
     to: Folder = None,
 ) -> None:
@@ -53,7 +52,7 @@ def get(
     if FROST in names:
         _get_frost(root)
     for data_set in data_sets:
-        with ConsoleReporter(data_set.name) as report:
+        with ConsoleReporter(data_set.name, "bytes") as report:
             try:
                 fetched = fetch(data_set, root, report)
             except KeyboardInterrupt:
@@ -80,13 +79,13 @@ def _get_frost(root: Path) -> None:
 
 def list_(
     folder: Annotated[
-        Path | None, typer.Option("--in", metavar="DIR", help="Look here, not in the cache.")
+        Path | None, Option("--in", metavar="DIR", help="Look here, not in the cache.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show which data sets are there, their size, and whether they verify (reads every byte)."""
     root = (folder or cache_root()).expanduser().absolute()
-    with ConsoleReporter("list") as report:
+    with ConsoleReporter("list", "bytes") as report:
         holdings = inventory(root, report)
     if as_json:
         typer.echo(json.dumps([_as_json(holding) for holding in holdings], indent=2))

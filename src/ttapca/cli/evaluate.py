@@ -4,123 +4,109 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer import Option
 
-from ttapca.cli.inputs import (
-    ArchitectureOption,
-    AsJson,
-    DataFolder,
-    DataOption,
-    FilterOption,
-    ImageSize,
-    LimitOption,
-    MeanOption,
-    ModelArgument,
-    ModelChoice,
-    ModelOption,
-    NormalisationOption,
-    OrderOption,
-    SeedOption,
-    StdOption,
-    WeightsOption,
-    read_images,
-    value_of,
-)
-from ttapca.cli.reporting import StepReporter
+from ttapca.cli import arguments
+from ttapca.cli.console import ConsoleReporter
 from ttapca.errors import OptionError
+from ttapca.support.progress import Steps
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ttapca.adaptation.adapter import Adapter
-    from ttapca.adaptation.explanation import Explanation
     from ttapca.datasets import Order, TensorBatches
-
-PAPERS_BATCH = 200
 
 
 def evaluate(
-    model: ModelArgument = None,
+    model: arguments.ModelArgument = None,
     *,
-    data: DataOption,
-    method: Annotated[str, typer.Option(help="One that `ttapca methods` lists.")] = "source",
-    filter: FilterOption = None,
+    data: arguments.DataOption,
+    method: Annotated[str, Option(help="One that `ttapca methods` lists.")] = "source",
+    filter: arguments.FilterOption = None,
+    forgetting: Annotated[
+        str | None,
+        Option(help="When to forget: episodic (each batch; the default), online, continual."),
+    ] = None,
     episodic: Annotated[
-        bool, typer.Option("--episodic/--online", help="Forget after each batch, or never.")
-    ] = True,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = PAPERS_BATCH,
+        bool | None, Option("--episodic/--online", help="The same as --forgetting, shorter.")
+    ] = None,
+    batch_size: Annotated[
+        int, Option(min=1, help="How many images make a batch.")
+    ] = arguments.PAPERS_BATCH,
     steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Gradient steps on each batch (default: the method's)."),
+        int | None, Option(min=1, help="Gradient steps on each batch (default: the method's).")
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate (default: the method's).")] = None,
-    corruption: Annotated[str | None, typer.Option(help="For a folder of CIFAR-C.")] = None,
+    lr: Annotated[float | None, Option(help="Learning rate (default: the method's).")] = None,
+    corruption: Annotated[str | None, Option(help="For a folder of CIFAR-C.")] = None,
     severity: Annotated[
-        int | None, typer.Option(min=1, max=5, help="For a folder of CIFAR-C: 1 to 5.")
+        int | None, Option(min=1, max=5, help="For a folder of CIFAR-C: 1 to 5.")
     ] = None,
-    limit: LimitOption = None,
-    order: OrderOption = "auto",
-    seed: SeedOption = 0,
+    limit: arguments.LimitOption = None,
+    order: arguments.OrderOption = "auto",
+    seed: arguments.SeedOption = 0,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Of the method; may be repeated."),
+        Option(metavar="NAME=VALUE", help="An option of the method; may be given repeatedly."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show what a closed-form filter did at the end.")
+        bool, Option("--explain", help="Show what a closed-form filter did at the end.")
     ] = False,
-    model_option: ModelOption = None,
-    weights: WeightsOption = None,
-    architecture: ArchitectureOption = None,
-    normalise: NormalisationOption = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    folder: DataFolder = None,
-    size: ImageSize = None,
-    as_json: AsJson = False,
+    model_option: arguments.ModelOption = None,
+    weights: arguments.WeightsOption = None,
+    architecture: arguments.ArchitectureOption = None,
+    normalise: arguments.NormalisationOption = None,
+    mean: arguments.MeanOption = None,
+    std: arguments.StdOption = None,
+    folder: arguments.DataFolder = None,
+    size: arguments.ImageSize = None,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Measure error, calibration and speed on the test images of a data set."""
+    import ttapca
     from ttapca.datasets import TensorBatches, choose
 
-    choice = ModelChoice(model, model_option, weights, architecture, normalise, mean, std)
-    images = read_images(data, "test", folder, corruption=corruption, severity=severity, size=size)
+    setting = _setting(forgetting, episodic)
+    source = arguments.network_source(
+        model, model_option, weights, architecture, normalise, mean, std
+    )
+    images = arguments.read_images(
+        data, "test", folder, corruption=corruption, severity=severity, size=size
+    )
     chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
-    wishes = {"episodic": episodic, "steps": steps, "lr": lr, **_options(option or [])}
-    adapted = _adapted(choice.load(), method, filter, **wishes)
+    wishes = {"forgetting": setting, "steps": steps, "lr": lr, **_options(option or [])}
+    fitted = None if filter is None else ttapca.load(filter)
+    adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
     facts = {
-        "model": choice.name,
+        "model": source.name,
         "data": data,
         "corruption": corruption,
         "severity": severity,
         "method": method,
-        "setting": "episodic" if episodic else "online",
+        "setting": setting,
         "batch_size": batch_size,
         "chosen": str(chosen),
         **_measured(adapted, TensorBatches(images, batch_size, chosen.rows)),
         "parameters_adapted": adapted.n_parameters,
     }
-    reports = _explained(adapted) if explain else []
-    if as_json and explain:
-        facts["explanations"] = [dataclasses.asdict(report) for report in reports]
-    typer.echo(json.dumps(facts, indent=2) if as_json else _sentence(facts))
-    if not as_json:
-        for report in reports:
-            typer.echo(f"\n{report}")
+    reports = ttapca.explain(adapted) if explain else []
+    if as_json:
+        if explain:
+            facts["explanations"] = [dataclasses.asdict(report) for report in reports]
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    typer.echo(_sentence(facts))
+    for report in reports:
+        typer.echo(f"\n{report}")
 
 
-def _adapted(network: nn.Module, method: str, filter: Path | None, **options: Any) -> Adapter:
-    import ttapca
-
-    fitted = None if filter is None else ttapca.load(filter)
-    return ttapca.adapt(network, method, filter=fitted, **options)  # type: ignore[arg-type]
-
-
-def _explained(adapted: Adapter) -> list[Explanation]:
-    import ttapca
-
-    return ttapca.explain(adapted)
+def _setting(forgetting: str | None, episodic: bool | None) -> str:
+    if episodic is None:
+        return forgetting or "episodic"
+    if forgetting is not None:
+        raise OptionError("Give --forgetting, or one of --episodic and --online; found both.")
+    return "episodic" if episodic else "online"
 
 
 def _options(words: list[str]) -> dict[str, Any]:
@@ -131,17 +117,18 @@ def _options(words: list[str]) -> dict[str, Any]:
             raise OptionError(
                 f"--option takes NAME=VALUE, such as statistics=source; found `{word}`."
             )
-        found[name.strip()] = value_of(text)
+        found[name.strip()] = arguments.value_of(text)
     return found
 
 
 def _measured(adapted: Adapter, batches: TensorBatches) -> dict[str, Any]:
     from ttapca.networks.evaluation import predict_all
 
-    with StepReporter("evaluating") as progress:
+    with ConsoleReporter() as reporter:
+        progress = Steps(reporter, "evaluating")
         outcome = predict_all(adapted, batches, progress=progress).evaluation()
     values = dataclasses.asdict(outcome)
-    for stream in ("error_stream", "entropy_stream"):  # a benchmark's, not a person's
+    for stream in ("error_stream", "entropy_stream"):  # for a benchmark, not for a person
         del values[stream]
     by_class = dict(zip(batches.data.class_names, values.pop("accuracy_of_class"), strict=True))
     return {

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ttapca.cli.inputs import check_place
+from ttapca.cli.arguments import check_place
 from ttapca.cli.terminal_tables import ResultsArgument, write_text
 
 

@@ -8,120 +8,89 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from typer import Option
 
-from ttapca.cli.inputs import (
-    ArchitectureOption,
-    AsJson,
-    DataFolder,
-    DataOption,
-    ImageSize,
-    LimitOption,
-    MeanOption,
-    ModelArgument,
-    ModelChoice,
-    ModelOption,
-    NormalisationOption,
-    OrderOption,
-    SeedOption,
-    StdOption,
-    WeightsOption,
-    read_images,
-)
-from ttapca.cli.reporting import StepReporter, warn
-from ttapca.errors import OptionError
+from ttapca.cli import arguments
+from ttapca.cli.console import ConsoleReporter
+from ttapca.support.progress import Steps
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from ttapca.datasets import Choice, Images, Order, TensorBatches
+    from ttapca.datasets import Choice, Order
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
-
-PAPERS_COMPONENTS = 2000
 
 
 def fit(
-    model: ModelArgument = None,
+    model: arguments.ModelArgument = None,
     *,
-    data: DataOption,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder that the filter goes to.")],
-    layer: Annotated[
-        str | None, typer.Option(help="Dotted path (default: what `ttapca layers` recommends).")
-    ] = None,
-    components: Annotated[int, typer.Option(min=1, help="How many to keep.")] = PAPERS_COMPONENTS,
-    model_option: ModelOption = None,
-    weights: WeightsOption = None,
-    architecture: ArchitectureOption = None,
-    normalise: NormalisationOption = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    folder: DataFolder = None,
-    size: ImageSize = None,
-    limit: LimitOption = None,
-    order: OrderOption = "auto",
-    seed: SeedOption = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images read at a time.")] = 250,
+    data: arguments.DataOption,
+    to: Annotated[Path, Option(metavar="DIR", help="The folder that the filter goes to.")],
+    layer: arguments.LayerOption = None,
+    components: Annotated[
+        int, Option(min=1, help="How many to keep.")
+    ] = arguments.PAPERS_COMPONENTS,
+    model_option: arguments.ModelOption = None,
+    weights: arguments.WeightsOption = None,
+    architecture: arguments.ArchitectureOption = None,
+    normalise: arguments.NormalisationOption = None,
+    mean: arguments.MeanOption = None,
+    std: arguments.StdOption = None,
+    folder: arguments.DataFolder = None,
+    size: arguments.ImageSize = None,
+    limit: arguments.LimitOption = None,
+    order: arguments.OrderOption = "auto",
+    seed: arguments.SeedOption = 0,
+    batch_size: Annotated[int, Option(min=1, help="How many images are read at once.")] = 250,
     dtype: Annotated[
-        str, typer.Option(help="Storage: float64, float32, bfloat16 or float16.")
+        str, Option(help="Storage: float64, float32, bfloat16 or float16.")
     ] = "float32",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a saved filter that is there already.")
+        bool, Option("--force", help="Replace a saved filter that is there already.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Fit a spectral filter on the training images of a data set, and save it to a folder."""
+    import ttapca
+    from ttapca.benchmark.session import recommended_layer
     from ttapca.datasets import TensorBatches, choose
     from ttapca.fitting.fitted_filter import stored_dtype
     from ttapca.fitting.store import check_target
 
     stored_dtype(dtype)  # what would be refused at the end is refused now
     check_target(to, overwrite=force)
-    choice = ModelChoice(model, model_option, weights, architecture, normalise, mean, std)
-    images = read_images(data, "train", folder, size=size)
+    source = arguments.network_source(
+        model, model_option, weights, architecture, normalise, mean, std
+    )
+    images = arguments.read_images(data, "train", folder, size=size)
     chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
-    network = choice.load()
+    network = source.load()
     start = time.perf_counter()
     batches = TensorBatches(images, batch_size, chosen.rows)
-    fitted = _fit(network, layer or recommended(network, images), batches, components)
+    layer = layer or recommended_layer(network, images)
+    with ConsoleReporter() as reporter:
+        progress = Steps(reporter, f"fitting {layer}")
+        fitted = ttapca.fit(network, layer, batches, components, progress=progress)
     fitted.save(to, dtype=cast("Storage", dtype), overwrite=force)
     _print(fitted, to, chosen, time.perf_counter() - start, as_json)
 
 
-def recommended(network: nn.Module, images: Images) -> str:
-    """The layer that `ttapca layers` would choose for these images."""
-    from ttapca import networks
-
-    height, width, channels = images.images.shape[1:]
-    layer = networks.describe_layers(network, (channels, height, width)).recommended
-    if layer is None:
-        raise OptionError("No layer of this network can carry a filter: name one with --layer.")
-    return layer
-
-
-def _fit(network: nn.Module, layer: str, batches: TensorBatches, components: int) -> FittedFilter:
-    import ttapca
-
-    with StepReporter(f"fitting {layer}") as progress:
-        return ttapca.fit(network, layer, batches, components, progress=progress)
-
-
 def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_json: bool) -> None:
     variance = float(fitted.explained_variance_ratio_.sum())
-    facts = {
-        "filter": str(to),
-        "layer": fitted.layer,
-        "route": fitted.route,
-        "components": fitted.n_components_,
-        "outputs": len(fitted.mean_),
-        "explained_variance": variance,
-        "dropped_variance": fitted.dropped_variance_,
-        "agreement": fitted.agreement_,
-        "images": fitted.n_samples_,
-        "accuracy": fitted.accuracy_,
-        "singular_value_error": fitted.singular_value_error_,
-        "chosen": str(chosen),
-        "seconds": seconds,
-    }
     if as_json:
+        facts = {
+            "filter": str(to),
+            "layer": fitted.layer,
+            "route": fitted.route,
+            "components": fitted.n_components_,
+            "outputs": len(fitted.mean_),
+            "explained_variance": variance,
+            "dropped_variance": fitted.dropped_variance_,
+            "agreement": fitted.agreement_,
+            "images": fitted.n_samples_,
+            "accuracy": fitted.accuracy_,
+            "singular_value_error": fitted.singular_value_error_,
+            "chosen": str(chosen),
+            "seconds": seconds,
+        }
         typer.echo(json.dumps(facts, indent=2))
         return
     typer.echo(
@@ -132,8 +101,11 @@ def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_js
         f"  with learned gains it {fitted.loss_in_words()}"
     )
     if fitted.drops_too_much:
-        warn(
-            f"with learned gains, as those of ttapca-relu, this filter {fitted.loss_in_words()}. "
-            "Fit with more --components for them; methods in closed form, such as wiener, keep "
-            "what lies outside."
+        typer.secho(
+            "warning: with learned gains, as those of ttapca-relu, this filter "
+            f"{fitted.loss_in_words()}. Fit with more --components for them; methods in closed "
+            "form, such as wiener, keep what lies outside.",
+            err=True,
+            fg=typer.colors.YELLOW,
+            bold=True,
         )

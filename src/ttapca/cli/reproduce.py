@@ -1,72 +1,80 @@
-"""`ttapca reproduce`: the paper's tables on real data, from nothing to the report."""
+"""`ttapca demo` and `ttapca reproduce`: ready-made comparisons, from nothing to the report."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
+from typer import Option
 
-from ttapca.cli.inputs import (
-    ArchitectureOption,
-    DataArgument,
-    DataFolder,
-    MeanOption,
-    ModelArgument,
-    ModelChoice,
-    ModelOption,
-    NormalisationOption,
-    StdOption,
-    WeightsOption,
-    separated,
-)
+from ttapca.cli import arguments
+from ttapca.cli.bench import run_benchmark
 from ttapca.errors import OptionError
 from ttapca.support.disk import make_folder
+
+if TYPE_CHECKING:
+    from ttapca.benchmark.session import Benchmark
 
 OWN_NETWORK = {"cifar10": "cifar10-resnet20"}
 QUICK_IMAGES = 1000
 
 
+def demo(
+    to: Annotated[
+        Path, Option(metavar="DIR", help="The folder of the results and the report.")
+    ] = Path("ttapca-demo"),
+    seed: Annotated[int, Option(min=0, help="Of the order of the test digits.")] = 0,
+) -> None:
+    """Corrupt handwritten digits in fifteen ways, and let every method repair a small network."""
+    start = time.perf_counter()
+
+    # torch takes seconds to import: only who needs it waits
+    from ttapca.benchmark.machine import one_thread
+    from ttapca.benchmark.plan import read_preset
+    from ttapca.benchmark.session import Benchmark
+
+    with one_thread():
+        _run_and_report(Benchmark(read_preset("demo").changed(seeds=(seed,))), to, lines=False)
+    log = Console(stderr=True)
+    log.print(f"done in {time.perf_counter() - start:.0f} s", style="dim", highlight=False)
+
+
 def reproduce(
-    data: DataArgument,
-    model: ModelArgument = None,
+    data: arguments.DataArgument,
+    model: arguments.ModelArgument = None,
     *,
     to: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="For results and report (default: ttapca-DATA)."),
+        Path | None, Option(metavar="DIR", help="For results and report (default: ttapca-DATA).")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"{QUICK_IMAGES:,} images a corruption, not all.")
+        bool, Option("--quick", help=f"Use {QUICK_IMAGES:,} test images, not all.")
     ] = False,
     methods: Annotated[
-        str | None, typer.Option(help="With commas between (default: those of the paper).")
+        str | None, Option(help="With commas between (default: those of the paper).")
     ] = None,
     corrupted: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="A folder of CIFAR-C (default: the published one if it is there, else made here).",
         ),
     ] = None,
-    model_option: ModelOption = None,
-    weights: WeightsOption = None,
-    architecture: ArchitectureOption = None,
-    normalise: NormalisationOption = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    folder: DataFolder = None,
+    model_option: arguments.ModelOption = None,
+    weights: arguments.WeightsOption = None,
+    architecture: arguments.ArchitectureOption = None,
+    normalise: arguments.NormalisationOption = None,
+    mean: arguments.MeanOption = None,
+    std: arguments.StdOption = None,
+    folder: arguments.DataFolder = None,
 ) -> None:
     """Get the data, fit a filter, run tables 1 and 2 of the paper, write the report.
 
-    Cut it off whenever you like: the same command goes on.
+    Stop it whenever you like: the same command goes on.
     """
     from ttapca.benchmark.plan import read_preset
-    from ttapca.benchmark.tables import error_tables
-    from ttapca.cli import benching
-    from ttapca.cli.bench_inputs import Inputs
-    from ttapca.cli.report import write_report
-    from ttapca.cli.terminal_tables import print_table
+    from ttapca.benchmark.session import Benchmark
 
     named = model if model or model_option else OWN_NETWORK.get(data)
     if named is None and model_option is None:
@@ -74,52 +82,57 @@ def reproduce(
             f"No network for `{data}` ships with ttapca: name one, as in `ttapca reproduce {data} "
             "MODEL`."
         )
-    choice = ModelChoice(named, model_option, weights, architecture, normalise, mean, std)
-    choice.load(doubt=False)  # a network that cannot be loaded is said before anything is fetched
-    found = corrupted or _published(data, folder)
+    network = arguments.network_source(
+        named, model_option, weights, architecture, normalise, mean, std
+    )
+    network.load(doubt=False)  # a network that cannot be loaded is said before anything is fetched
+    found = corrupted or _place(f"{data}-c", folder)  # the published one, where it is there
     _get(data, folder, frost=found is None)
     plan = read_preset("paper-tables").changed(
         data=data,
         images=QUICK_IMAGES if quick else None,
         corrupted=None if found is None else str(found),
-        methods=separated(methods),
+        methods=arguments.separated(methods),
     )
-    place = to or Path(f"ttapca-{Path(data).name}")
-    make_folder(place)
-    inputs = Inputs(choice, plan, place / "results.sqlite", folder=folder)
-    rows = benching.run_cells(inputs, estimate=True)
+    benchmark = Benchmark(plan, network, root=arguments.cache_root(), folder=folder)
+    _run_and_report(benchmark, to or Path(f"ttapca-{Path(data).name}"), estimate=True)
+
+
+def _run_and_report(
+    benchmark: Benchmark, to: Path, *, lines: bool = True, estimate: bool = False
+) -> None:
+    """Run a benchmark in a folder, print its tables and write its report there."""
+    from ttapca.benchmark.tables import error_tables
+    from ttapca.cli.report import write_report
+    from ttapca.cli.terminal_tables import print_table
+
+    make_folder(to)
+    results, page = to / "results.sqlite", to / "report.html"
+    rows = run_benchmark(benchmark, results, lines=lines, estimate=estimate)
     out = Console()
     for table in error_tables(rows):
         print_table(out, table)
-    write_report(inputs.to, place / "report.html")
-    out.print(f"The report: {(place / 'report.html').absolute()}", highlight=False, soft_wrap=True)
-
-
-def _published(data: str, folder: Path | None) -> Path | None:
-    """The published CIFAR-C, where somebody has put it in place."""
-    return _place(f"{data}-c", folder)
+    write_report(results, page)
+    out.print(f"The report: {page.absolute()}", highlight=False, soft_wrap=True)
 
 
 def _get(data: str, folder: Path | None, *, frost: bool) -> None:
     """Fetch what is not there; data of the user's own are left alone."""
     from ttapca.cli.data import get
-    from ttapca.cli.home import cache_root
-    from ttapca.datasets import FROST, has_frost
-    from ttapca.datasets.catalog import DATA_SETS
+    from ttapca.datasets import DATA_SETS, FROST, has_frost
 
     if data not in DATA_SETS:
         return
     if _place(data, folder) is None:
         get([data], folder)
-    if frost and not has_frost(cache_root()):
+    if frost and not has_frost(arguments.cache_root()):
         get([FROST])
 
 
 def _place(name: str, folder: Path | None) -> Path | None:
     """Where a data set lies, if it does."""
-    from ttapca.cli.home import cache_root
     from ttapca.datasets.catalog import DATA_SETS
 
-    root = (folder or cache_root()).expanduser()
+    root = (folder or arguments.cache_root()).expanduser()
     layouts = DATA_SETS[name].layouts if name in DATA_SETS else ()
     return next((root / one.folder for one in layouts if (root / one.folder).is_dir()), None)

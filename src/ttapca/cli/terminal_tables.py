@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ttapca.cli.inputs import check_place
+from ttapca.cli.arguments import check_place
 from ttapca.support.disk import replace_file
 
 if TYPE_CHECKING:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer import Argument, Option
 
-from ttapca.cli.inputs import (
-    AsJson,
-    DataArgument,
-    DataFolder,
-    ImageSize,
-    read_images,
-    tensorboard_writer,
-    users_factory,
-)
-from ttapca.cli.reporting import StepReporter
+from ttapca.cli import arguments
+from ttapca.cli.console import ConsoleReporter
 from ttapca.errors import OptionError
+from ttapca.support.progress import Steps
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,60 +30,60 @@ NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
 
 
 def train(
-    data: DataArgument,
+    data: arguments.DataArgument,
     architecture: Annotated[
-        str | None,
-        typer.Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ..."),
+        str | None, Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ...")
     ] = None,
     *,
     to: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder of the run; one with a run goes on.")
+        Path, Option(metavar="DIR", help="The folder of the run; one with a run goes on.")
     ],
     model: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FACTORY", help="A network of your own, instead."),
+        str | None, Option(metavar="MODULE:FACTORY", help="A network of your own, instead.")
     ] = None,
     normalise: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="none, half, cifar10, ... (default: measured)."),
+        str | None, Option(metavar="NAME", help="none, half, cifar10, ... (default: measured).")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 25,
-    batch_size: Annotated[int, typer.Option(help="Images a step.")] = 128,
-    peak: Annotated[float, typer.Option(help="The highest learning rate.")] = 0.2,
-    schedule: Annotated[str, typer.Option(help="one-cycle, or cosine.")] = "one-cycle",
-    warmup: Annotated[float, typer.Option(help="Epochs of warm-up, for cosine.")] = 1.0,
-    momentum: Annotated[float, typer.Option(help="Of Nesterov's kind.")] = 0.9,
-    weight_decay: Annotated[float, typer.Option(help="On weights, not on norms.")] = 5e-4,
-    label_smoothing: Annotated[float, typer.Option(help="Spread over all classes.")] = 0.0,
+    epochs: Annotated[int, Option(help="Passes over the training images.")] = 25,
+    batch_size: Annotated[int, Option(help="How many images make a step.")] = 128,
+    peak: Annotated[float, Option(help="The highest learning rate.")] = 0.2,
+    schedule: Annotated[str, Option(help="one-cycle, or cosine.")] = "one-cycle",
+    warmup: Annotated[float, Option(help="Epochs of warm-up, for cosine.")] = 1.0,
+    momentum: Annotated[float, Option(help="Of Nesterov's kind.")] = 0.9,
+    weight_decay: Annotated[float, Option(help="On weights, not on norms.")] = 5e-4,
+    label_smoothing: Annotated[float, Option(help="Spread over all classes.")] = 0.0,
     padding: Annotated[
-        int | None, typer.Option(help="Largest shift of a random crop (default: side / 8).")
+        int | None, Option(help="Largest shift of a random crop (default: side / 8).")
     ] = None,
     flip: Annotated[
         bool | None,
-        typer.Option("--flip/--no-flip", help="Mirror half of the images (default: not digits)."),
+        Option("--flip/--no-flip", help="Mirror half of the images (default: not digits)."),
     ] = None,
-    cutout: Annotated[int, typer.Option(help="Side of a blanked square; 0 for none.")] = 0,
+    cutout: Annotated[int, Option(help="Side of a blanked square; 0 for none.")] = 0,
     average: Annotated[
-        float, typer.Option(help="Decay of the moving average of weights; 0 for none.")
+        float, Option(help="Decay of the moving average of weights; 0 for none.")
     ] = 0.0,
     rotation_head: Annotated[
         str | None,
-        typer.Option(metavar="LAYER", help="Also learn rotations, sharing all up to this layer."),
+        Option(metavar="LAYER", help="Also learn rotations, sharing all up to this layer."),
     ] = None,
-    rotation: Annotated[float, typer.Option(help="Weight of the rotation loss.")] = 1.0,
-    channels_last: Annotated[bool, typer.Option(help="Memory layout; mostly faster.")] = True,
-    seed: Annotated[int, typer.Option(help="Of weights, order and augmentation.")] = 0,
-    size: ImageSize = None,
-    folder: DataFolder = None,
+    rotation: Annotated[float, Option(help="Weight of the rotation loss.")] = 1.0,
+    channels_last: Annotated[bool, Option(help="Memory layout; mostly faster.")] = True,
+    seed: Annotated[int, Option(help="Of weights, order and augmentation.")] = 0,
+    size: arguments.ImageSize = None,
+    folder: arguments.DataFolder = None,
     tensorboard: Annotated[
-        bool | None, typer.Option(help="Write events (default: where it is installed).")
+        bool | None, Option(help="Write events (default: where it is installed).")
     ] = None,
-    as_json: AsJson = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Train a network; the same command goes on after a crash and ends with the same weights."""
     from ttapca import networks
+    from ttapca.networks.runs import WEIGHTS
 
-    images, test = (read_images(data, split, folder, size=size) for split in ("train", "test"))
+    images, test = (
+        arguments.read_images(data, split, folder, size=size) for split in ("train", "test")
+    )
     options = networks.TrainingOptions(
         epochs=epochs,
         batch_size=batch_size,
@@ -111,8 +106,12 @@ def train(
     if fingerprint == test.fingerprint():  # a path to one set of images serves as both
         typer.echo("train: no test split, so accuracy is that of the training images", err=True)
     description["data"] = {"name": str(data), "training_images": fingerprint}
-    records = _run(network, images, test, options, to, description, tensorboard)
-    _print(records, to, as_json)
+    last = _run(network, images, test, options, to, description, tensorboard)[-1]
+    path = to / WEIGHTS
+    if as_json:
+        typer.echo(json.dumps({"weights": str(path), **dataclasses.asdict(last)}, indent=2))
+    else:
+        typer.echo(f"{path}  test accuracy {last.test_accuracy:.2f} %  {last.epoch} epochs")
 
 
 def _network(
@@ -134,10 +133,10 @@ def _network(
             f"package.module:factory; found {'neither' if factory is None else 'both'}."
         )
     generator = torch.Generator().manual_seed(seed)
-    shape = tuple(images.images.shape[1:])
-    input_shape = (shape[2], shape[0], shape[1])
+    height, width, channels = images.images.shape[1:]
+    classes, input_shape = len(images.class_names), (channels, height, width)
+    description: dict[str, Any] = {"classes": classes, "input_shape": input_shape}
     network: nn.Module
-    description: dict[str, Any] = {"classes": len(images.class_names), "input_shape": input_shape}
     if architecture is not None:
         if normalise is None:
             normalisation = networks.normalisation_of(images)
@@ -145,7 +144,7 @@ def _network(
             normalisation = find_normalisation(normalise)
         network = networks.build(
             architecture,
-            classes=len(images.class_names),
+            classes=classes,
             normalisation=normalisation,
             input_shape=input_shape,
             generator=generator,
@@ -159,7 +158,7 @@ def _network(
             raise OptionError("--normalise has no meaning for a network of your own.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = users_factory(str(factory))
+            network = arguments.network_source(factory).load(doubt=False)
         description["factory"] = factory
     if split is not None:
         network = networks.add_rotation_head(network, split, generator, input_shape)
@@ -177,14 +176,19 @@ def _run(
 ) -> list[EpochRecord]:
     from ttapca.networks.runs import read_history, train
 
-    done = len(read_history(to))
-    steps = len(images) // options.batch_size
-    with ExitStack() as stack:
-        bar = StepReporter("train", options.epochs * steps, done=done * steps)
-        reporter = stack.enter_context(bar)
+    done, steps = len(read_history(to)), len(images) // options.batch_size
+    with ConsoleReporter("train") as reporter, _events(to, tensorboard) as write:
         if done:
             reporter.note(f"going on after epoch {done} of {options.epochs}")
-        write = stack.enter_context(tensorboard_writer(to, tensorboard))
+
+        def announce(record: EpochRecord) -> None:
+            reporter.note(
+                f"epoch {record.epoch} of {options.epochs}: loss {record.loss:.3f}, training "
+                f"accuracy {record.train_accuracy:.2f} %, test accuracy "
+                f"{record.test_accuracy:.2f} %, {record.seconds:.1f} s"
+            )
+            write(record)
+
         try:
             return train(
                 network,
@@ -193,34 +197,29 @@ def _run(
                 options,
                 to,
                 description=description,
-                progress=reporter,
-                on_epoch=_announcer(reporter, options.epochs, write),
+                progress=Steps(reporter, "train", options.epochs * steps, done * steps),
+                on_epoch=announce,
             )
         except KeyboardInterrupt:
             reporter.note("stopped; the same command goes on after the last whole epoch")
             raise
 
 
-def _announcer(
-    reporter: StepReporter, epochs: int, write: Callable[[EpochRecord], None]
-) -> Callable[[EpochRecord], None]:
-    def announce(record: EpochRecord) -> None:
-        reporter.note(
-            f"epoch {record.epoch} of {epochs}: loss {record.loss:.3f}, training accuracy "
-            f"{record.train_accuracy:.2f} %, test accuracy {record.test_accuracy:.2f} %, "
-            f"{record.seconds:.1f} s"
-        )
-        write(record)
-
-    return announce
-
-
-def _print(records: list[EpochRecord], to: Path, as_json: bool) -> None:
-    from ttapca.networks.runs import WEIGHTS
-
-    last = records[-1]
-    if as_json:
-        facts = {"weights": str(to / WEIGHTS), **dataclasses.asdict(last)}
-        typer.echo(json.dumps(facts, indent=2))
+@contextmanager
+def _events(folder: Path, wanted: bool | None) -> Iterator[Callable[[EpochRecord], None]]:
+    """Where TensorBoard's events of a run go: nowhere, when it is neither wanted nor there."""
+    if wanted is None:
+        wanted = importlib.util.find_spec("tensorboard") is not None
+    if not wanted:
+        yield lambda _: None
         return
-    typer.echo(f"{to / WEIGHTS}  test accuracy {last.test_accuracy:.2f} %  {last.epoch} epochs")
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
+
+        def write(record: EpochRecord) -> None:
+            for name, value in dataclasses.asdict(record).items():
+                if name != "epoch" and value is not None:
+                    writer.add_scalar(name, value, record.epoch)
+
+        yield write

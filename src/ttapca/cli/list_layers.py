@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Option
 
-from ttapca.cli.inputs import (
-    ArchitectureOption,
-    AsJson,
-    ModelArgument,
-    ModelChoice,
-    ModelOption,
-    WeightsOption,
-)
+from ttapca.cli import arguments
 from ttapca.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
@@ -26,23 +20,22 @@ if TYPE_CHECKING:
 
     from ttapca.networks import LayerFacts, LayerTable
 
-PAPERS_COMPONENTS = 2000
 TABLE_WIDTH = 120  # where the output is no terminal
 
 
 def layers(
-    model: ModelArgument = None,
-    model_option: ModelOption = None,
-    weights: WeightsOption = None,
-    architecture: ArchitectureOption = None,
+    model: arguments.ModelArgument = None,
+    model_option: arguments.ModelOption = None,
+    weights: arguments.WeightsOption = None,
+    architecture: arguments.ArchitectureOption = None,
     input_shape: Annotated[
         str | None,
-        typer.Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
+        Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
     ] = None,
     components: Annotated[
-        int, typer.Option(min=1, help="Of the filter whose cost is shown.")
-    ] = PAPERS_COMPONENTS,
-    as_json: AsJson = False,
+        int, Option(min=1, help="How many the filter has whose cost is shown.")
+    ] = arguments.PAPERS_COMPONENTS,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """List the layers of a network, what a filter costs at each, and which to choose.
 
@@ -50,7 +43,11 @@ def layers(
     """
     from ttapca import networks
 
-    network = _network(ModelChoice(model, model_option, weights, architecture))
+    source = arguments.network_source(model, model_option, weights, architecture)
+    if source.name in networks.ARCHITECTURES and source.name not in networks.packaged():
+        network: nn.Module = networks.build(source.name)
+    else:  # layers and costs do not depend on the normalisation, and not every file says it
+        network = source.load(assumed="none", doubt=False)
     shape = _shape(input_shape, network)
     try:
         table = networks.describe_layers(network, shape, components)
@@ -60,15 +57,6 @@ def layers(
         typer.echo(json.dumps(dataclasses.asdict(table), indent=2))
     else:
         _print(table, shape)
-
-
-def _network(choice: ModelChoice) -> nn.Module:
-    from ttapca import networks
-
-    if choice.name in networks.ARCHITECTURES and choice.name not in networks.packaged():
-        return networks.build(choice.name)
-    # Layers and their cost do not depend on the normalisation, and not every file says it.
-    return choice.load(assumed="none", doubt=False)
 
 
 def _shape(words: str | None, network: nn.Module) -> tuple[int, ...]:

@@ -1,0 +1,364 @@
+"""`Benchmark`: load a network and images by name, fit or find the filter, and run a plan."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import ttapca
+from ttapca import networks
+from ttapca.benchmark.cells import Row
+from ttapca.benchmark.commands import bench_command
+from ttapca.benchmark.image_source import ImageSource
+from ttapca.benchmark.plan import PAPERS_COMPONENTS, Plan, Unit, expand
+from ttapca.benchmark.results import Results
+from ttapca.benchmark.running import estimate_seconds, run, unfinished
+from ttapca.benchmark.subject import Subject
+from ttapca.datasets import (
+    DIGITS,
+    FROST,
+    Choice,
+    Images,
+    Split,
+    TensorBatches,
+    choose,
+    load,
+)
+from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.methods import METHODS
+from ttapca.networks.factories import is_factory, make
+from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
+from ttapca.spectral.basis import Dense
+from ttapca.support.progress import Reporter, Silent, Steps
+
+DIGITS_NETWORK = "digits-small-cnn"
+FIT_BATCH = 250
+SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper
+
+
+@dataclass(frozen=True)
+class NetworkSource:
+    """A network by name, and what has to be said to load it.
+
+    Attributes:
+        name: A packaged network, a file of weights, or `package.module:factory`.
+        weights: A file of weights for what a factory makes.
+        architecture: Of a file of weights; found out from it by default.
+        normalisation: What the network of a file does to images first, where the file does not
+            say it: a name, or a mean and a deviation.
+
+    Example:
+        >>> NetworkSource("digits").load().classes
+        10
+    """
+
+    name: str
+    weights: Path | None = None
+    architecture: str | None = None
+    normalisation: str | Normalisation | None = None
+
+    def load(self, *, assumed: str | None = None, doubt: bool = True) -> nn.Module:
+        """Load the network, in evaluation mode.
+
+        Args:
+            assumed: The normalisation where neither the user nor the file says one.
+            doubt: Whether to warn where the weights may be untrained.
+
+        Raises:
+            OptionError: There is no such network, or an option has no meaning for it.
+            CheckpointError: The file is damaged, unsafe, or does not fit.
+        """
+        if is_factory(self.name):
+            self._refuse("architecture", "normalisation")
+            network = make(self.name)
+            network = networks.load_weights(network, self.weights) if self.weights else network
+        else:
+            self._refuse("weights")
+            stated = self.normalisation or assumed
+            network = networks.load(self.file, self.architecture, normalisation=stated)
+        if doubt and (reason := self._doubt(network)):
+            advice = "Give trained ones with `weights=`."
+            warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
+        return network.eval()
+
+    @property
+    def file(self) -> str:
+        """The name as `networks.load` knows it: `digits` stands for the network of the demo."""
+        return DIGITS_NETWORK if self.name == DIGITS else self.name
+
+    def words(self) -> dict[str, object]:
+        """What is said beside the name, as options of the command line; None for what is not."""
+        stated = self.normalisation
+        words: dict[str, object] = {"--weights": self.weights, "--architecture": self.architecture}
+        if isinstance(stated, Normalisation):
+            numbers = {"--mean": stated.mean, "--std": stated.std}
+            return words | {name: ",".join(map(str, each)) for name, each in numbers.items()}
+        return words | {"--normalise": stated}
+
+    def _doubt(self, network: nn.Module) -> str:
+        if looks_untrained(network):
+            return (
+                f"the weights of `{self.name}` look UNTRAINED: the statistics of its BatchNorm "
+                "layers are those of a new network. All numbers will be those of random weights."
+            )
+        if is_factory(self.name) and self.weights is None:
+            return (
+                f"no weights were given, so `{self.name}` has those that the factory gives it. If "
+                "it does not load any, they are UNTRAINED, and all numbers those of random weights."
+            )
+        return ""
+
+    def _refuse(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
+
+
+def recommended_layer(network: nn.Module, images: Images) -> str:
+    """The layer that `ttapca layers` recommends for images of this size.
+
+    Raises:
+        OptionError: No layer can carry a filter.
+    """
+    height, width, channels = images.images.shape[1:]
+    layer = networks.describe_layers(network, (channels, height, width)).recommended
+    if layer is None:
+        raise OptionError("No layer of this network can carry a filter: name one with `layer=`.")
+    return layer
+
+
+@dataclass(eq=False)
+class Benchmark:
+    """A plan and all that it is run on: what `ttapca bench` does, in Python.
+
+    Attributes:
+        plan: What to compare.
+        network: A network of your own, or where one comes from; by default what the plan names.
+        filter: The folder of a saved filter; by default one is fitted, and kept beside the results.
+        root: The folder that `ttapca data get` fills, for data sets with a name and the photographs
+            of frost.
+        folder: Where data sets with a name lie, if not in `root`.
+        size: Side to resize pictures to.
+        reporter: Told how it goes.
+
+    Example:
+        >>> import tempfile
+        >>> plan = Plan("digits", "digits", ("source", "bn"), ("fog",), settings=("online",))
+        >>> rows = Benchmark(plan).run(Path(tempfile.mkdtemp()) / "results.sqlite")
+        >>> [(row.cell.method, row.outcome.status) for row in rows]
+        [('source', 'done'), ('bn', 'done')]
+    """
+
+    plan: Plan
+    network: nn.Module | NetworkSource | None = None
+    filter: Path | str | None = None
+    root: Path | str | None = None
+    folder: Path | str | None = None
+    size: int | None = None
+    reporter: Reporter = field(default_factory=Silent)
+
+    def run(
+        self, to: Path | str, *, retry_failed: bool = False, estimate: bool = False
+    ) -> list[Row]:
+        """Run what is not in a file of results yet.
+
+        Args:
+            to: The file; one is made where there is none.
+            retry_failed: Whether to run again what has failed before.
+            estimate: Whether to try each method first, and tell the reporter how long it will take.
+
+        Returns:
+            The rows of all results that the plan asks for, also those that were there before.
+
+        Raises:
+            TtapcaError: Network, images or filter cannot be had, or the file cannot be written.
+        """
+        to = Path(to)
+        with Results(to) as results:  # a file of something else is refused before any work
+            subject = self._subject()
+            if self._filtered:
+                subject.fitted = self._fitted(subject, to)
+            units = expand(self.plan, subject)
+            if self.plan.images is not None:
+                self.reporter.note(f"{self._chosen.selection} of `{self.plan.data}`")
+            if estimate:
+                self._tell_how_long(unfinished(units, results), subject)
+            run(
+                units,
+                subject,
+                results,
+                reporter=self.reporter,
+                retry_failed=retry_failed,
+                command=lambda unit: self._command(unit, to),
+            )
+            wanted = {cell for unit in units for cell in unit.cells}
+            return [row for row in results.rows() if row.cell in wanted]
+
+    def units(self) -> list[Unit]:
+        """What would be run, without fitting a filter or writing anything."""
+        subject = self._subject()
+        if self._filtered and self.filter is not None:
+            subject.fitted = ttapca.load(self.filter)
+        elif self._filtered:  # a filter in name only
+            count = max(self.plan.components, default=PAPERS_COMPONENTS)
+            none, layer = torch.zeros(1), self._layer(subject.network)
+            basis = Dense(none.expand(1, count))
+            subject.fitted = FittedFilter(
+                layer, basis, (1,), (1,), none, none, torch.ones(count), 2, 1.0, route="exact"
+            )
+        return expand(self.plan, subject)
+
+    @property
+    def _filtered(self) -> bool:
+        """Whether any method of the plan has a filter."""
+        return any(
+            METHODS[method].method.needs_filter or self.plan.method.get(method, {}).get("filter")
+            for method in self.plan.methods
+        )
+
+    @property
+    def _origin(self) -> nn.Module | NetworkSource:
+        if self.network is not None:
+            return self.network
+        if self.plan.model is None:
+            raise OptionError("A benchmark needs a network: name one, or pass it as `network=`.")
+        return NetworkSource(self.plan.model)
+
+    @cached_property
+    def _test(self) -> Images:
+        return self._read("test")
+
+    @cached_property
+    def _training(self) -> Images:
+        return self._read("train")
+
+    def _read(self, split: Split) -> Images:
+        task = f"reading {self.plan.data}"
+        self.reporter.advance(task, 0, None)
+        root = self.folder or self.root
+        root = Path(root).expanduser() if root else None
+        images = load(self.plan.data, split, root=root, size=self.size)
+        self.reporter.advance(task, 1, 1)
+        return images
+
+    @cached_property
+    def _chosen(self) -> Choice:
+        """Which test images are used; settings decide about their order."""
+        return choose(self._test.labels, self.plan.images, order="stored")
+
+    def _subject(self) -> Subject:
+        plan, chosen = self.plan, self._chosen
+        if plan.images is not None and chosen.total < plan.images:
+            raise NotEnoughDataError(
+                f"`{plan.data}` has {chosen.total:,} test images; asked for are {plan.images:,}."
+            )
+        source = ImageSource(
+            chosen.of(self._test),
+            Path(plan.corrupted).expanduser() if plan.corrupted else None,
+            plan.corruption_seed,
+            Path(self.root).expanduser() / FROST if self.root else None,
+            None if chosen.first else chosen.rows,
+        )
+        # Other images of the same data set have another name.
+        data = Path(plan.data).name
+        data = f"{data}, {chosen.per_class}" if chosen.drawn else data
+        filter_name = "" if self.filter is None else Path(self.filter).absolute().name
+        subject = Subject(*self._named_network(), data, source, filter_name=filter_name)
+        self._provide(subject)
+        return subject
+
+    def _named_network(self) -> tuple[str, nn.Module]:
+        origin = self._origin
+        if isinstance(origin, nn.Module):
+            return self.plan.model or type(origin).__name__, origin
+        name = origin.name if is_factory(origin.name) else Path(origin.name).name
+        return name, _in_fast_layout(origin.load())
+
+    def _provide(self, subject: Subject) -> None:
+        """Give methods what they need of the source domain, and no text can say."""
+        if "eata" in self.plan.methods:
+            chosen = choose(self._training.labels, SOURCE_IMAGES)
+            batches = TensorBatches(self._training, FIT_BATCH, chosen.rows)
+            subject.provided["eata"] = {"source": batches}
+            if chosen.drawn:  # which the key says, unless they are simply the first ones
+                subject.stated["eata"] = {"source": str(chosen)}
+        if "ttt" in self.plan.methods:
+            origin = self._origin
+            if isinstance(origin, nn.Module):
+                raise OptionError(
+                    "`ttt` needs the rotation head that its network was trained with: name a file "
+                    "that `ttapca train --rotation-head LAYER` wrote, instead of a network."
+                )
+            rotation = networks.load_rotation(origin.file, normalisation=origin.normalisation)
+            subject.provided["ttt"] = {"head": rotation.head, "split": rotation.split}
+
+    def _layer(self, network: nn.Module) -> str:
+        return self.plan.layer or recommended_layer(network, self._training)
+
+    def _fitted(self, subject: Subject, to: Path) -> FittedFilter:
+        """The filter that was named; else the one that is kept; else one that is fitted now."""
+        if self.filter is not None:
+            return ttapca.load(self.filter)
+        layer = self._layer(subject.network)
+        wanted = max(self.plan.components, default=None)
+        name = f"{subject.data}-{subject.weights}-{layer}-{wanted or 'most'}"
+        kept = to.with_name(f"{to.name}-filters") / name
+        if not kept.exists():
+            self._fit(subject.network, layer, wanted).save(kept)
+        return ttapca.load(kept)  # also when it is new, so that a resumed run rounds alike
+
+    def _fit(self, network: nn.Module, layer: str, wanted: int | None) -> FittedFilter:
+        def fit(count: int | None) -> FittedFilter:
+            batches = TensorBatches(self._training, FIT_BATCH)
+            progress = Steps(self.reporter, f"fitting {layer}")
+            return ttapca.fit(network, layer, batches, count, progress=progress)
+
+        try:
+            return fit(wanted or PAPERS_COMPONENTS)
+        except NotEnoughDataError:
+            if wanted is not None:
+                raise
+            return fit(None)  # all there are
+
+    def _tell_how_long(self, todo: list[Unit], subject: Subject) -> None:
+        self.reporter.note("trying each method on one batch, to say how long the run will take")
+        seconds = timedelta(seconds=round(estimate_seconds(todo, subject)))
+        self.reporter.note(
+            f"about {seconds} on this machine; stop it whenever you like, the same command goes on"
+        )
+
+    def _command(self, unit: Unit, to: Path) -> list[str]:
+        """The words that run one unit again; none where the network has no name."""
+        origin = self._origin
+        if isinstance(origin, nn.Module):
+            return []
+        given = {
+            "--data": self.plan.data,
+            "--corrupted": self.plan.corrupted,
+            "--corruption-seed": self.plan.corruption_seed or None,
+            "--filter": self.filter,
+            **origin.words(),
+            "--in": self.folder,
+            "--size": self.size,
+        }
+        method = unit.cells[0].method
+        return bench_command(origin.name, unit, given, self.plan.method.get(method, {}), to)
+
+
+def _in_fast_layout(network: nn.Module) -> nn.Module:
+    """Lay weights out with channels last: the same numbers but for rounding, in a third less time.
+
+    Networks of others may rely on the usual layout, and torch 2.13 crashes in the gradients of
+    GroupNorm with this one.
+    """
+    grouped = any(isinstance(part, nn.GroupNorm) for part in network.modules())
+    if isinstance(network, ImageNetwork) and not grouped:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network

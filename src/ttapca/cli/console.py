@@ -1,0 +1,163 @@
+"""What people see on standard error: progress, and the library's advice as options to type."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Literal, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+
+class ConsoleReporter:
+    """A `Reporter` for people: bars on a terminal, which are cleared at the end; notes anywhere.
+
+    Args:
+        title: What each note starts with.
+        counted: What the bars count.
+        lines: Whether a finished task that has facts to tell leaves a line.
+        console: Where to write; standard error by default.
+
+    Example:
+        >>> with ConsoleReporter("cifar10", console=Console(quiet=True)) as report:
+        ...     report.note("already there")
+    """
+
+    def __init__(
+        self,
+        title: str = "",
+        counted: Literal["steps", "bytes"] = "steps",
+        *,
+        lines: bool = False,
+        console: Console | None = None,
+    ) -> None:
+        self._title, self._lines = title, lines
+        self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        counts: tuple[ProgressColumn, ...] = (_Count(), TimeRemainingColumn())
+        if counted == "bytes":
+            counts = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            *counts,
+            TextColumn("{task.fields[facts]}", markup=False),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        """Start to draw."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Clear the bars, whatever happened."""
+        self._progress.stop()
+
+    def note(self, text: str) -> None:
+        """Write one sentence above the bars."""
+        self._print(f"{self._title}: {text}" if self._title else text)
+
+    def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
+        """Move the bar of a task, and take it away when the task is finished."""
+        if task not in self._tasks:
+            self._tasks[task] = self._progress.add_task(task, total=total, facts=facts)
+        number = self._tasks[task]
+        self._progress.update(number, completed=done, total=total, facts=facts)
+        if total is None:  # which `update` takes for no change
+            self._progress.tasks[self._progress.task_ids.index(number)].total = None
+        elif done >= total:
+            self._progress.remove_task(self._tasks.pop(task))
+            if self._lines and facts:
+                self._print(f"{task}  {facts}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
+
+
+class _Count(MofNCompleteColumn):
+    """How many are done, of how many; nothing where that is not known."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
+# What can be typed in place of an argument.
+OPTIONS = {
+    "filter": "--filter DIR",
+    "size": "--size N",
+    "root": "--in DIR",
+    "corruption": "--corruption NAME",
+    "severity": "--severity N",
+    "overwrite": "--force",
+    "n_components": "--components",
+    "images": "--images N",
+    "layer": "--layer NAME",
+    "weights": "--weights FILE",
+    "architecture": "--architecture",
+    "normalisation": "--normalise",
+}
+
+# Whole phrases that have another shape here; the first that fits is taken.
+PHRASES = (
+    (r"`ttapca\.fit\([^`]*\)` and pass it as `filter=`", "`ttapca fit` and name it: --filter DIR"),
+    (r"Pass the module as `head=`, and as `split=` the layer whose output it takes\.",
+     "`ttapca bench` takes it from weights that `ttapca train --rotation-head LAYER` wrote."),
+    (r"`fitted\.save\(path\)`", "`ttapca fit`"),
+    (r"`ttapca\.(fit|adapt|load)`", r"`ttapca \1`"),
+    (r", or None for all", ""),
+    (r"Say what the model takes of a batch: prepare=.*by name\.",
+     "Name data that it takes; pictures are resized with --size N."),
+    (r"read smaller batches, or take `route='dct'` for large images", "or a smaller --batch-size"),
+    (r"Ask for fewer with `images`", "Ask for fewer with --images N"),
+    (r"State it: normalisation ([\w, ]+), or a mean and a std\.",
+     r"State it: --normalise NAME (\1), or --mean and --std."),
+)  # fmt: skip
+
+ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
+
+
+def on_the_command_line(text: str) -> str:
+    """Say the same to somebody who typed a command.
+
+    The library speaks Python: "pass it as `filter=`". Whoever typed a command has options instead.
+    All that a command says on standard error goes through here.
+
+    Args:
+        text: The message of an error or a warning.
+
+    Returns:
+        The message with arguments as options: those of a command by name, those of a method as
+        what `--option` takes.
+
+    Example:
+        >>> on_the_command_line("All pictures must have one size. Give `size=` to resize them.")
+        'All pictures must have one size. Give --size N to resize them.'
+        >>> on_the_command_line("Switch them off with `consistency=False`.")
+        'Switch them off with --option consistency=False.'
+    """
+    for phrase, words in PHRASES:
+        text = re.sub(phrase, words, text)
+    return ARGUMENT.sub(_option, text)
+
+
+def _option(found: re.Match[str]) -> str:
+    name, value = found[1] or found[3], found[2] or found[4]
+    if name in OPTIONS:
+        return f"{OPTIONS[name]} {value}" if found[4] else OPTIONS[name]
+    return f"--option {name}={value or 'VALUE'}"

@@ -1,0 +1,133 @@
+"""`Benchmark`: what the command line does, from Python; and results of an earlier version."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmark.worlds import small_subject
+from ttapca.benchmark import Benchmark, NetworkSource, Plan, Results, session
+from ttapca.benchmark.running import adapted
+from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
+from ttapca.networks import Normalisation
+
+OLD = Path(__file__).parent / "results_0_1.sqlite"
+PLAN = Plan(
+    model="digits",
+    data="digits",
+    methods=("bn", "ttapca-relu", "tent"),
+    corruptions=("fog", "contrast"),
+    settings=("online",),
+    batch_sizes=(25,),
+    components=(16,),
+    images=50,
+)
+
+
+class Notes:
+    """A reporter that remembers what was said."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.tasks: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
+        self.tasks.append(task)
+
+
+def test_results_of_version_0_1_are_read_and_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "results_0_1.sqlite"
+    shutil.copy(OLD, path)
+    with Results(path, readonly=True) as results:
+        before, observations = results.rows(), results.observations()
+    assert [(row.cell.corruption, row.cell.method) for row in before] == [
+        (corruption, method) for corruption in PLAN.corruptions for method in PLAN.methods
+    ]
+    assert [one.cell.method for one in observations] == ["ttapca-relu"] * 2
+    told = Notes()
+    assert Benchmark(PLAN, reporter=told).run(path) == before
+    assert "0 measurements to make, 0 images; 6 runs were finished before" in told.notes
+    with Results(path, readonly=True) as results:
+        assert (results.rows(), results.observations()) == (before, observations)
+    fresh = Benchmark(PLAN).run(tmp_path / "fresh.sqlite")
+    assert [row.cell for row in fresh] == [row.cell for row in before]
+    for new, old in zip(fresh, before, strict=True):
+        # One image of 50 is 2 points: rounding differs from processor to processor.
+        assert new.outcome.error == pytest.approx(old.outcome.error, abs=4.1)
+        place = str(tmp_path / "fresh.sqlite")
+        assert new.outcome.command == old.outcome.command.replace("results_0_1.sqlite", place)
+
+
+def test_the_filter_is_fitted_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to, told = tmp_path / "r.sqlite", Notes()
+    plan = PLAN.changed(methods=("ttapca-relu",), corruptions=("fog",))
+    Benchmark(plan, reporter=told).run(to)
+    assert "fitting conv1" in told.tasks
+    kept = list((tmp_path / "r.sqlite-filters").iterdir())
+    assert len(kept) == 1
+    (row,) = Benchmark(plan.changed(components=())).run(to)
+    assert row.cell.components == 61  # all there are: three pixels never vary
+    monkeypatch.setattr("ttapca.fit", None)
+    rows = Benchmark(plan.changed(seeds=(1,))).run(to)
+    rows += Benchmark(plan, filter=str(kept[0])).run(to)
+    assert [row.cell.layer for row in rows] == ["conv1", f"conv1, {kept[0].name}"]
+    assert [unit.cells[0] for unit in Benchmark(plan, filter=kept[0]).units()] == [rows[1].cell]
+
+
+def test_a_network_of_ones_own(tmp_path: Path) -> None:
+    network = small_subject().network
+    plan = PLAN.changed(methods=("source",), corruptions=("fog",))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    (row,) = Benchmark(plan, network).run(tmp_path / "r.sqlite")
+    assert (row.cell.model, row.outcome.status, row.outcome.command) == ("digits", "done", "")
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    with pytest.raises(OptionError, match="`ttt` needs the rotation head"):
+        Benchmark(plan.changed(methods=("ttt",)), network).units()
+    with pytest.raises(OptionError, match="A benchmark needs a network"):
+        Benchmark(Plan(data="digits")).units()
+    with pytest.raises(NotEnoughDataError, match="has 596 test images; asked for are 1,000"):
+        Benchmark(plan.changed(images=1000)).units()
+
+
+def test_source_images_of_eata_are_part_of_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SOURCE_IMAGES", 20)
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (80, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=pixels, labels=np.arange(80) // 40)
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2)
+    ).eval()
+    data = str(tmp_path / "images.npz")
+    plan = Plan(data=data, methods=("eata",), corruptions=("clean",), settings=("online",))
+    benchmark = Benchmark(plan, network)
+    (unit,) = benchmark.units()
+    assert json.loads(unit.cells[0].options) == {
+        "source": "20 of 80 images, 10 of each class, shuffled with seed 0"
+    }
+    with adapted(unit.cells[0], benchmark._subject()) as adapter:
+        assert adapter(torch.rand(8, 3, 8, 8)).shape == (8, 2)
+
+
+def test_networks_by_name() -> None:
+    assert NetworkSource("digits").load().training is False
+    with pytest.warns(UntrainedWarning, match="no weights were given, so `torch.nn:Identity`"):
+        NetworkSource("torch.nn:Identity").load()
+    assert isinstance(NetworkSource("torch.nn:Identity").load(doubt=False), nn.Identity)
+    with pytest.raises(OptionError, match="`weights=` has no meaning for `digits`"):
+        NetworkSource("digits", Path("w.pth")).load()
+    stated = NetworkSource("x.pth", normalisation=Normalisation((0.5, 0.25, 1.0), (1.0,))).words()
+    given = {name: value for name, value in stated.items() if value is not None}
+    assert given == {"--mean": "0.5,0.25,1.0", "--std": "1.0"}

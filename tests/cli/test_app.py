@@ -1,0 +1,273 @@
+"""The command line as a whole: exit codes, streams, help, warnings, wording, progress."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from rich.console import Console
+
+import ttapca
+from ttapca import cli
+from ttapca.cli import app as command_line
+from ttapca.cli.console import ConsoleReporter, on_the_command_line
+from ttapca.errors import (
+    OptionError,
+    OutOfMemoryError,
+    SavedFilterError,
+    enough_memory,
+    refused_memory,
+)
+from ttapca.support.progress import Steps
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("--version", 0), ("--help", 0), ("dmo", 2), ("demo --seed -1", 2), ("", 2)]
+)
+def test_exit_codes(words: str, code: int, command) -> None:
+    said = command(words, code)
+    if words == "--version":
+        assert said.out == f"ttapca {ttapca.__version__}\n"
+    assert bool(said.err) == (code != 0) or not words
+
+
+def refusing(error: BaseException):
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (OptionError("lr is above 0; found -1."), 2, "error: lr is above 0; found -1.\n"),
+        (SavedFilterError("not JSON."), 1, "error: not JSON.\n"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "error: Permission denied: /x\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_errors_become_codes(
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, command
+) -> None:
+    failing = typer.Typer(pretty_exceptions_enable=False)
+    failing.command()(lambda: refusing(error)())
+    monkeypatch.setattr(command_line, "app", failing)
+    assert command("", code).err == message
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("package", "words", "extra"),
+    [
+        ("typer", "", "cli"),
+        ("rich", "", "cli"),
+        ("tensorboard", "train digits small-cnn --epochs 1 --tensorboard --to run", "train"),
+    ],
+)
+def test_a_missing_package_names_its_extra(package: str, words: str, extra: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = {words.split()}; "
+        "from ttapca.cli import main; main()"
+    )
+    result = run_python(code)
+    assert result.returncode == 1
+    assert f"pip install 'ttapca[{extra}]'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_any_other_import_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ModuleNotFoundError("No module named 'mine'", name="mine")
+    monkeypatch.setattr(command_line, "run", refusing(error))
+    with pytest.raises(ModuleNotFoundError, match="mine"):
+        cli.main()
+    monkeypatch.setattr(command_line, "run", lambda: 7)
+    with pytest.raises(SystemExit, match="7"):
+        cli.main()
+
+
+def test_help_needs_no_torch() -> None:
+    names = ("bench", "demo", "eval", "fit", "layers", "reproduce", "train")
+    code = (
+        "import sys; from ttapca.cli.app import run; "
+        f"print({{run([name, '--help']) for name in {names}}}, 'torch' in sys.modules)"
+    )
+    assert run_python(code).stdout.strip().endswith("{0} False")
+
+
+def test_help_has_no_types_of_switches(command) -> None:
+    for words in ("", *command_line.COMMANDS, "data get", "data list"):
+        assert "bool" not in command(f"{words} --help").out
+
+
+def test_methods(monkeypatch: pytest.MonkeyPatch, command) -> None:
+    rows = {row["name"]: row for row in json.loads(command("methods --json").out)}
+    assert list(rows) == list(ttapca.RECIPES)
+    assert rows["bn"]["options"] == ["alpha", "prior"]
+    assert rows["ttapca-relu"]["needs"] == "source data, unlabelled"
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = command("methods").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if not line.startswith(" ")] == list(ttapca.RECIPES)
+    assert "    options: alpha, prior" in lines
+
+
+@pytest.mark.parametrize("words", ["--version", "fit --help", "methods", "demo --help"])
+def test_a_terminal_that_has_few_letters(words: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "ttapca", *words.split()],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"},
+        capture_output=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert run.stdout.decode("latin-1").strip()
+
+
+# The words of the command line.
+
+
+def advice() -> list[str]:
+    """What every error of the library says, with a 1 for every formatted value."""
+    found = []
+    for path in sorted(Path(ttapca.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                found += [text for part in ast.walk(node.exc) if (text := spoken(part))]
+    return found
+
+
+def spoken(part: ast.AST) -> str:
+    if isinstance(part, ast.JoinedStr):
+        return "".join(v.value if isinstance(v, ast.Constant) else "1" for v in part.values)
+    return part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else ""
+
+
+def test_no_argument_of_python_reaches_the_terminal() -> None:
+    """Every `name=` and every `ttapca.function` in an error has words for the command line."""
+    python = re.compile(r"`\w+=[^`]*`|`ttapca\.\w+[`(]|fitted\.save|n_components=\d")
+    of_python = [text for text in advice() if python.search(text)]
+    assert len(of_python) > 10
+    said = [on_the_command_line(text) for text in of_python if "module `ttapca" not in text]
+    assert [text for text in said if python.search(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("found n_components=90. Ask for 61 or fewer, or None for all.",
+         "found --components 90. Ask for 61 or fewer."),
+        ("replace it with `overwrite=True`.", "replace it with --force."),
+        ('Name the layer: `classifier="head"`.', 'Name the layer: --option classifier="head".'),
+        ("nothing to change", "nothing to change"),
+    ],
+)  # fmt: skip
+def test_words(text: str, said: str) -> None:
+    assert on_the_command_line(text) == said
+
+
+# Memory.
+
+REFUSED = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 800000000000 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (REFUSED, "800.0 GB were asked for at once"),
+        (MemoryError("Unable to allocate 74.5 GiB for an array"), "Unable to allocate 74.5 GiB"),
+        (MemoryError(), "an allocation was refused"),
+    ],
+)
+def test_memory_that_is_not_there(
+    error: Exception, said: str, weights: Path, monkeypatch: pytest.MonkeyPatch, command
+) -> None:
+    network = f"own:flat --weights {weights} --data digits"
+    monkeypatch.setattr("ttapca.fitting.routes.fold", refusing(error))
+    told = command(f"fit {network} --components 8 --to f", 1).err
+    assert f"error: Fitting at `1` needs more memory than there is: {said}" in told
+    assert told.endswith("ask for fewer components, or a smaller --batch-size.\n")
+    monkeypatch.setattr("ttapca.cli.arguments.load", refusing(error))
+    told = command(f"eval {network}", 1).err
+    assert told.startswith(f"error: This needs more memory than there is: {said}")
+    assert "Use fewer or smaller images" in told
+
+
+def test_other_failures_are_not_taken_for_memory() -> None:
+    assert refused_memory(RuntimeError("mat1 and mat2")) is None
+    with pytest.raises(RuntimeError, match="mat1"), enough_memory("Adding", "Add less."):
+        raise RuntimeError("mat1")
+    with (
+        pytest.raises(OutOfMemoryError, match=r"^Adding needs more .* 800"),
+        enough_memory("Multiplying", "Multiply less."),
+        enough_memory("Adding", "Add less."),
+    ):
+        raise REFUSED
+
+
+# Progress.
+
+
+class Recorder:
+    """A reporter that remembers."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def note(self, text: str) -> None:
+        self.told.append((text,))
+
+    def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
+        self.told.append((task, done, total, facts))
+
+
+def test_fitting_tells_of_every_batch_and_names_what_has_none() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+    data = torch.randn(96, 4, generator=torch.Generator().manual_seed(0)).split(32)
+    recorder = Recorder()
+    ttapca.fit(model, "0", data, 2, progress=Steps(recorder, "fit"))
+    assert recorder.told == [
+        *(("fit", done, 3, "") for done in range(4)),
+        ("fit", 3, None, "decomposing"),
+        ("fit", 3, None, "calibrating"),
+        ("fit", 3, None, "comparing predictions"),
+    ]
+
+
+def shown(terminal: bool, lines: bool = False) -> str:
+    screen = Console(file=io.StringIO(), force_terminal=terminal, width=120, soft_wrap=True)
+    with ConsoleReporter("cifar10", lines=lines, console=screen) as report:
+        report.advance("reading [x].tar", 1, 2, "half")
+        report._progress.refresh()
+        report.advance("unpacking", 0, None, "slowly")
+        report._progress.refresh()
+        report.note("source [1]: failed")
+        report.advance("reading [x].tar", 2, 2, "whole")
+    return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_lines_where_there_is_no_terminal() -> None:
+    assert shown(terminal=False) == "cifar10: source [1]: failed\n"
+    assert shown(terminal=False, lines=True).endswith("failed\nreading [x].tar  whole\n")
+
+
+def test_bars_on_a_terminal() -> None:
+    text = shown(terminal=True)
+    for part in ("cifar10: source [1]: failed", "reading [x].tar", "1/2", "half", "slowly"):
+        assert part in text
+    assert "/?" not in text
