@@ -8,7 +8,7 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from torch import Tensor
 from ttapca._checks import Number, OneOf, check_option
 from ttapca._version import __version__
 from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.fitting.store import GROUP_NORM, STORAGES, check_filter, read_folder, write_folder
+from ttapca.fitting.store import GROUP_NORM, check_filter, read_folder, write_folder
+from ttapca.fitting.store import Storage as Storage
 from ttapca.spectral.bands import band_edges
 from ttapca.spectral.basis import BASES, Basis
 from ttapca.spectral.closed_gains import EXPONENTS, ClosedFormName, make_closed_gain
@@ -24,7 +25,6 @@ from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import Gain, GainName, make_gain
 from ttapca.spectral.randomised import singular_value_error
 
-Storage = Literal["float64", "float32", "bfloat16", "float16"]
 AnyGain = GainName | ClosedFormName
 
 # A filter that changes more source predictions than this is warned of. Variance is a poor guide: at
@@ -307,7 +307,7 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
 
 def stored_dtype(name: str) -> torch.dtype:
     """The precision of that name, or `OptionError`."""
-    check_option("dtype", name, OneOf(STORAGES))
+    check_option("dtype", name, OneOf(get_args(Storage)))
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
