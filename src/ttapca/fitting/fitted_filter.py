@@ -8,7 +8,7 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -16,14 +16,13 @@ from torch import Tensor
 from ttapca._checks import OneOf, check_option
 from ttapca._version import __version__
 from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.fitting.store import GROUP_NORM, STORAGES, check_filter, read_folder, write_folder
+from ttapca.fitting.store import GROUP_NORM, check_filter, read_folder, write_folder
+from ttapca.fitting.store import Storage as Storage
 from ttapca.spectral.bands import band_edges
 from ttapca.spectral.basis import BASES, Basis
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, SourceComponents, make_gain
 from ttapca.spectral.randomised import singular_value_error
-
-Storage = Literal["float64", "float32", "bfloat16", "float16"]
 
 # A filter that changes more source predictions than this is warned of. Variance is a poor guide: at
 # the stem of a CIFAR-100 ResNet-20, dropping 0.005 % of it changes 2 % of the predictions, 0.06 %
@@ -299,7 +298,7 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
 
 def stored_dtype(name: str) -> torch.dtype:
     """The precision of that name, or `OptionError`."""
-    check_option("dtype", name, OneOf(STORAGES))
+    check_option("dtype", name, OneOf(get_args(Storage)))
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

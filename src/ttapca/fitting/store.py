@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import safetensors.torch
 import torch
@@ -36,7 +36,7 @@ CONFIG = "config.json"
 TENSORS = "filter.safetensors"
 CARD = "README.md"
 
-STORAGES = ("float64", "float32", "bfloat16", "float16")
+Storage = Literal["float64", "float32", "bfloat16", "float16"]
 GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file
 
 # Numbers of a filter beyond these overflow or vanish when float32 squares them.
@@ -59,7 +59,7 @@ _CONFIG_RULE = Record(
         "shape": _SHAPE,
         "output_shape": _SHAPE,
         "n_components": Whole(1, 2**31),
-        "storage": OneOf(STORAGES),
+        "storage": OneOf(get_args(Storage)),
         "source": Record(
             {
                 "n_samples": Whole(2),

@@ -7,7 +7,7 @@ the number of samples, and what two processes have seen can be put together.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,20 +19,23 @@ from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, Shape
 BLOCK = 384
 
 
-class MergedMeans(NamedTuple):
+Count = TypeVar("Count", int, float)  # a whole number, unless older samples count less
+
+
+class MergedMeans(NamedTuple, Generic[Count]):
     """Number and mean of two sets of samples together, and what their scatters lack.
 
     The scatter about the common mean is the sum of the two plus `weight * delta * delta^T`, with
     `delta` from the first mean to the second.
     """
 
-    total: int
+    total: Count
     mean: Tensor
     delta: Tensor
     weight: float
 
 
-def merged_means(count: int, mean: Tensor, more: int, more_mean: Tensor) -> MergedMeans:
+def merged_means(count: Count, mean: Tensor, more: Count, more_mean: Tensor) -> MergedMeans[Count]:
     """Put the means of two sets of samples together; `more` below zero takes samples out again.
 
     Example:
