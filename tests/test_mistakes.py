@@ -391,5 +391,5 @@ def test_progress_is_told_how_much_there_is() -> None:
 def test_an_option_of_all_methods_is_offered() -> None:
     with pytest.raises(OptionError, match=r"`tent` has no option `lrr`; .* Did you mean `lr`\?"):
         ttapca.adapt(small_convnet(), "tent", lrr=0.1)
-    with pytest.raises(OptionError, match="Did you mean `episodic`"):
-        ttapca.adapt(small_convnet(), "tent", episodc=True)
+    with pytest.raises(OptionError, match="Did you mean `forgetting`"):
+        ttapca.adapt(small_convnet(), "tent", forgeting="online")

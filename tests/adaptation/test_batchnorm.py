@@ -1,6 +1,9 @@
+"""BatchNorm with statistics of the source, the batch, the stream, and of mixtures of them."""
+
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,11 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from ttapca.adaptation.surfaces.mixing import LARGE, moments_of_few, quick_moments
 
+from adapters import adapted
 from oracles import assert_same_picture, images, left_untouched, picture_of, small_convnet
 from ttapca.adaptation.surfaces import BatchNormStatistics
+from ttapca.adaptation.surfaces.channel_moments import LARGE, moments_of_few, quick_moments
 from ttapca.errors import AttachError, OptionError, ShapeError
+from ttapca.spectral.stream import Stream
 
 X = images(12, seed=8)
 
@@ -26,14 +31,14 @@ def normalised(alpha: float, layer: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-def with_statistics_of(data: Tensor, layer: nn.Module, x: Tensor) -> Tensor:
+def with_statistics_of(data: Tensor, layer: nn.Module) -> nn.Module:
     """Plain BatchNorm whose running statistics are those of `data`, population variance."""
     twin = copy.deepcopy(layer).eval()
     dims = [d for d in range(data.dim()) if d != 1]
     with torch.no_grad():
         twin.running_mean.copy_(data.mean(dims))
         twin.running_var.copy_(data.var(dims, correction=0))
-    return twin(x)
+    return twin
 
 
 LAYERS = {
@@ -53,15 +58,13 @@ def test_the_mixture_is_the_statistics_of_the_pooled_data(
     layer, shape = LAYERS[name]
     layer = copy.deepcopy(layer).double().eval()
     source, batch = images(source_size, shape=shape), images(batch_size, 7, shape) * 2 + 1
-    dims = [d for d in range(batch.dim()) if d != 1]
-    with torch.no_grad():
-        layer.running_mean.copy_(source.mean(dims))
-        layer.running_var.copy_(source.var(dims, correction=0))
-        if layer.affine:
+    layer = with_statistics_of(source, layer)
+    if layer.affine:
+        with torch.no_grad():
             layer.weight.uniform_(0.5, 2, generator=torch.Generator().manual_seed(1))
             layer.bias.uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
     alpha = batch_size / (source_size + batch_size)
-    expected = with_statistics_of(torch.cat([source, batch]), layer, batch)
+    expected = with_statistics_of(torch.cat([source, batch]), layer)(batch)
     torch.testing.assert_close(normalised(alpha, layer, batch), expected, rtol=0, atol=1e-11)
 
 
@@ -95,38 +98,20 @@ def test_the_ends_are_limits_of_the_mixture() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("training", [True, False])
-def test_statistics_are_never_written(alpha: float, training: bool) -> None:
-    model = small_convnet().train(training)
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    surface = BatchNormStatistics(alpha)
-    surface.attach(model)
-    model(X).sum().backward()
-    for name, buffer in model.named_buffers():
-        assert torch.equal(buffer, before[name])
-    assert all(module.running_mean is not None for module in (model.bn1, model.bn2))
-
-
-def test_training_mode_is_no_switch() -> None:
+def test_nothing_is_written_and_training_mode_is_no_switch(alpha: float) -> None:
     model = small_convnet()
-    surface = BatchNormStatistics(0.3)
+    before, plain = picture_of(model), model(X)
+    surface = BatchNormStatistics(alpha)
     surface.attach(model)
     expected = model(X)
     assert torch.equal(model.train()(X), expected)
-
-
-def test_detach_leaves_no_trace() -> None:
-    model = small_convnet()
-    before, plain = picture_of(model), model(X)
-    surface = BatchNormStatistics(0.3)
-    surface.attach(model)
-    assert not torch.equal(model(X), plain)
+    model(X).sum().backward()
+    assert torch.equal(model.eval()(X), plain) == (alpha == 0)
     surface.enabled = False
     assert torch.equal(model(X), plain)
     surface.detach()
     surface.detach()
     assert_same_picture(before, picture_of(model))
-    assert torch.equal(model(X), plain)
 
 
 def test_half_precision_keeps_its_type() -> None:
@@ -169,7 +154,7 @@ def test_taken_twice() -> None:
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
 def test_weights_that_make_no_sense(alpha: float) -> None:
-    with pytest.raises(OptionError, match="between 0 and 1; found"):
+    with pytest.raises(OptionError, match="`alpha` must be a finite number from 0 to 1; found"):
         BatchNormStatistics(alpha)
 
 
@@ -218,3 +203,56 @@ def test_a_large_batch_is_normalised_alike_with_gradients_and_without(
     tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.1}[dtype]
     torch.testing.assert_close(quick, normalised(alpha, layer, x), rtol=0, atol=tolerance)
     assert quick.dtype == dtype
+
+
+# A stream of batches.
+
+
+def follow(sizes: list[int], memory: float = math.inf) -> tuple[Tensor, Tensor, np.ndarray]:
+    """The last batch as a layer that follows a stream gives it, all data, and their weights."""
+    layer, stream = nn.BatchNorm2d(3).double().eval(), Stream(memory)
+    surface = BatchNormStatistics(1.0, follow=True)
+    surface.attach(layer, stream)
+    data = images(sum(sizes), shape=(3, 4, 4)) * 2 + 1
+    for batch in data.split(sizes):
+        stream.start_batch(len(batch))
+        with torch.no_grad():
+            output = layer(batch)
+            layer(batch + 5)  # a further pass does not count
+        stream.end_batch()
+    newer = np.repeat([sum(sizes[n + 1 :]) for n in range(len(sizes))], sizes)
+    return output, data, np.exp(-newer / memory)
+
+
+@pytest.mark.parametrize("memory", [math.inf, 100.0, 7.0])
+@pytest.mark.parametrize("sizes", [[30], [5, 30, 6, 20], [9, 1, 1, 1]], ids=str)
+def test_a_stream_is_one_large_batch_whose_past_fades(sizes: list[int], memory: float) -> None:
+    output, data, weights = follow(sizes, memory)
+    values = data.numpy().transpose(1, 0, 2, 3).reshape(3, len(data), -1)
+    weight = np.broadcast_to(weights[:, None] / (weights.sum() * 16), values.shape[1:])
+    mean = (values * weight).sum((1, 2))
+    var = ((values - mean[:, None, None]) ** 2 * weight).sum((1, 2))
+    last = data[-sizes[-1] :].numpy()
+    expected = (last - mean[:, None, None]) / np.sqrt(var + 1e-5)[:, None, None]
+    np.testing.assert_allclose(output, expected, atol=1e-10)
+
+
+def test_the_first_single_image_is_normalised_as_the_source_and_counts_for_nothing() -> None:
+    output, data, _ = follow([1])
+    assert torch.equal(output, nn.BatchNorm2d(3).double().eval()(data))
+    output, data, _ = follow([1, 20])
+    alone = with_statistics_of(data[1:], nn.BatchNorm2d(3).double())(data[1:])
+    torch.testing.assert_close(output, alone)
+
+
+def test_single_images_of_a_stream_come_to_count_as_much_as_a_batch() -> None:
+    shifted = 3 * images(150, seed=9)
+    batch, online = adapted("wiener"), adapted("wiener")
+    wanted, start = batch(shifted), adapted("source")(shifted[-1:])
+    for image in shifted.split(1):
+        found = online(image)
+    far, near = ((each - wanted[-1:]).norm() for each in (start, found))
+    assert near < 0.1 * far
+    assert torch.equal(
+        adapted("wiener", statistics="source")(shifted[:1]), adapted("wiener")(shifted[:1])
+    )

@@ -23,8 +23,8 @@ FITTED = ttapca.fit(small_convnet(), "conv1", images(150), 20)
         ("shot", {}, (690, 2, 1)),
         ("shot", {"pseudo_labels": 0.3, "logits": "before"}, (690, 1, 1)),
         ("slr+it", {}, (890 + 28, 2, 1)),
-        ("eata", {"e_margin": 9.0}, (28, 1, 1)),
-        ("eata", {"e_margin": 1e-9}, (28, 1, 0)),
+        ("eata", {"entropy_margin": 6.0}, (28, 1, 1)),
+        ("eata", {"entropy_margin": 1e-9}, (28, 1, 0)),
         ("roid", {}, (28, 2, 1)),
         ("roid", {"consistency": False}, (28, 1, 1)),
         ("ttapca-relu", {"filter": FITTED}, (20, 2, 1)),
@@ -47,7 +47,7 @@ def test_memory_that_is_kept() -> None:
     # Where the weights started, Adam's, and the mean prediction of five classes.
     assert kept("roid") == kept("tent") + (28 + 5) * 8
     # Fisher information and start; the copies and one momentum of each; the mean.
-    eata = kept("eata", source=images(20), e_margin=9.0)
+    eata = kept("eata", source=images(20), entropy_margin=6.0)
     assert eata == (4 * 28 + 5) * 8
     # Two matrices of 108 x 20, the mean, the spectrum, gamma and its moments.
     assert kept("ttapca-relu", filter=FITTED) == (2 * 108 * 20 + 108 + 4 * 20) * 8 + 4

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -42,8 +44,6 @@ def test_what_is_not_finite_is_not_looked_at() -> None:
     assert not guard.collapsed(one_class() * float("nan"))
     assert not guard.full
     assert guard.collapsed(one_class())
-    guard.forget()
-    assert not guard.full
 
 
 def test_dense_predictions() -> None:
@@ -53,7 +53,7 @@ def test_dense_predictions() -> None:
 
 def collapsing(guard, **options: object) -> ttapca.Adapter:
     """TENT with a learning rate that is sure to run into the trivial minimum."""
-    options = {"lr": 0.5, "episodic": False, "logits": "after"} | options
+    options = {"lr": 0.5, "forgetting": "online", "logits": "after"} | options
     return ttapca.adapt(small_convnet(), "tent", guard=guard, **options)  # type: ignore[arg-type]
 
 
@@ -109,16 +109,23 @@ def test_a_healthy_stream_is_left_alone() -> None:
     assert guarded.events == []
 
 
-def test_methods_without_gradients_take_a_guard_and_have_no_use_for_it() -> None:
-    adapter = ttapca.adapt(small_convnet(), "bn", guard="reset")
-    run(adapter)
-    assert adapter.events == []
+@pytest.mark.parametrize(
+    ("method", "forgetting", "message"),
+    [
+        ("bn", "online", "no effect on what nothing learns"),
+        ("tent", "episodic", "no effect on what forgets after each batch"),
+    ],
+)
+def test_a_guard_without_effect_is_refused(method: Any, forgetting: Any, message: str) -> None:
+    model = small_convnet()
+    with left_untouched(model, BATCHES[0]), pytest.raises(OptionError, match=message):
+        ttapca.adapt(model, method, forgetting=forgetting, guard="reset")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"action": "panic"}, "rollback or reset; found 'panic'"),
+        ({"action": "panic"}, "`guard` must be one of rollback, reset; found 'panic'"),
         ({"window": 0}, "from 1 on; found 0"),
         ({"classes": 1.5}, "`classes` must be a finite number above 0 below 1; found 1.5"),
         ({"entropy": 0.0}, "`entropy` must be a finite number above 0 below 1"),
@@ -128,5 +135,5 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         CollapseGuard(**options)  # type: ignore[arg-type]
     model = small_convnet()
-    with left_untouched(model, BATCHES[0]), pytest.raises(OptionError, match="rollback or reset"):
+    with left_untouched(model, BATCHES[0]), pytest.raises(OptionError, match="one of rollback"):
         ttapca.adapt(model, "tent", guard="panic")  # type: ignore[arg-type]

@@ -20,11 +20,16 @@ from ttapca.adaptation.guards import CollapseGuard, GuardEvent
 from ttapca.adaptation.optimisation import Mover
 from ttapca.adaptation.saved_streams import read_stream, write_stream
 from ttapca.adaptation.surfaces import Surface
-from ttapca.errors import AttachError, LayerOutputError, OptionError
+from ttapca.errors import AttachError, LayerOutputError, OptionError, SavedStreamError
 from ttapca.fitting.attachment import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
 from ttapca.support.group_norm import make_gradients_safe
-from ttapca.support.modules import explained_inputs, restore_training_flags, training_flags
+from ttapca.support.modules import (
+    device_and_dtype,
+    explained_inputs,
+    restore_training_flags,
+    training_flags,
+)
 from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
@@ -124,7 +129,7 @@ class Adapter(nn.Module):
         self._good: tuple[dict[str, Any], ...] = ()  # states a window has confirmed, or will
         self._find_logits = logits
         self._stream = Stream(memory)
-        self._current = DEFAULT_STREAM
+        self._current: str | None = DEFAULT_STREAM  # None only where a switch was interrupted
         self._parked: dict[str, dict[str, Any]] = {}  # the contents of all other streams
         self._enabled = True
         self._attached = True
@@ -137,6 +142,7 @@ class Adapter(nn.Module):
             for surface in surfaces:
                 surface.attach(model, self._stream)
                 done.append(surface)
+            self._stream.end_batch()  # passes count within calls of the adapter alone
             self._surface_parts = self._stream.parts  # what a guard takes back
             self._handles = [wrap_forward(model, _OwnedBy(self))]
             if self.mover.needs_gradients:
@@ -252,8 +258,8 @@ class Adapter(nn.Module):
     @property
     def streams(self) -> tuple[str, ...]:
         """The names of all streams, the one of the adapter itself first."""
-        names = dict.fromkeys((DEFAULT_STREAM, *self._parked, self._current))
-        return tuple(names)
+        current = () if self._current is None else (self._current,)
+        return tuple(dict.fromkeys((DEFAULT_STREAM, *self._parked, *current)))
 
     @property
     def kind(self) -> str:
@@ -274,12 +280,19 @@ class Adapter(nn.Module):
         if name == self._current:
             return
         with torch.inference_mode(False):
-            self._parked[self._current] = self._stream.contents()
-            self._current = name
+            self._park()
             if name in self._parked:
-                self._stream.put(self._parked.pop(name))
+                self._stream.put(self._parked[name])
             else:
                 self._stream.reset()
+            self._current = name
+            self._parked.pop(name, None)
+
+    def _park(self) -> None:
+        """Set the contents of the current stream apart; from here on there is none."""
+        if self._current is not None:
+            self._parked[self._current] = self._stream.contents()
+            self._current = None
 
     def reset(self) -> None:
         """Forget all adaptation: every surface returns, bit for bit, to where it started.
@@ -354,21 +367,32 @@ class Adapter(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """What `state_dict` holds beside parameters and buffers: all of all streams."""
         with self._turn.lock:
-            streams = {**self._parked, self._current: self._stream.contents()}
+            current = self._current or DEFAULT_STREAM
+            self._switch_to(current)
+            streams = {**self._parked, current: self._stream.contents()}
             return {
+                "kind": self.kind,
                 "streams": copy.deepcopy(streams),
-                "current": self._current,
+                "current": current,
                 "updates": self.mover.updates,
                 "skipped": self.mover.skipped,
                 "calls": self._calls,
             }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Go on, bit for bit, where another adapter of the same kind was saved."""
+        """Go on, bit for bit, where another adapter of the same kind was saved.
+
+        Raises:
+            SavedStreamError: It was of another kind.
+        """
+        if state.get("kind") != self.kind:
+            raise SavedStreamError(
+                "The state must be of an adapter of the same kind; found that of another. Load it "
+                "with the method, the filter and the network it was saved with."
+            )
         with self._turn.lock:
-            self._parked = copy.deepcopy(state["streams"])
-            self._current = state["current"]
-            self._stream.put(self._parked.pop(self._current))
+            self._current, self._parked = None, copy.deepcopy(state["streams"])
+            self._switch_to(state["current"])
             self.mover.updates, self.mover.skipped = state["updates"], state["skipped"]
             self._calls = state["calls"]
 
@@ -392,7 +416,7 @@ class Adapter(nn.Module):
             if guard.action == "rollback" and good:
                 self._stream.put(copy.deepcopy(good[0]))
             return True
-        if guard.full and self._calls % guard.window == 0:
+        if guard.full and self._stream.batches % guard.window == 0:
             # Two are kept: the newer may lie on the way to a collapse that is not seen yet.
             state = self._stream.contents()
             moved = {name: state["parts"][name] for name in self._surface_parts}
@@ -437,21 +461,21 @@ class NamedStream:
     @property
     def samples(self) -> int:
         """How many samples it has seen since it started."""
-        return int(self._look(lambda stream: stream.samples))
+        return int(self._values()["samples"])
 
     @property
     def batches(self) -> int:
         """How many batches."""
-        return int(self._look(lambda stream: stream.batches))
+        return int(self._values()["batches"])
 
     @property
     def shift(self) -> float:
         """How surely its data have shifted, from 0 to 1; 1 where the method cannot tell."""
-        return float(self._look(lambda stream: stream.shift))
+        return self._adapter._stream.shift_in(self._values())
 
     def reset(self) -> None:
         """Start it anew."""
-        self._look(lambda stream: stream.reset())
+        self._do(lambda stream: stream.reset())
 
     def start_condition(self) -> None:
         """Say that its data change from here on; see `Adapter.start_condition`."""
@@ -472,7 +496,7 @@ class NamedStream:
         Args:
             path: Of the file; one that is there is replaced.
         """
-        contents = self._look(lambda stream: copy.deepcopy(stream.contents()))
+        contents = self._do(lambda stream: copy.deepcopy(stream.contents()))
         write_stream(contents, self._adapter.kind, Path(path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -482,14 +506,30 @@ class NamedStream:
             SavedStreamError: The file is missing, damaged, or of another kind of adapter.
         """
         with self._adapter._turn.lock:
-            like = self._look(lambda stream: stream.contents())
+            like = self._adapter._stream.contents()
             found = read_stream(Path(path), self._adapter.kind, like)
-            self._look(lambda stream: stream.put(found))
+            device, _ = device_and_dtype(self._adapter.model, self._adapter.model)
+            found = map_tensors(found, lambda tensor: tensor.to(device))
+            before = self._do(lambda stream: stream.contents())
+            try:
+                self._do(lambda stream: stream.put(found))
+            except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+                self._do(lambda stream: stream.put(before))
+                raise SavedStreamError(f"{path} is no saved stream: {error!r}.") from error
 
-    def _look(self, at: Callable[[Stream], Any]) -> Any:
+    def _values(self) -> dict[str, Any]:
+        """What it holds; to look makes no stream, and leaves the current one where it is."""
+        adapter = self._adapter
+        with adapter._turn.lock:
+            if self.name == adapter._current:
+                return adapter._stream.values
+            parked = adapter._parked.get(self.name)
+            return adapter._stream.starts if parked is None else dict(parked["values"])
+
+    def _do(self, what: Callable[[Stream], Any]) -> Any:
         with self._adapter._turn.lock, torch.inference_mode(False):
             self._adapter._switch_to(self.name)
-            return at(self._adapter._stream)
+            return what(self._adapter._stream)
 
 
 class _OwnedBy(Wrapper):

@@ -96,7 +96,8 @@ class CollapseGuard:
         share = float(softmax_entropy(logits).mean()) / math.log(max(count, 2))
         self.marginals = (*self.marginals, probabilities.cpu())[-self.window :]
         self.entropies = (*self.entropies, share)[-self.window :]
-        marginal = torch.stack(self.marginals).mean(0)
+        # On the CPU, where an adapter that was moved may have taken the older ones from.
+        marginal = torch.stack([each.cpu() for each in self.marginals]).mean(0)
         self.effective_classes = float(torch.special.entr(marginal).sum().exp())
         self.mean_entropy = sum(self.entropies) / len(self.entropies)
         few = self.effective_classes < max(2.0, self.classes * count)

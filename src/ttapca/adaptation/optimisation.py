@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.adaptation.objectives import Objective
 from ttapca.errors import AttachError, OptionError
-from ttapca.spectral.stream import Attributes, Stream
+from ttapca.spectral.stream import Attributes, Stream, map_tensors
 
 Logits = Literal["before", "after"]
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -135,10 +135,11 @@ class Descent:
     def put(self, contents: Mapping[str, Any]) -> None:
         """Go on with these moments and step counts."""
         if self._optimizer is not None:
-            found: dict[Tensor, Any] = {
-                self.parameters[int(number)]: each for number, each in contents.items()
-            }
-            self._optimizer.state = defaultdict(dict, found)
+            state: defaultdict[Tensor, Any] = defaultdict(dict)
+            for number, each in contents.items():
+                parameter = self.parameters[int(number)]
+                state[parameter] = map_tensors(each, functools.partial(_as, parameter))
+            self._optimizer.state = state
 
     def start(self) -> dict[str, Any]:
         """None of them."""
@@ -173,6 +174,10 @@ class Descent:
             parameter.grad = gradient
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+
+
+def _as(other: Tensor, tensor: Tensor) -> Tensor:
+    return tensor.to(other)
 
 
 class Draws:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ttapca._checks import shown
 from ttapca.errors import SavedStreamError
-from ttapca.spectral.stream import tensors_in
 from ttapca.support.disk import replace_file
 from ttapca.support.parsing import parse_json
 
@@ -70,7 +69,8 @@ def read_stream(path: Path, kind: str, like: Mapping[str, Any]) -> dict[str, Any
 def _taken_apart(tree: Any, tensors: dict[str, Tensor]) -> Any:
     """The same with a number in the place of each tensor, which JSON can hold."""
     if isinstance(tree, Tensor):
-        tensors[str(len(tensors))] = tree.detach().cpu().contiguous()
+        # In memory of its own: safetensors takes no two that share it.
+        tensors[str(len(tensors))] = tree.detach().to("cpu", copy=True).contiguous()
         return {TENSOR: len(tensors) - 1}
     if isinstance(tree, Mapping):
         return {"dict": {name: _taken_apart(value, tensors) for name, value in tree.items()}}
@@ -80,9 +80,11 @@ def _taken_apart(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _put_together(form: Any, tensors: Mapping[str, Tensor], path: Path) -> Any:
-    if not isinstance(form, Mapping):
+    if form is None or isinstance(form, int | float):
         return form
-    ((kind, inner),) = form.items() if len(form) == 1 else ((None, None),)
+    kind, inner = None, None
+    if isinstance(form, Mapping) and len(form) == 1:
+        ((kind, inner),) = form.items()
     if kind == TENSOR and str(inner) in tensors:
         return tensors[str(inner)].clone()
     if kind == "dict" and isinstance(inner, Mapping):
@@ -100,10 +102,22 @@ def _compare(found: Any, like: Mapping[str, Any], path: Path) -> None:
         if not isinstance(here, Mapping) or here.keys() != like[group].keys():
             raise SavedStreamError(f"{path} is no saved stream: its {group} have other names.")
         for name, value in here.items():
-            shapes = [tuple(tensor.shape) for tensor in tensors_in(value)]
-            wanted = [tuple(tensor.shape) for tensor in tensors_in(like[group][name])]
-            if shapes and wanted and shapes != wanted:
+            if not _fits(value, like[group][name]):
                 raise SavedStreamError(
-                    f"{path} is no saved stream: `{name}` has the shapes {shown(shapes)}; the "
-                    f"adapter has {shown(wanted)}."
+                    f"{path} is no saved stream: `{name}` has another shape than in this adapter."
                 )
+
+
+def _fits(found: Any, like: Any) -> bool:
+    """Whether one may take the place of the other; what is None now may be a tensor later."""
+    if found is None or like is None:
+        return True
+    if isinstance(like, Tensor):
+        return isinstance(found, Tensor) and found.shape == like.shape
+    if isinstance(like, Mapping):
+        if not isinstance(found, Mapping):
+            return False
+        return all(_fits(found[name], like[name]) for name in found.keys() & like.keys())
+    if isinstance(like, tuple | list):  # which may grow, as the window of a guard does
+        return type(found) is type(like) and all(map(_fits, found, like))
+    return isinstance(found, int | float)

@@ -99,6 +99,7 @@ def adapt(
             )
         chosen = method
     else:
+        registration(method).check_names(list(options), beside=("forgetting", "guard"))
         chosen = registration(method).make(**options)
     made = chosen.assemble()
     return Adapter(

@@ -285,14 +285,20 @@ class Registration:
         rules = _rules(self.method)
         return {name: rules[name] for name in self.options}
 
-    def check_names(self, names: Sequence[str]) -> None:
-        """Raise `OptionError` for an option that the method does not have."""
+    def check_names(self, names: Sequence[str], beside: Sequence[str] = ()) -> None:
+        """Raise `OptionError` for an option that the method does not have.
+
+        Args:
+            names: Of the options.
+            beside: What the caller takes beside them, to be offered where a name is near.
+        """
         known = list(self.options)
         for name in names:
             if name not in known:
                 has = f"it has {', '.join(known)}" if known else "it has none"
                 raise OptionError(
-                    f"`{self.name}` has no option `{name}`; {has}.{did_you_mean(name, known)}"
+                    f"`{self.name}` has no option `{name}`; {has}."
+                    f"{did_you_mean(name, [*known, *beside])}"
                 )
 
     def make(self, **options: Any) -> Method:

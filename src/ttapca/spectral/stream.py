@@ -140,6 +140,7 @@ class Stream:
         batches: How many batches.
         left_out: Whether somebody kept the batch out, because it holds NaN or infinity.
         given_back: What normalisation layers do about a lost scale; None where they do nothing.
+        starts: What each value is at first.
 
     Example:
         >>> stream = Stream(memory=100.0)
@@ -157,8 +158,8 @@ class Stream:
         self.memory = memory
         self.left_out = False
         self.given_back: ScaleGivenBack | None = None
-        self._starts: dict[str, Any] = {"samples": 0, "batches": 0}
-        self._past = dict(self._starts)
+        self.starts: dict[str, Any] = {"samples": 0, "batches": 0}
+        self._past = dict(self.starts)
         self._present: dict[str, Any] = {}  # what the batch changes
         self._parts: dict[str, Part] = {}
         self._undo: dict[str, Any] = {}
@@ -180,6 +181,15 @@ class Stream:
         """How surely the data have shifted, from 0 to 1; 1 where nobody can tell."""
         return 1.0 if self._certainty is None else float(self.now(self._certainty))
 
+    def shift_in(self, values: Mapping[str, Any]) -> float:
+        """The same for the values of another stream of this kind."""
+        return 1.0 if self._certainty is None else float(values[self._certainty])
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All values by name, with what this batch has changed."""
+        return self._past | self._present
+
     def declare(self, name: str, start: Any) -> None:
         """Let the stream hold a value.
 
@@ -187,7 +197,7 @@ class Stream:
             name: Under which it is read and written.
             start: What it is at first: numbers, tensors, None, and tuples of them.
         """
-        self._starts[name] = self._past[name] = start
+        self.starts[name] = self._past[name] = start
 
     def declare_certainty(self, name: str) -> None:
         """Declare a number that says how surely the data have shifted; `shift` is the first one."""
@@ -235,7 +245,7 @@ class Stream:
 
     def start_batch(self, samples: int = 0) -> None:
         """Say that a batch follows, which may take several passes."""
-        self._waiting = set(self._starts)
+        self._waiting = set(self.starts)
         self._present = {
             "samples": self._past["samples"] + samples,
             "batches": self._past["batches"] + 1,
@@ -258,18 +268,18 @@ class Stream:
 
     def reset(self) -> None:
         """Begin a new stream."""
-        self._past = dict(self._starts)
+        self._past = dict(self.starts)
         self._present = {}
         self._put_parts({name: part.start() for name, part in self._parts.items()})
 
     def contents(self) -> dict[str, dict[str, Any]]:
         """All that the stream is, by reference; for `put`."""
         parts = {name: part.contents() for name, part in self._parts.items()}
-        return {"values": self._past | self._present, "parts": parts}
+        return {"values": self.values, "parts": parts}
 
     def put(self, contents: Mapping[str, Mapping[str, Any]]) -> None:
         """Go on with another stream, whose contents these are."""
-        self._past = {**self._starts, **contents["values"]}
+        self._past = {**self.starts, **contents["values"]}
         self._present = {}
         self._put_parts(contents["parts"])
 
@@ -279,7 +289,7 @@ class Stream:
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert all tensors, when what they belong to is moved or cast."""
-        self._starts = map_tensors(self._starts, fn)
+        self.starts = map_tensors(self.starts, fn)
         self.put(map_tensors(self.contents(), fn))
 
 

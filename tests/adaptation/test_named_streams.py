@@ -1,0 +1,356 @@
+"""Many streams over one model: apart, saved, loaded, listed and dropped, whatever the method."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import ttapca
+from adapters import BATCHES, CASES, COMBINED, DATA, LEARNING, X, adapted
+from ttapca import Adapter, networks
+from ttapca.adaptation.guards import CollapseGuard
+from ttapca.errors import OptionError, SavedStreamError
+from ttapca.spectral.stream import tensors_in
+
+# Noise, single images, another offset: what a stream in small may be.
+STREAM = [3 * X, X[:1] + 0.5, X[1:2] * 2, X + 0.3, X[2:3], 2 * X]
+OTHER = [0.5 * batch + 1 for batch in reversed(STREAM)]
+every_method = pytest.mark.parametrize(("method", "norm"), CASES)
+
+
+def run(one: Any, batches: list[Tensor]) -> list[Tensor]:
+    return [one(batch) for batch in batches]
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    """Bit for bit."""
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@every_method
+def test_two_streams_in_turn_are_two_adapters(method: str, norm: str) -> None:
+    """Also where one of them meets broken batches, which are counted and change nothing."""
+    alone, apart, shared = (adapted(method, norm) for _ in range(3))
+    left, right = shared.stream("left"), shared.stream("right")
+    for one, other, bad in zip(STREAM, OTHER, 3 * [math.nan, math.inf], strict=True):
+        assert torch.equal(left(one), alone(one))
+        assert torch.equal(right(other), apart(other))
+        right(X.where(torch.arange(12).reshape(12, 1, 1, 1) != 5, bad))
+    assert_same(run(shared, STREAM), run(adapted(method, norm), STREAM))  # which was never called
+    assert (left.samples, left.batches) == (39, 6)
+    assert shared.skipped == 6
+    assert bool(shared.updates) == (method in (*LEARNING, *COMBINED))
+
+
+@every_method
+def test_all_streams_go_on_where_an_adapter_was_saved(
+    method: str, norm: str, tmp_path: Path
+) -> None:
+    """Also after a pickle, a deep copy and a file of one stream; as if never interrupted."""
+    adapter = adapted(method, norm)
+    camera = adapter.stream("camera")
+    run(adapter, OTHER[:3])
+    run(camera, STREAM[:3])
+    torch.save(adapter.state_dict(), tmp_path / "all.pt")
+    camera.save(tmp_path / "camera.stream")
+    restored, loaded = adapted(method, norm), adapted(method, norm)
+    restored.load_state_dict(torch.load(tmp_path / "all.pt", weights_only=True))
+    assert (restored.updates, restored.skipped) == (adapter.updates, adapter.skipped)
+    loaded.stream("another name").load(tmp_path / "camera.stream")
+    twins = [restored, copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]
+    expected = run(camera, STREAM[3:]), run(adapter, OTHER[3:])
+    for twin in twins:
+        assert set(twin.streams) == {"default", "camera"}
+        assert_same(run(twin.stream("camera"), STREAM[3:]), expected[0])
+        assert_same(run(twin, OTHER[3:]), expected[1])
+    assert_same(run(loaded.stream("another name"), STREAM[3:]), expected[0])
+    assert_same(run(loaded, STREAM), run(adapted(method, norm), STREAM))
+
+
+ANOTHER_PROCESS = """
+import sys, torch
+from adapters import adapted
+from adaptation.test_named_streams import STREAM, run
+torch.set_num_threads(1)
+camera = adapted(sys.argv[1]).stream("camera")
+camera.load(sys.argv[2])
+torch.save(run(camera, STREAM[3:]), sys.argv[3])
+"""
+
+
+def test_a_stream_goes_on_in_another_process(tmp_path: Path) -> None:
+    method = "tent over wiener"
+    camera = adapted(method).stream("camera")
+    run(camera, STREAM[:3])
+    camera.save(tmp_path / "stream")
+    command = [sys.executable, "-W", "ignore", "-c", ANOTHER_PROCESS, method]
+    subprocess.run(
+        [*command, str(tmp_path / "stream"), str(tmp_path / "logits")],
+        cwd=Path(__file__).parents[1],
+        timeout=300,
+        check=True,
+    )
+    assert_same(run(camera, STREAM[3:]), torch.load(tmp_path / "logits", weights_only=True))
+
+
+def test_streams_are_listed_looked_at_reset_and_dropped() -> None:
+    adapter = adapted("wiener")
+    first, second = adapter.stream("first"), adapter.stream("second")
+    assert adapter.streams == ("default",)  # to name a stream makes none
+    assert (second.samples, second.shift) == (0, 0.0)
+    for _ in range(5):
+        first(3 * X)
+    expected = second(X)
+    assert adapter.streams == ("default", "first", "second")
+    assert first.shift > second.shift
+    assert repr(first) == f"NamedStream('first', 60 samples in 5 batches, shift {first.shift:.2f})"
+    with torch.no_grad():
+        during = adapter.model(X)
+        assert (first.samples, first.batches) == (60, 5)
+        assert torch.equal(adapter.model(X), during)  # to look at another changes nothing
+    adapter.reset()
+    assert (first.samples, second.samples) == (60, 12)
+    second.reset()
+    assert (first.samples, second.samples) == (60, 0)
+    assert torch.equal(second(X), expected)
+    first.drop()
+    first.drop()
+    assert adapter.streams == ("default", "second")
+    assert torch.equal(first(X), expected)  # a new one of that name
+    adapter(3 * X)
+    adapter.stream("default").drop()
+    assert "default" in adapter.streams
+    assert torch.equal(adapter(X), expected)
+
+
+@pytest.mark.parametrize("name", ["", None, 7])
+def test_names_that_are_none(name: Any) -> None:
+    with pytest.raises(OptionError, match="A stream has a name, which is text; found"):
+        adapted("wiener").stream(name)
+
+
+@pytest.mark.parametrize("forgetting", ["episodic", "online", "continual"])
+def test_forgetting_is_that_of_each_stream(forgetting: str) -> None:
+    adapter = adapted("ttapca-relu", forgetting=forgetting)
+    left, right = adapter.stream("left"), adapter.stream("right")
+    first = left(X)
+    run(right, BATCHES)
+    assert torch.equal(left(X), first) == (forgetting == "episodic")
+    before = right.samples
+    left.start_condition()
+    assert (left.samples == 0) == (forgetting != "continual")
+    assert right.samples == before == (12 if forgetting == "episodic" else 60)
+    left.reset()
+    assert torch.equal(left(X), first)
+
+
+@pytest.mark.parametrize("action", ["rollback", "reset"])
+def test_a_guard_watches_each_stream_by_itself(action: Any, tmp_path: Path) -> None:
+    def guarded() -> Adapter:
+        guard = CollapseGuard(action, window=2)
+        return adapted("tent", guard=guard, lr=0.15, logits="after")
+
+    alone, shared = guarded(), guarded()
+    left, right = shared.stream("left"), shared.stream("right")
+    for batch in 8 * BATCHES:
+        assert torch.equal(left(batch), alone(batch))
+        right(batch[:3])
+    assert alone.events, "the learning rate must lead to a collapse"
+    left.save(tmp_path / "left")
+    right.load(tmp_path / "left")  # whose window has another length
+    assert_same(run(right, BATCHES), run(alone, BATCHES))
+
+
+def test_threads_take_turns_each_with_its_stream() -> None:
+    adapter = adapted("tent over wiener")
+    expected = {number: run(adapted("tent over wiener"), OTHER[number:]) for number in range(4)}
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda n: run(adapter.stream(f"thread {n}"), OTHER[n:]), expected)
+        for one, other in zip(found, expected.values(), strict=True):
+            assert_same(one, other)
+
+
+def test_casting_takes_all_streams_along() -> None:
+    adapter, reference = adapted("tent over wiener"), adapted("tent over wiener")
+    for each in (adapter, reference):
+        run(each, OTHER[:3])
+        run(each.stream("camera"), STREAM[:3])
+    for cast, dtype in ((adapter.float, torch.float32), (adapter.double, torch.float64)):
+        cast()
+        held = list(tensors_in(adapter.get_extra_state()["streams"]))
+        floats = [t.dtype for t in held if t.is_floating_point() and t.dim()]
+        assert set(floats) == {dtype}
+        for each, batch in ((adapter, OTHER[3]), (adapter.stream("camera"), STREAM[3])):
+            assert each(batch.to(dtype)).dtype == dtype
+    for name, batch in (("default", OTHER[4]), ("camera", STREAM[4])):
+        run(reference.stream(name), 2 * [OTHER[3] if name == "default" else STREAM[3]])
+        found = adapter.stream(name)(batch), reference.stream(name)(batch)
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+def test_streams_in_inference_mode() -> None:
+    adapter, reference = adapted("tent over wiener"), adapted("tent over wiener")
+    for one, other in zip(STREAM, OTHER, strict=True):
+        with torch.inference_mode():
+            found = adapter.stream("left")(one), adapter.stream("right")(other)
+        assert_same(found, [reference.stream("left")(one), reference.stream("right")(other)])
+    adapter.stream("left").reset()
+    assert torch.equal(adapter.stream("left")(X), adapted("tent over wiener")(X))
+
+
+def test_calls_past_the_adapter_count_for_no_stream() -> None:
+    """Not before its first batch either, as EATA's look at the source is."""
+    adapter, expected = adapted("wiener"), adapted("wiener")
+    for batch in STREAM:
+        with torch.no_grad():
+            adapter.model(5 * X)
+        assert torch.equal(adapter(batch), expected(batch))
+    eata = adapted("eata over wiener", source=DATA[:20])
+    first = run(eata, STREAM)
+    eata.reset()
+    assert_same(run(eata, STREAM), first)
+
+
+def test_an_interrupted_switch_leaves_all_streams_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, expected = adapted("tent over wiener"), adapted("tent over wiener")
+    for each in (adapter, expected):
+        run(each, OTHER[:3])
+        run(each.stream("camera"), STREAM[:3])
+    put = adapter.mover.descent.put
+
+    def interrupt(contents: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("default", "camera", "default"):
+        monkeypatch.setattr(adapter.mover.descent, "put", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            adapter.stream(name if name != adapter._current else "new")(X)
+        monkeypatch.setattr(adapter.mover.descent, "put", put)
+    restored = adapted("tent over wiener")
+    restored.load_state_dict(adapter.state_dict())
+    for each in (adapter, restored):
+        assert set(each.streams) == {"default", "camera"}
+    after = run(expected, OTHER[3:]), run(expected.stream("camera"), STREAM[3:])
+    for each in (adapter, restored):
+        assert_same(run(each, OTHER[3:]), after[0])
+        assert_same(run(each.stream("camera"), STREAM[3:]), after[1])
+
+
+def test_a_stream_is_small(tmp_path: Path) -> None:
+    """Of the closed form at all 3,072 components of a network of the package: 27 kB, not 300."""
+    network, data = networks.load("cifar10-resnet20"), torch.rand(40, 3, 32, 32)
+    fitted = ttapca.fit(network, "conv1", data, route="dct")
+    camera = ttapca.adapt(network, "wiener", filter=fitted, forgetting="online").stream("camera")
+    camera(data[:8])
+    camera.save(tmp_path / "camera")
+    assert (tmp_path / "camera").stat().st_size < 30_000
+
+
+# Files that are no streams of this adapter.
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    camera = adapted("tent over wiener").stream("camera")
+    run(camera, STREAM[:3])
+    camera.save(tmp_path / "stream")
+    return tmp_path / "stream"
+
+
+def rewritten(path: Path, change: Any, **about: str) -> None:
+    """The same file with another description."""
+    with safe_open(path, framework="pt") as file:
+        known = file.metadata()
+    form = json.loads(known["form"])
+    change(form["dict"])
+    save_file(load_file(path), path, {**known, "form": json.dumps(form), **about})
+
+
+def nothing(form: dict[str, Any]) -> None:
+    """Leave the description as it is."""
+
+
+def parts_of(form: dict[str, Any]) -> dict[str, Any]:
+    return form["parts"]["dict"]
+
+
+DAMAGE: dict[str, tuple[Any, str]] = {
+    "missing": (lambda path: path.unlink(), "cannot be read"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "is no saved stream"),
+    "text": (lambda path: path.write_text("camera"), "is no saved stream"),
+    "weights": (
+        lambda path: save_file({"a": torch.ones(1)}, path),
+        "must be of the format `ttapca stream 1`; found None",
+    ),
+    "another kind": (
+        lambda path: adapted("wiener").stream("camera").save(path),
+        "is a stream of another adapter. Load it with the method, the filter and the network",
+    ),
+    "another network": (
+        lambda path: adapted("tent over wiener", "GroupNorm").stream("camera").save(path),
+        "is a stream of another adapter",
+    ),
+    "a guard": (
+        lambda path: adapted("tent over wiener", guard="reset").stream("camera").save(path),
+        "its parts have other names",
+    ),
+    "no JSON": (lambda path: rewritten(path, nothing, form="["), "is not JSON as we read it"),
+    "no stream": (lambda path: rewritten(path, nothing, form="3"), "its values have other names"),
+    "a name": (lambda path: rewritten(path, lambda form: form.pop("values")), "values have other"),
+    "a word": (
+        lambda path: rewritten(path, lambda form: parts_of(form).update(optimiser="x")),
+        "it holds 'x'",
+    ),
+    "no tensor": (
+        lambda path: rewritten(path, lambda form: parts_of(form).update(draws={"tensor": 99})),
+        "it holds {'tensor': 99}",
+    ),
+    "another shape": (
+        lambda path: rewritten(path, lambda form: parts_of(form).update(draws={"tensor": 0})),
+        "`draws` has another shape",
+    ),
+    "a number": (
+        lambda path: rewritten(path, lambda form: parts_of(form).update(optimiser=3)),
+        "`optimiser` has another shape",
+    ),
+    "a parameter too many": (
+        lambda path: rewritten(
+            path, lambda form: parts_of(form)["optimiser"]["dict"].update({"99": {"dict": {}}})
+        ),
+        "IndexError",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_files_that_are_no_streams_of_this_adapter(kind: str, saved: Path) -> None:
+    damage, message = DAMAGE[kind]
+    damage(saved)
+    adapter = adapted("tent over wiener")
+    camera = adapter.stream("camera")
+    run(camera, STREAM[:3])
+    with pytest.raises(SavedStreamError, match=message) as found:
+        camera.load(saved)
+    assert str(saved) in str(found.value)
+    expected = adapted("tent over wiener")
+    run(expected, STREAM[:3])
+    assert_same(run(camera, STREAM[3:]), run(expected, STREAM[3:]))  # as if nobody had tried
+
+
+def test_the_state_of_another_kind_of_adapter() -> None:
+    with pytest.raises(SavedStreamError, match="of the same kind; found that of another"):
+        adapted("eata").load_state_dict(adapted("tent").state_dict())

@@ -1,0 +1,211 @@
+"""A stream: values and parts, what counts, what is forgotten, and one stream for another."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from adapters import same
+from ttapca.adaptation.optimisation import Descent, Draws
+from ttapca.spectral.stream import (
+    Attributes,
+    ParameterValues,
+    ScaleGivenBack,
+    Stream,
+    map_tensors,
+    tensors_in,
+)
+
+SEED = 4
+
+
+class World:
+    """A stream with two values and one part of each kind, and what they belong to."""
+
+    def __init__(self, memory: float = math.inf) -> None:
+        self.stream = Stream(memory)
+        self.stream.declare("mean", torch.zeros(2))
+        self.stream.declare("pair", (None, 0.0))
+        self.weight = nn.Parameter(torch.ones(3))
+        self.owner = SimpleNamespace(teacher=None, steps=0)
+        self.descent = Descent()
+        self.descent.bind([self.weight])
+        self.generator = torch.Generator().manual_seed(SEED)
+        self.stream.keep("weights", ParameterValues([self.weight]))
+        self.stream.keep("mover", Attributes(self.owner, ["teacher", "steps"]))
+        self.stream.keep("optimiser", self.descent)
+        self.stream.keep("draws", Draws(self.generator, SEED))
+
+    def live(self, number: float, samples: int = 2) -> None:
+        """Change all of it, within one batch."""
+        self.stream.start_batch(samples)
+        self.change(number)
+        self.stream.end_batch()
+
+    def change(self, number: float) -> None:
+        self.stream.write("mean", torch.full((2,), number))
+        self.stream.write("pair", (torch.tensor(number), number))
+        self.descent.move((torch.full_like(self.weight.data, number),))
+        self.owner.teacher, self.owner.steps = [torch.tensor(number)], self.owner.steps + 1
+        torch.rand(1, generator=self.generator)
+
+    def picture(self) -> Any:
+        return copy.deepcopy(self.stream.contents())
+
+
+def test_the_first_pass_of_each_batch_counts_for_each_value_by_itself() -> None:
+    stream = World().stream
+    assert all(stream.counts("mean") for _ in range(3))  # nobody says where a batch begins
+    for _ in range(2):
+        stream.start_batch()
+        found = [stream.counts(name) for name in ("mean", "mean", "pair", "mean")]
+        assert found == [True, False, True, False]
+        stream.end_batch()
+        assert not stream.counts("mean")
+
+
+def test_a_batch_is_set_apart_until_it_is_over() -> None:
+    stream = World().stream
+    stream.write("mean", 1.0)
+    assert stream.past("mean") == stream.now("mean") == 1.0
+    stream.start_batch(5)
+    stream.write("mean", 2.0)
+    assert (stream.past("mean"), stream.now("mean")) == (1.0, 2.0)
+    assert (stream.samples, stream.batches) == (5, 1)
+    stream.end_batch()
+    assert stream.past("mean") == 2.0
+    stream.start_batch(3)
+    assert (stream.samples, stream.batches) == (8, 2)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), min_size=1, max_size=8),
+    memory=st.floats(1.0, 1e4) | st.just(math.inf),
+)
+def test_each_sample_fades_with_all_that_came_after_it(sizes: list[int], memory: float) -> None:
+    stream, counted = Stream(memory), 0.0
+    for size in sizes:
+        counted = stream.aged(counted, size) + size
+    expected = sum(
+        size * math.exp(-sum(sizes[number + 1 :]) / memory) for number, size in enumerate(sizes)
+    )
+    assert counted == pytest.approx(expected)
+
+
+def test_a_broken_batch_leaves_no_mark() -> None:
+    world = World()
+    world.live(1.0)
+    before = world.picture()
+    world.stream.start_batch(7)
+    world.stream.write("mean", torch.full((2,), 9.0))
+    world.owner.teacher, world.owner.steps = None, 9
+    torch.rand(3, generator=world.generator)
+    world.stream.end_batch(broken=True)  # no gradient step was taken: weights are not undone
+    assert same(world.stream.contents(), before)
+
+
+def test_what_is_not_finite_is_not_kept_and_the_rest_is() -> None:
+    stream = World().stream
+    stream.start_batch(1)
+    stream.write("mean", torch.tensor([1.0, math.nan]))
+    stream.write("pair", (torch.tensor(1e300, dtype=torch.float64), 2.0))
+    stream.end_batch()
+    assert stream.now("mean").tolist() == [0.0, 0.0]
+    assert stream.now("pair")[0].item() == 1e300
+    assert stream.samples == 1
+
+
+def test_a_reset_begins_as_new_every_time() -> None:
+    world, new = World(), World()
+    for _ in range(2):
+        world.live(1.0)
+        world.stream.reset()
+        assert same(world.stream.contents(), new.stream.contents())
+    world.live(3.0)
+    new.live(3.0)
+    assert same(world.stream.contents(), new.stream.contents())
+
+
+def test_two_streams_take_turns_as_if_each_were_alone() -> None:
+    alone, shared = [World(), World()], World()
+    parked = [shared.picture(), shared.picture()]
+    for number in (1.0, 2.0, 3.0):
+        for which in (0, 1):
+            shared.stream.put(parked[which])
+            shared.live(number + which)
+            alone[which].live(number + which)
+            parked[which] = shared.stream.contents()
+    for world, contents in zip(alone, parked, strict=True):
+        assert same(world.stream.contents(), contents)
+    assert world.stream.samples == 6
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))])
+def test_copies_and_pickles_go_on_by_themselves(again: Any) -> None:
+    world = World(memory=5.0)
+    world.live(1.0)
+    twin, before = again(world), world.picture()
+    twin.live(2.0)
+    assert same(world.stream.contents(), before)
+    world.live(2.0)
+    assert same(twin.stream.contents(), world.stream.contents())
+    assert twin.stream.memory == 5.0
+
+
+def test_casting_takes_all_of_it_along() -> None:
+    world = World()
+    world.live(1.5)
+    with torch.no_grad():
+        world.weight.data = world.weight.data.double()  # as `nn.Module.double` does
+    world.stream.apply(lambda t: t.double() if t.is_floating_point() else t)
+    contents = world.stream.contents()
+    kinds = {tensor.dtype for tensor in tensors_in([contents["values"], world.stream.starts])}
+    assert kinds == {torch.float64}
+    assert world.owner.teacher[0].dtype == world.weight.dtype == torch.float64
+    moments = contents["parts"]["optimiser"]["0"]
+    assert (moments["exp_avg"].dtype, moments["step"].dtype) == (torch.float64, torch.float32)
+    world.live(2.0)
+    world.stream.reset()
+    assert world.weight.tolist() == [1.0] * 3
+    assert world.weight.dtype == torch.float64
+
+
+def test_what_was_written_in_inference_mode_serves_outside() -> None:
+    stream = World().stream
+    with torch.inference_mode():
+        stream.write("mean", torch.ones(2))
+        stream.write("pair", (torch.ones(2), 1.0))
+    assert not any(tensor.is_inference() for tensor in tensors_in(stream.contents()))
+
+
+def test_the_shift_is_that_of_the_first_who_can_tell() -> None:
+    stream = Stream()
+    assert stream.shift == stream.shift_in({}) == 1.0
+    for name in ("first", "second"):
+        stream.declare_certainty(name)
+    stream.write("second", 0.9)
+    assert stream.shift == 0.0
+    stream.write("first", 0.3)
+    assert stream.shift == stream.shift_in(stream.values) == 0.3
+
+
+def test_what_layers_give_back() -> None:
+    assert ScaleGivenBack(0.5).by(3) == 0.5
+    assert ScaleGivenBack(0.5, prior=16.0).by(48) == 0.5 * 0.75
+    alone = ScaleGivenBack(0.5, prior=16.0, needs_two=True)
+    assert (alone.by(1), alone.by(16)) == (0.0, 0.25)
+
+
+def test_trees_keep_their_form() -> None:
+    tree = {"a": (torch.ones(1), [2, None]), "step": torch.ones(1)}
+    assert map_tensors(tree, torch.neg) == {"a": (-torch.ones(1), [2, None]), "step": torch.ones(1)}
+    assert len(list(tensors_in(tree))) == 2
