@@ -56,13 +56,3 @@ def assert_follows(
     """Batch by batch, the adapter says what the plain loop said."""
     for x, reference in zip(batches, expected, strict=True):
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=atol)
-
-
-def distance_moved(method: str, model: nn.Module, **options: object) -> float:
-    """How far, squared, a stream takes the parameters from where they started."""
-    adapter = ttapca.adapt(model, method, forgetting="online", **options)  # type: ignore[arg-type]
-    start = copied(list(adapter.surfaces.parameters()))
-    for x in BATCHES:
-        adapter(x)
-    moved = zip(adapter.surfaces.parameters(), start, strict=True)
-    return sum(float((p.detach() - s).square().sum()) for p, s in moved)

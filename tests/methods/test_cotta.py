@@ -104,10 +104,3 @@ def test_logits_after_are_the_moved_teachers() -> None:
         for weight, value in zip(teacher.parameters(), after.mover.teacher, strict=True):
             weight.copy_(value)
         torch.testing.assert_close(after(X), teacher(X))
-
-
-def test_flips_are_a_choice() -> None:
-    options = {"views": 3, "confidence_below": 1.0}
-    flipped = ttapca.adapt(small_convnet(), "cotta", **options)
-    upright = ttapca.adapt(small_convnet(), "cotta", flip=False, **options)
-    assert not torch.equal(flipped(X), upright(X))

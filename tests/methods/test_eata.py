@@ -15,7 +15,6 @@ from methods.plain_loops import (
     assert_follows,
     both_ways,
     copied,
-    distance_moved,
     every_norm,
     set_to,
     sharp,
@@ -114,13 +113,6 @@ def test_defaults_are_those_of_the_official_code() -> None:
     (group,) = adapter.mover.descent._optimizer.param_groups
     assert (group["lr"], group["momentum"]) == (2.5e-4, 0.9)
     assert (adapter.mover.redundancy_margin, adapter.mover.fisher_weight) == (0.05, 2000.0)
-
-
-def test_the_penalty_holds_back() -> None:
-    def distance(**options: object) -> float:
-        return distance_moved("eata", sharp(small_convnet()), lr=0.01, **WIDE, **options)
-
-    assert distance(source=SOURCE, fisher_weight=10.0) < distance()
 
 
 @pytest.mark.parametrize(

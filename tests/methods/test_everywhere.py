@@ -15,6 +15,7 @@ import ttapca
 from methods.plain_loops import BATCHES, X, both_ways
 from oracles import filter_for, images, left_untouched, required_options, small_convnet
 from small_networks import TokenNet, group_norm_convnet
+from ttapca.adaptation.adapter import Forgetting
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import AttachError, ShapeError
 from ttapca.networks import load
@@ -68,14 +69,19 @@ def filter_of(kind: str) -> ttapca.FittedFilter:
     return ttapca.fit(network(kind), "conv1", DATA, 10)
 
 
-def adapted(case: str, kind: str = "BatchNorm2d", model: nn.Module | None = None) -> ttapca.Adapter:
-    """Online, on a network of this kind."""
+def adapted(
+    case: str,
+    kind: str = "BatchNorm2d",
+    model: nn.Module | None = None,
+    forgetting: Forgetting = "online",
+) -> ttapca.Adapter:
+    """A case on a network of this kind."""
     method, given = CASES[case]
     model = model or network(kind)
     options = {**required_options(method, model, SHAPE), **MARGINS.get(method, {}), **given}
     if ttapca.METHODS[method].method.needs_filter or "gain" in given:
         options["filter"] = filter_of(kind)
-    return ttapca.adapt(model, method, forgetting="online", **options)  # type: ignore[arg-type]
+    return ttapca.adapt(model, method, forgetting=forgetting, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -99,7 +105,9 @@ def test_serves_or_says_why_not(case: str, kind: str) -> None:
             assert logits.shape[1] == 5
             assert torch.isfinite(logits).all()
         assert adapter.skipped == 0
-        assert (adapter.updates > 0) == ttapca.METHODS[CASES[case][0]].method.learns
+        moved = sum(parameter.numel() for parameter in adapter.surfaces.parameters())
+        learns = ttapca.METHODS[CASES[case][0]].method.learns
+        assert ((adapter.updates > 0), adapter.n_parameters) == (learns, learns * moved)
         adapter.detach()
 
 
@@ -143,6 +151,22 @@ def test_copies_pickles_and_saved_states_go_their_own_way(case: str) -> None:
 
 
 @every_case
+def test_when_it_forgets(case: str) -> None:
+    episodic, fresh = (adapted(case, forgetting="episodic") for _ in "ab")
+    for x in (3 * X, 0.2 * BATCHES[1]):
+        fresh.reset()
+        expected = fresh(x)
+        assert torch.equal(episodic(x), expected)
+    online, continual = (adapted(case, forgetting=how) for how in ("online", "continual"))
+    for each in (online, continual):
+        each(3 * X)
+        each.start_condition()
+    assert torch.equal(online(0.2 * BATCHES[1]), expected)
+    remembers = not case.startswith(("source", "bn", "lame"))
+    assert torch.equal(continual(0.2 * BATCHES[1]), expected) != remembers
+
+
+@every_case
 def test_casting_takes_everything_along(case: str) -> None:
     adapter, reference = adapted(case), adapted(case)
     adapter(X)
@@ -157,22 +181,25 @@ def test_casting_takes_everything_along(case: str) -> None:
     torch.testing.assert_close(adapter(X.float()).double(), adapted(case)(X), rtol=0, atol=1e-2)
 
 
+World = tuple[nn.Module, ttapca.FittedFilter, Tensor, Tensor, Tensor]
+
+
 @pytest.fixture(scope="module")
-def world() -> tuple[nn.Module, ttapca.FittedFilter, Tensor, Tensor]:
-    """The demo's network and noisy digits."""
+def world() -> World:
+    """The demo's network, a filter, digits, noisy ones, and what they are."""
     model = load("digits-small-cnn")
-    train, test = read_digits("train"), read_digits("test")
-    fitted = ttapca.fit(model, "conv1", to_tensor(train.images), 40)
-    generator = torch.Generator().manual_seed(0)
+    test = read_digits("test")
+    fitted = ttapca.fit(model, "conv1", to_tensor(read_digits("train").images), 40)
     clean = to_tensor(test.images)
-    noisy = (clean + 0.3 * torch.randn(clean.shape, generator=generator)).clamp(0, 1)
-    return model, fitted, noisy, torch.from_numpy(test.labels)
+    noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
+    return model, fitted, clean, (clean + 0.3 * noise).clamp(0, 1), torch.from_numpy(test.labels)
 
 
-def error_of(predict, batches: Tensor, labels: Tensor) -> float:
+@torch.no_grad()
+def error_of(predict: Any, images: Tensor, labels: Tensor, size: int = 100) -> float:
     wrong = sum(
         int((predict(x).argmax(1) != y).sum())
-        for x, y in zip(batches.split(100), labels.split(100), strict=True)
+        for x, y in zip(images.split(size), labels.split(size), strict=True)
     )
     return 100 * wrong / len(labels)
 
@@ -180,8 +207,10 @@ def error_of(predict, batches: Tensor, labels: Tensor) -> float:
 @pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("method", ttapca.METHODS)
-def test_no_method_makes_noisy_digits_much_worse(method: str, forgetting: str, world) -> None:
-    model, fitted, noisy, labels = world
+def test_no_method_makes_noisy_digits_much_worse(
+    method: str, forgetting: Forgetting, world: World
+) -> None:
+    model, fitted, _, noisy, labels = world
     if method == "memo":  # one image at a time, many views of each
         noisy, labels = noisy[:100], labels[:100]
     if method == "lame":  # made for streams in which neighbours share a class
@@ -190,15 +219,23 @@ def test_no_method_makes_noisy_digits_much_worse(method: str, forgetting: str, w
     given = {**required_options(method, model, (1, 8, 8)), **filter_for(method, fitted)}
     if method in ("memo", "cotta"):  # a mirrored digit is another digit, or none
         given |= {"flip": False, "views": 32 if method == "cotta" else 8}
-    adapter = ttapca.adapt(model, method, forgetting=forgetting, **given)
-    try:
-        with torch.no_grad():
-            start = error_of(adapter.model, noisy, labels)
+    source = error_of(model, noisy, labels)
+    with ttapca.adapt(model, method, forgetting=forgetting, **given) as adapter:
+        start = error_of(adapter.model, noisy, labels)
         found = error_of(adapter, noisy, labels)
-    finally:
-        adapter.detach()
-    with torch.no_grad():
-        source = error_of(model, noisy, labels)
     assert found <= start + 2.0
     if method in ("bn", "tent", "eata"):
         assert found < source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 4, 16, 64, 200])
+def test_wiener_is_safe_on_clean_digits_and_better_on_noisy_ones(size: int, world: World) -> None:
+    model, fitted, clean, noisy, labels = world
+    if size == 1:
+        clean, noisy, labels = clean[:300], noisy[:300], labels[:300]
+    source = [error_of(model, data, labels) for data in (clean, noisy)]
+    with ttapca.adapt(model, "wiener", filter=fitted) as adapter:
+        found = [error_of(adapter, data, labels, size) for data in (clean, noisy)]
+    assert found[0] <= source[0] + 0.4
+    assert found[1] < source[1]

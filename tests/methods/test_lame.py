@@ -61,13 +61,10 @@ def test_equals_a_plain_loop(affinity: str, make, forgetting: str) -> None:
     assert moved > 0.01
 
 
-def test_nothing_of_the_model_moves() -> None:
-    model = small_convnet()
-    plain = model(X)
-    adapter = ttapca.adapt(model, "lame", forgetting="online")
-    first = [adapter(x) for x in BATCHES]
-    assert all(torch.equal(adapter(x), y) for x, y in zip(BATCHES, first, strict=True))
-    assert torch.equal(model(X), plain)
+def test_the_model_itself_is_not_corrected() -> None:
+    adapter = ttapca.adapt(small_convnet(), "lame")
+    adapter(X)
+    assert torch.equal(adapter.model(X), small_convnet()(X))
 
 
 @every_affinity
@@ -90,9 +87,7 @@ def test_a_poisoned_batch_is_left_as_it_is() -> None:
     torch.testing.assert_close(output, expected, equal_nan=True)
 
 
-def test_symmetric_affinities_change_the_outcome() -> None:
-    plain, symmetric = (ttapca.adapt(small_convnet(), "lame", symmetric=s) for s in (False, True))
-    assert not torch.equal(plain(X), symmetric(X))
+def test_every_sample_has_its_neighbours() -> None:
     w = affinities_of(images(9, shape=(4,)), "knn", 3)
     assert torch.equal(w.sum(1), torch.full((9,), 3.0).double())
     assert torch.equal(w.diagonal(), torch.zeros(9).double())
@@ -101,8 +96,6 @@ def test_symmetric_affinities_change_the_outcome() -> None:
 def test_the_classifier_by_its_name() -> None:
     named = ttapca.adapt(small_convnet(), "lame", classifier="fc")
     assert torch.equal(named(X), ttapca.adapt(small_convnet(), "lame")(X))
-    pixels = ttapca.adapt(small_convnet(), "lame", classifier="conv1")
-    assert not torch.equal(pixels(X), named(X))
 
 
 def test_models_it_cannot_serve() -> None:

@@ -67,7 +67,7 @@ def plain_sar(
 
 @every_norm
 @both_ways
-@pytest.mark.parametrize(("margin", "below"), [(0.4, 0.2), (0.9, 0.0), (0.9, 0.6)])
+@pytest.mark.parametrize(("margin", "below"), [(0.4, 0.2), (0.9, 0.0), (0.9, 0.6), (0.9, 1.41)])
 def test_equals_a_plain_loop(make, forgetting: str, margin: float, below: float) -> None:
     options = {"entropy_margin": margin, "recover_below": below, "lr": 0.05}
     expected, recoveries = plain_sar(make(), forgetting=forgetting, **options)
@@ -75,15 +75,8 @@ def test_equals_a_plain_loop(make, forgetting: str, margin: float, below: float)
     assert_follows(adapter, expected)
     assert adapter.mover.recoveries == recoveries
     assert adapter.skipped == 0
-
-
-def test_momentum_goes_on_after_a_recovery() -> None:
-    options = {"entropy_margin": 0.9, "recover_below": 1.41, "lr": 0.05, "forgetting": "online"}
-    expected, recoveries = plain_sar(small_convnet(), **options)
-    assert 0 < recoveries < len(BATCHES)
-    adapter = ttapca.adapt(small_convnet(), "sar", **options)
-    assert_follows(adapter, expected, atol=1e-10)
-    assert adapter.mover.recoveries == recoveries
+    if (make, forgetting, below) == (small_convnet, "online", 1.41):
+        assert 0 < recoveries < len(BATCHES)  # so that momentum is seen to go on after one
 
 
 def test_recovery_returns_to_the_source() -> None:
