@@ -112,14 +112,14 @@ def training_batches(options: argparse.Namespace) -> datasets.TensorBatches:
 
 
 def errors_of(
-    options: argparse.Namespace, fitted: ttapca.FittedFilter, method: str, **wishes: object
+    options: argparse.Namespace, fitted: ttapca.FittedFilter, method: str, **chosen: object
 ) -> dict[str, float]:
     """Error in percent of a method with this filter, episodic, by corruption."""
     out = {}
     network = trained_network(options)
     for corruption in CORRUPTIONS:
         images = datasets.read_cifar_c(options.corrupted, corruption, SEVERITY)[: options.images]
-        adapted = ttapca.adapt(network, method, filter=fitted, **wishes)
+        adapted = ttapca.adapt(network, method, filter=fitted, **chosen)
         out[corruption] = networks.evaluate(adapted, images).error
         adapted.detach()
     return out

@@ -48,11 +48,11 @@ METHODS: dict[str, tuple[str, dict[str, Any], str] | None] = {
     "bn, mixed statistics": ("bn", {"alpha": 0.3}, "folded"),
     TENT: None,
     TENT_AFTER: None,
-    "ttapca-relu, episodic": ("ttapca-relu", {"episodic": True}, "folded"),
-    "ttapca-relu, online": ("ttapca-relu", {"episodic": False}, "folded"),
-    "ttapca-exp, episodic": ("ttapca-exp", {"episodic": True}, "folded"),
-    "ttapca-exp, online": ("ttapca-exp", {"episodic": False}, "folded"),
-    "ttapca-relu, episodic, unfolded": ("ttapca-relu", {"episodic": True}, "unfolded"),
+    "ttapca-relu, episodic": ("ttapca-relu", {"forgetting": "episodic"}, "folded"),
+    "ttapca-relu, online": ("ttapca-relu", {"forgetting": "online"}, "folded"),
+    "ttapca-exp, episodic": ("ttapca-exp", {"forgetting": "episodic"}, "folded"),
+    "ttapca-exp, online": ("ttapca-exp", {"forgetting": "online"}, "folded"),
+    "ttapca-relu, episodic, unfolded": ("ttapca-relu", {"forgetting": "episodic"}, "unfolded"),
 }
 
 

@@ -20,7 +20,6 @@ import ttapca
 from ttapca import networks
 from ttapca.corruptions import STANDARD
 from ttapca.datasets import Images, load, read_cifar_c
-from ttapca.methods.recipe import Mixture
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Row:
 
     method: str
     batch: int = 200
-    episodic: bool = True
+    forgetting: str = "episodic"
     options: dict[str, Any] = field(default_factory=dict)
     components: int | None = None
     filtered: bool = True
@@ -75,7 +74,7 @@ ROWS = {
     "ttapca-closed online": Row("ttapca-closed", forgetting="online", components=1000),
     "filter alone": closed(statistics="source"),
     "filter, batch statistics": closed(statistics="batch"),
-    "filter, even mixture 0.3": closed(statistics=Mixture(0.3, 0.3, 0.0)),
+    "filter, even mixture 0.3": closed(statistics=ttapca.Mixture(0.3, 0.3, 0.0)),
     "statistics alone": closed(shrink=0.0, restore=0.0),
     "filter alone, batch 1": Row("wiener", 1, options={"statistics": "source"}),
     "threshold 0.2, batch 1": Row("wiener", 1, options={"threshold": 0.2}),

@@ -20,7 +20,7 @@ import ttapca
 from held_out import held_out
 from ttapca import networks
 from ttapca.datasets import Images, load
-from ttapca.methods.recipe import Mixture
+from ttapca.methods import Mixture, Wiener
 
 # In the order in which they are chosen; each list holds the values that are tried.
 CANDIDATES: dict[str, list[float]] = {
@@ -115,8 +115,15 @@ def measure(
             adapter = ttapca.adapt(network, "source")
         else:
             mixture = Mixture(constants["first"], constants["last"], constants["prior"])
-            own = {k: constants[k] for k in ("shrink", "restore", "threshold", "limit")}
-            adapter = ttapca.adapt(network, "wiener", filter=fitted, statistics=mixture, **own)
+            method = Wiener(
+                fitted,
+                statistics=mixture,
+                shrink=constants["shrink"],
+                restore=constants["restore"],
+                threshold=constants["threshold"],
+                largest_ratio=constants["limit"],  # its name in the files of results
+            )
+            adapter = ttapca.adapt(network, method)
         try:
             found[str(size)] = {
                 name: networks.evaluate(

@@ -3,7 +3,7 @@
     python scripts/write_results.py DIR
 
 A table goes between `<!-- RUN SETTING -->` and `<!-- end -->`, `<!-- RUN paper SETTING -->` is the
-comparison with the paper's cells, and every row goes to docs/results/RUN.csv with its full key.
+comparison with the paper, and every result goes to docs/results/RUN.csv.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import re
 from pathlib import Path
 
 from ttapca.benchmark import Results, Row
-from ttapca.benchmark.comparison import comparison_tables
 from ttapca.benchmark.table_formats import export, markdown
-from ttapca.benchmark.tables import error_tables
+from ttapca.benchmark.tables import error_tables, paper_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"<!-- (?P<run>\w+) (?P<paper>paper )?(?P<setting>\w+) -->.*?<!-- end -->", re.S)
@@ -41,7 +40,7 @@ def filled(place: re.Match[str], rows: dict[str, list[Row]]) -> str:
     if run not in rows:
         raise SystemExit(f"no results of `{run}`: run scripts/results.sh DIR {run}")
     chosen = [row for row in rows[run] if row.cell.setting == setting]
-    tables = comparison_tables(chosen) if place["paper"] else error_tables(chosen)
+    tables = paper_tables(chosen) if place["paper"] else error_tables(chosen)
     opening = place[0].partition("\n")[0].partition(" -->")[0] + " -->"
     return "\n\n".join([opening, *(markdown(table).strip() for table in tables), "<!-- end -->"])
 

@@ -72,7 +72,8 @@ def images(n: int, seed: int = 1, shape: tuple[int, ...] = (3, 6, 6)) -> Tensor:
 
 def rotation_head(features: int) -> nn.Module:
     """Four logits from as many features."""
-    head = nn.Sequential(nn.Flatten(), nn.Linear(features, 4)).double()
+    with torch.random.fork_rng(devices=[]):
+        head = nn.Sequential(nn.Flatten(), nn.Linear(features, 4)).double()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for tensor in head.parameters():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -60,14 +61,8 @@ def row(of: Cell, **changes: Any) -> Row:
     batches = max(of.images // of.batch_size, 1)
     size = STANDARD.index(of.corruption) if of.corruption != CLEAN else 0
     fall = 0.03 * batches if of.setting == "online" and of.steps else 0.0
-    stream = [
-        1.0
-        - 0.1 * METHODS.index(of.method)
-        + 0.02 * size
-        - fall * at / batches
-        + 0.05 * math.sin(at)
-        for at in range(batches)
-    ]
+    level = 1.0 - 0.1 * METHODS.index(of.method) + 0.02 * size
+    stream = [level - fall * at / batches + 0.05 * math.sin(at) for at in range(batches)]
     outcome = Outcome(
         status="done",
         reason="",
@@ -106,19 +101,13 @@ def paper_grid(setting: str = "episodic", **changes: Any) -> list[Row]:
 def sweeps() -> list[Row]:
     """Ranks, steps and batch sizes, three seeds each, on two corruptions."""
     rows = []
-    for seed in (0, 1, 2):
-        for corruption in STANDARD[:2]:
-            for method in METHODS:
-                for rank in (50, 200, 1000, 2000) if method.startswith("ttapca") else (0,):
-                    rows.append(cell(method, corruption, components=rank, seed=seed, images=600))
-                for steps in (1, 3, 10) if PARAMETERS[method] else (0,):
-                    rows.append(
-                        cell(
-                            method, corruption, steps=steps, seed=seed, images=600, setting="online"
-                        )
-                    )
-                for size in (16, 50, 500):
-                    rows.append(cell(method, corruption, batch_size=size, seed=seed, images=600))
+    for seed, name, method in itertools.product((0, 1, 2), STANDARD[:2], METHODS):
+        base = cell(method, name, seed=seed, images=600)
+        ranks = (50, 200, 1000, 2000) if base.components else (0,)
+        steps = (1, 3, 10) if base.steps else (0,)
+        rows += [dataclasses.replace(base, components=each) for each in ranks]
+        rows += [dataclasses.replace(base, steps=each, setting="online") for each in steps]
+        rows += [dataclasses.replace(base, batch_size=each) for each in (16, 50, 500)]
     return [row(each) for each in rows]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from benchmark.synthetic_rows import everything, observations
-from ttapca.benchmark.report import report
+from ttapca.benchmark.report_page import report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -93,12 +93,8 @@ def test_tables_sort_both_ways(opened: Opener, way: str) -> None:
         page.locator("#tables table >> nth=0 >> thead button >> nth=0").click()
         assert head.get_attribute("aria-sort") == "none"
         assert column(page, 1) == ["bn", "source", "tent", "ttapca-exp", "ttapca-relu"]
-        assert sorted(column(page, 11)) == sorted(before)
         assert column(page, 11)[2] == "failed"
-
-
-def test_numbers_sort_as_numbers(opened: Opener) -> None:
-    with opened() as page:
+        # Numbers sort as numbers.
         cost = page.locator("#cost table >> nth=0")
         at = cost.locator("thead th").all_inner_texts().index("parameters")
         cost.locator("thead button").nth(at).click()
@@ -156,7 +152,7 @@ def luminance(colour: str) -> float:
 
 
 def contrast(one: str, two: str) -> float:
-    bright, dark = sorted((luminance(one), luminance(two)), reverse=True)
+    dark, bright = sorted((luminance(one), luminance(two)))
     return (bright + 0.05) / (dark + 0.05)
 
 

@@ -10,7 +10,7 @@ import ttapca
 from ttapca.benchmark import ImageSource, Observation, Results, Row, Subject
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.networks import build
-from ttapca.networks.small_cnn import DIGITS_SHAPE
+from ttapca.networks.architectures import DIGITS_SHAPE
 
 IMAGES = 50
 # What a second run cannot repeat.

@@ -113,7 +113,7 @@ def test_eval_mixes_the_classes_of_a_folder(
     assert run([*command[:-1], "--limit", "20", "--seed", "3"]) == 0
     assert "10 of each class, shuffled with seed 3\n" in capsys.readouterr().out
     assert run([*command, "--order", "sortd"]) == 2
-    assert "found `sortd`. Did you mean `sorted`" in capsys.readouterr().err
+    assert "found 'sortd'. Did you mean `sorted`" in capsys.readouterr().err
 
 
 def test_fit_sees_every_class(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

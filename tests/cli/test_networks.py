@@ -17,7 +17,7 @@ from PIL import Image
 import ttapca
 from ttapca.cli.app import run
 from ttapca.datasets import Images, write_cifar_binary
-from ttapca.datasets.cifar_versions import CIFAR10_BINARY
+from ttapca.datasets.cifar import CIFAR10_BINARY
 from ttapca.networks import build, packaged, runs
 from ttapca.networks.runs import WEIGHTS
 
@@ -231,8 +231,8 @@ def resnet(tmp_path: Path) -> Path:
         ("train digits --to x", 2, "one network: .* found neither"),
         ("train digits small-cnn --model a:b --to x", 2, "found both"),
         ("train digits small-cn --to x", 2, "Did you mean `small-cnn`"),
-        ("train digits small-cnn --schedule linear --to x", 2, "cosine or one-cycle; found"),
-        ("train digits small-cnn --epochs 0 --to x", 2, "`epochs` is out of range: found 0"),
+        ("train digits small-cnn --schedule linear --to x", 2, "one of cosine, one-cycle; found"),
+        ("train digits small-cnn --epochs 0 --to x", 2, "`epochs` must be a whole number from 1"),
         ("train digits small-cnn --batch-size 5000 --to x", 1, "one batch of 5000 images"),
         ("train digits small-cnn --rotation-head conv9 --to x", 2, "no layer `conv9`"),
     ],

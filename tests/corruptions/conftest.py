@@ -44,20 +44,10 @@ def textures() -> tuple[np.ndarray, ...]:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder of reference material beside the checkout; without it the test is skipped."""
-    given = os.environ.get("TTAPCA_SHARED")
-    shared = Path(given) if given else Path(__file__).parents[2].parent / "shared"
-    folder = shared / "data"
-    if not folder.is_dir():
-        pytest.skip(f"reference material not found at {folder}")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def reference(shared_data: Path) -> dict[str, np.ndarray]:
+def reference() -> dict[str, np.ndarray]:
     """The published generator's output for 200 images, by `<corruption>_<severity>`."""
-    path = shared_data / "cifar10c_reference" / "first200.npz"
+    shared = Path(os.environ.get("TTAPCA_SHARED", Path(__file__).parents[2].parent / "shared"))
+    path = shared / "data" / "cifar10c_reference" / "first200.npz"
     if not path.is_file():
         pytest.skip(f"reference material not found at {path}")
     with np.load(path, allow_pickle=False) as arrays:

@@ -71,12 +71,6 @@ def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
     assert "`--image` must be below the number of images, 12; found 12" in capsys.readouterr().err
 
 
-def test_a_sheet_that_cannot_be_written_is_an_error(data, tmp_path, capsys):
-    where = tmp_path / "none" / "sheet.png"
-    assert run(["corrupt", data, "--sheet", str(where), "--corruptions", "fog"]) == 2
-    assert f"there is no {tmp_path / 'none'}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -91,6 +85,7 @@ def test_a_sheet_that_cannot_be_written_is_an_error(data, tmp_path, capsys):
         (["--to", "{out}", "--jobs", "0"], 2, "--jobs"),
         (["--to", "{out}", "--corruptions", "frost"], 2, "`ttapca data get frost`"),
         (["--to", "{file}/out", "--corruptions", "fog"], 1, "Cannot write to"),
+        (["--sheet", "{out}/sheet.png", "--corruptions", "fog"], 2, "there is no "),
     ],
 )
 def test_bad_calls_have_a_code_and_a_reason(data, tmp_path, capsys, words, code, message):
@@ -104,18 +99,9 @@ def test_a_bad_data_set_is_named(tmp_path, capsys):
     to = ["--to", str(tmp_path / "out")]
     assert run(["corrupt", str(tmp_path / "none.npz"), *to]) == 2
     assert "is neither a data set nor a path" in capsys.readouterr().err
-    torn = tmp_path / "torn.npz"
-    torn.write_bytes(b"PK")
-    assert run(["corrupt", str(torn), *to]) == 1
+    (tmp_path / "torn.npz").write_bytes(b"PK")
+    assert run(["corrupt", str(tmp_path / "torn.npz"), *to]) == 1
     assert "is not a plain `.npz` archive" in capsys.readouterr().err
-    pickled = tmp_path / "pickled.npz"
-    np.savez(pickled, images=np.array([{}], dtype=object), labels=np.zeros(1))
-    assert run(["corrupt", str(pickled), *to]) == 1
-    assert "is not a plain `.npz` archive" in capsys.readouterr().err
-    floats = tmp_path / "floats.npz"
-    np.savez(floats, images=np.zeros((1, 32, 32, 3)), labels=np.zeros(1, int))
-    assert run(["corrupt", str(floats), *to]) == 1
-    assert "Images must be uint8" in capsys.readouterr().err
 
 
 def test_groups_and_ranges():
@@ -143,7 +129,7 @@ def test_ctrl_c_ends_with_130_and_whole_files(tmp_path, jobs):
         text=True,
         start_new_session=True,
     ) as process:
-        while not (to / ".shot_noise.npy.partial").exists() and process.poll() is None:
+        while not (to / ".shot_noise.npy.ttapca-unfinished-").exists() and process.poll() is None:
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         _, said = process.communicate(timeout=300)  # on a busy machine

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import ndimage, stats
 
-from ttapca.corruptions import blur, corrupt, digital, find, load_table, noise, spatter, weather
-from ttapca.corruptions.motion import blur_along, motion_offsets, motion_weights
+from ttapca.corruptions import blur, corrupt, digital, find, load_table, noise, weather
+from ttapca.corruptions.blur import blur_along, motion_offsets, motion_weights
 from ttapca.corruptions.random_streams import stream_key, uniforms
 
 
@@ -246,7 +246,7 @@ def test_fog(images, severity):
 def test_mud_covers_what_exceeds_a_threshold(images, severity):
     p = parameters_of("spatter", severity)
     numbers = numbers_of("spatter", severity, 4)
-    found = spatter.spatter(images[:4], numbers, **p)
+    found = weather.spatter(images[:4], numbers, **p)
     for image, drawn, got in zip(images, numbers, found, strict=False):
         field = stats.norm.ppf(drawn, p["mean"], p["deviation"]).reshape(32, 32)
         liquid = ndimage.gaussian_filter(field, p["smoothing"], mode="nearest") > p["threshold"]
@@ -269,7 +269,7 @@ def test_water_only_brightens_and_most_where_it_is_blue(severity):
 
 def test_a_lens_without_drops_stays_clean(images):
     nearly_zero = np.full((1, 1024), 1e-9)
-    spoilt = spatter.spatter(images[:1], nearly_zero, **parameters_of("spatter", 1))
+    spoilt = weather.spatter(images[:1], nearly_zero, **parameters_of("spatter", 1))
     assert np.abs(spoilt.astype(int) - images[:1]).max() <= 1
 
 

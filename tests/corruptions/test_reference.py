@@ -13,34 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ttapca.corruptions import corrupt, load_table
-from ttapca.corruptions.motion import blur_along
+from ttapca.corruptions import CORRUPTIONS, corrupt, load_table
+from ttapca.corruptions.blur import blur_along
 from ttapca.datasets import fetch_frost
 from ttapca.errors import TtapcaError
 
-WITHOUT_CHANCE = [
-    "defocus_blur",
-    "zoom_blur",
-    "gaussian_blur",
-    "brightness",
-    "contrast",
-    "saturate",
-    "pixelate",
-    "jpeg_compression",
-]
-WITH_CHANCE = [
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "speckle_noise",
-    "glass_blur",
-    "motion_blur",
-    "snow",
-    "frost",
-    "fog",
-    "spatter",
-    "elastic_transform",
-]
+WITHOUT_CHANCE = (
+    *("defocus_blur", "zoom_blur", "gaussian_blur", "brightness", "contrast", "saturate"),
+    *("pixelate", "jpeg_compression"),
+)
+WITH_CHANCE = sorted(set(CORRUPTIONS) - set(WITHOUT_CHANCE))
 BANDS = ((0.5, 4.0), (4.0, 8.0), (8.0, 12.0), (12.0, 32.0))  # cycles an image
 SEEDS = range(10)
 

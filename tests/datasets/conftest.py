@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ttapca.datasets import Images
-from ttapca.datasets.cifar import write_cifar_binary
-from ttapca.datasets.cifar_versions import CIFAR10_BINARY
-from ttapca.datasets.classes import CIFAR10_CLASSES
-from ttapca.datasets.sources import Archive, DataSet, Layout, SplitFacts
-
-MakeImages = Callable[..., Images]
+from ttapca.datasets import DataSet, Images, write_cifar_binary
+from ttapca.datasets.catalog import Archive, Layout, SplitFacts
+from ttapca.datasets.cifar import CIFAR10_BINARY, CIFAR10_CLASSES
 
 
 @pytest.fixture
-def make_images() -> MakeImages:
+def make_images():
     def make(count: int = 10, shape: tuple[int, int, int] = (32, 32, 3), seed: int = 0) -> Images:
         random = np.random.default_rng(seed)
         pixels = random.integers(0, 256, (count, *shape), np.uint8)
@@ -61,6 +55,8 @@ class FileServer:
     ranges: bool = True
     cut_after: int | None = None  # bytes sent by each answer before the connection is dropped
     status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    stated: bool = True  # whether an answer says how long it is
     requests: list[str | None] = field(default_factory=list)
     port: int = 0
 
@@ -68,49 +64,49 @@ class FileServer:
         return f"http://127.0.0.1:{self.port}/{name}"
 
 
-def _handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            server.requests.append(asked)
-            content = server.files.get(self.path.lstrip("/").partition("?")[0])
-            if content is None or server.status != 200:
-                self.send_error(404 if content is None else server.status)
-                return
-            start = 0
-            match = re.fullmatch(r"bytes=(\d+)-", asked or "")
-            if match and server.ranges:
-                start = int(match[1])
-                if start >= len(content):
-                    self.send_error(416)
-                    return
-                self.send_response(206)
-                self.send_header(
-                    "Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}"
-                )
-            else:
-                self.send_response(200)
-            rest = content[start:]
-            self.send_header("Content-Length", str(len(rest)))
-            self.end_headers()
-            self.wfile.write(rest if server.cut_after is None else rest[: server.cut_after])
+class Handler(BaseHTTPRequestHandler):
+    state: FileServer
 
-        def log_message(self, *_: object) -> None:
-            pass
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        self.state.requests.append(asked)
+        content = self.state.files.get(self.path.lstrip("/").partition("?")[0])
+        start = int(asked[6:-1]) if asked and self.state.ranges else 0  # bytes=123-
+        if content is None or self.state.status != 200 or start >= len(content):
+            status = 416 if start else self.state.status
+            self.send_error(404 if content is None else status)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            whole = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            self.send_header("Content-Range", whole)
+        if self.state.stated:
+            self.send_header("Content-Length", str(len(content) - start))
+        for name, value in self.state.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content[start:][: self.state.cut_after])
 
-    return Handler
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @pytest.fixture
 def server() -> Iterator[FileServer]:
     state = FileServer()
-    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(state)) as http:
+    handler = type("Handler", (Handler,), {"state": state})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         state.port = http.server_address[1]
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield state
         http.shutdown()
         thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
 def sha256(content: bytes) -> str:
@@ -128,18 +124,18 @@ def tar_of(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
 
 
 @pytest.fixture
-def pack() -> Callable[..., bytes]:
+def pack():
     return tar_of
 
 
 @pytest.fixture
-def digest() -> Callable[[bytes], str]:
+def digest():
     return sha256
 
 
 @pytest.fixture
-def tiny_set(tmp_path: Path, make_images: MakeImages, server: FileServer) -> DataSet:
-    """A data set like CIFAR-10 with ten images a split, served by `server`."""
+def tiny_set(tmp_path, make_images, server) -> DataSet:
+    """A data set like CIFAR-10 with ten images in each split, served by `server`."""
     source = tmp_path / "tiny-source"
     source.mkdir()
     splits = {"train": make_images(10), "test": make_images(10, seed=1)}
@@ -156,7 +152,7 @@ def tiny_set(tmp_path: Path, make_images: MakeImages, server: FileServer) -> Dat
             Archive("local", server.url("tiny.tar.gz"), len(content), sha256(content), 1_000_000),
         ),
         splits={
-            split: SplitFacts(len(images), images.channel_means(), images.fingerprint())  # type: ignore[arg-type]
+            split: SplitFacts(len(images), images.channel_means(), images.fingerprint())
             for split, images in splits.items()
         },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,32 +10,32 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ttapca.cli.app import run
 from ttapca.cli.home import cache_root
+from ttapca.cli.reporting import ConsoleReporter
 from ttapca.datasets import fetching, load
 from ttapca.datasets.catalog import DATA_SETS
-from ttapca.datasets.sources import DataSet
 
 FOLDER = "cifar-10-batches-bin"
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("TTAPCA_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture
-def known(tiny_set: DataSet, monkeypatch: pytest.MonkeyPatch) -> DataSet:
-    monkeypatch.setitem(DATA_SETS, "tiny", tiny_set)  # type: ignore[arg-type]
+def known(tiny_set, monkeypatch):
+    monkeypatch.setitem(DATA_SETS, "tiny", tiny_set)
     return tiny_set
 
 
-def test_get_then_list(known: DataSet, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_get_then_list(known, home, capsys):
     assert run(["data", "get", "tiny"]) == 0
     text = capsys.readouterr()
     assert text.out.split("  ")[:2] == ["tiny", str(home / FOLDER)]
@@ -50,7 +51,7 @@ def test_get_then_list(known: DataSet, home: Path, capsys: pytest.CaptureFixture
     assert "cifar100-c           -  not there; get it with: ttapca data get cifar100-c" in text.out
 
 
-def test_list_as_json(known: DataSet, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_as_json(known, home, capsys):
     run(["data", "get", "tiny"])
     capsys.readouterr()
     assert run(["data", "list", "--json"]) == 0
@@ -65,9 +66,7 @@ def test_list_as_json(known: DataSet, home: Path, capsys: pytest.CaptureFixture[
     }
 
 
-def test_another_folder(
-    known: DataSet, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_folder(known, home, tmp_path, capsys):
     assert run(["data", "get", "tiny", "--to", str(tmp_path / "there")]) == 0
     assert (tmp_path / "there" / FOLDER).is_dir()
     assert not home.exists()
@@ -79,53 +78,49 @@ def test_another_folder(
     assert "is kept as" in capsys.readouterr().err
 
 
-def test_an_unknown_name_is_a_call_that_makes_no_sense(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_name_is_a_call_that_makes_no_sense(home, capsys):
     assert run(["data", "get", "cifar1"]) == 2
     assert "error: No data set is called `cifar1`. Did you mean" in capsys.readouterr().err
     assert not home.exists()
 
 
-def test_every_source_fails(
-    known: DataSet, server: Any, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.status = 503
+def refuse(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "messages"),
+    [
+        (
+            lambda server, home, patch: setattr(server, "status", 503),
+            [
+                "error: tiny must come from one of its",
+                "the server answers 503",
+                "By hand: download",
+            ],
+        ),
+        (lambda server, home, patch: home.touch(), ["error: Cannot write to"]),
+        (
+            lambda server, home, patch: patch.setattr(fetching, "unpack_tar", refuse),
+            ["No space left on device. Free some space"],
+        ),
+    ],
+)
+def test_a_failure_has_a_message_and_a_code(
+    prepare, messages, known, server, home, capsys, monkeypatch
+):
+    prepare(server, home, monkeypatch)
     assert run(["data", "get", "tiny"]) == 1
     error = capsys.readouterr().err
-    assert "error: tiny must come from one of its sources; none delivered:" in error
-    assert "the server answers 503" in error
-    assert "By hand: download" in error
-
-
-def test_a_file_where_the_home_should_be(
-    known: DataSet, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home.touch()
-    assert run(["data", "get", "tiny"]) == 1
-    assert "error: Cannot write to" in capsys.readouterr().err
-
-
-def test_a_full_disk(
-    known: DataSet,
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(fetching, "unpack_tar", full)
-    assert run(["data", "get", "tiny"]) == 1
-    assert "No space left on device. Free some space" in capsys.readouterr().err
+    assert all(message in error for message in messages)
     assert not (home / FOLDER).exists()
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever a parent ignores
 from ttapca.cli import main
-from ttapca.datasets.catalog import CIFAR10, DATA_SETS
-from ttapca.datasets.sources import Archive
+from ttapca.datasets.catalog import CIFAR10, DATA_SETS, Archive
 import dataclasses
 archive = Archive("slow", sys.argv.pop(1), 10, "sha256:0", 10)
 DATA_SETS["cifar10"] = dataclasses.replace(CIFAR10, archives=(archive,), npm=None)
@@ -133,7 +128,7 @@ main()
 """
 
 
-def test_ctrl_c(tmp_path: Path) -> None:
+def test_ctrl_c(tmp_path):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -169,11 +164,22 @@ def test_ctrl_c(tmp_path: Path) -> None:
         ({"TTAPCA_HOME": "~/d", "HOME": "/c"}, "/c/d"),
     ],
 )
-def test_where_the_cache_is(
-    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_cache_is(variables, expected, monkeypatch):
     for name in ("TTAPCA_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert cache_root() == Path(expected)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_bars_on_a_terminal_and_plain_lines_elsewhere(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120, soft_wrap=True)
+    with ConsoleReporter("cifar10", console) as report:
+        report.advance("downloading [x].tar", 1, 2)
+        report.note("source [1]: failed")
+        report.advance("downloading [x].tar", 2, 2)
+    text = console.file.getvalue()
+    assert "cifar10: source [1]: failed" in text
+    assert ("downloading [x].tar" in text) == terminal
+    assert terminal or text == "cifar10: source [1]: failed\n"

@@ -1,62 +1,51 @@
+"""Getting a data set from the first source that delivers, and knowing what is there."""
+
 from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
-from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
-from ttapca.datasets import fetching, load
-from ttapca.datasets.catalog import DATA_SETS, find_data_set
-from ttapca.datasets.fetching import fetch
-from ttapca.datasets.sources import DataSet
+from ttapca.datasets import fetch, fetching, find_data_set, inventory, load, write_cifar_binary
+from ttapca.datasets.catalog import CIFAR10_C, DATA_SETS
+from ttapca.datasets.cifar import CIFAR10_BINARY
+from ttapca.datasets.inventory import inspect
 from ttapca.errors import DownloadError, OptionError, StorageError
 
 FOLDER = "cifar-10-batches-bin"
 
 
-def visible(root: Path) -> list[str]:
+def visible(root):
     return sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
 
 
-def test_a_data_set_is_fetched_once(
-    tiny_set: DataSet, server: Any, tmp_path: Path, recorder: Any
-) -> None:
+def test_a_data_set_is_fetched_once(tiny_set, server, tmp_path, recorder, monkeypatch):
     root = tmp_path / "new" / "root"
     first = fetch(tiny_set, root, recorder)
     assert first.source.startswith("local, http://127.0.0.1")
     assert first.holding.folder == root / FOLDER
     assert first.holding.state == "verified"
+    assert first.holding.size == sum(path.stat().st_size for path in (root / FOLDER).iterdir())
+    assert inspect(tiny_set, tiny_set.layouts[0], root / FOLDER) == first.holding
     assert load(root / FOLDER).fingerprint() == tiny_set.splits["test"].fingerprint
-    assert fetch(tiny_set, root, recorder).source == "already there"
-    assert len(server.requests) == 1
-    assert visible(root) == [FOLDER]
-    assert not list((root / ".downloads").rglob("*.tar.gz"))
 
-
-def test_what_is_there_needs_no_writing(
-    tiny_set: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetch(tiny_set, tmp_path)
-
-    def refuse(path: Path) -> None:
+    def refuse(path):
         raise StorageError(f"{path} is read-only")
 
-    monkeypatch.setattr(fetching, "make_folder", refuse)
-    assert fetch(tiny_set, tmp_path).source == "already there"
+    monkeypatch.setattr(fetching, "make_folder", refuse)  # what is there needs no writing
+    assert fetch(tiny_set, root).source == "already there"
+    assert len(server.requests) == 1
+    assert visible(root) == [FOLDER]
+    assert list((root / ".downloads").iterdir()) == []
     with pytest.raises(StorageError, match="is read-only"):
-        fetch(tiny_set, tmp_path / "new")
+        fetch(tiny_set, tmp_path / "other")
 
 
-def test_it_works_without_a_reporter(tiny_set: DataSet, tmp_path: Path) -> None:
-    assert fetch(tiny_set, tmp_path / "root").holding.name == "tiny"
-
-
-def test_a_damaged_set_is_replaced_and_kept(
-    tiny_set: DataSet, tmp_path: Path, recorder: Any
-) -> None:
+def test_a_damaged_set_is_replaced_and_kept(tiny_set, tmp_path, recorder):
     fetch(tiny_set, tmp_path, recorder)
     (tmp_path / FOLDER / "test_batch.bin").write_bytes(b"damage")
     fetched = fetch(tiny_set, tmp_path, recorder)
@@ -66,119 +55,94 @@ def test_a_damaged_set_is_replaced_and_kept(
     assert any("damaged" in note for note in recorder.notes)
 
 
-def test_an_archive_placed_by_hand(
-    tiny_set: DataSet, server: Any, tmp_path: Path, recorder: Any
-) -> None:
+def test_an_archive_placed_by_hand(tiny_set, server, tmp_path, recorder):
     root = tmp_path / "root"
     root.mkdir()
     placed = root / "tiny.tar.gz"
+    placed.write_bytes(b"wrong")
+    assert fetch(tiny_set, root, recorder).source.startswith("local")
+    assert "placed by hand: failed: it has another checksum" in recorder.notes[0]
     placed.write_bytes(server.files["tiny.tar.gz"])
+    (root / FOLDER).rename(root / "away")
     server.status = 503
     assert fetch(tiny_set, root, recorder).source == f"{placed}, placed by hand"
     assert placed.exists()
 
 
-def test_a_wrong_archive_placed_by_hand_does_not_stop_the_others(
-    tiny_set: DataSet, tmp_path: Path, recorder: Any
-) -> None:
-    (tmp_path / "tiny.tar.gz").write_bytes(b"wrong")
-    assert fetch(tiny_set, tmp_path, recorder).source.startswith("local")
-    assert "placed by hand: failed: it has another checksum" in recorder.notes[0]
-
-
-def test_when_every_source_fails_each_has_its_reason(
-    tiny_set: DataSet, server: Any, tmp_path: Path, recorder: Any
-) -> None:
+def test_when_every_source_fails_each_has_its_reason(tiny_set, server, tmp_path, recorder):
+    root = tmp_path / "root"
     second = dataclasses.replace(tiny_set.archives[0], title="second", url=server.url("gone.tar"))
     server.status = 503
     data_set = dataclasses.replace(
         tiny_set, archives=(*tiny_set.archives, second), made_by="make it in {folder}"
     )
     with pytest.raises(DownloadError, match="none delivered") as caught:
-        fetch(data_set, tmp_path / "root", recorder)
-    message = str(caught.value)
-    assert "- local, http" in message
-    assert "the server answers 503" in message
-    assert "- second, http" in message
-    assert "the server answers 404" in message
-    assert "By hand: download" in message
-    assert f"Or make one like it: make it in {tmp_path / 'root' / FOLDER}" in message
-    assert f"put tiny.tar.gz into {tmp_path / 'root'}" in message
-    assert str(tmp_path / "root" / FOLDER / "data_batch_1.bin") in message
-    assert visible(tmp_path / "root") == []
+        fetch(data_set, root, recorder)
+    for words in (
+        "- local, http",
+        "the server answers 503",
+        "- second, http",
+        "the server answers 404",
+        "By hand: download",
+        f"put tiny.tar.gz into {root}",
+        str(root / FOLDER / "data_batch_1.bin"),
+        f"Or make one like it: make it in {root / FOLDER}",
+    ):
+        assert words in str(caught.value)
+    assert visible(root) == []
 
 
-def with_archive(data_set: DataSet, server: Any, content: bytes, digest: Any) -> DataSet:
-    """The same data set, whose publisher now offers another archive."""
-    server.files["tiny.tar.gz"] = content
-    archive = dataclasses.replace(data_set.archives[0], size=len(content), checksum=digest(content))
-    return dataclasses.replace(data_set, archives=(archive,))
-
-
-def test_a_hostile_archive_leaves_nothing(
-    tiny_set: DataSet, server: Any, pack: Any, digest: Any, tmp_path: Path, recorder: Any
-) -> None:
-    hostile = with_archive(tiny_set, server, pack({"../escape": b"x"}), digest)
-    with pytest.raises(DownloadError, match="leads out of the folder"):
-        fetch(hostile, tmp_path / "root", recorder)
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"../escape": b"x"}, "leads out of the folder"),
+        ({"top/test_batch.bin": b"x"}, "what it delivers is damaged: missing: data_batch_1"),
+    ],
+)
+def test_an_archive_with_other_content_leaves_nothing(
+    files, message, tiny_set, server, pack, digest, tmp_path
+):
+    server.files["tiny.tar.gz"] = content = pack(files)
+    sums = {"size": len(content), "checksum": digest(content)}
+    other = dataclasses.replace(tiny_set.archives[0], **sums)
+    with pytest.raises(DownloadError, match=message):
+        fetch(dataclasses.replace(tiny_set, archives=(other,)), tmp_path / "root")
     assert visible(tmp_path / "root") == []
     assert not (tmp_path / "escape").exists()
 
 
-def test_an_archive_with_other_content_leaves_nothing(
-    tiny_set: DataSet, server: Any, pack: Any, digest: Any, tmp_path: Path, recorder: Any
-) -> None:
-    other = with_archive(tiny_set, server, pack({"top/test_batch.bin": b"x"}), digest)
-    with pytest.raises(DownloadError, match="what it delivers is damaged: missing: data_batch_1"):
-        fetch(other, tmp_path / "root", recorder)
-    assert visible(tmp_path / "root") == []
-
-
-def test_a_file_in_the_place_of_the_root(tiny_set: DataSet, tmp_path: Path, recorder: Any) -> None:
-    (tmp_path / "root").touch()
-    with pytest.raises(StorageError, match="A file is where a folder should be"):
-        fetch(tiny_set, tmp_path / "root", recorder)
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_refuses_ends_it_without_other_sources(
-    number: int,
-    tiny_set: DataSet,
-    server: Any,
-    tmp_path: Path,
-    recorder: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
+    number, tiny_set, server, tmp_path, monkeypatch
+):
+    def refuse(*_, **__):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fetching, "unpack_tar", refuse)
     data_set = dataclasses.replace(tiny_set, archives=tiny_set.archives * 2)
     with pytest.raises(StorageError, match=os.strerror(number)):
-        fetch(data_set, tmp_path / "root", recorder)
+        fetch(data_set, tmp_path / "root")
     assert len(server.requests) == 1
     assert visible(tmp_path / "root") == []
 
 
-def test_too_little_space_is_said_before_the_download(
-    tiny_set: DataSet, server: Any, tmp_path: Path, recorder: Any
-) -> None:
+def test_too_little_space_is_said_before_the_download(tiny_set, server, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="A file is where a folder should be"):
+        fetch(tiny_set, tmp_path / "file")
     huge = dataclasses.replace(tiny_set.archives[0], unpacked_limit=10**18)
     with pytest.raises(StorageError, match="MB are needed"):
-        fetch(dataclasses.replace(tiny_set, archives=(huge,)), tmp_path / "root", recorder)
+        fetch(dataclasses.replace(tiny_set, archives=(huge,)), tmp_path / "root")
     assert server.requests == []
 
 
-def test_ctrl_c_at_any_moment_leaves_nothing_half_there(
-    tiny_set: DataSet, tmp_path: Path, recorder: Any
-) -> None:
+def test_ctrl_c_at_any_moment_leaves_nothing_half_there(tiny_set, tmp_path, recorder):
     """Stop at the first, second, third ... report, until one run gets through."""
-    moments = 0
-    while True:
+    for moments in range(1000):
         root = tmp_path / f"root-{moments}"
         left = iter(range(moments))
 
-        def stop(*_: Any, left: Any = left) -> None:
+        def stop(*_, left=left):
             if next(left, None) is None:
                 raise KeyboardInterrupt("stop")
 
@@ -188,27 +152,97 @@ def test_ctrl_c_at_any_moment_leaves_nothing_half_there(
         except KeyboardInterrupt:
             assert visible(root) in ([], [FOLDER])
             if (root / FOLDER).exists():
-                assert fetch(tiny_set, root).source == "already there"
-            moments += 1
+                assert inspect(tiny_set, tiny_set.layouts[0], root / FOLDER).state == "verified"
         else:
             break
-    assert moments > 5
+    assert 5 < moments < 999
 
 
-def test_an_unknown_name_gets_near_names() -> None:
+def test_the_catalogue_is_complete():
     with pytest.raises(OptionError, match=r"called `cifar1O`. Did you mean `cifar10`"):
         find_data_set("cifar1O")
-
-
-def test_the_catalogue_is_complete() -> None:
     assert list(DATA_SETS) == ["cifar10", "cifar100", "cifar10-c", "cifar100-c"]
+    assert all(facts.fingerprint for facts in DATA_SETS["cifar10"].splits.values())
     lengths = {"md5": 32, "sha256": 64}
     for data_set in DATA_SETS.values():
         sums = [archive.checksum for archive in data_set.archives]
         for layout in data_set.layouts:
             sums.extend(layout.checksums.values())
+            files = layout.version.files.values() if layout.version else ()
+            assert {name for names in files for name in names} <= layout.checksums.keys()
         for algorithm, digest in (entry.split(":") for entry in sums):
             assert len(digest) == lengths[algorithm]
         assert all(archive.url.startswith("https://") for archive in data_set.archives)
     for name in ("cifar10-c", "cifar100-c"):
         assert len(DATA_SETS[name].layouts[0].checksums) == 20  # nineteen corruptions and labels
+
+
+def state_of(data_set, folder):
+    holding = inspect(data_set, data_set.layouts[0], folder)
+    return holding.state, holding.detail
+
+
+def test_damaged_files_are_named(tiny_set, tmp_path):
+    folder = fetch(tiny_set, tmp_path / "root").holding.folder
+    path = folder / "data_batch_2.bin"
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1  # one bit
+    path.write_bytes(content)
+    assert state_of(tiny_set, folder) == ("damaged", "another checksum: data_batch_2.bin")
+    path.write_bytes(b"short")
+    state, detail = state_of(tiny_set, folder)
+    assert state == "damaged"
+    assert "whole number of records" in detail
+    (folder / "test_batch.bin").unlink()
+    missing = "missing: test_batch.bin; another checksum: data_batch_2.bin"
+    assert state_of(tiny_set, folder) == ("damaged", missing)
+
+
+SHUFFLED = np.random.default_rng(0).permutation(10)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "state", "detail"),
+    [
+        (slice(5), SHUFFLED, "partial", "5 of 10 training images; all test images, in an order of"),
+        (slice(10), SHUFFLED, "partial", "all test images, in an order of their own"),
+        (slice(10), [0] * 10, "damaged", "another checksum: test_batch.bin"),
+    ],
+)
+def test_other_images_under_the_same_names(
+    train, test, state, detail, tiny_set, tmp_path, make_images
+):
+    splits = {"train": make_images(10)[train], "test": make_images(10, seed=1).subset(test)}
+    write_cifar_binary(tmp_path, CIFAR10_BINARY, splits)
+    found = state_of(tiny_set, tmp_path)
+    assert found[0] == state
+    assert found[1].startswith(detail)
+
+
+def test_the_states_of_cifar_c(tmp_path, digest):
+    folder = tmp_path / "CIFAR-10-C"
+    assert inventory(tmp_path) == []
+    folder.mkdir()
+    np.save(folder / "labels.npy", np.zeros(2, np.uint8))
+    np.save(folder / "fog.npy", np.zeros((2, 4, 4, 3), np.uint8))
+    (holding,) = inventory(tmp_path)
+    assert holding.state == "damaged"
+    assert holding.detail.endswith("another checksum: fog.npy, labels.npy")
+    sums = dict(CIFAR10_C.layouts[0].checksums)
+    for name in ("fog.npy", "labels.npy"):
+        sums[name] = digest((folder / name).read_bytes())
+    layout = dataclasses.replace(CIFAR10_C.layouts[0], checksums=sums)
+    holding = inspect(CIFAR10_C, layout, folder)
+    assert (holding.state, holding.detail) == ("partial", "1 of 19 corruptions, all verified")
+    (folder / "corruptions.json").write_text(json.dumps({"severities": [1, 5]}))
+    generated = ("generated", "1 corruptions, not the publisher's files")
+    assert state_of(CIFAR10_C, folder) == generated
+    (folder / "fog.npy").write_bytes(b"torn")
+    state, detail = state_of(CIFAR10_C, folder)
+    assert state == "damaged"
+    assert "not a plain `.npy` array" in detail
+    for content in ('{"severities": 3}', '{"severities": [[]]}', "[" * 100_000):
+        (folder / "corruptions.json").write_text(content)
+        state, detail = state_of(CIFAR10_C, folder)
+        assert state == "damaged"
+        assert "corruptions.json" in detail

@@ -1,3 +1,5 @@
+"""The value that every reader gives, its tensors, and a choice among its images."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -6,18 +8,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttapca.datasets import Images, TensorBatches, to_tensor
-from ttapca.datasets.images import numbered_classes
+from ttapca.datasets import Images, TensorBatches, choose, to_tensor
+from ttapca.datasets.images import lies_by_class
 from ttapca.errors import DataFormatError, OptionError, ShapeError
+from ttapca.networks import evaluate
+
+BY_CLASS = np.repeat(np.arange(10), 50)
+MIXED = np.random.default_rng(3).permutation(BY_CLASS)
 
 
-def some(count: int) -> Images:
+def some(count):
     pixels = np.arange(count * 12, dtype=np.uint8).reshape(count, 2, 2, 3)
     return Images(pixels, np.arange(count) % 3, ("a", "b", "c"))
 
 
 @given(count=st.integers(0, 30), size=st.integers(1, 12), drop_last=st.booleans())
-def test_batches_are_views_that_make_up_the_whole(count: int, size: int, drop_last: bool) -> None:
+def test_batches_are_views_that_make_up_the_whole(count, size, drop_last):
     images = some(count)
     batches = list(images.batches(size, drop_last=drop_last))
     expected = count - count % size if drop_last else count
@@ -30,7 +36,7 @@ def test_batches_are_views_that_make_up_the_whole(count: int, size: int, drop_la
 
 
 @given(count=st.integers(0, 20), rows=st.slices(20))
-def test_a_slice_is_a_view_of_pixels_and_labels(count: int, rows: slice) -> None:
+def test_a_slice_has_the_pixels_labels_and_names(count, rows):
     images = some(count)
     np.testing.assert_array_equal(images[rows].images, images.images[rows])
     np.testing.assert_array_equal(images[rows].labels, images.labels[rows])
@@ -38,98 +44,72 @@ def test_a_slice_is_a_view_of_pixels_and_labels(count: int, rows: slice) -> None
 
 
 @given(st.lists(st.integers(0, 9)))
-def test_a_subset_is_a_copy_in_the_order_asked_for(indices: list[int]) -> None:
+def test_a_subset_is_a_copy_in_the_order_asked_for(indices):
     images = some(10)
     chosen = images.subset(indices)
     assert chosen.labels.tolist() == [int(images.labels[index]) for index in indices]
     assert not np.shares_memory(chosen.images, images.images)
-
-
-def test_a_subset_by_mask() -> None:
-    images = some(6)
-    assert images.subset(images.labels == 2).labels.tolist() == [2, 2]
+    assert set(images.subset(images.labels == 2).labels.tolist()) == {2}
 
 
 @pytest.mark.parametrize(
-    ("indices", "message"),
-    [([10], "No such image among 10"), ([True], "No such image"), ([0.5], "list of numbers")],
+    ("use", "message"),
+    [
+        (lambda images: images.subset([10]), "No such image among 10"),
+        (lambda images: images.subset([True]), "No such image"),
+        (lambda images: images.subset([0.5]), "list of numbers"),
+        (lambda images: images[3], r"slices such as images\[100:200\]; found int"),
+        (lambda images: images[[1, 2]], r"slices such as images\[100:200\]; found list"),
+        (lambda images: images.batches(0), "`size` must be a whole number from 1 on; found 0"),
+        (lambda images: TensorBatches(images, -1), "`size` must be a whole .* found -1"),
+    ],
 )
-def test_a_subset_of_what_is_not_there(indices: list[int], message: str) -> None:
+def test_what_makes_no_sense_is_refused(use, message):
     with pytest.raises(OptionError, match=message):
-        some(10).subset(indices)
+        use(some(10))
 
 
-@pytest.mark.parametrize("index", [3, "a", [1, 2]])
-def test_only_slices_index(index: object) -> None:
-    with pytest.raises(OptionError, match=r"slices such as images\[100:200\]"):
-        some(5)[index]  # type: ignore[index]
-
-
-def test_a_batch_needs_a_positive_size() -> None:
-    with pytest.raises(OptionError, match="at least 1 image; found size=0"):
-        some(5).batches(0)
-    with pytest.raises(OptionError, match="at least 1 image; found size=-1"):
-        TensorBatches(some(5), -1)
+PIXELS = np.zeros((2, 4, 4, 3), np.uint8)
 
 
 @pytest.mark.parametrize(
     ("pixels", "labels", "error", "message"),
     [
-        (np.zeros((2, 4, 4), np.uint8), np.zeros(2, np.int64), ShapeError, "height, width"),
-        (np.zeros((2, 4, 4, 3)), np.zeros(2, np.int64), DataFormatError, "uint8.*float64"),
-        (np.zeros((2, 4, 4, 3), np.uint8), np.zeros(3, np.int64), ShapeError, "one label an image"),
-        (np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2, np.int32), DataFormatError, "int64"),
-        (np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 2]), DataFormatError, "0 to 1.*0 to 2"),
-        (np.zeros((2, 4, 4, 3), np.uint8), np.array([-1, 0]), DataFormatError, "found -1 to 0"),
+        (PIXELS[0], np.zeros(4, np.int64), ShapeError, "height, width"),
+        (PIXELS / 255, np.zeros(2, np.int64), DataFormatError, "uint8.*float64"),
+        (PIXELS, np.zeros(3, np.int64), ShapeError, "one label for each image"),
+        (PIXELS, np.zeros(2, np.int32), DataFormatError, "int64"),
+        (PIXELS, np.array([0, 2]), DataFormatError, "0 to 1.*0 to 2"),
+        (PIXELS, np.array([-1, 0]), DataFormatError, "found -1 to 0"),
     ],
 )
-def test_the_rules_are_checked(
-    pixels: np.ndarray, labels: np.ndarray, error: type[Exception], message: str
-) -> None:
+def test_the_rules_of_images_are_checked(pixels, labels, error, message):
     with pytest.raises(error, match=message):
         Images(pixels, labels, ("a", "b"))
 
 
-def test_the_fingerprint_does_not_depend_on_the_strides() -> None:
+@given(row=st.integers(0, 6), value=st.integers(0, 255))
+def test_the_fingerprint_sees_every_pixel_and_label_but_not_the_strides(row, value):
     images = some(7)
     planar = np.ascontiguousarray(images.images.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
-    other = Images(planar, images.labels, images.class_names)
-    assert planar.strides != images.images.strides
-    assert other.fingerprint() == images.fingerprint()
-
-
-@given(row=st.integers(0, 6), value=st.integers(0, 255))
-def test_the_fingerprint_sees_every_pixel_and_label(row: int, value: int) -> None:
-    images = some(7)
-    pixels = images.images.copy()
+    assert Images(planar, images.labels, ("a", "b", "c")).fingerprint() == images.fingerprint()
+    pixels, labels = images.images.copy(), images.labels.copy()
     pixels[row, 1, 1, 2] = value
-    changed = Images(pixels, images.labels, images.class_names)
     same = value == images.images[row, 1, 1, 2]
-    assert (changed.fingerprint() == images.fingerprint()) == same
-    labels = images.labels.copy()
+    found = Images(pixels, images.labels, images.class_names).fingerprint()
+    assert (found == images.fingerprint()) == same
     labels[row] = (labels[row] + 1) % 3
     assert Images(images.images, labels, ("a", "b", "c")).fingerprint() != images.fingerprint()
 
 
-def test_channel_means_do_not_depend_on_the_order() -> None:
+def test_channel_means_do_not_depend_on_the_order():
     images = some(9)
     shuffled = images.subset(np.random.default_rng(0).permutation(9))
     assert shuffled.channel_means() == images.channel_means()
     assert images.channel_means() == pytest.approx((images.images / 255).mean(axis=(0, 1, 2)))
 
 
-def test_numbered_classes() -> None:
-    assert numbered_classes(np.array([], np.uint8)) == ()
-    assert numbered_classes(np.array([1], np.uint8)) == ("0", "1")
-    with pytest.raises(DataFormatError, match="class numbers from 0 up; found 2000000"):
-        numbered_classes(np.array([2_000_000]))
-
-
-def test_repr_is_short() -> None:
-    assert repr(some(4)) == "Images(4 of 2x2x3, 3 classes)"
-
-
-def test_a_tensor_is_a_scaled_copy_of_the_pixels() -> None:
+def test_a_tensor_is_a_scaled_copy_of_the_pixels():
     images = some(4)
     images.images.flags.writeable = False  # as a memory map is
     tensor = to_tensor(images.images)
@@ -143,10 +123,111 @@ def test_a_tensor_is_a_scaled_copy_of_the_pixels() -> None:
         to_tensor(images.images[0])
 
 
-def test_tensor_batches_can_be_gone_through_twice() -> None:
+def test_tensor_batches_can_be_gone_through_twice_and_in_any_order():
     loader = TensorBatches(some(5), 2)
     assert len(loader) == 3
     for _ in range(2):
         batches = list(loader)
         assert [tuple(pixels.shape) for pixels, _ in batches] == [(2, 3, 2, 2)] * 2 + [(1, 3, 2, 2)]
         assert torch.cat([labels for _, labels in batches]).tolist() == [0, 1, 2, 0, 1]
+    chosen = TensorBatches(some(5), 2, np.array([4, 2, 0]))
+    assert len(chosen) == 2
+    assert [labels.tolist() for _, labels in chosen] == [[1, 2], [0]]
+
+
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=2, max_size=6),
+    limit=st.integers(1, 60),
+    seed=st.integers(0, 5),
+)
+def test_a_limit_takes_as_many_of_each_class_as_there_are(counts, limit, seed):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    choice = choose(labels, limit, order="shuffled", seed=seed)
+    assert len(set(choice.rows.tolist())) == len(choice.rows) == min(limit, len(labels))
+    taken = np.bincount(labels[choice.rows], minlength=len(counts))
+    # No class has two more than one that has images left.
+    left = [number for number, count in enumerate(counts) if taken[number] < count]
+    assert all(taken.max() <= taken[number] + 1 for number in left)
+
+
+@pytest.mark.parametrize(
+    ("labels", "limit", "words"),
+    [
+        (BY_CLASS, 70, "70 of 500 images, 7 of each class, shuffled with seed 0"),
+        (BY_CLASS, 75, "75 of 500 images, 7 to 8 of each class, shuffled with seed 0"),
+        (BY_CLASS, None, "all 500 images, shuffled with seed 0"),
+        (MIXED, 70, "the first 70 of 500 images, as they lie"),
+        (np.zeros(100, np.int64), 10, "10 of 100 images, drawn at random, shuffled with seed 0"),
+    ],
+)
+def test_a_choice_is_told_in_words(labels, limit, words):
+    assert str(choose(labels, limit)) == words
+
+
+def test_images_that_lie_class_by_class_are_drawn_and_shuffled():
+    choice, other = choose(BY_CLASS, 70), choose(BY_CLASS, 70, seed=1)
+    assert np.bincount(BY_CLASS[choice.rows]).tolist() == [7] * 10
+    assert not lies_by_class(BY_CLASS[choice.rows])
+    assert not lies_by_class(BY_CLASS[choose(BY_CLASS).rows])
+    assert choose(BY_CLASS, 70).rows.tolist() == choice.rows.tolist()
+    assert sorted(other.rows.tolist()) != sorted(choice.rows.tolist())
+    assert choose(np.zeros(100, np.int64), 10).rows.max() >= 10
+
+
+def test_mixed_images_stay_as_they_lie():
+    """Numbers that were measured on the first images of CIFAR can be found again."""
+    assert choose(MIXED).rows.tolist() == list(range(500))
+    assert choose(MIXED, 70).rows.tolist() == list(range(70))
+    assert not lies_by_class(np.arange(1000))  # one image in each class
+    assert len(choose(np.zeros(0, np.int64), 3).rows) == 0
+    assert choose(np.zeros(1, np.int64)).rows.tolist() == [0]
+
+
+def test_every_order():
+    by_class = choose(BY_CLASS, 70, order="sorted")
+    assert BY_CLASS[by_class.rows].tolist() == sorted(BY_CLASS[by_class.rows].tolist())
+    assert sorted(by_class.rows.tolist()) == sorted(choose(BY_CLASS, 70).rows.tolist())
+    assert str(by_class).endswith("7 of each class, class by class")
+    of_mixed = choose(MIXED, 70, order="sorted")
+    assert sorted(of_mixed.rows.tolist()) == list(range(70))
+    stored = choose(BY_CLASS, 70, order="stored")
+    assert stored.rows.tolist() == sorted(choose(BY_CLASS, 70).rows.tolist())
+    assert choose(BY_CLASS, order="stored").rows.tolist() == list(range(500))
+    shuffled = choose(MIXED, 70, order="shuffled")
+    assert np.bincount(MIXED[shuffled.rows]).tolist() == [7] * 10
+
+
+def test_the_first_ones_are_a_view():
+    images = Images(np.zeros((500, 2, 2, 1), np.uint8), MIXED, tuple("0123456789"))
+    assert np.shares_memory(choose(MIXED, 70).of(images).images, images.images)
+    drawn = choose(BY_CLASS, 70)
+    by_class = Images(images.images, BY_CLASS, images.class_names)
+    assert drawn.of(by_class).labels.tolist() == BY_CLASS[drawn.rows].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": "sortd"}, "one of auto, shuffled, sorted, stored; found 'sortd'. Did you mean"),
+        ({"limit": 0}, "`limit` must be a whole number from 1 on; found 0"),
+        ({"seed": -1}, "`seed` must be a whole number from 0 on; found -1"),
+    ],
+)
+def test_a_choice_that_makes_no_sense(options, message):
+    with pytest.raises(OptionError, match=message):
+        choose(MIXED, **options)
+
+
+def test_evaluation_mixes_classes():
+    """A predictor that compares an image with its batch is lost when a batch has one class."""
+    labels = np.repeat(np.arange(2), 100)
+    pixels = np.broadcast_to(labels[:, None, None, None] * 100, (200, 2, 2, 1)).astype(np.uint8)
+    images = Images(pixels, labels, ("dark", "bright"))
+
+    def by_the_mean(batch):
+        light = batch.mean((1, 2, 3))
+        away = light - light.mean()
+        return (away[:, None] * away.new_tensor([-1.0, 1.0])) + away.new_tensor([0.0, 1e-9])
+
+    assert evaluate(by_the_mean, images, batch_size=20).error == 0
+    assert evaluate(by_the_mean, images, batch_size=20, order="sorted").error == 50

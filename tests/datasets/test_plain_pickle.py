@@ -1,11 +1,11 @@
+"""A reader of pickles that runs nothing, and that no file can make slow or large."""
+
 from __future__ import annotations
 
 import os
 import pickle
 import subprocess
 import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ plain = st.recursive(
 
 
 @given(content=plain, protocol=st.integers(2, 5))
-def test_plain_data_come_back(content: Any, protocol: int, tmp_path_factory: Any) -> None:
+def test_plain_data_come_back(content, protocol, tmp_path_factory):
     path = tmp_path_factory.mktemp("pickle") / "plain"
     path.write_bytes(pickle.dumps(content, protocol=protocol))
     assert read_plain_pickle(path) == content
@@ -36,7 +36,7 @@ def test_plain_data_come_back(content: Any, protocol: int, tmp_path_factory: Any
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "float32", "bool", "S3", "U3", ">i4"])
 @pytest.mark.parametrize("protocol", range(6))
-def test_arrays_come_back(dtype: str, protocol: int, tmp_path: Path) -> None:
+def test_arrays_come_back(dtype, protocol, tmp_path):
     for array in (np.arange(6).astype(dtype), np.arange(6).astype(dtype).reshape(2, 3).T):
         (tmp_path / "array").write_bytes(pickle.dumps(array, protocol=protocol))
         found = read_plain_pickle(tmp_path / "array")
@@ -47,16 +47,16 @@ def test_arrays_come_back(dtype: str, protocol: int, tmp_path: Path) -> None:
 class Calls:
     """Unpickles by calling anything."""
 
-    def __init__(self, function: Any, *arguments: Any) -> None:
+    def __init__(self, function, *arguments):
         self.function, self.arguments = function, arguments
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+    def __reduce__(self):
         return self.function, self.arguments
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_malicious_pickle_executes_nothing(protocol: int, tmp_path: Path) -> None:
-    trace = tmp_path / "it-ran"
+def test_a_malicious_pickle_executes_nothing(protocol, tmp_path):
+    trace, path = tmp_path / "it-ran", tmp_path / "test_batch"
     attacks = [
         Calls(os.system, f"touch {trace}"),
         Calls(subprocess.check_call, ["touch", str(trace)]),
@@ -68,67 +68,21 @@ def test_a_malicious_pickle_executes_nothing(protocol: int, tmp_path: Path) -> N
     ]
     for attack in attacks:
         for content in (attack, {"data": attack}, [np.zeros(2), attack]):
-            path = tmp_path / "test_batch"
             path.write_bytes(pickle.dumps(content, protocol=protocol))
             with pytest.raises(DataFormatError, match=r"asks for `.*`\. Nothing in it was run"):
                 read_plain_pickle(path)
             assert not trace.exists()
-
-
-def test_the_same_pickle_does_execute_when_read_carelessly(tmp_path: Path) -> None:
-    """The attack of the test above is a real one."""
-    trace = tmp_path / "it-ran"
-    pickle.loads(pickle.dumps(Calls(os.mkdir, str(trace))))
+    pickle.loads(pickle.dumps(Calls(os.mkdir, str(trace)), protocol))  # the attack is real
     assert trace.exists()
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        b"cos\nsystem\n(Vtrue\ntR.",
-        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
-        b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.",
-        b"cnumpy\nload\n.",
-        b"cnumpy.core.multiarray\nfromfile\n.",
-    ],
-)
-def test_no_opcode_gets_another_name(program: bytes, tmp_path: Path) -> None:
-    (tmp_path / "batch").write_bytes(program)
-    with pytest.raises(DataFormatError, match="asks for `"):
-        read_plain_pickle(tmp_path / "batch")
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        b"(Vtrue\nios\nsystem\n.",  # INST
-        b"\x80\x02(Vtrue\ncos\nsystem\no.",  # OBJ, refused at the name
-        b"\x80\x02]\x81.",  # NEWOBJ
-        b"\x80\x04]]}\x92.",  # NEWOBJ_EX
-        b"\x80\x02\x82\x01.",  # EXT1
-        b"Pname\n.",  # PERSID
-        b"NQ.",  # BINPERSID
-        b"N2\x86.",  # DUP
-        b"N0.",  # POP
-        b"N1.",  # POP_MARK
-        b"\x80\x05\x97.",  # NEXT_BUFFER
-        b"\x80\x04\x8f.",  # EMPTY_SET
-        b"S'text'\n.",  # STRING
-    ],
-)
-def test_no_other_opcode_is_obeyed(program: bytes, tmp_path: Path) -> None:
-    (tmp_path / "batch").write_bytes(program)
-    with pytest.raises(DataFormatError, match=r"has the opcode 0x|asks for `os.system`"):
-        read_plain_pickle(tmp_path / "batch")
-
-
-def array_of(shape: bytes, dtype: bytes, content: bytes) -> bytes:
+def array_of(shape, dtype, content):
     """The program of one array, its parts given as programs."""
     begin = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
     return b"\x80\x02" + begin + b"(K\x01" + shape + dtype + b"\x89" + content + b"tb."
 
 
-def dtype_of(name: bytes, order: bytes = b"|", size: bytes = b"J\xff\xff\xff\xff") -> bytes:
+def dtype_of(name, order=b"|", size=b"J\xff\xff\xff\xff"):
     begin = b"cnumpy\ndtype\n(U" + bytes([len(name)]) + name + b"K\x00K\x01tR"
     return begin + b"(K\x03U\x01" + order + b"NNN" + size + b"J\xff\xff\xff\xffK\x00tb"
 
@@ -192,13 +146,11 @@ ATTACKS = {
         "an array or a name where a value belongs",
     ),
     "a name as a value": (b"cnumpy\nndarray\n.", "an array or a name where a value belongs"),
-    "a memo of 10^9": (b"\x80\x02Kar" + BILLION + b"Kb\x86.", None),
     "a memo that was never put": (b"\x80\x02j" + BILLION + b".", "KeyError"),
     "2^60 leaves": (b"\x80\x02K\x01" + b"q\x00h\x00\x86" * 60 + b".", "container in two places"),
     "a list of itself": (b"\x80\x02]q\x00h\x00a.", "container in two places"),
-    "a number of a million digits": (b"L" + b"9" * 10**6 + b"L\n.", "more than 100 digits"),
-    "a float of a million digits": (b"F" + b"9" * 10**6 + b"\n.", "more than 100 digits"),
-    "a number of a million bytes": (b"\x80\x02\x8b" + bytes(10**6) + b".", "opcode 0x8b"),
+    "a number of a million digits": (b"L" + b"9" * 10**6 + b"L\n.", "ValueError: Exceeds"),
+    "a number of a million bytes": (b"\x80\x02\x8b" + bytes(10**6) + b".", "opcode LONG4"),
     "lists a hundred thousand deep": (
         b"\x80\x02" + b"](" * 10**5 + b"e" * 10**5 + b".",
         "more than 100 deep",
@@ -212,11 +164,10 @@ ATTACKS = {
     ),
     "bytes of a chosen size": (
         b"c__builtin__\nbytes\n(J" + BILLION + b"tR.",
-        "only an empty `bytes`",
+        "TypeError",
     ),
-    "text longer than the file": (b"\x80\x02T\xff\xff\xff\x7fabc.", "EOFError: it is cut short"),
-    "text of a negative length": (b"\x80\x02T\xff\xff\xff\xffabc.", "EOFError: it is cut short"),
-    "a later protocol": (b"\x80\x06N.", "later protocol"),
+    "text longer than the file": (b"\x80\x02T\xff\xff\xff\x7fabc.", "only 4 remain"),
+    "text of a negative length": (b"\x80\x02T\xff\xff\xff\xffabc.", "byte count < 0"),
     "a name of a million letters": (b"c" + b"x" * 10**6 + b"\nname\n.", r"asks for `x{60}\.\.\.`"),
     "a value below a mark": (b"N(a.", "IndexError: the stack is empty"),
     "nothing to append to": (b"K\x01K\x02a.", "TypeError: only a list"),
@@ -226,16 +177,36 @@ ATTACKS = {
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\ntR.",
         "only an ndarray is an array",
     ),
+    "a codec": (b"c_codecs\nencode\n(Vabc\nVrot13\ntR.", "encoding `rot13`"),
+    "a name": (b"cos\nsystem\n(Vtrue\ntR.", r"asks for `os\.system`"),
+    "a name on the stack": (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", r"asks for `os\.system`"),
+    "a method": (b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", r"asks for `numpy\.nd"),
+    "another function": (b"cnumpy.core.multiarray\nfromfile\n.", "asks for `"),
+    **{
+        f"the opcode {name}": (program, f"it has the opcode {name}, which no CIFAR file has")
+        for name, program in {
+            "INST": b"(Vtrue\nios\nsystem\n.",
+            "OBJ": b"\x80\x02(No.",
+            "NEWOBJ": b"\x80\x02]\x81.",
+            "NEWOBJ_EX": b"\x80\x04]]}\x92.",
+            "EXT1": b"\x80\x02\x82\x01.",
+            "PERSID": b"Pname\n.",
+            "BINPERSID": b"NQ.",
+            "DUP": b"N2\x86.",
+            "POP": b"N0.",
+            "POP_MARK": b"N1.",
+            "NEXT_BUFFER": b"\x80\x05\x97.",
+            "EMPTY_SET": b"\x80\x04\x8f.",
+            "STRING": b"S'text'\n.",
+        }.items()
+    },
 }
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_is_refused_before_anything_is_made(attack: str, tmp_path: Path) -> None:
+def test_an_attack_is_refused_before_anything_is_made(attack, tmp_path):
     program, message = ATTACKS[attack]
     (tmp_path / "batch").write_bytes(program)
-    if message is None:  # a memo of any number costs nothing, and means nothing
-        assert read_plain_pickle(tmp_path / "batch") == (ord("a"), ord("b"))
-        return
     tracemalloc.start()
     with pytest.raises(DataFormatError, match=message):
         read_plain_pickle(tmp_path / "batch")
@@ -244,33 +215,30 @@ def test_an_attack_is_refused_before_anything_is_made(attack: str, tmp_path: Pat
     assert peak < 100_000_000
 
 
-def test_the_helpers_of_the_attacks_make_an_array_when_nothing_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "batch").write_bytes(array_of(b"(K\x02t", dtype_of(b"u1"), TWO_BYTES))
-    assert read_plain_pickle(tmp_path / "batch").tolist() == [ord("a"), ord("b")]
+@pytest.mark.parametrize(
+    ("program", "value"),
+    [
+        (array_of(b"(K\x02t", dtype_of(b"u1"), TWO_BYTES), [ord("a"), ord("b")]),
+        (b"\x80\x02]Kar" + BILLION + b"a.", [ord("a")]),  # a memo of any number costs nothing
+        (b"](F" + b"9" * 10**6 + b"\ne.", [float("inf")]),
+    ],
+)
+def test_programs_that_only_look_like_attacks_are_read(program, value, tmp_path):
+    (tmp_path / "batch").write_bytes(program)
+    assert list(read_plain_pickle(tmp_path / "batch")) == value
 
 
-def test_a_program_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_pickle, "MAX_OPCODES", 100)
-    (tmp_path / "batch").write_bytes(pickle.dumps(list(range(101))))
-    with pytest.raises(DataFormatError, match="more than 100 opcodes"):
-        read_plain_pickle(tmp_path / "batch")
-
-
-def test_arrays_of_objects_and_records_are_refused(tmp_path: Path) -> None:
-    for array in (np.array([None, 1]), np.zeros(1, [("a", "i4")]), np.zeros(1, "M8[s]")):
-        (tmp_path / "array").write_bytes(pickle.dumps(array, protocol=2))
-        with pytest.raises(DataFormatError, match="is not plain numbers"):
-            read_plain_pickle(tmp_path / "array")
-
-
-def test_other_codecs_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes(b"c_codecs\nencode\n(Vabc\nVrot13\ntR.")
-    with pytest.raises(DataFormatError, match="encoding `rot13`"):
-        read_plain_pickle(tmp_path / "text")
+@pytest.mark.parametrize(
+    "array", [np.array([None, 1]), np.zeros(1, [("a", "i4")]), np.zeros(1, "M8[s]")]
+)
+def test_arrays_of_objects_and_records_are_refused(array, tmp_path):
+    (tmp_path / "array").write_bytes(pickle.dumps(array, protocol=2))
+    with pytest.raises(DataFormatError, match="is not plain numbers"):
+        read_plain_pickle(tmp_path / "array")
 
 
 @given(content=st.binary(max_size=60))
-def test_noise_is_an_error_of_ours_or_plain_data(content: bytes, tmp_path_factory: Any) -> None:
+def test_noise_is_an_error_of_ours_or_plain_data(content, tmp_path_factory):
     path = tmp_path_factory.mktemp("pickle") / "noise"
     path.write_bytes(content)
     try:
@@ -279,20 +247,18 @@ def test_noise_is_an_error_of_ours_or_plain_data(content: bytes, tmp_path_factor
         assert str(path) in str(error)  # noqa: PT017 - noise may also be a valid pickle
 
 
-def test_a_truncated_pickle_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_cut_too_long_or_no_files(tmp_path, monkeypatch):
+    path = tmp_path / "batch"
     content = pickle.dumps({"data": np.zeros(100, np.uint8)})
-    (tmp_path / "batch").write_bytes(content[: len(content) // 2])
+    path.write_bytes(content[: len(content) // 2])
     with pytest.raises(DataFormatError, match=r"not a readable pickle: .*Get it again"):
-        read_plain_pickle(tmp_path / "batch")
-
-
-def test_an_enormous_pickle_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_pickle, "MAX_PICKLE_BYTES", 5)
-    (tmp_path / "batch").write_bytes(pickle.dumps([0] * 100))
-    with pytest.raises(DataFormatError, match="larger than 5 bytes"):
-        read_plain_pickle(tmp_path / "batch")
-
-
-def test_a_folder_is_no_pickle(tmp_path: Path) -> None:
+        read_plain_pickle(path)
     with pytest.raises(DataFormatError, match="cannot be read: Is a directory"):
         read_plain_pickle(tmp_path)
+    path.write_bytes(pickle.dumps(list(range(101))))
+    monkeypatch.setattr(plain_pickle, "MAX_OPCODES", 100)
+    with pytest.raises(DataFormatError, match="more than 100 opcodes"):
+        read_plain_pickle(path)
+    monkeypatch.setattr(plain_pickle, "MAX_PICKLE_BYTES", 5)
+    with pytest.raises(DataFormatError, match="at most 5 bytes"):
+        read_plain_pickle(path)

@@ -1,11 +1,18 @@
+"""Errors that name the file, headers that lie, and archives that would fill the memory."""
+
 from __future__ import annotations
 
+import io
 import struct
+import tracemalloc
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ttapca.datasets.reading import check_labels, read_bytes, read_json, reading
+from ttapca.datasets import read_npz
+from ttapca.datasets.reading import map_npy, read_npz_arrays, reading
 from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError, StorageError
 
 PATH = Path("some/file.npz")
@@ -14,13 +21,10 @@ PATH = Path("some/file.npz")
 @pytest.mark.parametrize(
     ("raised", "error", "message"),
     [
-        (
-            struct.error("unpack requires"),
-            DataFormatError,
-            "cannot be read: unpack requires. It is",
-        ),
+        (struct.error("unpack requires"), DataFormatError, "read: unpack requires. It is damaged"),
         (NotImplementedError(), DataFormatError, "cannot be read: NotImplementedError"),
         (RecursionError("too deep"), DataFormatError, "cannot be read: too deep"),
+        (ValueError("x" * 10_000), DataFormatError, r"cannot be read: x{300}\. It is damaged"),
         (MemoryError(), DataFormatError, "needs more memory than there is"),
         (PermissionError(13, "Permission denied"), DataFormatError, "read: Permission denied"),
         (FileNotFoundError(2, "No such file"), DataNotFoundError, "does not exist"),
@@ -29,39 +33,145 @@ PATH = Path("some/file.npz")
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_every_error_names_the_file(
-    raised: Exception, error: type[Exception], message: str
-) -> None:
+def test_every_error_names_the_file(raised, error, message):
     with pytest.raises(error, match=rf"^some/file\.npz.*{message}"), reading(PATH):
         raise raised
 
 
-def test_other_errors_of_ours_and_an_interrupt_pass() -> None:
-    with pytest.raises(StorageError, match=r"^full$"), reading(PATH):
-        raise StorageError("full")
-    with pytest.raises(KeyboardInterrupt), reading(PATH):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("raised", [StorageError("full"), KeyboardInterrupt("full")])
+def test_other_errors_of_ours_and_an_interrupt_pass(raised):
+    with pytest.raises(type(raised), match=r"^full$"), reading(PATH):
+        raise raised
 
 
-def test_the_message_of_a_parser_is_cut() -> None:
-    with pytest.raises(DataFormatError, match=r"x{300}\. It is damaged"), reading(PATH):
-        raise ValueError("x" * 10_000)
+def npy(header, body=bytes(12), version=(1, 0)):
+    size = struct.pack("<H" if version == (1, 0) else "<I", len(header))
+    return b"\x93NUMPY" + bytes(version) + size + header.encode() + body
 
 
-def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"12345")
-    assert read_bytes(tmp_path / "a", 5) == b"12345"
-    with pytest.raises(DataFormatError, match="larger than 4 bytes; found 5"):
-        read_bytes(tmp_path / "a", 4)
+def header(descr="'|u1'", fortran="False", shape="(3, 4)"):
+    return f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}\n"
 
 
-def test_json_in_another_encoding_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes('"é"'.encode("latin-1"))
-    with pytest.raises(DataFormatError, match=r"a\.json is not readable JSON"):
-        read_json(tmp_path / "a.json")
+NO_ARRAY = "not a plain `.npy` array"
+LIES = {
+    "a shape of 10^12": (npy(header(shape="(1000000000000,)")), "is cut short: shape"),
+    "a shape past 64 bits": (npy(header(shape=f"({10**15}, {10**15})")), "is cut short: shape"),
+    "one byte too few": (npy(header(), bytes(11)), "12 bytes, and 11 are there"),
+    "a negative length": (npy(header(shape="(-1, 4)")), "shape is not one of an array"),
+    "forty axes": (npy(header(shape="(" + "1," * 40 + ")")), "shape is not one of an array"),
+    "objects": (npy(header(descr="'|O'")), "'O' items.*pickled objects are refused"),
+    "records": (npy(header(descr="[('a', '<i4')]")), "'V' items"),
+    "dates": (npy(header(descr="'<M8[s]'")), "'M' items"),
+    "items of no size": (npy(header(descr="'|S0'", shape="(1000000,)")), "'S' items"),
+    "brackets without end": (npy("(" * 9000), NO_ARRAY),
+    "an expression": (npy(header(shape="(10**12,)")), NO_ARRAY),
+    "an unfinished line": (npy("{'descr': '|u1', 'shape': (3,"), NO_ARRAY),
+    "a header of 4 GB": (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(100_000), NO_ARRAY),
+    "an unknown version": (npy(header(), version=(9, 9)), NO_ARRAY),
+    "no header at all": (b"\x93NUMPY", NO_ARRAY),
+}
 
 
-@pytest.mark.parametrize("labels", [None, "12", {"a": 1}, [1.0], [True], [None], [10**7], ["1"]])
-def test_what_is_no_list_of_labels(labels: object) -> None:
-    with pytest.raises(DataFormatError, match=r"some/file\.npz: labels must be"):
-        check_labels(PATH, labels)
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_in_an_npy_is_refused(lie, tmp_path):
+    content, message = LIES[lie]
+    (tmp_path / "fog.npy").write_bytes(content)
+    with pytest.raises(DataFormatError, match=rf"fog\.npy .*{message}"):
+        map_npy(tmp_path / "fog.npy")
+    with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
+        archive.writestr("fog.npy", content)
+    with pytest.raises(DataFormatError, match=r"mine\.npz is not a plain `.npz` archive"):
+        read_npz_arrays(tmp_path / "mine.npz", ["fog"])
+
+
+@pytest.mark.parametrize("dtype", ["u1", ">i4", "f8", "S3", "U2", "?"])
+@pytest.mark.parametrize("shape", [(3, 4), (), (0,), (2, 0, 3), (1024, 1300)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_come_back_as_numpy_reads_them(dtype, shape, order, tmp_path):
+    array = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape, order=order)
+    np.save(tmp_path / "a.npy", array)
+    np.savez(tmp_path / "stored.npz", a=array)
+    np.savez_compressed(tmp_path / "packed.npz", a=array, b=array)
+    for found in (
+        map_npy(tmp_path / "a.npy"),
+        read_npz_arrays(tmp_path / "stored.npz", ["a"])["a"],
+        read_npz_arrays(tmp_path / "packed.npz", ["b"], optional=["a", "c"])["b"],
+    ):
+        assert found.dtype == array.dtype
+        np.testing.assert_array_equal(found, array)
+
+
+def zeros(size):
+    """An archive of zeros, as `numpy.savez_compressed` writes them."""
+    buffer = io.BytesIO()
+    archive = zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED)
+    with archive, archive.open("images.npy", "w") as member:
+        member.write(npy(header(shape=f"({size},)"), b""))
+        for _ in range(size // 10**6):
+            member.write(bytes(10**6))
+    return buffer.getvalue()
+
+
+def test_a_bomb_is_refused_before_it_unpacks_but_a_small_one_is_read(tmp_path):
+    (tmp_path / "bomb.npz").write_bytes(zeros(150_000_000))
+    tracemalloc.start()
+    with pytest.raises(DataFormatError, match=r"bomb\.npz .* more than 100 times as much"):
+        read_npz(tmp_path / "bomb.npz")
+    assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    tracemalloc.stop()
+    (tmp_path / "black.npz").write_bytes(zeros(2_000_000))
+    assert not read_npz_arrays(tmp_path / "black.npz", ["images"])["images"].any()
+
+
+@pytest.mark.parametrize(
+    ("field", "size", "number"),
+    [
+        (6, 2, 99),  # the version that is needed: NotImplementedError
+        (8, 2, 1),  # encrypted: RuntimeError
+        (8, 2, 32),  # patched data: NotImplementedError
+        (10, 2, 1),  # a compression that is not known: NotImplementedError
+        (10, 2, 14),  # LZMA: struct.error
+        (10, 2, 12),  # bzip2
+        (16, 4, 1),  # the checksum
+        (20, 4, 2**32 - 2),  # the compressed size
+        (24, 4, 2**32 - 2),  # the size
+        (24, 4, 3),
+        (42, 4, 2**31),  # where it begins
+    ],
+)
+def test_a_list_of_members_that_lies(field, size, number, tmp_path):
+    content = zeros(2_000_000)
+    place = content.index(b"PK\x01\x02") + field
+    changed = content[:place] + number.to_bytes(size, "little") + content[place + size :]
+    (tmp_path / "mine.npz").write_bytes(changed)
+    with pytest.raises(DataFormatError, match=r"mine\.npz is not a plain `.npz` archive"):
+        read_npz_arrays(tmp_path / "mine.npz", ["images"])
+
+
+def test_an_archive_of_too_many_members(tmp_path):
+    with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
+        for number in range(1001):
+            archive.writestr(f"{number}.npy", b"")
+    with pytest.raises(DataFormatError, match="more than 1000 members"):
+        read_npz_arrays(tmp_path / "many.npz", ["images"])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"class_names": np.array("a")}, r"`class_names` must be a row of names; .* \(\)"),
+        ({"class_names": np.array([["a"]])}, r"must be a row of names; .* \(1, 1\)"),
+        ({"class_names": np.array([2**31 - 1], "<u4").view("<U1")}, "cannot be read"),
+        ({"class_names": np.array([b"\xff"])}, "cannot be read"),
+        ({"labels": np.array(3)}, "one label for each image"),
+        ({"labels": np.array([2**63], np.uint64)}, "class numbers from 0 up"),
+        ({"images": np.zeros((0, 8, 8, 3), np.uint8)}, "must be an image to read"),
+        ({"images": np.zeros((1, 0, 8, 3), np.uint8)}, "must be an image to read"),
+    ],
+)
+def test_arrays_that_are_no_images(arrays, message, tmp_path):
+    good = {"images": np.zeros((1, 8, 8, 3), np.uint8), "labels": np.zeros(1, int)}
+    np.savez(tmp_path / "mine.npz", **{**good, **arrays})
+    with pytest.raises(ValueError, match=rf"mine\.npz.*{message}"):
+        read_npz(tmp_path / "mine.npz")

@@ -111,15 +111,6 @@ def test_precisions(fitted: ttapca.FittedFilter, dtype: torch.dtype) -> None:
     assert float(error) < tolerance
 
 
-def test_casting_after_attaching(fitted: ttapca.FittedFilter) -> None:
-    model = small_convnet()
-    ttapca.attach(model, fitted, "relu")
-    expected = model(X).detach()
-    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
-        output = model.to(dtype)(X.to(dtype)).detach()
-        assert float((output.double() - expected).abs().max() / expected.abs().max()) < tolerance
-
-
 def test_export(fitted: ttapca.FittedFilter) -> None:
     model = small_convnet()
     ttapca.attach(model, fitted, "relu", initial=0.2)
@@ -131,52 +122,32 @@ def test_export(fitted: ttapca.FittedFilter) -> None:
 
 
 def test_a_layer_called_by_keyword() -> None:
-    class Keyword(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 6)
-
+    class Keyword(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(input=x)
+            return self[0](input=x)
 
-    positional = nn.Sequential()
-    positional.add_module("layer", nn.Linear(3, 6))
-    model = Keyword()
-    model.load_state_dict(positional.state_dict())
+    layer = nn.Linear(3, 6)
     data = images(40, shape=(3,)).float()
-    fitted = ttapca.fit(positional, "layer", data, 2)
-    ttapca.attach(model, fitted)
-    ttapca.attach(positional, fitted)
-    assert torch.equal(model(data), positional(data))
+    attachment = ttapca.attach(nn.Sequential(layer), ttapca.fit(Keyword(layer), "0", data, 2))
+    assert torch.equal(Keyword(layer)(data), nn.Sequential(layer)(data))
+    with attachment.disabled():
+        plain = layer(data)
+    assert not torch.equal(Keyword(layer)(data), plain)
 
 
-def test_a_second_filter_is_refused(fitted: ttapca.FittedFilter) -> None:
+def test_one_filter_for_a_layer(fitted: ttapca.FittedFilter) -> None:
     model = small_convnet()
+    plain = model(X)
     attachment = ttapca.attach(model, fitted)
     with left_untouched(model, X), pytest.raises(AttachError, match="has one already"):
         ttapca.attach(model, fitted)
+    other = ttapca.attach(model, ttapca.fit(model, "act", DATA, 10))
     attachment.detach()
-    ttapca.attach(model, fitted)
-
-
-def test_filters_at_two_layers_live_together() -> None:
-    model = small_convnet()
-    plain = model(X)
-    one, two = (
-        ttapca.attach(model, ttapca.fit(model, layer, DATA, 10)) for layer in ("conv1", "act")
-    )
-    one.detach()
     assert not torch.equal(model(X), plain)
-    two.detach()
+    other.detach()
     assert torch.equal(model(X), plain)
-
-
-def test_a_folded_filter_belongs_to_its_weights() -> None:
-    fitted = ttapca.fit(small_convnet(), "conv1", DATA, 20)
-    stranger = small_convnet(seed=5)
-    with left_untouched(stranger, X), pytest.raises(AttachError, match="belongs to the weights"):
-        ttapca.attach(stranger, fitted)
-    ttapca.attach(small_convnet().to(torch.bfloat16), fitted)
+    with pytest.raises(LayerNotFoundError, match="no layer"):
+        ttapca.attach(nn.Sequential(nn.Linear(3, 3)), fitted)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +156,9 @@ def test_a_folded_filter_belongs_to_its_weights() -> None:
         (nn.ReLU(), "`conv1` is a ReLU"),
         (nn.Conv2d(4, 8, 3, padding=1), r"takes samples of shape \(3, 6, 6\)"),
         (nn.Conv2d(3, 9, 3, padding=1), "belongs to the weights"),
+        (small_convnet(seed=5).conv1, "belongs to the weights"),
     ],
-    ids=["kind", "input", "output"],
+    ids=["kind", "input", "output", "weights"],
 )
 def test_a_folded_filter_on_another_layer(layer: nn.Module, message: str) -> None:
     fitted = ttapca.fit(small_convnet(), "conv1", DATA, 20)
@@ -196,11 +168,6 @@ def test_a_folded_filter_on_another_layer(layer: nn.Module, message: str) -> Non
         ttapca.attach(model, fitted)
     assert not layer._forward_hooks
     assert not layer._forward_pre_hooks
-
-
-def test_unknown_layer(fitted: ttapca.FittedFilter) -> None:
-    with pytest.raises(LayerNotFoundError, match="no layer"):
-        ttapca.attach(nn.Sequential(nn.Linear(3, 3)), fitted)
 
 
 def test_another_shape_at_test_time(fitted: ttapca.FittedFilter) -> None:

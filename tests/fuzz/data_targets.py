@@ -31,9 +31,9 @@ from fuzz.mutations import (
 )
 from fuzz.targets import Target
 from ttapca.corruptions import TEXTURE_FILES, load_textures
-from ttapca.datasets import Images, frost, inventory, load
-from ttapca.datasets.cifar import write_cifar_binary
-from ttapca.datasets.cifar_versions import (
+from ttapca.datasets import Images, inventory, load, packages, write_cifar_binary
+from ttapca.datasets.archives import unpack_tar
+from ttapca.datasets.cifar import (
     CIFAR10_BINARY,
     CIFAR10_PYTHON,
     CIFAR100_BINARY,
@@ -41,9 +41,7 @@ from ttapca.datasets.cifar_versions import (
     BinaryVersion,
     PythonVersion,
 )
-from ttapca.datasets.npm import LABELS, MOSAICS, decode_split
-from ttapca.datasets.progress import Silent
-from ttapca.datasets.unpack import unpack_tar
+from ttapca.support.progress import Silent
 
 COUNT = 5
 BOMB = 3 * 10**8  # bytes of zeros, in the 300 kB that they are compressed to
@@ -227,7 +225,7 @@ def make_pictures(folder: Path) -> Path:
 
 # Archives ----------------------------------------------------------------------------------------
 
-FILES = {"top/a.txt": b"hello" * 300, "top/inner/b.bin": bytes(range(256)) * 4, "top/c": b""}
+FILES = {"top/a.txt": b"hello" * 300, f"top/{100 * 'b'}": bytes(range(256)) * 4, "top/c": b""}
 
 
 def tar_of(files: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
@@ -299,26 +297,30 @@ def unpack(path: Path) -> None:
     unpack_tar(path, path.parent / "out", limit=100_000, report=Silent())
 
 
-PHOTOGRAPHS = {name: some_pixels(300).tobytes() + name.encode() for name in frost._SHA256}
-SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in PHOTOGRAPHS.items()}
+PHOTOGRAPHS = {name: some_pixels(300).tobytes() + name.encode() for name in packages.PHOTOGRAPHS}
+SUMS = {
+    name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in PHOTOGRAPHS.items()
+}
 
 
 def make_wheel(folder: Path) -> Path:
     with zipfile.ZipFile(folder / "package.whl", "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in PHOTOGRAPHS.items():
-            archive.writestr(zipfile.ZipInfo(frost._MEMBERS + name), content)
+            archive.writestr(zipfile.ZipInfo(packages.FROST_FOLDER + name), content)
     return folder / "package.whl"
 
 
 def make_source_archive(folder: Path) -> Path:
-    members = {f"top/{frost._MEMBERS}{name}": content for name, content in PHOTOGRAPHS.items()}
+    members = {
+        f"top/{packages.FROST_FOLDER}{name}": content for name, content in PHOTOGRAPHS.items()
+    }
     (folder / "package.tar.gz").write_bytes(gzip.compress(tar_of(members), mtime=0))
     return folder / "package.tar.gz"
 
 
 def read_photographs(path: Path) -> None:
-    with mock.patch.dict(frost._SHA256, SUMS):
-        frost.read_photographs(path)
+    with mock.patch.dict(packages.PHOTOGRAPHS, SUMS):
+        packages.read_photographs(path)
 
 
 def make_textures(folder: Path) -> Path:
@@ -332,8 +334,8 @@ def make_textures(folder: Path) -> Path:
 def make_npm(folder: Path) -> Path:
     path = folder / "package"
     path.mkdir()
-    Image.fromarray(some_pixels(COUNT, 1024, 3)).save(path / MOSAICS["test"][0])
-    (path / LABELS["test"]).write_text(json.dumps(list(range(COUNT))))
+    Image.fromarray(some_pixels(COUNT, 1024, 3)).save(path / packages.MOSAICS["test"][0])
+    (path / packages.LABEL_FILES["test"]).write_text(json.dumps(list(range(COUNT))))
     return path
 
 
@@ -393,5 +395,5 @@ TARGETS = [
     Target("frost-wheel", make_wheel, read_photographs, (*ZIPS, in_some_file(zip_bomb))),
     Target("frost-source", make_source_archive, read_photographs, (*ANY_FILE, *GZIPS)),
     Target("textures", make_textures, load_textures),
-    Target("npm", make_npm, lambda path: decode_split(path, "test"), (*ANY_FILE, *JSON)),
+    Target("npm", make_npm, lambda path: packages.decode_split(path, "test"), (*ANY_FILE, *JSON)),
 ]

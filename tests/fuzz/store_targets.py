@@ -40,11 +40,10 @@ from ttapca.benchmark.grid import expand
 from ttapca.benchmark.plan import read_plan
 from ttapca.benchmark.table_formats import FORMATS, export
 from ttapca.corruptions import corrupt, load_table
-from ttapca.corruptions.manifest import MANIFEST, Manifest
+from ttapca.corruptions.writing import MANIFEST, check_manifest
 from ttapca.datasets import Images
 from ttapca.errors import TtapcaError
 from ttapca.fitting import store
-from ttapca.networks.packing import pack
 from ttapca.networks.rotation import published_name
 from ttapca.networks.runs import STATE, WEIGHTS, read_history
 from ttapca.networks.weight_files import write_weights
@@ -326,7 +325,6 @@ def read_run(path: Path) -> None:
     read_history(path)
     go_on(path)
     networks.load(path / WEIGHTS)
-    pack(path, "packed", path / "packed", few_digits())
 
 
 RUN_DAMAGE = (
@@ -523,12 +521,15 @@ def read_and_expand(path: Path) -> None:
         expand(plan, subject())
 
 
-MANIFEST_OF = Manifest(5, "ab" * 32, "cd" * 32, (1, 3, 5), 0, "cifar-c", "ef" * 32)
+MANIFEST_OF = {
+    "images": 5, "images_sha256": "ab" * 32, "labels_sha256": "cd" * 32, "severities": [1, 3, 5],
+    "seed": 0, "table": "cifar-c", "table_sha256": "ef" * 32, "version": "1",
+}  # fmt: skip
 
 
 def make_manifest(folder: Path) -> Path:
     (folder / "set").mkdir()
-    (folder / "set" / MANIFEST).write_bytes(MANIFEST_OF.dumps())
+    (folder / "set" / MANIFEST).write_text(json.dumps(MANIFEST_OF))
     return folder / "set"
 
 
@@ -564,6 +565,6 @@ TARGETS = [
     Target("results", make_results, read_results, RESULTS_DAMAGE),
     Target("results-with-log", make_results_with_log, read_results, RESULTS_DAMAGE),
     Target("plan", make_plan, read_and_expand, TOML_DAMAGE),
-    Target("manifest", make_manifest, MANIFEST_OF.check, JSON_DAMAGE),
+    Target("manifest", make_manifest, partial(check_manifest, now=MANIFEST_OF), JSON_DAMAGE),
     Target("corruption-table", make_table, read_table, TOML_DAMAGE),
 ]

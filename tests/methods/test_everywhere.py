@@ -1,7 +1,10 @@
-"""Every method on every kind of network, at small batches, and on real digits."""
+"""Every method on every kind of network: what all of them keep to, and real digits."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import pickle
 from typing import Any
 
 import pytest
@@ -9,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from oracles import images, left_untouched, required_options, small_convnet
+from methods.plain_loops import BATCHES, X, both_ways
+from oracles import filter_for, images, left_untouched, required_options, small_convnet
 from small_networks import TokenNet, group_norm_convnet
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import AttachError, ShapeError
@@ -34,6 +38,23 @@ NETWORKS = {
     "GroupNorm": group_norm_convnet,
     "LayerNorm": TokenNet,
 }
+# Every method by its name, and those ways to use one that keep something else between batches.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ttapca.METHODS},
+    "eata with source data": ("eata", {"source": DATA[:64], "fisher_weight": 1.0}),
+    "shot with pseudo-labels": ("shot", {"pseudo_labels": 0.3}),
+    "roid without views": ("roid", {"consistency": False}),
+    "lame by rbf": ("lame", {"affinity": "rbf"}),
+    "lame by linear": ("lame", {"affinity": "linear"}),
+    "ttt by random rotations": ("ttt", {"rotations": "random"}),
+    "tent over wiener": ("tent", {"gain": "wiener", "statistics": "mixed"}),
+}
+# Margins that let samples of these networks take part.
+MARGINS: dict[str, dict[str, Any]] = {
+    "eata": {"entropy_margin": 1.1, "redundancy_margin": 2.0},
+    "sar": {"entropy_margin": 1.1},
+}
+every_case = pytest.mark.parametrize("case", CASES)
 
 
 def network(kind: str) -> nn.Module:
@@ -42,37 +63,98 @@ def network(kind: str) -> nn.Module:
         return NETWORKS[kind]().double().eval()
 
 
+@functools.cache
+def filter_of(kind: str) -> ttapca.FittedFilter:
+    return ttapca.fit(network(kind), "conv1", DATA, 10)
+
+
+def adapted(case: str, kind: str = "BatchNorm2d", model: nn.Module | None = None) -> ttapca.Adapter:
+    """Online, on a network of this kind."""
+    method, given = CASES[case]
+    model = model or network(kind)
+    options = {**required_options(method, model, SHAPE), **MARGINS.get(method, {}), **given}
+    if ttapca.METHODS[method].method.needs_filter or "gain" in given:
+        options["filter"] = filter_of(kind)
+    return ttapca.adapt(model, method, forgetting="online", **options)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize("method", ttapca.METHODS)
-def test_serves_or_says_why_not(method: str, kind: str) -> None:
-    """Finite logits of the right shape at batches of 1, 2 and 200, or a clear error."""
+@every_case
+def test_serves_or_says_why_not(case: str, kind: str) -> None:
+    """Finite logits of the right shape at batches of 200, 2 and 1, or a clear error."""
     model = network(kind)
-    fitted = ttapca.fit(model, "conv1", DATA, 10)
-    given: dict[str, Any] = required_options(method, model, SHAPE)
-    if ttapca.METHODS[method].method.needs_filter:
-        given["filter"] = fitted
     with left_untouched(model, DATA[:4]):
-        if method == "bn" and kind in ("GroupNorm", "LayerNorm"):
+        if case == "bn" and kind in ("GroupNorm", "LayerNorm"):
             with pytest.raises(AttachError, match="the model has none"):
-                ttapca.adapt(model, method, **given)
+                adapted(case, kind, model)
             return
-        adapter = ttapca.adapt(model, method, forgetting="online", **given)
-        for size in (200, 2, 1):
+        adapter = adapted(case, kind, model)
+        for size in (200, 2, 1, 2, 1):
             batch = images(size, seed=size, shape=SHAPE)
             if size == 1 and kind == "BatchNorm1d" and uses_batch_statistics(adapter):
                 with pytest.raises(ShapeError, match="Use a larger batch"):
                     adapter(batch)
                 continue
-            logits = adapter(batch[:12] if method == "memo" else batch)  # image by image: slow
+            logits = adapter(batch[:12] if case == "memo" else batch)  # image by image: slow
             assert logits.shape[1] == 5
             assert torch.isfinite(logits).all()
+        assert adapter.skipped == 0
+        assert (adapter.updates > 0) == ttapca.METHODS[CASES[case][0]].method.learns
         adapter.detach()
 
 
 def uses_batch_statistics(adapter: ttapca.Adapter) -> bool:
     """Whether normalisation rests on the batch alone: one vector has no variance."""
     statistics = [s for s in adapter.surfaces if isinstance(s, ttapca.BatchNormStatistics)]
-    return any(surface.weight_of(1) == 1.0 for surface in statistics)
+    return any(surface.ends == (1.0, 1.0) and surface.prior is None for surface in statistics)
+
+
+@pytest.mark.parametrize("kind", ["BatchNorm2d", "GroupNorm"])
+@every_case
+def test_broken_batches_are_counted_and_leave_no_mark(case: str, kind: str) -> None:
+    if (case, kind) == ("bn", "GroupNorm"):
+        pytest.skip("`bn` refuses a network without BatchNorm")
+    one_nan, one_inf = X.clone(), X.clone()
+    one_nan[3, 0, 0, 0], one_inf[5, 1, 2, 3] = float("nan"), float("inf")
+    clean, adapter = adapted(case, kind), adapted(case, kind)
+    for x, broken in zip(BATCHES, (one_nan, X * float("nan"), one_inf), strict=False):
+        assert torch.equal(adapter(x), clean(x))
+        adapter(broken)
+    assert torch.equal(adapter(X), clean(X))
+    # `memo` counts images.
+    assert (adapter.skipped, clean.skipped) == (1 + 12 + 1 if case == "memo" else 3, 0)
+
+
+@every_case
+def test_copies_pickles_and_saved_states_go_their_own_way(case: str) -> None:
+    adapter = adapted(case)
+    first = [adapter(x) for x in BATCHES[:2]]
+    state = copy.deepcopy(adapter.state_dict())
+    twins = [copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]
+    expected = [twins[0](x) for x in BATCHES[2:5]]
+    restored = adapted(case)
+    restored(3 * X)
+    restored.load_state_dict(state)
+    for each in (adapter, twins[1], restored):
+        assert all(torch.equal(each(x), y) for x, y in zip(BATCHES[2:5], expected, strict=True))
+    for each in (adapter, *twins, restored):
+        each.reset()
+        assert all(torch.equal(each(x), y) for x, y in zip(BATCHES, first, strict=False))
+
+
+@every_case
+def test_casting_takes_everything_along(case: str) -> None:
+    adapter, reference = adapted(case), adapted(case)
+    adapter(X)
+    reference(X)
+    adapter.float()
+    assert all(tensor.dtype == torch.float32 for tensor in adapter.kept_tensors())
+    for x in BATCHES[:3]:
+        found = adapter(x.float())
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), reference(x), rtol=0, atol=1e-2)
+    adapter.reset()
+    torch.testing.assert_close(adapter(X.float()).double(), adapted(case)(X), rtol=0, atol=1e-2)
 
 
 @pytest.fixture(scope="module")
@@ -96,21 +178,19 @@ def error_of(predict, batches: Tensor, labels: Tensor) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("episodic", [True, False], ids=["episodic", "online"])
+@both_ways
 @pytest.mark.parametrize("method", ttapca.METHODS)
-def test_no_method_makes_noisy_digits_much_worse(method: str, episodic: bool, world) -> None:
+def test_no_method_makes_noisy_digits_much_worse(method: str, forgetting: str, world) -> None:
     model, fitted, noisy, labels = world
     if method == "memo":  # one image at a time, many views of each
         noisy, labels = noisy[:100], labels[:100]
     if method == "lame":  # made for streams in which neighbours share a class
         order = labels.argsort(stable=True)
         noisy, labels = noisy[order], labels[order]
-    given: dict[str, Any] = required_options(method, model, (1, 8, 8))
+    given = {**required_options(method, model, (1, 8, 8)), **filter_for(method, fitted)}
     if method in ("memo", "cotta"):  # a mirrored digit is another digit, or none
         given |= {"flip": False, "views": 32 if method == "cotta" else 8}
-    if ttapca.METHODS[method].method.needs_filter:
-        given["filter"] = fitted
-    adapter = ttapca.adapt(model, method, forgetting="episodic" if episodic else "online", **given)
+    adapter = ttapca.adapt(model, method, forgetting=forgetting, **given)
     try:
         with torch.no_grad():
             start = error_of(adapter.model, noisy, labels)

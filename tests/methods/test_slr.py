@@ -5,17 +5,22 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import ttapca
-from oracles import group_norm_net, images, layer_norm_net, left_untouched, small_convnet
+from methods.plain_loops import (
+    BATCHES,
+    X,
+    affine_with_batch_statistics,
+    assert_follows,
+    both_ways,
+    copied,
+    every_norm,
+    set_to,
+)
+from oracles import images, layer_norm_net, left_untouched, small_convnet
 from ttapca.adaptation.objectives import hard_likelihood_ratio, soft_likelihood_ratio
 from ttapca.adaptation.surfaces import InputTransform
-from ttapca.errors import AttachError, OptionError, ShapeError
-from ttapca.methods.slr import DiverseLikelihood
-
-BATCHES = list(images(120, seed=8).split(12))
-X = BATCHES[0]
+from ttapca.errors import AttachError, ShapeError
 
 
 def plain_ratio(logits: Tensor, likelihood: str) -> Tensor:
@@ -31,46 +36,26 @@ def plain_ratio(logits: Tensor, likelihood: str) -> Tensor:
 
 
 def plain_slr(
-    model: nn.Module, transform: InputTransform, batches: list[Tensor], *, episodic: bool, how: str
+    model: nn.Module, transform: InputTransform, *, forgetting: str, likelihood: str
 ) -> list[Tensor]:
-    """A copy of the model in training mode behind a transformation; torch's own Adam."""
-    network = copy.deepcopy(model).train()
-    for module in network.modules():
-        if isinstance(module, _BatchNorm):
-            module.running_mean = module.running_var = None
+    """Two steps a batch: a network in training mode behind a transformation; torch's own Adam."""
+    network, affine = affine_with_batch_statistics(model)
     first, second = copy.deepcopy(transform.residual[0]), copy.deepcopy(transform.residual[2])
-    channels = first.in_channels
-    norms = [
-        m for m in network.modules() if isinstance(m, (_BatchNorm, nn.GroupNorm, nn.LayerNorm))
-    ]
-    own = nn.ParameterDict(
-        {
-            "tau": torch.ones((), dtype=torch.float64),
-            "gamma": torch.ones(1, channels, 1, 1, dtype=torch.float64),
-            "beta": torch.zeros(1, channels, 1, 1, dtype=torch.float64),
-        }
-    )
-    parameters = [
-        *own.values(),
-        *first.parameters(),
-        *second.parameters(),
-        *(p for m in norms for p in (m.weight, m.bias)),
-    ]
-    start = [p.detach().clone() for p in parameters]
+    tau = torch.ones((), dtype=torch.float64, requires_grad=True)
+    gamma = torch.ones(1, first.in_channels, 1, 1, dtype=torch.float64, requires_grad=True)
+    beta = torch.zeros(1, first.in_channels, 1, 1, dtype=torch.float64, requires_grad=True)
+    parameters = [tau, gamma, beta, *first.parameters(), *second.parameters(), *affine]
+    start = copied(parameters)
 
     def forward(x: Tensor) -> Tensor:
         r = second(torch.relu(first(x)))
-        return network(own["gamma"] * (own["tau"] * x + (1 - own["tau"]) * r) + own["beta"])
+        return network(gamma * (tau * x + (1 - tau) * r) + beta)
 
-    optimizer = torch.optim.Adam(parameters, lr=6e-4)
-    running = None
     outputs = []
-    for x in batches:
-        if episodic:
+    for number, x in enumerate(BATCHES):
+        if forgetting == "episodic" or number == 0:
             optimizer, running = torch.optim.Adam(parameters, lr=6e-4), None
-            with torch.no_grad():
-                for parameter, value in zip(parameters, start, strict=True):
-                    parameter.copy_(value)
+            set_to(parameters, start)
         for _ in range(2):
             logits = forward(x)
             mean = torch.softmax(logits, 1).mean(0)
@@ -78,90 +63,27 @@ def plain_slr(
             uniform = 1 / logits.shape[1]
             divergence = (running * torch.log(running / uniform)).sum()
             optimizer.zero_grad()
-            (divergence + 0.025 * plain_ratio(logits, how)).backward()
+            (divergence + 0.025 * plain_ratio(logits, likelihood)).backward()
             optimizer.step()
         outputs.append(forward(x).detach())
     return outputs
 
 
-@pytest.mark.parametrize("make", [small_convnet, group_norm_net, layer_norm_net])
-@pytest.mark.parametrize("episodic", [True, False], ids=["episodic", "online"])
-@pytest.mark.parametrize("how", ["soft", "hard"])
-def test_equals_a_plain_loop(make, episodic: bool, how: str) -> None:
-    adapter = ttapca.adapt(
-        make(),
-        "slr+it",
-        forgetting="episodic" if episodic else "online",
-        steps=2,
-        likelihood=how,
-        channels=3,
-    )
+@every_norm
+@both_ways
+@pytest.mark.parametrize("likelihood", ["soft", "hard"])
+def test_equals_a_plain_loop(make, forgetting: str, likelihood: str) -> None:
+    options = {"forgetting": forgetting, "likelihood": likelihood}
+    adapter = ttapca.adapt(make(), "slr+it", steps=2, channels=3, **options)
     (transform,) = (s for s in adapter.surfaces if isinstance(s, InputTransform))
-    expected = plain_slr(make(), transform, BATCHES, episodic=episodic, how=how)
-    for x, reference in zip(BATCHES, expected, strict=True):
-        torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-6)
+    assert_follows(adapter, plain_slr(make(), transform, **options), atol=1e-6)
     assert (adapter.updates, adapter.skipped) == (20, 0)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_small_batches(size: int) -> None:
-    adapter = ttapca.adapt(small_convnet(), "slr+it", forgetting="online")
-    for x in BATCHES[:3]:
-        assert torch.isfinite(adapter(x[:size])).all()
-    assert adapter.skipped == 0
-
-
-def test_a_poisoned_batch_leaves_the_running_marginal() -> None:
-    clean = ttapca.adapt(small_convnet(), "slr+it", forgetting="online")
-    adapter = ttapca.adapt(small_convnet(), "slr+it", forgetting="online")
-    for x in BATCHES:
-        adapter(x * float("nan"))
-        assert torch.equal(adapter(x), clean(x))
-    assert adapter.skipped == len(BATCHES)
-
-
-def test_leaves_no_trace() -> None:
-    model = small_convnet()
-    with left_untouched(model, X):
-        adapter = ttapca.adapt(model, "slr+it", forgetting="online")
-        for x in BATCHES:
-            adapter(x)
-        adapter.detach()
-
-
-def test_casting_takes_everything_along() -> None:
-    adapter = ttapca.adapt(small_convnet(), "slr+it", forgetting="online")
-    reference = ttapca.adapt(small_convnet(), "slr+it", forgetting="online")
-    adapter(X)
-    reference(X)
-    adapter.float()
-    for x in BATCHES:
-        torch.testing.assert_close(adapter(x.float()).double(), reference(x), rtol=0, atol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"likelihood": "firm"}, "`likelihood` must be one of soft, hard; found 'firm'"),
-        ({"confidence_weight": -1.0}, "`confidence`, the weight of the likelihood ratio"),
-        ({"confidence_weight": float("nan")}, "found nan"),
-        ({"marginal_momentum": 1.0}, "`momentum`, the weight of the past"),
-        ({"channels": 0}, "`channels` must be a whole number from 1 on; found 0"),
-    ],
-)
-def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
-    model = small_convnet()
-    with left_untouched(model, X), pytest.raises(OptionError, match=message):
-        ttapca.adapt(model, "slr+it", **options)  # type: ignore[arg-type]
 
 
 def test_models_that_cannot_be_served() -> None:
     model = layer_norm_net()
     with left_untouched(model, X), pytest.raises(AttachError, match="has no convolution"):
         ttapca.adapt(model, "slr+it")
-    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).double()
-    with left_untouched(plain, X), pytest.raises(AttachError, match="the model has none"):
-        ttapca.adapt(plain, "slr+it")
 
 
 # The ratios.
@@ -190,14 +112,6 @@ def test_clipped_ratios() -> None:
     clipped = p.clamp(max=0.99)
     expected = -(clipped * torch.log(clipped / (1 - clipped))).sum(1)
     torch.testing.assert_close(soft_likelihood_ratio(p.log(), clip=0.99), expected)
-
-
-def test_the_marginal_is_forgotten() -> None:
-    objective = DiverseLikelihood()
-    first = objective(images(9, shape=(4,)))
-    assert not torch.equal(objective(images(9, shape=(4,), seed=2)), first)
-    objective.reset()
-    assert torch.equal(objective(images(9, shape=(4,))), first)
 
 
 # The surface.

@@ -1,4 +1,4 @@
-"""Training on digits: it learns, it survives being killed, and it says what is wrong."""
+"""Training on digits: steps by hand, runs that are killed, and messages that say what is wrong."""
 
 from __future__ import annotations
 
@@ -11,21 +11,28 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from ttapca.datasets import Images, read_digits
 from ttapca.errors import (
     CheckpointError,
+    LayerNotFoundError,
+    LayerOutputError,
     NotEnoughDataError,
     OptionError,
     StorageError,
     TrainingError,
 )
 from ttapca.networks import (
+    Augmentation,
+    RotationNetwork,
     Training,
     TrainingOptions,
     add_rotation_head,
@@ -34,31 +41,36 @@ from ttapca.networks import (
     load,
     load_rotation,
     train,
+    turn,
 )
+from ttapca.networks.rotation import RotationHead, frozen_statistics
 from ttapca.networks.runs import LOG, STATE, WEIGHTS, read_history
 from ttapca.networks.weight_files import read_safetensors, read_weights, write_safetensors
+from ttapca.support.disk import locked
 
-OPTIONS = TrainingOptions(epochs=4, batch_size=64, peak=0.1, padding=1, flip=False, average=0.9)
+OPTIONS = TrainingOptions(epochs=3, batch_size=64, peak=0.1, padding=1, flip=False, average=0.9)
 DESCRIPTION = {
     "architecture": "small-cnn",
     "input_shape": [1, 8, 8],
     "normalisation": {"mean": [0.0], "std": [1.0]},
 }
+DIGITS, TEST = read_digits("train"), read_digits("test")
 
 
-def digits(split: str = "train") -> Images:
-    return read_digits(split)  # type: ignore[arg-type]
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def network() -> nn.Module:
     return build("small-cnn", input_shape=(1, 8, 8))
 
 
-def run(folder: Path, options: TrainingOptions = OPTIONS, model: nn.Module | None = None) -> None:
-    train(model or network(), digits(), digits("test"), options, folder, description=DESCRIPTION)
+def run(folder: Path, options: TrainingOptions = OPTIONS, **changes: Any) -> None:
+    told = {"network": network(), "description": DESCRIPTION, **changes}
+    train(told.pop("network"), DIGITS, TEST, options, folder, **told)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
+def weights(folder: Path) -> dict[str, Tensor]:
     return read_weights(folder / WEIGHTS).tensors
 
 
@@ -66,30 +78,150 @@ def log(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / LOG).read_text().splitlines()))
 
 
-def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_it_learns_and_delivers_what_it_measured(tmp_path: Path) -> None:
-    run(tmp_path, dataclasses.replace(OPTIONS, epochs=10))
-    rows = log(tmp_path)
-    assert [row["epoch"] for row in rows] == [str(number) for number in range(1, 11)]
-    assert float(rows[-1]["loss"]) < float(rows[0]["loss"]) / 4
-    assert rows[0]["rotation_accuracy"] == ""
-    delivered = evaluate(load(tmp_path / WEIGHTS), digits("test"))
-    assert delivered.accuracy > 50  # by chance: 10
-    assert delivered.accuracy == pytest.approx(float(rows[-1]["test_accuracy"]), abs=1e-3)
-    description = read_weights(tmp_path / WEIGHTS).description
-    assert description["training"]["finished_epochs"] == 10
-    assert description["test_accuracy"] == pytest.approx(delivered.accuracy)
+# Images that are changed and turned ---------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
-    run(tmp_path / "a")
-    run(tmp_path / "b")
-    run(tmp_path / "c", dataclasses.replace(OPTIONS, seed=1))
-    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
-    assert not equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
+def numbered(batch: int, channels: int, height: int, width: int) -> Tensor:
+    """Every pixel another number, and none is black."""
+    count = batch * channels * height * width
+    return torch.arange(1, count + 1).reshape(batch, channels, height, width)
+
+
+@given(st.integers(0, 3), st.booleans(), st.integers(0, 1000))
+def test_each_image_is_a_crop_of_the_padded_one(padding: int, flip: bool, seed: int) -> None:
+    images = numbered(4, 2, 5, 6)
+    found = Augmentation(padding, flip)(images, generator(seed))
+    assert found.shape == images.shape
+    for image, result in zip(images, found, strict=True):
+        padded = torch.zeros(2, 5 + 2 * padding, 6 + 2 * padding, dtype=image.dtype)
+        padded[:, padding : padding + 5, padding : padding + 6] = image
+        choices = [
+            padded[:, row : row + 5, column : column + 6]
+            for row in range(2 * padding + 1)
+            for column in range(2 * padding + 1)
+        ]
+        mirrored = [choice.flip(2) for choice in choices] if flip else []
+        assert any(torch.equal(result, choice) for choice in choices + mirrored)
+
+
+def test_all_shifts_and_both_sides_occur() -> None:
+    images = numbered(1, 1, 3, 3).expand(400, 1, 3, 3)
+    found = Augmentation(1, True)(images, generator())
+    assert len({tuple(image.flatten().tolist()) for image in found}) == 9 * 2
+
+
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_one_square_is_cut_out(side: int, seed: int) -> None:
+    images = torch.randint(1, 256, (3, 2, 7, 8), dtype=torch.uint8, generator=generator(seed))
+    before = images.clone()
+    found = Augmentation(0, False, side)(images, generator(seed))
+    assert torch.equal(images, before)
+    for image, result in zip(images, found, strict=True):
+        mean = image.double().mean((1, 2), keepdim=True).round().to(torch.uint8)
+        rows, columns = torch.where((result != image).any(0))
+        if len(rows):
+            assert int(rows.max() - rows.min()) < side
+            assert int(columns.max() - columns.min()) < side
+        same = result == image
+        assert torch.equal(result[~same], mean.expand_as(image)[~same])
+
+
+def test_turns() -> None:
+    images = numbered(40, 2, 3, 3)
+    turned, quarters = turn(images, generator())
+    assert set(quarters.tolist()) == {0, 1, 2, 3}
+    for image, result, number in zip(images, turned, quarters.tolist(), strict=True):
+        for _ in range(number):  # by hand: a quarter turn is a transpose and a mirror
+            image = image.transpose(1, 2).flip(1)
+        assert torch.equal(result, image)
+
+
+def test_turned_images_leave_no_trace_in_the_statistics() -> None:
+    model = build("wrn-10-1").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with frozen_statistics(model):
+        model(torch.rand(4, 3, 32, 32))
+    assert equal(before, dict(model.state_dict()))
+    model(torch.rand(4, 3, 32, 32))
+    after = model.state_dict()
+    assert not torch.equal(after["bn1.running_mean"], before["bn1.running_mean"])
+    assert int(after["bn1.num_batches_tracked"]) == 1
+
+
+def test_the_rotation_head_shares_the_network_up_to_the_split() -> None:
+    model = build("resnet20").eval()
+    twofold = add_rotation_head(model, "layer2", generator())
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(twofold(images), model(images))
+    twofold.rotation_logits(images).sum().backward()
+    assert model.layer2[0].conv1.weight.grad is not None
+    assert model.layer3[0].conv1.weight.grad is None
+    with pytest.raises(LayerNotFoundError, match=r"Did you mean `layer"):
+        RotationNetwork(model, "layr2", RotationHead(32))
+    with pytest.raises(LayerOutputError, match=r"`fc` does not. Choose another split"):
+        add_rotation_head(model, "fc", generator())
+
+
+# Steps -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
+@pytest.mark.parametrize("steps", [1, 2, 100])
+def test_learning_rates_rise_then_fall(schedule: Any, steps: int) -> None:
+    options = TrainingOptions(epochs=steps, schedule=schedule, peak=0.5, warmup=20)
+    rates = [options.learning_rate(step, 1) for step in range(steps)]
+    highest = rates.index(max(rates))
+    assert rates[: highest + 1] == sorted(rates[: highest + 1])
+    assert rates[highest:] == sorted(rates[highest:], reverse=True)
+    assert 0 < min(rates) <= max(rates) <= 0.5
+    if steps == 100:
+        assert max(rates) == 0.5
+        assert highest == (20 if schedule == "cosine" else 30)
+        assert rates[-1] < 0.001
+
+
+def test_one_step_by_hand() -> None:
+    """Nesterov's momentum, weight decay on weights only, label smoothing: written out."""
+    options = TrainingOptions(
+        epochs=1, batch_size=4, peak=0.5, schedule="cosine", warmup=0, weight_decay=0.1,
+        label_smoothing=0.2, padding=0, flip=False, channels_last=False,
+    )  # fmt: skip
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 2, 2, 1), dtype=np.uint8)
+    images = Images(pixels, np.array([0, 1, 2, 0]), ("a", "b", "c"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    weight, bias = (value.detach().double().clone() for value in model[1].parameters())
+    Training(model, images, images, options).run_epoch()
+    x = torch.from_numpy(pixels.reshape(4, 4)).double() / 255
+    target = torch.full((4, 3), 0.2 / 3, dtype=torch.float64)
+    target[torch.arange(4), torch.tensor([0, 1, 2, 0])] += 0.8
+    slope = ((x @ weight.T + bias).softmax(1) - target) / 4  # of the loss, by the logits
+    for value, gradient in ((weight, slope.T @ x + 0.1 * weight), (bias, slope.sum(0))):
+        value -= 0.5 * (gradient + 0.9 * gradient)  # the first step of Nesterov's momentum
+    found = [value.detach().double() for value in model[1].parameters()]
+    torch.testing.assert_close(found, [weight, bias], rtol=1e-5, atol=1e-6)
+
+
+def test_the_average_of_weights_by_hand() -> None:
+    """The run delivers the average of the weights after each step; the start fades fast."""
+    options = dataclasses.replace(OPTIONS, batch_size=len(DIGITS), epochs=5, average=0.3)
+    training = Training(network(), DIGITS, TEST, options)
+    expected: dict[str, Tensor] = {}
+    for updates in range(options.epochs):  # each is one step
+        training.run_epoch()
+        decay = min(0.3, (1 + updates) / (10 + updates)) if updates else 0
+        for name, value in training.network.state_dict().items():
+            new = value.clone().double()
+            counter = not value.is_floating_point()
+            expected[name] = (
+                new if counter or not updates else decay * expected[name] + (1 - decay) * new
+            )
+    for name, value in training.delivered().items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-6)
 
 
 class Dropping(nn.Module):
@@ -100,8 +232,8 @@ class Dropping(nn.Module):
         self.inner = network()
         self.drop = nn.Dropout(0.2)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.inner(self.drop(images))
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.inner(self.drop(images))
         return logits
 
 
@@ -110,11 +242,82 @@ def test_dropout_is_repeatable_and_the_callers_random_state_untouched() -> None:
     for _ in range(2):
         torch.rand(3)  # a caller may have drawn anything
         before = torch.get_rng_state()
-        training = Training(Dropping(), digits(), digits("test"), OPTIONS)
+        training = Training(Dropping(), DIGITS, TEST, OPTIONS)
         training.run_epoch()
         outcomes.append(training.delivered())
         assert torch.equal(torch.get_rng_state(), before)
     assert equal(*outcomes)
+
+
+def test_memory_layout_changes_no_result_beyond_rounding() -> None:
+    options = (dataclasses.replace(OPTIONS, channels_last=layout) for layout in (True, False))
+    one, two = (Training(network(), DIGITS, TEST, each).run_epoch().loss for each in options)
+    assert one == pytest.approx(two, rel=1e-3)
+
+
+def test_how_many_images_make_an_epoch() -> None:
+    assert Training(network(), DIGITS[:130], TEST, OPTIONS).steps_an_epoch == 2  # the rest waits
+    with pytest.raises(NotEnoughDataError, match=r"one batch of 64 images; found 10"):
+        Training(network(), DIGITS[:10], TEST, OPTIONS)
+
+
+def test_a_diverging_run_says_so() -> None:
+    wild = dataclasses.replace(OPTIONS, peak=1e30, average=0.0)
+    with pytest.raises(TrainingError, match=r"The loss .*diverged.*lower peak"):
+        Training(network(), DIGITS, TEST, wild).run_epoch()
+    made = network()
+    with torch.no_grad():
+        made.conv1.weight.fill_(1e20)  # statistics overflow under a finite loss
+    with pytest.raises(TrainingError, match="A weight or a statistic is not finite any more"):
+        Training(made, DIGITS, TEST, dataclasses.replace(OPTIONS, average=0.0)).run_epoch()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("batch_size", 0),
+        ("peak", 0.0),
+        ("momentum", 1.0),
+        ("weight_decay", -1.0),
+        ("label_smoothing", 1.0),
+        ("average", 1.0),
+        ("padding", -1),
+        ("cutout", -1),
+        ("rotation", -1.0),
+        ("warmup", -1.0),
+        ("schedule", "cosin"),
+    ],
+)
+def test_options_out_of_range(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=f"`{name}` must be .*found {value!r}"):
+        TrainingOptions(**{name: value})
+
+
+# Runs in a folder ---------------------------------------------------------------------------------
+
+
+def test_a_run_delivers_what_it_measured(tmp_path: Path) -> None:
+    twofold = add_rotation_head(network(), "conv2", generator(), (1, 8, 8))
+    described = {**DESCRIPTION, "rotation_split": "conv2"}
+    run(tmp_path, network=twofold, description=described)
+    rows = log(tmp_path)
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    assert 0 < float(rows[-1]["rotation_accuracy"]) <= 100
+    delivered = evaluate(load(tmp_path / WEIGHTS), TEST)
+    assert delivered.accuracy == pytest.approx(float(rows[-1]["test_accuracy"]), abs=1e-3)
+    description = read_weights(tmp_path / WEIGHTS).description
+    assert description["training"]["finished_epochs"] == 3
+    assert description["test_accuracy"] == pytest.approx(delivered.accuracy)
+    assert load_rotation(tmp_path / WEIGHTS).split == "conv2"
+
+
+def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run(tmp_path / name, dataclasses.replace(OPTIONS, seed=seed))
+    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
+    assert log(tmp_path / "a")[0]["rotation_accuracy"] == ""
 
 
 def command(folder: Path) -> list[str]:
@@ -147,14 +350,10 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     )
     assert f"going on after epoch {done} of 4" in result.stderr
     assert equal(weights(killed), weights(tmp_path / "whole"))
-    whole, resumed = (
-        read_safetensors(folder / STATE)[0] for folder in (tmp_path / "whole", killed)
-    )
-    assert equal(whole, resumed)  # momentum, average and generators as well
-    columns = ("loss", "train_accuracy", "rotation_accuracy", "test_accuracy", "learning_rate")
-    logs = [log(folder) for folder in (tmp_path / "whole", killed)]
-    for one, two in zip(*logs, strict=True):
-        assert [one[name] for name in columns] == [two[name] for name in columns]
+    folders = (tmp_path / "whole", killed)
+    assert equal(*(read_safetensors(folder / STATE)[0] for folder in folders))
+    for one, two in zip(*map(log, folders), strict=True):
+        assert {**one, "seconds": ""} == {**two, "seconds": ""}
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
@@ -168,74 +367,77 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert load(tmp_path / WEIGHTS).classes == 10
 
 
-def test_a_folder_with_another_run(tmp_path: Path) -> None:
-    run(tmp_path)
-    with pytest.raises(OptionError, match=r"holds a run with epochs=4; found 5. Give the same"):
-        run(tmp_path, dataclasses.replace(OPTIONS, epochs=5))
-    with pytest.raises(OptionError, match=r"holds a run with architecture='small-cnn'; found None"):
-        train(network(), digits(), digits("test"), OPTIONS, tmp_path)
-    with pytest.raises(TrainingError, match=r"not of this network"):
-        run(tmp_path, model=build("wrn-10-1", input_shape=(1, 8, 8)))
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its first epoch."""
+
+    def stop(record: object) -> None:
+        raise KeyboardInterrupt("enough")
+
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.raises(KeyboardInterrupt, match="enough"):
+        run(folder, on_epoch=stop)
+    return folder
 
 
-def test_a_damaged_state(tmp_path: Path) -> None:
-    run(tmp_path)
-    content = (tmp_path / STATE).read_bytes()
-    (tmp_path / STATE).write_bytes(content[:-100])
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"description": None}, OptionError, "a run with architecture='small-cnn'; found None"),
+        ({"description": {"input_shape": [8, 8]}}, OptionError, "`input_shape` must be a list"),
+        ({"network": build("wrn-10-1", input_shape=(1, 8, 8))}, TrainingError, "not of this net"),
+        (
+            {"options": dataclasses.replace(OPTIONS, epochs=5)},
+            OptionError,
+            "holds a run with epochs=3; found 5. Give the same",
+        ),
+    ],
+)
+def test_a_folder_with_another_run(
+    half_done: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    before = (half_done / STATE).read_bytes()
+    with pytest.raises(error, match=message):
+        run(half_done, **changes)
+    assert (half_done / STATE).read_bytes() == before
+
+
+def test_two_processes_in_one_folder(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(StorageError, match=r"One process at a time"):
+        run(tmp_path)
+
+
+def test_a_damaged_state(half_done: Path, tmp_path: Path) -> None:
+    (tmp_path / STATE).write_bytes((half_done / STATE).read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=r"cut short"):
         run(tmp_path)
     write_safetensors(tmp_path / STATE, {"a": torch.zeros(1)})
     with pytest.raises(TrainingError, match=r"not the state of a training run"):
         run(tmp_path)
-    words = {"format": "ttapca.training", "facts": '{"history": [{"epoch": 1}]}'}
-    write_safetensors(tmp_path / STATE, {"a": torch.zeros(1)}, words)
-    with pytest.raises(CheckpointError, match=r"log in .*: the content must be an object with `op"):
-        read_history(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped after its first epoch."""
-
-    class StopError(Exception):
-        pass
-
-    def stop(record: object) -> None:
-        raise StopError("enough")
-
-    folder = tmp_path_factory.mktemp("run")
-    with pytest.raises(StopError, match="enough"):
-        train(
-            network(), digits(), digits("test"), OPTIONS, folder,
-            description=DESCRIPTION, on_epoch=stop,
-        )  # fmt: skip
-    return folder
-
-
-def filled(tensor: torch.Tensor, value: float) -> torch.Tensor:
-    return torch.full_like(tensor, value)
+def filled(value: float) -> Any:
+    return lambda tensor: torch.full_like(tensor, value)
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("network/fc.weight", lambda t: filled(t, torch.nan), "not finite"),
-        ("network/bn1.running_var", lambda t: filled(t, torch.inf), "not finite"),
-        ("average/fc.weight", lambda t: filled(t, torch.nan), "not finite"),
-        ("momentum/fc.weight", lambda t: filled(t, torch.nan), "not finite"),
+        ("network/bn1.running_var", filled(torch.inf), "not finite"),
+        ("average/fc.weight", filled(torch.nan), "not finite"),
+        ("momentum/fc.weight", filled(torch.nan), "not finite"),
         ("momentum/fc.weight", lambda t: t[:1], "of another form"),
-        ("momentum/fc.weight", lambda t: t.double(), "of another form"),
         ("network/fc.weight", lambda t: t.half(), "of another form"),
         ("average/fc.weight", lambda t: None, "is missing"),
         ("generator", lambda t: None, "is missing"),
-        ("generator", lambda t: filled(t, 255), "`generator` is no state"),
-        ("torch_generator", lambda t: filled(t, 255), "`torch_generator` is no state"),
+        ("generator", filled(255), "`generator` is no state"),
+        ("torch_generator", filled(255), "`torch_generator` is no state"),
         ("torch_generator", lambda t: t[:5], "of another form"),
         ("momentum/unknown", lambda t: torch.zeros(3), "unknown"),
     ],
 )
 def test_a_state_that_does_not_fit(
-    half_done: Path, tmp_path: Path, name: str, change, message: str
+    half_done: Path, tmp_path: Path, name: str, change: Any, message: str
 ) -> None:
     tensors, words = read_safetensors(half_done / STATE)
     changed = change(tensors.pop(name, None))
@@ -244,163 +446,31 @@ def test_a_state_that_does_not_fit(
     model = network()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(TrainingError, match=f"state.safetensors: .*{message}"):
-        run(tmp_path, model=model)
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+        run(tmp_path, network=model)
+    assert equal(before, dict(model.state_dict()))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "record", "message"),
     [
-        ({"history": []}, "`history` must be a list of 1"),
-        ({"history": 3}, "`history` must be a list"),
-        ({"options": []}, "`options` must be an object"),
-        ({"more": 1}, "no names but options, description, history"),
+        ({"history": []}, {}, "`history` must be a list of 1"),
+        ({"options": []}, {}, "`options` must be an object"),
+        ({"more": 1}, {}, "no names but options, description, history"),
+        ({}, {"epoch": 7}, "the epochs from 1 on"),
+        ({}, {"loss": float("nan")}, "not finite"),
+        ({}, {"loss": "x"}, r"`history\[0\].loss` must be a finite number"),
+        ({}, {"extra": 1}, r"`history\[0\]` must be an object with no names but"),
     ],
 )
 def test_a_log_that_makes_no_sense(
-    half_done: Path, tmp_path: Path, change: dict[str, object], message: str
-) -> None:
-    tensors, words = read_safetensors(half_done / STATE)
-    facts = {**json.loads(words["facts"]), **change}
-    write_safetensors(tmp_path / STATE, tensors, {**words, "facts": json.dumps(facts)})
-    with pytest.raises(CheckpointError, match=f"state.safetensors: .*{message}"):
-        run(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"epoch": 7}, "the epochs from 1 on"),
-        ({"loss": float("nan")}, "not finite"),
-        ({"loss": "x"}, r"`history\[0\].loss` must be a finite number"),
-        ({"extra": 1}, r"`history\[0\]` must be an object with no names but"),
-    ],
-)
-def test_a_record_that_makes_no_sense(
-    half_done: Path, tmp_path: Path, record: dict[str, object], message: str
+    half_done: Path, tmp_path: Path, change: dict[str, Any], record: dict[str, Any], message: str
 ) -> None:
     tensors, words = read_safetensors(half_done / STATE)
     facts = json.loads(words["facts"])
     facts["history"][0] |= record
-    write_safetensors(tmp_path / STATE, tensors, {**words, "facts": json.dumps(facts)})
+    words["facts"] = json.dumps({**facts, **change})
+    write_safetensors(tmp_path / STATE, tensors, words)
+    with pytest.raises(CheckpointError, match=f"state.safetensors.*{message}"):
+        run(tmp_path)
     with pytest.raises(CheckpointError, match=f"state.safetensors.*{message}"):
         read_history(tmp_path)
-
-
-def test_a_description_that_could_not_be_read_again(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="`input_shape` must be a list of 3"):
-        train(
-            network(), digits(), digits("test"), OPTIONS, tmp_path,
-            description={"input_shape": [8, 8]},
-        )  # fmt: skip
-
-
-def test_two_processes_in_one_folder(tmp_path: Path) -> None:
-    from ttapca.support.disk import locked
-
-    with locked(tmp_path), pytest.raises(StorageError, match=r"One process at a time"):
-        run(tmp_path)
-
-
-def test_a_diverging_run_says_so() -> None:
-    wild = dataclasses.replace(OPTIONS, peak=1e30, average=0.0)
-    training = Training(network(), digits(), digits("test"), wild)
-    with pytest.raises(TrainingError, match=r"diverged.*lower peak"):
-        training.run_epoch()
-
-
-def test_too_few_images() -> None:
-    with pytest.raises(NotEnoughDataError, match=r"one batch of 64 images; found 10"):
-        Training(network(), digits()[:10], digits("test"), OPTIONS)
-
-
-def test_the_last_batch_that_is_not_full_is_left_out() -> None:
-    training = Training(network(), digits()[:130], digits("test"), OPTIONS)
-    assert training.steps_an_epoch == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("epochs", 0),
-        ("batch_size", 0),
-        ("peak", 0.0),
-        ("momentum", 1.0),
-        ("weight_decay", -1.0),
-        ("label_smoothing", 1.0),
-        ("average", 1.0),
-        ("padding", -1),
-        ("rotation", -1.0),
-        ("warmup", -1.0),
-    ],
-)
-def test_options_out_of_range(name: str, value: float) -> None:
-    with pytest.raises(OptionError, match=f"`{name}` is .*found {value}"):
-        TrainingOptions(**{name: value})  # type: ignore[arg-type]
-
-
-def test_a_rotation_head_learns_too(tmp_path: Path) -> None:
-    twofold = add_rotation_head(network(), "conv2", torch.Generator().manual_seed(0), (1, 8, 8))
-    options = dataclasses.replace(OPTIONS, epochs=8)
-    records = train(
-        twofold,
-        digits(),
-        digits("test"),
-        options,
-        tmp_path,
-        description={**DESCRIPTION, "rotation_split": "conv2"},
-    )
-    assert records[-1].rotation_accuracy is not None
-    assert records[-1].rotation_accuracy > 40  # by chance: 25; 58 to 65 for several seeds
-    assert records[-1].test_accuracy > 50  # by chance: 10; 95 or 96
-    assert evaluate(load(tmp_path / WEIGHTS), digits("test")).accuracy == pytest.approx(
-        records[-1].test_accuracy
-    )
-    assert load_rotation(tmp_path / WEIGHTS).split == "conv2"
-
-
-def test_memory_layout_changes_no_result_beyond_rounding() -> None:
-    records = []
-    for layout in (True, False):
-        options = dataclasses.replace(OPTIONS, channels_last=layout)
-        records.append(Training(network(), digits(), digits("test"), options).run_epoch())
-    assert records[0].loss == pytest.approx(records[1].loss, rel=1e-3)
-
-
-def test_one_step_by_hand() -> None:
-    """Nesterov's momentum, weight decay on weights only, label smoothing: written out."""
-    options = TrainingOptions(
-        epochs=1,
-        batch_size=4,
-        peak=0.5,
-        schedule="cosine",
-        warmup=0,
-        weight_decay=0.1,
-        label_smoothing=0.2,
-        padding=0,
-        flip=False,
-        channels_last=False,
-    )
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 2, 2, 1), dtype=np.uint8)
-    images = Images(pixels, np.array([0, 1, 2, 0]), ("a", "b", "c"))
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    weight, bias = (value.detach().double().clone() for value in model[1].parameters())
-    Training(model, images, images, options).run_epoch()
-    x = torch.from_numpy(pixels.reshape(4, 4)).double() / 255
-    target = torch.full((4, 3), 0.2 / 3, dtype=torch.float64)
-    target[torch.arange(4), torch.tensor([0, 1, 2, 0])] += 0.8
-    slope = ((x @ weight.T + bias).softmax(1) - target) / 4  # of the loss, by the logits
-    for value, gradient in ((weight, slope.T @ x + 0.1 * weight), (bias, slope.sum(0))):
-        value -= 0.5 * (gradient + 0.9 * gradient)  # the first step of Nesterov's momentum
-    found = [value.detach().double() for value in model[1].parameters()]
-    torch.testing.assert_close(found, [weight, bias], rtol=1e-5, atol=1e-6)
-
-
-def test_a_statistic_that_overflows_under_a_finite_loss() -> None:
-    made = network()
-    with torch.no_grad():
-        made.conv1.weight.fill_(1e20)
-    training = Training(made, digits(), digits("test"), dataclasses.replace(OPTIONS, average=0.0))
-    with pytest.raises(TrainingError, match="A weight or a statistic is not finite any more"):
-        training.run_epoch()

@@ -1,20 +1,26 @@
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from oracles import DensePCA, images
+import ttapca
+from oracles import DensePCA, images, small_convnet
 from ttapca import PCA, Moments, SpectralFilter
 from ttapca.errors import ShapeError
-from ttapca.spectral.basis import Dense
+from ttapca.spectral.basis import Dense, Folded
 from ttapca.spectral.gains import Gain, ReLUGain
 
 SHAPE = (2, 3, 2)
 DATA = images(80, shape=SHAPE)
 PCA_OF_DATA = PCA.from_moments(Moments(12).update(DATA))
+X = images(10, seed=3, shape=SHAPE)
 
 
 def spectral_filter(kept: int = 12, gain: bool = False, dtype=torch.float64) -> SpectralFilter:
@@ -30,43 +36,28 @@ def spectral_filter(kept: int = 12, gain: bool = False, dtype=torch.float64) -> 
 def test_equals_a_dense_filter(kept: int) -> None:
     dense = DensePCA(DATA)
     relative = dense.singular_values[:kept] / dense.singular_values[0]
-    x = images(10, seed=3, shape=SHAPE)
-    output = spectral_filter(kept, gain=True)(x)
-    torch.testing.assert_close(
-        output, dense.filter(x, relative / (relative + 0.2)), rtol=0, atol=1e-10
-    )
+    expected = dense.filter(X, relative / (relative + 0.2))
+    before = X.clone()
+    torch.testing.assert_close(spectral_filter(kept, gain=True)(X), expected, rtol=0, atol=1e-10)
+    assert torch.equal(X, before)
 
 
 @given(seed=st.integers(0, 1000), kept=st.integers(1, 12))
 @settings(deadline=None, max_examples=30)
 def test_unit_gains_are_the_identity_on_the_subspace(seed: int, kept: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    components = torch.randn(4, kept, generator=generator, dtype=torch.float64)
+    components = images(4, seed=seed, shape=(kept,))
     x = (components @ PCA_OF_DATA.basis[:, :kept].T + PCA_OF_DATA.mean).reshape(4, *SHAPE)
     layer = spectral_filter(kept)
     torch.testing.assert_close(layer(x), x, rtol=0, atol=1e-10)
     assert torch.equal(layer.gains(), torch.ones(kept, dtype=torch.float64))
 
 
-def test_all_components_and_unit_gains_are_the_identity() -> None:
-    x = images(10, seed=3, shape=SHAPE)
-    torch.testing.assert_close(spectral_filter()(x), x, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_gives_back_the_precision_it_was_given(dtype: torch.dtype) -> None:
-    x = images(10, seed=3, shape=SHAPE)
-    output = spectral_filter(gain=True, dtype=torch.float32)(x.to(dtype))
+    output = spectral_filter(gain=True, dtype=torch.float32)(X.to(dtype))
     assert output.dtype == dtype
-    expected = spectral_filter(gain=True)(x.to(dtype).double())
+    expected = spectral_filter(gain=True)(X.to(dtype).double())
     np.testing.assert_allclose(output.detach().double(), expected.detach(), atol=0.05)
-
-
-def test_the_input_is_left_as_it_was() -> None:
-    x = images(10, seed=3, shape=SHAPE)
-    before = x.clone()
-    spectral_filter(gain=True)(x).sum().backward()
-    assert torch.equal(x, before)
 
 
 def test_another_shape_is_refused_with_both_named() -> None:
@@ -79,35 +70,28 @@ def test_state_dict_round_trip() -> None:
     with torch.no_grad():
         one.gain.gamma.add_(0.3)
     two.load_state_dict(one.state_dict())
-    x = images(4, seed=3, shape=SHAPE)
-    assert torch.equal(one(x), two(x))
+    assert torch.equal(one(X), two(X))
     assert set(one.state_dict()) == {"mean", "basis.to_components", "gain.gamma", "gain.spectrum"}
 
 
-def test_repr_is_short() -> None:
-    assert "components=5, at the output" in repr(spectral_filter(5))
-
-
-class UnitGain(Gain):
-    """Keeps what lies outside the basis, and scales nothing, or the last component."""
+class FixedGain(Gain):
+    """Keeps what lies outside the basis."""
 
     keeps_rest = True
 
-    def forward(self, components: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, components: Tensor | None = None) -> Tensor:
         return self.spectrum
 
 
+@torch.no_grad()
 def test_gains_of_one_give_back_what_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = images(10, seed=3, shape=SHAPE)
     layer = spectral_filter(5)
-    layer.gain = UnitGain(torch.ones(5, dtype=torch.float64))
-    with torch.no_grad():
-        assert torch.equal(layer(x), x)
-        monkeypatch.setattr(layer.basis, "add_rebuilt", None)  # nothing is rebuilt
-        assert torch.equal(layer(x), x)
-        monkeypatch.undo()
-        layer.gain.spectrum[2] = 0.5
-        assert not torch.equal(layer(x), x)
+    layer.gain = FixedGain(torch.ones(5, dtype=torch.float64))
+    monkeypatch.setattr(layer.basis, "add_rebuilt", None)  # nothing is rebuilt
+    assert torch.equal(layer(X), X)
+    monkeypatch.undo()
+    layer.gain.spectrum[2] = 0.5
+    assert not torch.equal(layer(X), X)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +103,96 @@ def test_gains_of_one_give_back_what_came_in(monkeypatch: pytest.MonkeyPatch) ->
 def test_components_scaled_as_the_rest_need_no_rebuilding(values: list[float], kept: int) -> None:
     gains = torch.tensor(values[:kept], dtype=torch.float64)
     layer = spectral_filter(kept)
-    layer.gain = UnitGain(gains, normalise=False)
-    x = images(10, seed=3, shape=SHAPE)
+    layer.gain = FixedGain(gains, normalise=False)
     basis = PCA_OF_DATA.basis[:, :kept]
-    away = x.flatten(1) - PCA_OF_DATA.mean
+    away = X.flatten(1) - PCA_OF_DATA.mean
     inside = away @ basis
     rest = away - inside @ basis.T
     expected = PCA_OF_DATA.mean + (inside * gains) @ basis.T + gains[-1] * rest
-    with torch.no_grad():
-        quick = layer(x).flatten(1)
-    torch.testing.assert_close(quick, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(layer(x).flatten(1), expected, rtol=0, atol=1e-12)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(layer(X).flatten(1), expected, rtol=0, atol=1e-12)
+
+
+# A batch is projected once for both passes of a gradient step, and never wrongly.
+
+
+def plain(layer: SpectralFilter, x: Tensor) -> Tensor:
+    vectors = layer.basis.to_components
+    scaled = (x.flatten(1) - layer.mean) @ vectors * layer.gains()
+    return (layer.mean + scaled @ vectors.T).reshape(x.shape)
+
+
+@pytest.fixture
+def projections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the batches that are projected."""
+    calls: list[int] = []
+    for kind in (Dense, Folded):
+
+        def counted(self: Dense, centred: Tensor, original=kind.project) -> Tensor:
+            calls.append(len(centred))
+            return original(self, centred)
+
+        monkeypatch.setattr(kind, "project", counted)
+    return calls
+
+
+@pytest.mark.parametrize("layer", ["conv1", "bn1"], ids=["folded", "dense"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_step_projects_once(projections: list[int], layer: str, steps: int) -> None:
+    # Frozen, as networks at test time are: else a graph below the filter is asked for.
+    model = small_convnet().requires_grad_(False)
+    fitted = ttapca.fit(model, layer, images(80), 10)
+    projections.clear()  # fitting compares predictions with the filter and without
+    adapted = ttapca.adapt(model, "ttapca-relu", filter=fitted, steps=steps, episodic=False)
+    for seed, size in ((3, 12), (4, 12), (5, 7)):
+        adapted(images(size, seed=seed))
+    assert projections == [12, 12, 7]
+
+
+def test_what_was_kept_fits_only_its_samples(projections: list[int]) -> None:
+    layer = spectral_filter(5, gain=True)
+    for batch in (X, X.clone(), X[:3], X[:3] + 1e-7):
+        with torch.no_grad():
+            layer.gain.gamma.mul_(2)
+        torch.testing.assert_close(layer(batch), plain(layer, batch))
+    assert projections == [10, 3, 3]
+    buffer = X.numpy().copy()
+    x = torch.from_numpy(buffer)
+    layer(x)
+    buffer[:] += 1.0  # behind torch's back, as loaders with one buffer do
+    torch.testing.assert_close(layer(x), plain(layer, x))
+
+
+@pytest.mark.parametrize("change", ["basis.to_components", "mean", "dtype"])
+def test_another_basis_projects_anew(change: str) -> None:
+    layer, x = spectral_filter(5, gain=True), X
+    layer(x)
+    if change == "dtype":
+        layer, x = layer.float(), x.float()
+    else:
+        state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+        state[change] *= 0.5
+        layer.load_state_dict(state)
+    torch.testing.assert_close(layer(x), plain(layer, x))
+
+
+def test_gradients_pass_to_samples_and_gains_all_the_same() -> None:
+    layer, x = spectral_filter(5, gain=True), X.clone()
+    with torch.inference_mode():
+        layer(x)
+    layer(x)
+    x.requires_grad_()
+    (found,) = torch.autograd.grad(layer(x).square().sum(), x)
+    (expected,) = torch.autograd.grad(plain(layer, x).square().sum(), x)
+    torch.testing.assert_close(found, expected)
+    layer(x).sum().backward()
+    assert layer.gain.gamma.grad is not None
+
+
+def test_copies_and_pickles_start_without_a_memory() -> None:
+    layer = spectral_filter(5, gain=True)
+    empty = len(pickle.dumps(layer))
+    expected = layer(X)
+    assert len(pickle.dumps(layer)) == empty
+    assert torch.equal(copy.deepcopy(layer)(X), expected)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -48,23 +47,6 @@ def test_a_failure_leaves_nothing_and_touches_nothing(error: BaseException, tmp_
     assert (target / "old").read_text() == "old"
 
 
-def test_what_was_there_is_kept(tmp_path: Path) -> None:
-    target = tmp_path / "data"
-    for text in ("1", "2", "3"):
-        with staged_folder(target) as folder:
-            (folder / "a").write_text(text)
-    found = {path.name: (path / "a").read_text() for path in tmp_path.iterdir()}
-    assert found == {"data": "3", "data.before-1": "1", "data.before-2": "2"}
-
-
-def test_what_was_there_can_be_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "data"
-    for text in ("1", "2"):
-        with staged_folder(target, keep_old=False) as folder:
-            (folder / "a").write_text(text)
-    assert {path.name: (path / "a").read_text() for path in tmp_path.iterdir()} == {"data": "2"}
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
 def test_what_the_system_refuses_names_the_way_out(number: int, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=f"{os.strerror(number)}.*--to DIR"):
@@ -94,41 +76,6 @@ def test_too_little_space_is_known_before(tmp_path: Path) -> None:
         check_space(tmp_path, 10**18)
 
 
-KILLED = """
-import sys, time
-from pathlib import Path
-from ttapca.support.disk import staged_folder
-with staged_folder(Path(sys.argv[1])) as folder:
-    (folder / "half").write_text("half")
-    print("started", flush=True)
-    time.sleep(60)
-"""
-
-
-def start(program: str, *arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "started"
-    return process
-
-
-def test_a_killed_process_leaves_nothing_half_there(tmp_path: Path) -> None:
-    target = tmp_path / "data"
-    with start(KILLED, str(target)) as process:
-        process.send_signal(signal.SIGKILL)
-    assert not target.exists()
-    assert all(path.name.startswith(".") for path in tmp_path.iterdir())
-    with staged_folder(target) as folder:
-        (folder / "whole").write_text("whole")
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]  # the leftover is gone too
-
-
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -140,7 +87,14 @@ with locked(Path(sys.argv[1])):
 
 
 def test_two_processes_do_not_fill_one_place(tmp_path: Path) -> None:
-    with start(HOLDER, str(tmp_path)) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "started"
         with (
             pytest.raises(StorageError, match="another one is at work there"),
             locked(tmp_path),
@@ -156,11 +110,6 @@ def test_two_processes_do_not_fill_one_place(tmp_path: Path) -> None:
         except StorageError:
             time.sleep(0.05)
     assert entered
-
-
-def test_an_error_inside_a_lock_stays_what_it_is(tmp_path: Path, monkeypatch: Any) -> None:
-    with pytest.raises(SourceError, match="of its own"), locked(tmp_path):
-        raise SourceError("of its own")
 
 
 # Forks a writer that dies before its n-th call to the operating system, for every n, and tells what
@@ -253,17 +202,6 @@ def can_exchange() -> bool:
         one.mkdir()
         other.mkdir()
         return disk._exchange(one, other)
-
-
-def test_names_are_swapped_in_one_step_where_the_system_can(tmp_path: Path) -> None:
-    if not can_exchange():
-        pytest.skip("this system cannot swap two names in one step")
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir()
-    other.write_text("a file")
-    assert disk._exchange(one, other)
-    assert (one.read_text(), other.is_dir()) == ("a file", True)
-    assert not disk._exchange(one, tmp_path / "missing")
 
 
 @pytest.mark.parametrize("exchange", [True, False])

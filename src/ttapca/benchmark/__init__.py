@@ -20,13 +20,14 @@ from ttapca.benchmark.cells import Cell, Observation, Outcome, Row, Setting
 from ttapca.benchmark.results import Results
 
 if TYPE_CHECKING:
+    from ttapca.benchmark.comparisons import frame
     from ttapca.benchmark.grid import Unit, expand
     from ttapca.benchmark.image_source import ImageSource
     from ttapca.benchmark.plan import Plan, presets, read_plan, read_preset
     from ttapca.benchmark.running import Watcher, run
     from ttapca.benchmark.subject import Subject
 
-# What needs torch, which takes seconds to import: who reads results does not wait for it.
+# What needs torch or pandas, which take long to import: reading results does not wait for them.
 _HOMES = {
     "ImageSource": "image_source",
     "Plan": "plan",
@@ -34,6 +35,7 @@ _HOMES = {
     "Unit": "grid",
     "Watcher": "running",
     "expand": "grid",
+    "frame": "comparisons",
     "presets": "plan",
     "read_plan": "plan",
     "read_preset": "plan",
@@ -53,6 +55,7 @@ __all__ = [
     "Unit",
     "Watcher",
     "expand",
+    "frame",
     "presets",
     "read_plan",
     "read_preset",

@@ -1,207 +1,299 @@
-"""The paper's figures, and some more, made of rows. A figure is there when the rows carry it."""
+"""The paper's figures and some more, drawn with matplotlib."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from ttapca.benchmark.cells import Observation, Row
-from ttapca.benchmark.lines import ERROR, PICKED, caption, curve, style_of, without_sweeps
-from ttapca.benchmark.plots import INK, Line, Panel, Plot
-from ttapca.benchmark.row_groups import Grid, Place, Spread, Variant, grids, labels, place_of
-from ttapca.benchmark.scatters import error_against_cost, error_against_parameters
-from ttapca.benchmark.summary import main_grid
-from ttapca.benchmark.tables import full_name, title_of
+import numpy as np
+import pandas as pd
+from pandas import DataFrame, Series
+
+from ttapca.benchmark import paper
+from ttapca.benchmark.cells import Observation
+from ttapca.benchmark.comparisons import (
+    LINE,
+    Comparison,
+    Conditions,
+    Rows,
+    comparisons,
+    frame,
+    labels,
+    largest,
+    nearest_to_paper,
+)
+from ttapca.benchmark.svg import INK, STYLE, look
+from ttapca.benchmark.tables import SOURCE, full_name
 from ttapca.corruptions import CORRUPTIONS
 
-LEVELS = ("bn", "tent")  # what a sweep of a filter is held against
-Swept = Literal["components", "steps"]
-SWEEPS: dict[Swept, tuple[str, str, str]] = {  # name, title, label
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+ERROR = "mean error [%]"
+PICKED = (
+    " Of a method with several ranks or numbers of steps, the one nearest to the paper's "
+    f"{paper.COMPONENTS:,} components and {paper.STEPS} step is shown."
+)
+LEVELS = ("bn", "tent")  # methods that a sweep is compared with
+SWEEPS = {  # by option: name, title and label of the figure
     "components": ("rank", "Error against PCA rank", "principal components kept"),
-    "steps": ("steps", "Error against steps", "gradient steps a batch"),
+    "steps": ("steps", "Error against steps", "gradient steps per batch"),
+    "batch_size": ("batch", "Error against batch size", "images per batch"),
 }
-POINTS = 160  # of a spectrum, spaced as a logarithmic axis shows them
+FAMILY = [name for name in LINE if name not in SWEEPS]
+WIDTH, HEIGHT = 4.6, 2.75  # inches
+LEGEND_LINE = 0.19  # inches
+APART = 4 / 240  # of the axis, between bars that would hide one another
+MARKS = 7  # on a curve of many points
+POINTS = 160  # of a spectrum, spaced evenly on a logarithmic axis
 SPECTRA = 4  # corruptions whose spectra are shown
+LEAST_SPAN = 2.0  # percent; less is not magnified, because it would show chance as a difference
+MARGIN = 0.08  # of the span, on each side of the points
 
 
-def figures(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> list[Plot]:
-    """Every figure that the rows carry.
+@dataclass(frozen=True, eq=False)
+class ReportFigure:
+    """One figure.
+
+    Attributes:
+        name: A word for it, which no other figure of the same results has.
+        title: What is shown.
+        caption: What it is made of.
+        drawing: The figure of matplotlib, to be changed or saved in any of its formats.
+    """
+
+    name: str
+    title: str
+    caption: str
+    drawing: Figure
+
+
+def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[ReportFigure]:
+    """Draw every figure for which there are results.
 
     Args:
-        rows: Of a file of results.
-        observations: Of the same file.
+        rows: As `Results.rows()` gives them, or as a frame.
+        observations: Of the same file; spectra and gains are drawn from them.
 
     Returns:
-        Plots: error against rank, steps, batch size, parameters and cost; entropy over the stream;
-        spectra and gains.
+        Error against rank, steps, batch size, parameters and cost; entropy over the stream;
+        spectra and gains. The second figure of a kind has `-2` after its name, and so on.
 
     Example:
         >>> figures([])
         []
     """
-    found = grids(rows)
-    cells = [*(row.cell for row in rows), *(each.cell for each in observations)]
-    methods = dict.fromkeys(cell.method for cell in cells)
-    styles = {name: at for at, name in enumerate(methods)}
-    best = _main_of_each(found)
-    online = _main_of_each([grid for grid in found if grid.place.setting != "episodic"] or found)
-    plots = [
-        *(_sweep(grid, "components", styles) for grid in found),
-        *(_sweep(grid, "steps", styles) for grid in found),
-        *_batch_sizes(found, styles),
-        *(error_against_parameters(grid, styles) for grid in best),
-        *(error_against_cost(grid, styles) for grid in best),
-        *(_entropy(grid, styles) for grid in online),
-        *_spectra(observations, styles),
-    ]
-    return _with_names_of_their_own([plot for plot in plots if plot is not None])
+    import matplotlib as mpl
 
-
-def _with_names_of_their_own(plots: Sequence[Plot]) -> list[Plot]:
-    """The second of a name is called `-2`, and so on."""
+    every = frame(rows)
+    found = comparisons(every)
+    methods = dict.fromkeys([*every.method, *(each.cell.method for each in observations)])
+    styles = {name: number for number, name in enumerate(methods)}
+    streams = [each for each in found if each.conditions.setting != "episodic"] or found
+    with mpl.rc_context(STYLE):
+        drawn = [
+            *(_sweep(each, option, styles) for option in ("components", "steps") for each in found),
+            *_batch_sizes(found, styles),
+            *(_scatter(each, "parameters", styles) for each in _largest_of_each(found)),
+            *(_scatter(each, "cost", styles) for each in _largest_of_each(found)),
+            *(_entropy(each, styles) for each in _largest_of_each(streams)),
+            *_spectra(observations, styles),
+        ]
     counts: Counter[str] = Counter()
     named = []
-    for plot in plots:
-        counts[plot.name] += 1
-        number = counts[plot.name]
-        named.append(replace(plot, name=f"{plot.name}-{number}") if number > 1 else plot)
+    for figure in (each for each in drawn if each is not None):
+        counts[figure.name] += 1
+        number = f"-{counts[figure.name]}" if counts[figure.name] > 1 else ""
+        named.append(replace(figure, name=figure.name + number))
     return named
 
 
-def _main_of_each(found: Sequence[Grid]) -> list[Grid]:
-    """The largest grid of each network and data set."""
-    groups: dict[tuple[str, str, str], list[Grid]] = {}
-    for grid in found:
-        place = grid.place
-        groups.setdefault((place.model, place.weights, place.data), []).append(grid)
-    return [main_grid(group) for group in groups.values()]
+def _largest_of_each(found: Sequence[Comparison]) -> list[Comparison]:
+    """The largest comparison of each network and data set."""
+    groups: dict[tuple[str, ...], list[Comparison]] = {}
+    for each in found:
+        ours = each.conditions
+        groups.setdefault((ours.model, ours.weights, ours.data), []).append(each)
+    return [largest(group) for group in groups.values()]
 
 
-def _sweep(grid: Grid, field: Swept, styles: dict[str, int]) -> Plot | None:
-    """Error against one option: a curve a method that has several values of it."""
-    families: dict[Variant, list[tuple[float, Spread]]] = {}
-    for variant in grid.variants:
-        mean = grid.mean(variant)
-        if mean is not None and getattr(variant, field):
-            family = replace(variant, **{field: 0})  # type: ignore[arg-type]
-            families.setdefault(family, []).append((getattr(variant, field), mean))
-    curves = {family: sorted(points, key=_first) for family, points in families.items()}
-    curves = {family: points for family, points in curves.items() if len(points) > 1}
-    if not curves:
-        return None
-    names = labels(list(curves))
-    lines = [curve(names[f], style_of(f, styles, curves), points) for f, points in curves.items()]
-    drawn = {family.method for family in curves}
-    levels = [v for v in grid.variants if v.method in LEVELS and v.method not in drawn]
-    across = _levels(grid, without_sweeps(levels), styles)
-    lines += across
-    ticks = sorted({x for line in lines for x in line.x})
-    name, title, label = SWEEPS[field]
-    return Plot(
-        name,
-        title,
-        caption(grid, spread="bars and bands" if across else "bars"),
-        label,
-        (Panel(ERROR, tuple(lines)),),
-        "log",
-        tuple(ticks),
-    )
+def _caption(comparison: Comparison, spread: str = "bars", batch: bool = True) -> str:
+    """Say what the points of a figure are means of."""
+    title = comparison.conditions.title
+    if not batch:
+        title = comparison.conditions._replace(batch_size=0).title.replace("batches of 0, ", "")
+    count, seeds = len(comparison.corruptions), len(comparison.seeds)
+    over = f"Mean over {count} corruptions" if count > 1 else full_name(comparison.corruptions[0])
+    drawn = f"; {spread}: standard deviation over {seeds} seeds" if spread and seeds > 1 else ""
+    return f"{title}. {over}{drawn}."
 
 
-def _levels(grid: Grid, variants: list[Variant], styles: dict[str, int]) -> list[Line]:
-    """Methods that have no such option: lines all the way across."""
-    names = labels(variants)
-    return [
-        replace(curve(names[v], style_of(v, styles, variants), [(0.0, mean)]), x=())
-        for v in variants
-        if (mean := grid.mean(v)) is not None
-    ]
+# Curves with a legend below ----------------------------------------------------------------------
 
 
-def _first(pair: tuple[float, Spread]) -> float:
-    return pair[0]
+def _sweep(comparison: Comparison, option: str, styles: dict[str, int]) -> ReportFigure | None:
+    """Error against one option: a curve for each method that was run with several values of it."""
+    lines = comparison.lines.dropna(subset="mean")
+    swept = lines[lines[option] > 0]
+    curves = _curves(swept, [name for name in LINE if name != option], option)
+    drawn = {curve.method.iloc[0] for curve in curves}
+    levels = lines[lines.method.isin(LEVELS) & ~lines.method.isin(drawn)]
+    levels = nearest_to_paper(levels, FAMILY)
+    caption = _caption(comparison, "bars and bands" if len(levels) else "bars")
+    return _curve_figure(option, curves, levels, styles, caption)
 
 
-def _batch_sizes(found: Sequence[Grid], styles: dict[str, int]) -> list[Plot]:
-    groups: dict[Place, list[Grid]] = {}
-    for grid in found:
-        groups.setdefault(replace(grid.place, batch_size=0), []).append(grid)
-    return [plot for group in groups.values() if (plot := _batch_size(group, styles)) is not None]
-
-
-def _batch_size(group: Sequence[Grid], styles: dict[str, int]) -> Plot | None:
+def _batch_sizes(
+    found: Sequence[Comparison], styles: dict[str, int]
+) -> Iterator[ReportFigure | None]:
     """Error against batch size, over the corruptions that all sizes have."""
-    shared = set.intersection(*(set(grid.corruptions) for grid in group))
-    kept = tuple(name for name in group[0].corruptions if name in shared)
-    alike = [replace(grid, corruptions=kept) for grid in group if kept]
-    points: dict[Variant, list[tuple[float, Spread]]] = {}
-    for grid in alike:
-        for variant in grid.variants:
-            mean = grid.mean(variant)
-            if mean is not None:
-                points.setdefault(variant, []).append((grid.place.batch_size, mean))
-    curves = {each: sorted(own, key=_first) for each, own in points.items() if len(own) > 1}
+    groups: dict[Conditions, list[Comparison]] = {}
+    for each in found:
+        if each.conditions.batch_size:
+            groups.setdefault(each.conditions._replace(batch_size=0), []).append(each)
+    for group in groups.values():
+        shared = set.intersection(*(set(each.corruptions) for each in group))
+        kept = tuple(name for name in group[0].corruptions if name in shared)
+        alike = [replace(each, corruptions=kept) for each in group]
+        lines = pd.concat(
+            [each.lines.assign(batch_size=each.conditions.batch_size) for each in alike]
+        ).dropna(subset="mean")
+        curves = _curves(lines, LINE, "batch_size")
+        caption = _caption(alike[0], batch=False) if curves else ""
+        yield _curve_figure("batch_size", curves, lines[:0], styles, caption)
+
+
+def _curves(lines: DataFrame, family: list[str], option: str) -> list[DataFrame]:
+    """Lines that differ in one option only, sorted by it; a single point makes no curve."""
+    groups = [own.sort_values(option) for _, own in lines.groupby(family, sort=False)]
+    return [own for own in groups if len(own) > 1]
+
+
+def _curve_figure(
+    option: str,
+    curves: Sequence[DataFrame],
+    levels: DataFrame,
+    styles: dict[str, int],
+    caption: str,
+) -> ReportFigure | None:
+    """Curves on a logarithmic axis, those with bars a little apart, and lines all across."""
     if not curves:
         return None
-    names = labels(list(curves))
-    lines = tuple(curve(names[v], style_of(v, styles, curves), p) for v, p in curves.items())
-    return Plot(
-        "batch",
-        "Error against batch size",
-        caption(alike[0], batch=False),
-        "images a batch",
-        (Panel(ERROR, lines),),
-        "log",
-        tuple(sorted({x for line in lines for x in line.x})),
-    )
+    name, title, label = SWEEPS[option]
+    figure, (axes,) = _panels(1, len(curves) + len(levels))
+    families = pd.concat([curve[:1] for curve in curves]).assign(**{option: 0})
+    ticks = sorted({value for curve in curves for value in curve[option]})
+    apart = (ticks[-1] / ticks[0]) ** APART
+    spread = [curve.deviation.fillna(0) for curve in curves]
+    barred = [at for at, each in enumerate(spread) if each.any()]
+    for at, (_, text, number) in enumerate(_drawn_as(families, styles)):
+        shift = barred.index(at) - (len(barred) - 1) / 2 if at in barred else 0
+        x, y = curves[at][option] * apart**shift, curves[at]["mean"]
+        bars = {"yerr": spread[at], "capsize": 2, "elinewidth": 0.9} if at in barred else {}
+        axes.errorbar(x, y, label=text, **bars, **look(number))
+    for line, text, number in _drawn_as(levels, styles):
+        colour, dash = look(number)["color"], look(number)["linestyle"]
+        axes.axhline(line.mean, color=colour, linestyle=dash, label=text)
+        if line.deviation > 0:
+            low, high = line.mean - line.deviation, line.mean + line.deviation
+            axes.axhspan(low, high, color=colour, alpha=0.18, linewidth=0)
+    axes.set(xscale="log", xlabel=label, ylabel=ERROR)
+    _label_plainly(axes.xaxis)
+    axes.set_xticks(ticks)
+    _add_legend(figure)
+    return ReportFigure(name, title, caption, figure)
 
 
-def _entropy(grid: Grid, styles: dict[str, int]) -> Plot | None:
-    """The predictions' entropy as the stream goes on, averaged over corruptions and seeds."""
-    shown = without_sweeps(grid.variants)
-    names = labels(shown)
-    lines = []
-    for variant in shown:
-        streams = [row.outcome.entropy_stream for row in grid.of(variant)]
-        length = min(map(len, streams), default=0)
-        batches = list(zip(*(stream[:length] for stream in streams), strict=True))
-        values = tuple(statistics.fmean(batch) for batch in batches)
-        if length > 1 and all(map(math.isfinite, values)):
-            steps = tuple(float(at) for at in range(1, length + 1))
-            lines.append(Line(names[variant], style_of(variant, styles, shown), steps, values))
-    if not lines:
-        return None
-    panels = (Panel("entropy [nats]", tuple(lines)),)
-    words = caption(grid, spread="") + (PICKED if len(shown) < len(grid.variants) else "")
-    return Plot("entropy", "Entropy over the stream", words, "batch", panels)
+def _drawn_as(lines: DataFrame, styles: dict[str, int]) -> Iterator[tuple[Any, str, int]]:
+    """Each line with its label and the number of its style.
 
-
-def _spectra(observations: Sequence[Observation], styles: dict[str, int]) -> list[Plot]:
-    """What the stream did to the components, and what each filter did about it."""
-    places: dict[Place, list[Observation]] = {}
-    for each in observations:
-        places.setdefault(place_of(each.cell), []).append(each)
-    if not places:
-        return []
-    place, chosen = max(places.items(), key=lambda item: len(item[1]))
-    return [
-        _spectrum(place, [each for each in chosen if each.cell.corruption == corruption], styles)
-        for corruption in one_a_family(each.cell.corruption for each in chosen)
-    ]
-
-
-def one_a_family(corruptions: Iterable[str]) -> list[str]:
-    """Pick corruptions that differ: the first of each family, a few in all.
-
-    Example:
-        >>> one_a_family(["shot_noise", "gaussian_noise", "fog"])
-        ['gaussian_noise', 'fog']
+    A method has the same style in all figures. A second line of it has one that nothing else has.
     """
-    from ttapca.corruptions.registry import find
+    more = iter(range(len(styles) + 1, len(styles) + 1 + len(lines)))
+    again = lines.method.duplicated()
+    for line, text, seen in zip(lines.itertuples(), labels(lines), again, strict=True):
+        yield line, text, next(more) if seen else styles[line.method]
+
+
+def _panels(count: int, names: int) -> tuple[Figure, Any]:
+    """Axes above one another, with room for a legend below."""
+    from matplotlib.figure import Figure
+
+    height = HEIGHT + 1.7 * (count - 1) + LEGEND_LINE * math.ceil(names / 3)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(count, sharex=True, squeeze=False)[:, 0]
+
+
+def _add_legend(figure: Figure) -> None:
+    names = [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
+    columns = 2 if max(map(len, names)) > 16 else 3
+    figure.legend(loc="outside lower center", ncols=columns)
+
+
+def _label_plainly(axis: Axis) -> None:
+    """Write 0.01 and 1,000 on a logarithmic axis, not powers, which need a typesetter."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log":
+        decades = math.log10(high / low)
+        several = (1, 2, 3, 5) if decades < 1.2 else (1, 2, 5)
+        axis.set_major_locator(LogLocator(subs=several if decades < 1.7 else (1,)))
+    axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _entropy(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | None:
+    """The predictions' entropy batch by batch, averaged over corruptions and seeds."""
+    from matplotlib.ticker import MaxNLocator
+
+    rows = comparison.rows[comparison.rows.error.notna()]
+    rows = rows[rows.corruption.isin(comparison.corruptions)]
+    shown = nearest_to_paper(comparison.lines, FAMILY)
+    figure, (axes,) = _panels(1, len(shown))
+    for line, text, number in _drawn_as(shown, styles):
+        streams = rows.entropy_stream[rows.line == line.Index]
+        length = min(map(len, streams), default=0)
+        values = np.array([stream[:length] for stream in streams], dtype=float)
+        if length > 1 and np.isfinite(values).all():
+            steps = np.arange(1, length + 1)
+            every = max(1, length // MARKS)
+            axes.plot(steps, values.mean(0), markevery=every, label=text, **look(number))
+    if not axes.lines:
+        return None
+    axes.set(xlabel="batch", ylabel="entropy [nats]")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _add_legend(figure)
+    caption = _caption(comparison, "") + (PICKED if len(shown) < len(comparison.lines) else "")
+    return ReportFigure("entropy", "Entropy over the stream", caption, figure)
+
+
+def _spectra(observations: Sequence[Observation], styles: dict[str, int]) -> Iterator[ReportFigure]:
+    """What the stream did to the components, and what each filter did about it."""
+    groups: dict[Conditions, list[Observation]] = {}
+    for each in observations:
+        if any(value > 0 for value in each.source_spectrum):  # else there is nothing to draw
+            groups.setdefault(conditions_of(each), []).append(each)
+    if groups:
+        conditions, chosen = max(groups.items(), key=lambda item: len(item[1]))
+        for name in one_of_each_family(each.cell.corruption for each in chosen):
+            seen = [each for each in chosen if each.cell.corruption == name]
+            yield _spectrum(conditions, seen, styles)
+
+
+def conditions_of(observation: Observation) -> Conditions:
+    """The conditions under which something was observed."""
+    return Conditions(*(getattr(observation.cell, name) for name in Conditions._fields))
+
+
+def one_of_each_family(corruptions: Iterable[str]) -> list[str]:
+    """Pick corruptions that differ: the first of each family (noise, blur, ...), four at most."""
+    from ttapca.corruptions.catalogue import find
 
     picked: dict[str, str] = {}
     present = set(corruptions)
@@ -210,31 +302,134 @@ def one_a_family(corruptions: Iterable[str]) -> list[str]:
     return list(picked.values())[:SPECTRA]
 
 
-def _spectrum(place: Place, seen: Sequence[Observation], styles: dict[str, int]) -> Plot:
-    first = {each.cell.method: each for each in reversed(seen)}  # of each method the first
-    any_one = seen[0]
-    corruption = any_one.cell.corruption
-    top = (
-        _thinned("source data", INK, any_one.source_spectrum),
-        _thinned("this stream", len(styles), any_one.test_spectrum),
-    )
-    bottom = tuple(
-        _thinned(f"gain of {method}", styles[method], first[method].gains)
-        for method in dict.fromkeys(each.cell.method for each in seen)
-    )
-    return Plot(
-        f"spectrum-{corruption}",
-        f"Spectrum and gains: {full_name(corruption)}",
-        f"{title_of(place)}, seed {any_one.cell.seed}. Standard deviation of each component on "
+def _spectrum(
+    conditions: Conditions, seen: Sequence[Observation], styles: dict[str, int]
+) -> ReportFigure:
+    first = seen[0]
+    methods = {each.cell.method: each for each in reversed(seen)}  # of each method the first
+    figure, (above, below) = _panels(2, 2 + len(methods))
+    _draw_spectrum(above, first.source_spectrum, label="source data", color=INK)
+    _draw_spectrum(above, first.test_spectrum, label="this stream", **look(len(styles)))
+    for method, each in reversed(methods.items()):
+        _draw_spectrum(below, each.gains, label=f"gain of {method}", **look(styles[method]))
+    above.set(ylabel="standard deviation", xscale="log", yscale="log")
+    below.set(ylabel="gain", xlabel="principal component")
+    _label_plainly(above.yaxis)
+    _label_plainly(below.xaxis)
+    _add_legend(figure)
+    return ReportFigure(
+        f"spectrum-{first.cell.corruption}",
+        f"Spectrum and gains: {full_name(first.cell.corruption)}",
+        f"{conditions.title}, seed {first.cell.seed}. Standard deviation of each component on "
         "source data and at the start of the stream; gains after the last batch.",
-        "principal component",
-        (Panel("standard deviation", top, "log"), Panel("gain", bottom)),
-        "log",
+        figure,
     )
 
 
-def _thinned(name: str, style: int, values: Sequence[float]) -> Line:
-    """A few of many points, spaced evenly on a logarithmic axis."""
-    count = len(values)
-    places = sorted({round(count ** (at / (POINTS - 1))) for at in range(POINTS)}) if count else []
-    return Line(name, style, tuple(map(float, places)), tuple(values[at - 1] for at in places))
+def _draw_spectrum(axes: Axes, values: Sequence[float], **style: Any) -> None:
+    numbers = np.unique(np.geomspace(1, max(len(values), 1), POINTS).round().astype(int))
+    numbers = numbers[: len(values)]
+    every = max(1, len(numbers) // MARKS)
+    axes.plot(numbers, np.array(values)[numbers - 1], markevery=every, **style)
+
+
+# Points with their names at the side -------------------------------------------------------------
+
+
+def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> ReportFigure | None:
+    """One point for each method; names and values stand at the side, in the order of the error."""
+    from matplotlib.figure import Figure
+
+    title, label, values = _parameters(comparison) if name == "parameters" else _cost(comparison)
+    whole = comparison.lines.assign(x=values).dropna(subset=["mean", "x"])
+    shown = nearest_to_paper(whole, FAMILY)
+    if shown.x.nunique() < 2:  # nothing to compare the error with
+        return None
+    cut = break_above(shown["mean"].tolist())
+    far = shown["mean"] > (math.inf if cut is None else cut)
+    height = max(HEIGHT, 0.8 + LEGEND_LINE * len(shown))
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    heights = [1 + far.sum(), 9] if cut else [1]
+    parts = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    handles = {}
+    for line, text, number in sorted(_drawn_as(shown, styles), key=lambda each: -each[0].mean):
+        spread = line.deviation if line.deviation > 0 else None
+        words = f"{line.mean:.1f}" + (f" ±{spread:.1f}" if spread else "") + f"\u2002{text}"
+        style = {**look(number), "linestyle": ""}
+        axes = parts[0] if far[line.Index] else parts[-1]
+        handles[words] = axes.errorbar(line.x, line.mean, spread, capsize=2, **style)
+    for axes, own in zip(parts, [shown[far], shown[~far]] if cut else [shown], strict=True):
+        reach = own.deviation.fillna(0)
+        low, high = (own["mean"] - reach).min(), (own["mean"] + reach).max()
+        half = max(high - low, LEAST_SPAN) * (0.5 + MARGIN)
+        axes.set_ylim((low + high) / 2 - half, (low + high) / 2 + half)
+    _scale_x(parts[-1], shown.x)
+    parts[-1].set(xlabel=label, ylabel=ERROR)
+    if cut:
+        _break_axis(parts[0], parts[1], shown["mean"][far])
+    figure.legend(handles.values(), handles, loc="outside right center", handletextpad=0.2)
+    caption = f"{_caption(comparison)} Down and to the left is better."
+    caption += " The vertical axis is broken." if cut else ""
+    caption += PICKED if len(shown) < len(whole) else ""
+    return ReportFigure(name, title, caption, figure)
+
+
+def _parameters(comparison: Comparison) -> tuple[str, str, Series]:
+    label = "parameters adapted"
+    return f"Error against {label}", label, comparison.lines.parameters
+
+
+def _cost(comparison: Comparison) -> tuple[str, str, Series]:
+    """Time, as a multiple of the untouched network's where that was measured."""
+    lines = comparison.lines
+    times = (lines.seconds / lines.measured).where(lines.seconds > 0)
+    source = times[lines.method == SOURCE].dropna()
+    label = "milliseconds per image" if source.empty else "time per image (source = 1)"
+    return "Error against cost", label, times / (0.001 if source.empty else source.iloc[0])
+
+
+def _scale_x(axes: Axes, values: Series) -> None:
+    """A logarithmic axis, with a place for zero where there is one."""
+    if values.min() > 0:
+        margin = (values.max() / values.min()) ** MARGIN
+        axes.set(xscale="log", xlim=(values.min() / margin, values.max() * margin))
+        _label_plainly(axes.xaxis)
+    else:
+        top = max(10.0, values.max())
+        axes.set_xscale("symlog", linthresh=10)
+        axes.set_xlim(-4, 2 * top)
+        _label_plainly(axes.xaxis)
+        decades = range(1, 1 + int(math.log10(top)))
+        axes.set_xticks([0, *(10**each for each in decades[:: math.ceil(len(decades) / 3)])])
+
+
+def break_above(values: Sequence[float]) -> float | None:
+    """Where to break an axis, so that a few high values do not squeeze the others together.
+
+    Returns:
+        The middle of the first gap that is wider than the span of all values below it, and that
+        has at least two values and at least half of them below it; None when there is none.
+
+    Example:
+        >>> break_above([30.9, 49.6, 24.8, 31.0])
+        40.3
+        >>> break_above([20.0, 30.0, 35.0]) is None
+        True
+    """
+    ordered = sorted(values)
+    for at in range(max(2, math.ceil(len(ordered) / 2)), len(ordered)):
+        low, high = ordered[at - 1], ordered[at]
+        if high - low > max(low - ordered[0], LEAST_SPAN):
+            return (low + high) / 2
+    return None
+
+
+def _break_axis(above: Axes, below: Axes, far: Series) -> None:
+    """Two slanted strokes where the vertical axis leaves something out."""
+    above.spines["bottom"].set_visible(False)
+    above.tick_params(axis="x", length=0)
+    ends = sorted({far.min(), far.max()})
+    above.set_yticks(ends, [f"{each:.1f}" for each in ends])
+    for axes, height in ((above, 0), (below, 1)):
+        (stroke,) = axes.plot(0, height, transform=axes.transAxes, color=INK, clip_on=False)
+        stroke.set(marker=[(-1, -0.5), (1, 0.5)], markersize=8, markeredgewidth=0.9)

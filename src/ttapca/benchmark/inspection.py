@@ -1,4 +1,4 @@
-"""One look at what a filter did: spectra, gains, and images before and after."""
+"""What a filter did to one stream: spectra, gains, and images before and after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ttapca.spectral.filter import SpectralFilter
 from ttapca.support.capture import stopped_at
 from ttapca.support.modules import device_and_dtype, find_layer
 
-LOOKED_AT = 500  # images whose spectrum is taken: its deviations are then known to 3 %
+SPECTRUM_IMAGES = 500  # so that the deviations are known to 3 %
 PICTURES = 6
 SIGNIFICANT = 6  # digits of the numbers that are kept
 
@@ -29,14 +29,14 @@ SIGNIFICANT = 6  # digits of the numbers that are kept
 def observe(
     cell: Cell, adapter: Adapter, subject: Subject, images: Images, order: NDArray[np.int64]
 ) -> Observation | None:
-    """Look at the filter of an adapter.
+    """Look at the filter of an adapter after its last batch.
 
     Args:
         cell: What was run.
-        adapter: As it is after the last batch.
+        adapter: What it was run with.
         subject: What it was run on.
         images: Those of the stream.
-        order: The numbers of the cell's images, in the order of their arrival.
+        order: Their numbers, in the order in which they arrived.
 
     Returns:
         What was seen; None where the method has no filter.
@@ -48,10 +48,11 @@ def observe(
     first = images.subset(order[:PICTURES])
     with adapter.disabled():
         samples = _at_the_filter(subject.network, fitted, to_tensor(first.images))
-        key = (cell.corruption, cell.severity, np.sort(order[:LOOKED_AT]).tobytes())
+        numbers = np.sort(order[:SPECTRUM_IMAGES])
+        key = (cell.corruption, cell.severity, numbers.tobytes())
         if subject.spectrum is None or subject.spectrum[0] != key:
-            looked_at = to_tensor(images.subset(np.sort(order[:LOOKED_AT])).images)
-            caught = _at_the_filter(subject.network, fitted, looked_at)
+            chosen = to_tensor(images.subset(numbers).images)
+            caught = _at_the_filter(subject.network, fitted, chosen)
             subject.spectrum = (key, _deviations(fitted, caught))
     gains = acting.gains()
     gains = gains if gains.dim() == 1 else gains.mean(0)  # every image has its own

@@ -1,4 +1,4 @@
-"""What a number was measured with: versions and machine."""
+"""What results were measured with: versions and machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 def versions() -> dict[str, str]:
-    """Of what computes.
-
-    Example:
-        >>> sorted(versions())
-        ['numpy', 'python', 'torch', 'ttapca']
-    """
+    """The versions of ttapca, torch, numpy and Python."""
     return {
         "ttapca": __version__,
         "torch": torch.__version__,
@@ -32,35 +27,26 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, str]:
-    """Where it computes.
-
-    Example:
-        >>> sorted(machine())
-        ['cores', 'cpu', 'system', 'threads']
-    """
+    """Processor, cores, threads and operating system."""
+    try:
+        lines = PROCESSORS.read_text().splitlines()
+    except OSError:
+        lines = [f"model name:{platform.processor()}"]
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "cpu": _processor(),
+        "cpu": next(filter(None, names), platform.machine()),
         "cores": str(os.cpu_count() or 1),
         "threads": str(torch.get_num_threads()),
         "system": platform.platform(),
     }
 
 
-def _processor() -> str:
-    try:
-        lines = PROCESSORS.read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Compute on one core.
 
-    For tensors as small as those of the digits it is faster, and sums are rounded alike however
-    many cores there are.
+    For tensors as small as those of the digits it is faster, and sums are rounded alike on any
+    number of cores.
 
     Example:
         >>> with one_thread():

@@ -1,14 +1,13 @@
-"""The cells of the paper's Tables 1 and 2, kept as data: `paper.toml` has them as printed."""
+"""The numbers of the paper's Tables 1 and 2, kept as data in `paper.toml`."""
 
 from __future__ import annotations
 
+import statistics
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from ttapca.corruptions import STANDARD
 
@@ -22,7 +21,7 @@ IMAGES = 10_000
 CORRUPTIONS = STANDARD
 
 _FILE = Path(__file__).with_name("paper.toml")
-_ROUNDING = 0.01  # half a unit of the cells and half a unit of the mean
+_ROUNDING = 0.01  # half a unit of the errors and half a unit of the mean
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,9 @@ class PaperRow:
         data: `cifar10` or `cifar100`.
         method: Its name in this library.
         printed_name: Its name in the paper.
-        errors: Percent, by corruption, in the paper's order.
-        spreads: The standard deviations that are printed, by corruption.
         printed_mean: The mean as printed.
+        errors: In percent, by corruption, in the paper's order.
+        spreads: The standard deviations that the paper prints, by corruption.
 
     Example:
         >>> tent = paper_row("cifar10", "episodic", "tent")
@@ -50,14 +49,14 @@ class PaperRow:
     data: str
     method: str
     printed_name: str
+    printed_mean: float
     errors: Mapping[str, float]
     spreads: Mapping[str, float]
-    printed_mean: float
 
     @property
     def mean(self) -> float:
         """The average of the row."""
-        return sum(self.errors.values()) / len(self.errors)
+        return statistics.fmean(self.errors.values())
 
     @property
     def mean_differs(self) -> bool:
@@ -69,45 +68,30 @@ class PaperRow:
 def paper_rows() -> tuple[PaperRow, ...]:
     """Every row of both tables, in the paper's order.
 
-    Returns:
-        Sixteen rows: five methods on each data set in Table 1, three in Table 2.
-
     Example:
-        >>> len(paper_rows())
+        >>> len(paper_rows())  # five methods on each data set in Table 1, three in Table 2
         16
     """
     content = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    columns = content["columns"]
-    return tuple(_row(columns, entry) for entry in content["row"])
-
-
-def _row(columns: list[str], entry: dict[str, Any]) -> PaperRow:
-    errors = dict(zip(columns, entry.pop("errors"), strict=True))
-    spreads = entry.pop("spreads", {})
-    return PaperRow(errors=MappingProxyType(errors), spreads=MappingProxyType(spreads), **entry)
+    return tuple(
+        PaperRow(
+            **{
+                **entry,
+                "errors": dict(zip(content["columns"], entry["errors"], strict=True)),
+                "spreads": entry.get("spreads", {}),
+            }
+        )
+        for entry in content["row"]
+    )
 
 
 def paper_row(data: str, setting: str, method: str) -> PaperRow | None:
-    """Find one row.
-
-    Args:
-        data: A data set's name; `CIFAR-10-C` is the same as `cifar10`.
-        setting: `episodic` or `online`.
-        method: A name of this library.
-
-    Returns:
-        The row, or None when the paper has none.
+    """Find one row, or None where the paper has none; `CIFAR-10-C` is the same as `cifar10`.
 
     Example:
         >>> paper_row("digits", "episodic", "tent") is None
         True
     """
-    name = _plain(data)
-    for row in paper_rows():
-        if (row.data, row.setting, row.method) == (name, setting, method):
-            return row
-    return None
-
-
-def _plain(data: str) -> str:
-    return data.lower().replace("-", "").replace("_", "").removesuffix("c")
+    name = data.lower().replace("-", "").replace("_", "").removesuffix("c")
+    wanted = (name, setting, method)
+    return next((r for r in paper_rows() if (r.data, r.setting, r.method) == wanted), None)

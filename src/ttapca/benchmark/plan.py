@@ -26,7 +26,7 @@ from ttapca._checks import (
 from ttapca.adaptation.guards import GuardAction
 from ttapca.benchmark.cells import CLEAN, SETTINGS, Setting
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
-from ttapca.corruptions.registry import find, unknown
+from ttapca.corruptions.catalogue import find, unknown
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 from ttapca.methods.method import registration
 from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from ttapca.benchmark.cells import Cell, Outcome, Row
-from ttapca.benchmark.comparison import comparison_tables
-from ttapca.benchmark.tables import Table, Value, error_tables
-from ttapca.errors import OptionError, did_you_mean
+from ttapca._checks import OneOf, check_option
+from ttapca.benchmark.comparisons import Rows, frame
+from ttapca.benchmark.tables import ResultTable, all_tables
 
 Format = Literal["csv", "json", "markdown", "latex"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -21,13 +17,7 @@ FORMATS: tuple[str, ...] = get_args(Format)
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
-        "&": r"\&",
-        "%": r"\%",
-        "$": r"\$",
-        "#": r"\#",
-        "_": r"\_",
-        "{": r"\{",
-        "}": r"\}",
+        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
@@ -39,15 +29,13 @@ _LATEX = str.maketrans(
 _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in r"\|*_`<>[]"} | {"\n": " "})
 
 
-def export(rows: Sequence[Row], form: str) -> str:
+def export(rows: Rows, form: str) -> str:
     r"""Write results as text.
 
     Args:
-        rows: Of a file of results.
-        form: `csv` or `json` for every row with its full key; `markdown` or `latex` for the tables.
-
-    Returns:
-        The text of a file.
+        rows: As `Results.rows()` gives them, or as a frame.
+        form: `csv` or `json` for every result with all its fields; `markdown` or `latex` for the
+            tables.
 
     Raises:
         OptionError: There is no such format.
@@ -56,132 +44,79 @@ def export(rows: Sequence[Row], form: str) -> str:
         >>> export([], "json")
         '[]\n'
     """
-    if form not in FORMATS:
-        raise OptionError(
-            f"Results are exported as {', '.join(FORMATS)}; found `{form}`."
-            f"{did_you_mean(form, FORMATS)}"
-        )
-    writers: dict[str, Callable[[Sequence[Row]], str]] = {
+    check_option("format", form, OneOf(FORMATS))
+    writers: dict[str, Callable[[Rows], str]] = {
         "csv": to_csv,
         "json": to_json,
-        "markdown": lambda rows: "\n".join(markdown(table) for table in tables(rows)),
-        "latex": lambda rows: "\n".join(latex(table) for table in tables(rows)),
+        "markdown": lambda rows: "\n".join(map(markdown, all_tables(rows))),
+        "latex": lambda rows: "\n".join(map(latex, all_tables(rows))),
     }
     return writers[form](rows)
 
 
-def tables(rows: Iterable[Row]) -> list[Table]:
-    """Every table of a file of results, then those that compare it with the paper."""
-    kept = list(rows)
-    return [*error_tables(kept), *comparison_tables(kept)]
-
-
-def to_json(rows: Iterable[Row]) -> str:
-    """Every row as one flat object: its key, then what was measured."""
-    records = [_record(row) for row in rows]
+def to_json(rows: Rows) -> str:
+    """Every result as one flat object: what was run, then what was measured."""
+    # Not `DataFrame.to_json`, which rounds.
+    records = [_finite(record) for record in frame(rows).to_dict("records")]
     return json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def to_csv(rows: Iterable[Row]) -> str:
-    """Every row as one line; streams and tables of versions as JSON inside their column."""
-    names = [field.name for kind in (Cell, Outcome) for field in dataclasses.fields(kind)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: _plain(value) for name, value in _record(row).items()})
-    return text.getvalue()
-
-
-def _record(row: Row) -> dict[str, Any]:
-    values = {**dataclasses.asdict(row.cell), **dataclasses.asdict(row.outcome)}
-    return {name: _finite(value) for name, value in values.items()}
+def to_csv(rows: Rows) -> str:
+    """Every result as one line; lists and dictionaries stand as JSON in their column."""
+    table = frame(rows)
+    for name in ("error_stream", "entropy_stream", "versions", "machine"):
+        table = table.assign(**{name: [json.dumps(_finite(each)) for each in table[name]]})
+    text: str = table.replace([math.inf, -math.inf], math.nan).to_csv(
+        index=False, lineterminator="\n"
+    )
+    return text
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: a number that is none is null."""
+    """The same with null for NaN and infinity, for which JSON has no word."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, (dict, list)) else value
-
-
-def markdown(table: Table) -> str:
-    r"""A table for a page in Markdown.
-
-    Args:
-        table: Any.
-
-    Returns:
-        The title as a heading, the table with the best in bold, the notes.
+def markdown(table: ResultTable) -> str:
+    r"""A table for a page in Markdown: the best in bold, the title above, the notes below.
 
     Example:
-        >>> line = (Value("a|b"), Value("1.0", 1.0, "number"))
-        >>> print(markdown(Table("errors", ("method", "mean"), (line,))))
+        >>> from ttapca.benchmark.tables import Value
+        >>> line = (Value("a|b"), Value("1.0", 1.0, "number", best=True))
+        >>> print(markdown(ResultTable("errors", ("method", "mean"), (line,))))
         ### errors
         <BLANKLINE>
         | method | mean |
         |:--|--:|
-        | a\|b | 1.0 |
+        | a\|b | **1.0** |
         <BLANKLINE>
     """
-
-    def cell(value: Value) -> str:
-        text = value.text.translate(_MARKDOWN)
-        return f"**{text}**" if value.best else text
-
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
-
-    rule = "|" + "|".join(":--" if words else "--:" for words in table.wordy) + "|"
+    head, *body = _lines(table, _MARKDOWN, " | ", "**{}**")
     parts = [
-        f"### {table.title.translate(_MARKDOWN)}",
-        "",
-        line(name.translate(_MARKDOWN) for name in table.columns),
-        rule,
-        *(line(cell(value) for value in row) for row in table.rows),
+        f"### {table.title.translate(_MARKDOWN)}\n",
+        f"| {head} |",
+        "|" + "|".join(":--" if words else "--:" for words in table.wordy) + "|",
+        *(f"| {line} |" for line in body),
         *(f"\n{note.translate(_MARKDOWN)}" for note in table.notes),
         "",
     ]
     return "\n".join(parts)
 
 
-def latex(table: Table) -> str:
-    r"""A table for a paper; it needs the package `booktabs`.
-
-    Args:
-        table: Any.
-
-    Returns:
-        A `table*` with caption, the best in bold, and the notes below.
+def latex(table: ResultTable) -> str:
+    r"""A table for a paper: the best in bold, the notes below. It needs the package `booktabs`.
 
     Example:
+        >>> from ttapca.benchmark.tables import Value
         >>> line = (Value("bn"), Value("1.0", 1.0, "number", best=True))
-        >>> print(latex(Table("50 %", ("method", "mean"), (line,))))
-        \begin{table*}
-        \centering\footnotesize\setlength{\tabcolsep}{3pt}
-        \caption{50 \%}
-        \begin{tabular}{lr}
-        \toprule
-        method & mean \\
-        \midrule
-        bn & \textbf{1.0} \\
-        \bottomrule
-        \end{tabular}
-        \end{table*}
-        <BLANKLINE>
+        >>> latex(ResultTable("50 %", ("method", "mean"), (line,))).splitlines()[7]
+        'bn & \\textbf{1.0} \\\\'
     """
-
-    def cell(value: Value) -> str:
-        text = value.text.translate(_LATEX)
-        return rf"\textbf{{{text}}}" if value.best else text
-
-    def line(cells: Iterable[str]) -> str:
-        return " & ".join(cells) + r" \\"
-
+    head, *body = _lines(table, _LATEX, " & ", r"\textbf{{{}}}")
     layout = "".join("l" if words else "r" for words in table.wordy)
     parts = [
         r"\begin{table*}",
@@ -189,9 +124,9 @@ def latex(table: Table) -> str:
         rf"\caption{{{table.title.translate(_LATEX)}}}",
         rf"\begin{{tabular}}{{{layout}}}",
         r"\toprule",
-        line(name.translate(_LATEX) for name in table.columns),
+        rf"{head} \\",
         r"\midrule",
-        *(line(cell(value) for value in row) for row in table.rows),
+        *(rf"{line} \\" for line in body),
         r"\bottomrule",
         r"\end{tabular}",
         *(rf"\par {note.translate(_LATEX)}" for note in table.notes),
@@ -199,3 +134,12 @@ def latex(table: Table) -> str:
         "",
     ]
     return "\n".join(parts)
+
+
+def _lines(table: ResultTable, escapes: dict[int, str], between: str, bold: str) -> list[str]:
+    """The headings and the rows, each in one line."""
+    rows = [[name.translate(escapes) for name in table.columns]]
+    for row in table.rows:
+        texts = [value.text.translate(escapes) for value in row]
+        rows.append([bold.format(t) if v.best else t for t, v in zip(texts, row, strict=True)])
+    return [between.join(row) for row in rows]

@@ -19,6 +19,7 @@ EXTRA_OF_PACKAGE = {
     "tensorboard": "train",
     "matplotlib": "report",
     "jinja2": "report",
+    "pandas": "report",
 }
 
 

@@ -26,7 +26,7 @@ from ttapca.cli.inputs import (
     separated,
     value_of,
 )
-from ttapca.datasets.loading import DIGITS
+from ttapca.datasets import DIGITS
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from ttapca.cli.fit import recommended
 from ttapca.cli.home import cache_root
 from ttapca.cli.inputs import ModelChoice, read_images
 from ttapca.cli.reporting import StepReporter
-from ttapca.datasets import Choice, Images, TensorBatches, choose
-from ttapca.datasets.frost import FROST
+from ttapca.datasets import FROST, Choice, Images, TensorBatches, choose
 from ttapca.errors import NotEnoughDataError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods import METHODS

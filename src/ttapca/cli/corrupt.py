@@ -17,7 +17,7 @@ import typer
 from ttapca.cli.home import cache_root
 from ttapca.cli.inputs import LimitOption, check_place
 from ttapca.cli.reporting import file_progress
-from ttapca.datasets.frost import FROST
+from ttapca.datasets import FROST
 from ttapca.errors import OptionError
 from ttapca.support.disk import writing
 
@@ -86,7 +86,7 @@ def parse_corruptions(words: str) -> tuple[str, ...]:
         ('fog', 'speckle_noise', 'gaussian_blur', 'spatter', 'saturate')
     """
     from ttapca.corruptions import CORRUPTIONS, EXTRA, STANDARD
-    from ttapca.corruptions.registry import find, unknown
+    from ttapca.corruptions.catalogue import find, unknown
 
     groups = dict(zip(_GROUPS, (CORRUPTIONS, STANDARD, EXTRA), strict=True))
     names: list[str] = []

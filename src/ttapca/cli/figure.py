@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ttapca.cli.terminal_tables import ResultsArgument, write_text
 from ttapca.errors import OptionError, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ttapca.benchmark.plots import Plot
 
 
 def figure(
@@ -29,26 +24,21 @@ def figure(
 ) -> None:
     """Write one figure of the report as an SVG file, for light and dark pages."""
     from ttapca.benchmark import Results
-    from ttapca.benchmark.drawing import draw_file
     from ttapca.benchmark.figures import figures
+    from ttapca.benchmark.svg import file_svg
 
     with Results(results, readonly=True) as file:
-        plots = figures(file.rows(), file.observations())
+        found = {each.name: each for each in figures(file.rows(), file.observations())}
     if name is None:
-        for plot in plots:
-            typer.echo(f"{plot.name}: {plot.title}. {plot.caption}")
+        for each in found.values():
+            typer.echo(f"{each.name}: {each.title}. {each.caption}")
         return
-    target = to or Path(f"{name}.svg")
-    write_text(target, draw_file(_chosen(plots, name, results)))
-    typer.echo(str(target))
-
-
-def _chosen(plots: Sequence[Plot], name: str, results: Path) -> Plot:
-    names = [plot.name for plot in plots]
-    if name not in names:
-        found = ", ".join(names) or "none"
+    if name not in found:
         raise OptionError(
-            f"A figure is drawn when the rows carry it; {results} has {found}, and not `{name}`."
-            f"{did_you_mean(name, names)}"
+            "A figure is drawn where there are results for it. The figures of "
+            f"{results} are: {', '.join(found) or 'none'}; found `{name}`."
+            f"{did_you_mean(name, found)}"
         )
-    return plots[names.index(name)]
+    target = to or Path(f"{name}.svg")
+    write_text(target, file_svg(found[name]))
+    typer.echo(str(target))

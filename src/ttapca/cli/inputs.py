@@ -15,7 +15,7 @@ import typer
 
 from ttapca.cli.home import cache_root
 from ttapca.cli.reporting import StepReporter, warn
-from ttapca.datasets.loading import DIGITS, load
+from ttapca.datasets import DIGITS, load
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:

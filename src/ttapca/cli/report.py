@@ -17,17 +17,17 @@ def report(
         "report.html"
     ),
 ) -> None:
-    """Write a page that a colleague can open: tables, figures, images, costs; no network needed."""
-    rows = write_report(results, to)
-    typer.echo(f"{to}: {rows:,} cell{'s' if rows != 1 else ''}")
+    """Write a page to open and to send: tables, figures, images, costs. It needs no network."""
+    count = write_report(results, to)
+    typer.echo(f"{to}: {count:,} measurement{'s' if count != 1 else ''}")
 
 
 def write_report(results: Path, to: Path) -> int:
-    """Write the page of a file of results; returns how many cells it shows."""
+    """Write the page of a file of results; returns how many measurements it shows."""
     from ttapca.benchmark import Results
-    from ttapca.benchmark.report import report as page
+    from ttapca.benchmark.report_page import report as page
 
-    check_place(to)  # before the work, so that a wrong place is said at once
+    check_place(to)  # before the work, so that a wrong place is reported at once
     with Results(results, readonly=True) as file:
         rows, observations = file.rows(), file.observations()
     write_text(to, page(rows, observations))

@@ -104,8 +104,8 @@ def _get(data: str, folder: Path | None, *, frost: bool) -> None:
     """Fetch what is not there; data of the user's own are left alone."""
     from ttapca.cli.data import get
     from ttapca.cli.home import cache_root
+    from ttapca.datasets import FROST, has_frost
     from ttapca.datasets.catalog import DATA_SETS
-    from ttapca.datasets.frost import FROST, has_frost
 
     if data not in DATA_SETS:
         return

@@ -16,7 +16,7 @@ from ttapca.cli.inputs import check_place
 from ttapca.support.disk import replace_file
 
 if TYPE_CHECKING:
-    from ttapca.benchmark.tables import Table, Value
+    from ttapca.benchmark.tables import ResultTable, Value
 
 ResultsArgument = Annotated[
     Path,
@@ -27,13 +27,8 @@ UNBOUNDED = 10_000  # letters
 STYLES = {"failed": "red", "missing": "dim"}
 
 
-def print_table(console: Console, table: Table) -> None:
-    """Print a table; where it is too wide, rows become columns, and then the lines go as well.
-
-    Args:
-        console: Where to.
-        table: Of `ttapca.benchmark.tables`.
-    """
+def print_table(console: Console, table: ResultTable) -> None:
+    """Print a table; where it is too wide, with rows as columns, and then without lines."""
     shown = rich_table(table)
     if not _fits(shown, console):
         shown = rich_table(_turned(table))
@@ -47,7 +42,7 @@ def _fits(shown: RichTable, console: Console) -> bool:
     return console.measure(shown, options=unbounded).maximum <= console.width
 
 
-def _turned(table: Table) -> Table:
+def _turned(table: ResultTable) -> ResultTable:
     """The same with rows and columns exchanged; the first column gives the headings."""
     from ttapca.benchmark.tables import Value
 
@@ -59,20 +54,8 @@ def _turned(table: Table) -> Table:
     )
 
 
-def rich_table(table: Table) -> RichTable:
-    """A table for a terminal.
-
-    Args:
-        table: Of `ttapca.benchmark.tables`.
-
-    Returns:
-        The same for rich: numbers to the right, the best in bold, notes below.
-
-    Example:
-        >>> from ttapca.benchmark.tables import Table, Value
-        >>> rich_table(Table("errors", ("method",), ((Value("bn"),),))).row_count
-        1
-    """
+def rich_table(table: ResultTable) -> RichTable:
+    """A table for a terminal: numbers to the right, the best in bold, notes below."""
     shown = RichTable(
         title=Text(table.title),
         title_justify="left",
@@ -82,23 +65,19 @@ def rich_table(table: Table) -> RichTable:
     for name, words in zip(table.columns, table.wordy, strict=True):
         shown.add_column(Text(name), justify="left" if words else "right", no_wrap=True)
     for row in table.rows:
-        shown.add_row(*(_cell(value) for value in row))
+        shown.add_row(*(_entry(value) for value in row))
     return shown
 
 
-def _cell(value: Value) -> Text:
+def _entry(value: Value) -> Text:
     return Text(value.text, style="bold" if value.best else STYLES.get(value.kind, ""))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put a file in its place in one step.
-
-    Args:
-        path: The file; its folder exists.
-        text: All of it.
+    """Write a whole file in one step.
 
     Raises:
-        OptionError: There is no such folder.
+        OptionError: Its folder does not exist.
         StorageError: The operating system refuses.
     """
     check_place(path)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ttapca.datasets import Images
     from ttapca.networks import EpochRecord, TrainingOptions
-    from ttapca.networks.schedules import ScheduleName
+    from ttapca.networks.training import ScheduleName
 
 CROP_FRACTION = 8  # a crop shifts by up to an eighth of the side: 4 pixels of 32
 NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit

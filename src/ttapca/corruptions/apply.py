@@ -8,11 +8,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.corruptions.pixels import Pixels
+from ttapca._checks import Whole, check_option
+from ttapca.corruptions.catalogue import (
+    CIFAR_C,
+    SEVERITIES,
+    TEXTURES,
+    SeverityTable,
+    find,
+    load_table,
+)
+from ttapca.corruptions.pixels import CHANNELS, Pixels
 from ttapca.corruptions.random_streams import stream_key, uniforms
-from ttapca.corruptions.registry import CHANNELS, TEXTURES, find
-from ttapca.corruptions.table import CIFAR_C, SEVERITIES, Table, load_table
-from ttapca.corruptions.textures import load_textures
+from ttapca.corruptions.weather import load_textures
 from ttapca.errors import OptionError, PixelTypeError, ShapeError
 
 SMALLEST_SIDE = 32
@@ -27,7 +34,7 @@ def corrupt(
     *,
     start: int = 0,
     indices: Sequence[int] | NDArray[np.int64] | None = None,
-    table: str | Path | Table = CIFAR_C,
+    table: str | Path | SeverityTable = CIFAR_C,
     textures: str | Path | tuple[Pixels, ...] | None = None,
 ) -> Pixels:
     """Spoil images in one of nineteen ways.
@@ -39,9 +46,9 @@ def corrupt(
         images: Grey levels, uint8, (n, height, width, 3), at least 32 by 32.
         corruption: One of `CORRUPTIONS`.
         severity: From 1 to 5.
-        seed: A non-negative integer.
+        seed: From 0 on.
         start: Index of the first image; the others follow. For a slice of a data set.
-        indices: An index an image instead, in any order.
+        indices: One index for each image instead, in any order.
         table: The severities: the name of a table, the path of one, or one that was loaded.
         textures: For frost: the folder of its photographs, or what `load_textures` returned.
 
@@ -66,19 +73,18 @@ def corrupt(
     """
     chosen = find(corruption)
     check_images(images)
-    _check_whole("severity", severity, low=SEVERITIES[0], high=SEVERITIES[-1])
-    _check_whole("seed", seed, low=0)
+    _check_whole("severity", severity, Whole(SEVERITIES[0], SEVERITIES[-1]))
+    _check_whole("seed", seed, Whole(0))
     places = _places(len(images), start, indices)
-    loaded = table if isinstance(table, Table) else load_table(table)
+    loaded = table if isinstance(table, SeverityTable) else load_table(table)
     parameters = loaded.parameters(chosen.name, severity)
-    chosen.check(parameters, loaded.name)
     arguments: dict[str, object] = dict(parameters)
     if chosen.needs_textures:
         arguments[TEXTURES] = textures if isinstance(textures, tuple) else load_textures(textures)
 
     height, width = images.shape[1:3]
     draws = chosen.draws(height, width, parameters)
-    key = stream_key(seed, chosen.name, severity)
+    key = stream_key(int(seed), chosen.name, int(severity))
     piece = max(1, _VALUES_A_PIECE // (height * width * CHANNELS))
     spoilt = np.empty(images.shape, dtype=np.uint8)
     for first in range(0, len(images), piece):
@@ -91,15 +97,14 @@ def corrupt(
 def check_images(images: object) -> None:
     """Refuse everything but uint8 images of three channels, channels last, of a workable size.
 
-    Args:
-        images: What was given.
-
     Raises:
         PixelTypeError: It is not an array of uint8.
         ShapeError: It is not (n, height, width, 3), or an image is too small.
     """
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
-        found = f"dtype {images.dtype}" if isinstance(images, np.ndarray) else _kind(images)
+        kind = type(images)
+        array = isinstance(images, np.ndarray)
+        found = f"dtype {images.dtype}" if array else f"a {kind.__module__}.{kind.__qualname__}"  # type: ignore[attr-defined]
         raise PixelTypeError(
             f"Images must be a numpy array of uint8, grey levels from 0 to 255; found {found}. "
             "Intensities from 0 to 1 become grey levels by (255 * images).round().astype(np.uint8)."
@@ -118,23 +123,15 @@ def check_images(images: object) -> None:
         )
 
 
-def _kind(value: object) -> str:
-    return f"a {type(value).__module__}.{type(value).__qualname__}"
-
-
-def _check_whole(name: str, value: object, *, low: int, high: int | None = None) -> None:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    number = int(value) if isinstance(value, int | np.integer) else low
-    if not whole or number < low or (high is not None and number > high):
-        rule = f"a whole number from {low}" + (f" to {high}" if high is not None else " on")
-        raise OptionError(f"`{name}` must be {rule}; found {value!r}.")
+def _check_whole(name: str, value: object, rule: Whole) -> None:
+    check_option(name, int(value) if isinstance(value, np.integer) else value, rule)
 
 
 def _places(
     count: int, start: int, indices: Sequence[int] | NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
     """The index of every image."""
-    _check_whole("start", start, low=0)
+    _check_whole("start", start, Whole(0))
     if indices is None:
         return np.arange(start, start + count, dtype=np.int64)
     if start:
@@ -142,7 +139,7 @@ def _places(
     places = np.asarray(indices)
     if places.shape != (count,):
         raise ShapeError(
-            f"`indices` must hold one index an image, ({count},); found {places.shape}."
+            f"`indices` must hold one index for each image, ({count},); found {places.shape}."
         )
     if count and (places.dtype.kind not in "iu" or places.min() < 0):
         raise OptionError("`indices` must be whole numbers from 0 on; found others.")

@@ -27,13 +27,12 @@ _CORNERS = 3  # an affine map is given by where it takes three points
 _ELASTIC_TRUNCATE = 3.0  # deviations that the displacement's kernel reaches; elsewhere it is four
 
 
-def brightness(images: Pixels, numbers: Numbers, *, amount: float) -> Pixels:
+def brightness(images: Pixels, _numbers: Numbers, *, amount: float) -> Pixels:
     """Raise the value of HSV.
 
     Hue and saturation stay, so all three channels grow by one factor, which depends on the largest
     of them only: a table over (largest, channel) holds every answer.
     """
-    del numbers
     levels = np.arange(WHITE + 1) / WHITE
     brighter = np.minimum(levels + amount, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -44,13 +43,12 @@ def brightness(images: Pixels, numbers: Numbers, *, amount: float) -> Pixels:
     return np.asarray(answers[largest, images])
 
 
-def saturate(images: Pixels, numbers: Numbers, *, factor: float, offset: float) -> Pixels:
+def saturate(images: Pixels, _numbers: Numbers, *, factor: float, offset: float) -> Pixels:
     """Scale and shift the saturation of HSV.
 
     Hue and value stay, so each channel's distance from the largest grows by one factor, which a
     table over (largest, smallest) holds.
     """
-    del numbers
     levels = np.arange(WHITE + 1) / WHITE
     with np.errstate(divide="ignore", invalid="ignore"):
         saturation = 1.0 - levels[None, :] / levels[:, None]  # (largest, smallest)
@@ -69,9 +67,8 @@ def saturate(images: Pixels, numbers: Numbers, *, factor: float, offset: float) 
     return to_pixels(changed)
 
 
-def contrast(images: Pixels, numbers: Numbers, *, factor: float) -> Pixels:
+def contrast(images: Pixels, _numbers: Numbers, *, factor: float) -> Pixels:
     """Pull every channel towards its mean over the image."""
-    del numbers
     area = images.shape[1] * images.shape[2]
     # Whole numbers add up to the same sum in any order.
     sums = images.sum(axis=(1, 2), keepdims=True, dtype=np.int64)
@@ -83,9 +80,8 @@ def contrast(images: Pixels, numbers: Numbers, *, factor: float) -> Pixels:
     return to_pixels(values)
 
 
-def pixelate(images: Pixels, numbers: Numbers, *, scale: float) -> Pixels:
+def pixelate(images: Pixels, _numbers: Numbers, *, scale: float) -> Pixels:
     """Shrink and enlarge with whole pixels."""
-    del numbers
     height, width = images.shape[1:3]
     small = (int(width * scale), int(height * scale))
     box = Image.Resampling.BOX
@@ -97,9 +93,8 @@ def pixelate(images: Pixels, numbers: Numbers, *, scale: float) -> Pixels:
     )
 
 
-def jpeg_compression(images: Pixels, numbers: Numbers, *, quality: int) -> Pixels:
+def jpeg_compression(images: Pixels, _numbers: Numbers, *, quality: int) -> Pixels:
     """Write as JPEG and read back."""
-    del numbers
     decoded = np.empty_like(images)
     for image, target in zip(images, decoded, strict=True):
         with BytesIO() as file:
@@ -110,7 +105,7 @@ def jpeg_compression(images: Pixels, numbers: Numbers, *, quality: int) -> Pixel
 
 
 def elastic_draws(height: int, width: int) -> int:
-    """How many numbers `elastic_transform` needs for an image: three moved points, two fields."""
+    """How many numbers an image needs: three points that move, two fields of shifts."""
     return 2 * _CORNERS + 2 * height * width
 
 

@@ -18,6 +18,7 @@ Pixels = NDArray[np.uint8]
 Numbers = NDArray[np.float64]
 
 WHITE = 255
+CHANNELS = 3
 
 
 def unit(images: Pixels) -> Numbers:
@@ -26,14 +27,10 @@ def unit(images: Pixels) -> Numbers:
 
 
 def to_pixels(values: Numbers) -> Pixels:
-    """Scale intensities back to grey levels.
+    """Scale intensities back to grey levels; those outside 0 to 1 are clipped.
 
-    Args:
-        values: Intensities, of which those outside 0 to 1 are clipped; overwritten.
-
-    Returns:
-        Grey levels, cut off rather than rounded, as the published generator does: half a level
-        darker on average.
+    `values` is overwritten. Grey levels are cut off rather than rounded, as the published generator
+    does: half a level darker on average.
     """
     np.clip(values, 0.0, 1.0, out=values)
     values *= WHITE
@@ -41,14 +38,9 @@ def to_pixels(values: Numbers) -> Pixels:
 
 
 def gaussian_kernel(deviation: float, truncate: float = 4.0) -> Numbers:
-    """Sample a Gaussian at whole pixels and scale it to sum 1.
+    """A Gaussian at whole pixels that sums to 1; it reaches `truncate` deviations to each side.
 
-    Args:
-        deviation: In pixels; 0 gives the kernel that changes nothing.
-        truncate: How many deviations reach from the centre to the end.
-
-    Returns:
-        An odd number of weights.
+    A deviation of 0 gives the kernel that changes nothing.
     """
     radius = int(truncate * deviation + 0.5)
     if radius == 0:
@@ -60,13 +52,8 @@ def gaussian_kernel(deviation: float, truncate: float = 4.0) -> Numbers:
 def smooth(images: Numbers, kernel: Numbers, border: int = cv2.BORDER_REPLICATE) -> Numbers:
     """Convolve rows and columns of each image with a symmetric kernel.
 
-    Args:
-        images: (n, height, width) or (n, height, width, channels).
-        kernel: From `gaussian_kernel`.
-        border: What OpenCV takes for the pixels outside.
-
-    Returns:
-        The smoothed images.
+    Images have shape (n, height, width) or (n, height, width, channels); `border` is what OpenCV
+    takes for the pixels outside.
     """
     if kernel.size == 1:
         return images.copy()
@@ -91,16 +78,10 @@ def _zoom_axis(size: int, factor: float) -> Numbers:
 def zoom_operator(height: int, width: int, factors: tuple[float, ...]) -> sparse.csr_array:
     """The sum of several enlargements of an image about its middle, as one sparse matrix.
 
-    Linear interpolation is linear, so twenty-six enlargements cost as much as one.
-
-    Args:
-        height: Of the image.
-        width: Of the image.
-        factors: One enlargement each, at least 1.
-
-    Returns:
-        (height * width, height * width)
+    Linear interpolation is linear, so twenty-six enlargements cost as much as one. Factors are at
+    least 1.
     """
+    # (height * width, height * width)
     total = sparse.csr_array((height * width, height * width))
     for factor in factors:
         rows = sparse.csr_array(_zoom_axis(height, factor))
@@ -110,15 +91,7 @@ def zoom_operator(height: int, width: int, factors: tuple[float, ...]) -> sparse
 
 
 def apply_operator(operator: sparse.csr_array, images: Numbers) -> Numbers:
-    """Apply a matrix over pixels to every image and channel.
-
-    Args:
-        operator: (height * width, height * width)
-        images: (n, height, width, channels)
-
-    Returns:
-        (n, height, width, channels)
-    """
+    """Apply a matrix over pixels to every image, of shape (n, height, width, channels)."""
     count, height, width, channels = images.shape
     columns = images.reshape(count, height * width, channels).transpose(1, 0, 2)
     result = operator @ columns.reshape(height * width, count * channels)

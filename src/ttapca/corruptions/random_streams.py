@@ -19,15 +19,9 @@ _STEP = 2.0**-53
 
 
 def stream_key(seed: int, corruption: str, severity: int) -> NDArray[np.uint64]:
-    """Mix what all images of a block share into a Philox key.
+    """Mix what all images of a block share into a Philox key: two 64-bit words.
 
-    Args:
-        seed: A non-negative integer of any size.
-        corruption: The corruption's name.
-        severity: Its severity.
-
-    Returns:
-        Two 64-bit words, far apart for inputs that are close.
+    Inputs that are close give keys that are far apart.
     """
     sequence = np.random.SeedSequence([seed, severity, *corruption.encode()])
     return sequence.generate_state(2, np.uint64).astype(np.uint64)
@@ -36,15 +30,15 @@ def stream_key(seed: int, corruption: str, severity: int) -> NDArray[np.uint64]:
 def uniforms(
     key: NDArray[np.uint64], indices: NDArray[np.int64], count: int
 ) -> NDArray[np.float64]:
-    """Draw the numbers that belong to some images.
+    """Draw the numbers that belong to some images, strictly between 0 and 1.
 
     Args:
         key: From `stream_key`.
-        indices: One non-negative index an image, in any order.
+        indices: One index for each image, in any order.
         count: How many numbers an image needs; indices are spaced by it along the stream.
 
     Returns:
-        Numbers strictly between 0 and 1, (images, count).
+        Shape (images, count).
     """
     counts_each = -(-count // _WORDS_PER_COUNT)
     words_each = counts_each * _WORDS_PER_COUNT

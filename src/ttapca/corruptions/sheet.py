@@ -9,10 +9,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from ttapca.corruptions.apply import check_images, corrupt
+from ttapca.corruptions.catalogue import CIFAR_C, STANDARD
 from ttapca.corruptions.pixels import Pixels
-from ttapca.corruptions.registry import STANDARD
-from ttapca.corruptions.table import CIFAR_C
-from ttapca.corruptions.textures import load_textures
+from ttapca.corruptions.weather import load_textures
 from ttapca.errors import OptionError
 
 _CELL = 128  # pixels that an image is enlarged to, or nearly
@@ -34,7 +33,7 @@ def contact_sheet(
     table: str | Path = CIFAR_C,
     textures: str | Path | tuple[Pixels, ...] | None = None,
 ) -> Image.Image:
-    """Draw an image next to its corruptions.
+    """Draw an image next to its corruptions, with captions, enlarged pixel by pixel.
 
     With one severity, the sheet is a grid that starts with the clean image. With several, each
     corruption has a row: the clean image, then one severity after another.
@@ -44,12 +43,9 @@ def contact_sheet(
         index: Which image of its data set it is; decides its random numbers.
         corruptions: In the order in which they are shown.
         severities: One or more.
-        seed: Of the random numbers.
-        table: Name or path of the table of severities.
-        textures: For frost, as in `corrupt`.
-
-    Returns:
-        The sheet, with captions, images enlarged pixel by pixel.
+        seed: As in `corrupt`, like the rest.
+        table: The severities.
+        textures: For frost.
 
     Raises:
         OptionError: There is nothing to show. Also all errors of `corrupt`.

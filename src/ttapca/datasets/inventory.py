@@ -8,9 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from ttapca.datasets.catalog import DATA_SETS
-from ttapca.datasets.checksums import matches
-from ttapca.datasets.cifar import read_cifar_binary
+from ttapca.datasets.catalog import DATA_SETS, DataSet, Layout, SplitFacts, has_checksum
+from ttapca.datasets.cifar import BinaryVersion, read_cifar_binary
 from ttapca.datasets.cifar_c import (
     LABELS_FILE,
     corruptions_in,
@@ -18,12 +17,10 @@ from ttapca.datasets.cifar_c import (
     read_manifest,
     severities_in,
 )
-from ttapca.datasets.cifar_versions import BinaryVersion
 from ttapca.datasets.images import Images
-from ttapca.datasets.progress import Reporter, Silent
 from ttapca.datasets.reading import Split
-from ttapca.datasets.sources import DataSet, Layout, SplitFacts
 from ttapca.errors import TtapcaError
+from ttapca.support.progress import Reporter, Silent
 
 State = Literal["verified", "partial", "generated", "damaged"]
 SPLIT_WORDS: dict[Split, str] = {"train": "training", "test": "test"}
@@ -56,51 +53,31 @@ class Holding:
 
 
 def inventory(root: Path, report: Reporter | None = None) -> list[Holding]:
-    """List the data sets in a folder and verify each.
+    """List the data sets in a folder and verify each, which reads every byte.
 
     Args:
         root: The folder that holds the folders of the data sets.
-        report: Who wants to see the progress: this reads every byte.
-
-    Returns:
-        What is there.
+        report: Told how far it is.
 
     Example:
         >>> inventory(Path("nowhere"))
         []
     """
-    found = (
+    return [
         inspect(data_set, layout, root / layout.folder, report)
         for data_set in DATA_SETS.values()
         for layout in data_set.layouts
         if (root / layout.folder).is_dir()
-    )
-    return list(found)
+    ]
 
 
 def inspect(
     data_set: DataSet, layout: Layout, folder: Path, report: Reporter | None = None
 ) -> Holding:
-    """Verify one data set in one folder.
-
-    Args:
-        data_set: What it should be.
-        layout: How it should lie there.
-        folder: Where it lies.
-        report: Who wants to see the progress.
-
-    Returns:
-        What was found.
-
-    Example:
-        >>> cifar10 = DATA_SETS["cifar10"]
-        >>> inspect(cifar10, cifar10.layouts[0], Path("nowhere")).state
-        'damaged'
-    """
-    report = report or Silent()
+    """Verify one data set, in one layout, in one folder."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     try:
-        state, detail = _judge(data_set, layout, folder, report)
+        state, detail = _judge(data_set, layout, folder, report or Silent())
     except (TtapcaError, OSError) as error:
         state, detail = "damaged", str(error)
     return Holding(data_set.name, layout.title, folder, size, state, detail)
@@ -110,35 +87,47 @@ def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) ->
     if layout.version is None and read_manifest(folder):
         return _judge_generated(folder)
     missing = [name for name in layout.checksums if not (folder / name).is_file()]
-    wrong = [
-        name
-        for name, expected in layout.checksums.items()
-        if name not in missing and not matches(folder / name, expected, report)
-    ]
+    wrong = _wrong_files(layout, folder, missing, report)
     if not missing and not wrong:
         return "verified", f"{len(layout.checksums)} files with the publisher's checksums"
-    if isinstance(layout.version, BinaryVersion) and wrong and not missing:
-        remarks = _remarks_on_other_files(data_set, layout.version, folder, wrong)
-        return ("partial", "; ".join(remarks)) if remarks else ("damaged", _complaints([], wrong))
-    if layout.version is None and missing and not wrong and LABELS_FILE not in missing:
+    if isinstance(layout.version, BinaryVersion) and not missing:
+        remarks = _remarks(data_set, layout.version, folder, wrong)
+        if remarks:
+            return "partial", "; ".join(remarks)
+    if layout.version is None and not wrong and LABELS_FILE not in missing:
         there = len(corruptions_in(folder))
         return "partial", f"{there} of {len(layout.checksums) - 1} corruptions, all verified"
-    return "damaged", _complaints(missing, wrong)
+    complaints = (("missing", missing), ("another checksum", wrong))
+    return "damaged", "; ".join(
+        f"{what}: {', '.join(names)}" for what, names in complaints if names
+    )
+
+
+def _wrong_files(layout: Layout, folder: Path, missing: list[str], report: Reporter) -> list[str]:
+    there = {name: known for name, known in layout.checksums.items() if name not in missing}
+    total, done = sum((folder / name).stat().st_size for name in there), 0
+    wrong = []
+    for name, known in there.items():
+        report.advance(f"checking {layout.folder}", done, total)
+        if not has_checksum(folder / name, known):
+            wrong.append(name)
+        done += (folder / name).stat().st_size
+    report.advance(f"checking {layout.folder}", total, total)
+    return wrong
 
 
 def _judge_generated(folder: Path) -> tuple[State, str]:
-    severities = severities_in(folder)
     corruptions = corruptions_in(folder)
     for corruption in corruptions:
-        for severity in severities:
+        for severity in severities_in(folder):
             read_cifar_c(folder, corruption, severity)  # raises where a file is not what it claims
     return "generated", f"{len(corruptions)} corruptions, not the publisher's files"
 
 
-def _remarks_on_other_files(
+def _remarks(
     data_set: DataSet, version: BinaryVersion, folder: Path, wrong: list[str]
 ) -> list[str]:
-    """Tell fewer images, or the right images in another order, from wrong ones: no remarks."""
+    """Say where images are fewer, or in another order; nothing if some are wrong."""
     remarks: list[str] = []
     for split, facts in data_set.splits.items():
         if not set(version.files[split]) & set(wrong):
@@ -160,12 +149,3 @@ def _same_in_any_order(images: Images, facts: SplitFacts) -> bool:
         and len(set(per_class.tolist())) == 1
         and facts.has_means(images.channel_means())
     )
-
-
-def _complaints(missing: list[str], wrong: list[str]) -> str:
-    parts = []
-    if missing:
-        parts.append(f"missing: {', '.join(missing)}")
-    if wrong:
-        parts.append(f"another checksum: {', '.join(wrong)}")
-    return "; ".join(parts)

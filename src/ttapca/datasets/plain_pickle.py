@@ -1,113 +1,67 @@
 """Read a pickle that holds numpy arrays and plain containers, without Python's `pickle`.
 
 A pickle is a program for a stack machine, and Python's own machine does what the program says: it
-calls, it shares, it reserves memory. Here the few opcodes that CIFAR's files consist of are
-interpreted in plain Python, and nothing else is. Names stand for four things that are rebuilt by
-the code below; an array is made of bytes that are in the file, as many as its shape needs; no
-container lies in two places, so what is read is a tree with no more nodes than opcodes. That bounds
-time and memory by the size of the file.
+calls, it shares, it reserves memory. Here `pickletools` only takes the program apart, and the few
+opcodes that CIFAR's files consist of are followed. Names stand for functions of this file; an array
+is made of bytes that are in the file, as many as its shape needs; no container lies in two places,
+so what is read is a tree with no more nodes than opcodes. That bounds time and memory by the size
+of the file.
 """
 
 from __future__ import annotations
 
 import math
+import pickletools
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.datasets.reading import read_bytes
+from ttapca.datasets.reading import MAX_AXES, MAX_REASON, reading
 from ttapca.errors import DataFormatError
+from ttapca.support.parsing import read_bounded
 
 MAX_PICKLE_BYTES = 1 << 28  # the largest official file has 155 MB, up to 230 in another protocol
 MAX_OPCODES = 2_000_000  # the largest official file has some 300,000
 MAX_DEPTH = 100  # of containers in containers; the official files have 2
-MAX_AXES = 32
-MAX_DIGITS = 100  # of a number that is written as text
-MAX_PROTOCOL = 5
 SHOWN = 60  # characters of a foreign name in a message
 
-_STOP = ord(".")
 _DTYPE = re.compile(r"b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,5}")
-_ORDERS = ("<", ">", "=", "|")
 _LEAVES = (type(None), bool, int, float, str, bytes, np.ndarray)
 
 
-@dataclass(frozen=True)
-class _Name:
-    """What a pickle may name; it stands for nothing that could be called."""
-
-    meaning: str
-
-
-@dataclass
-class _Unfinished:
-    """An array or a type of numbers, between the two opcodes that make it."""
-
-    spec: str | None  # of a type; an array has none
-    value: NDArray[Any] | np.dtype[Any] | None = None
-
-
-def _names() -> dict[tuple[str, str], _Name]:
-    names = {
-        ("numpy", "ndarray"): _Name("ndarray"),
-        ("numpy", "dtype"): _Name("dtype"),
-        ("_codecs", "encode"): _Name("encode"),  # how Python 3 writes bytes for Python 2
-        ("__builtin__", "bytes"): _Name("no bytes"),  # and how it writes an empty one
-    }
-    for core in ("numpy.core", "numpy._core"):  # the older and the newer name of one module
-        names[f"{core}.multiarray", "_reconstruct"] = _Name("array")
-        names[f"{core}.numeric", "_frombuffer"] = _Name("array of a buffer")
-    return names
-
-
-_NAMES = _names()
-
-
-def read_plain_pickle(path: Path | str) -> Any:
-    """Read numpy arrays and plain containers from a pickle, without running anything it asks for.
+def read_plain_pickle(path: Path) -> Any:
+    """Read dicts, lists, tuples, numbers, text, bytes and numeric arrays; run nothing.
 
     Text of Python 2 is read as latin-1, as the official CIFAR files need. Arrays are read-only.
-
-    Args:
-        path: The pickle.
-
-    Returns:
-        What it holds: dicts, lists, tuples, numbers, text, bytes and numeric arrays.
 
     Raises:
         DataNotFoundError: The file is not there.
         DataFormatError: The file is truncated, too large, or asks for anything else.
-
-    Example:
-        >>> import pickle, tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "plain"
-        >>> _ = path.write_bytes(pickle.dumps({"labels": [1, 2]}))
-        >>> read_plain_pickle(path)
-        {'labels': [1, 2]}
     """
-    path = Path(path)
-    content = read_bytes(path, MAX_PICKLE_BYTES)
+    with reading(path):
+        content = read_bounded(path, DataFormatError, MAX_PICKLE_BYTES)
     try:
-        return _plain(_Interpreter(content).run())
+        return _checked_tree(_Machine(content).run())
     except DataFormatError as error:
         raise DataFormatError(
             f"{path} must hold numpy arrays and plain containers only; {error}. Nothing in it was "
             "run. Get the file from its official source."
         ) from error
     except Exception as error:  # a cut-off or senseless program: an empty stack, no such memo, ...
+        reason = f"{type(error).__name__}: {_shown(str(error), MAX_REASON)}"
         raise DataFormatError(
-            f"{path} is not a readable pickle: {type(error).__name__}: {error}. Get it again."
+            f"{path} is not a readable pickle: {reason}. Get it again."
         ) from error
 
 
-def _plain(root: Any) -> Any:
-    """Give a tree back if every leaf is plain data and none is too deep for whoever reads it."""
+def _checked_tree(root: Any) -> Any:
+    """Give a tree back if every leaf is plain data and none lies too deep for whoever reads it."""
     level = [root]
     for _ in range(MAX_DEPTH):
         if not level:
@@ -124,111 +78,55 @@ def _plain(root: Any) -> Any:
     raise DataFormatError(f"its containers are nested more than {MAX_DEPTH} deep")
 
 
-def _shown(text: str) -> str:
-    return ascii(text[:SHOWN])[1:-1] + ("..." if len(text) > SHOWN else "")
+def _shown(text: str, most: int = SHOWN) -> str:
+    return ascii(text[:most])[1:-1] + ("..." if len(text) > most else "")
 
 
-class _Interpreter:
+@dataclass
+class _Unfinished:
+    """An array, or a type of numbers, between the two opcodes that make it."""
+
+    spec: str | None  # of a type; an array has none
+    value: NDArray[Any] | np.dtype[Any] | None = None
+
+
+class _Machine:
     """The stack, the memo and the marks of one pickle.
 
-    Every opcode takes at least one byte. Only `_encode` copies what is there already, and so has
-    a budget: a pickle could ask for the bytes of one text over and over.
+    Every opcode takes at least one byte. Only `encode` copies what is there already, and so has a
+    budget: a pickle could ask for the bytes of one text over and over.
     """
 
     def __init__(self, content: bytes) -> None:
         self.content = content
-        self.view = memoryview(content)
-        self.place = 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
         self.budget = len(content)
 
     def run(self) -> Any:
-        for _ in range(MAX_OPCODES):
-            code = self._take(1)[0]
-            if code == _STOP:
-                return self._pop()
-            step = _STEPS.get(code)
-            if step is None:
-                raise DataFormatError(f"it has the opcode {code:#04x}, which no CIFAR file has")
-            step(self)
-        raise DataFormatError(f"it has more than {MAX_OPCODES:,} opcodes")
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(self.content)):
+            if count > MAX_OPCODES:
+                raise DataFormatError(f"it has more than {MAX_OPCODES:,} opcodes")
+            if opcode.name in _VALUES:
+                self.stack.append(bytes(argument) if type(argument) is bytearray else argument)
+            elif opcode.name in _MAKERS:
+                taken, make = _MAKERS[opcode.name]
+                self.stack.append(make(self, *self.take(taken)))
+            elif opcode.name in _ACTIONS:
+                _ACTIONS[opcode.name](self, argument)
+            else:
+                raise DataFormatError(f"it has the opcode {opcode.name}, which no CIFAR file has")
+        return self.take(1)[0]
 
-    # Bytes of the file ---------------------------------------------------------------------------
-
-    def _take(self, count: int) -> memoryview:
-        start, stop = self.place, self.place + count
-        if count < 0 or stop > len(self.content):
-            raise EOFError("it is cut short")
-        self.place = stop
-        return self.view[start:stop]
-
-    def _line(self) -> memoryview:
-        stop = self.content.find(b"\n", self.place)
-        line = self._take(stop - self.place)
-        self.place += 1
-        return line
-
-    def _digits(self) -> str:
-        line = self._line()
-        if len(line) > MAX_DIGITS:
-            raise DataFormatError(f"it has a number of more than {MAX_DIGITS} digits")
-        return str(line, "ascii")
-
-    def integer(self, size: int, *, signed: bool = False) -> int:
-        return int.from_bytes(self._take(size), "little", signed=signed)
-
-    def text_integer(self) -> int | bool:
-        digits = self._digits()
-        if digits in ("00", "01"):  # how the oldest protocol writes truth values
-            return digits == "01"
-        return int(digits.removesuffix("L"))
-
-    def text_float(self) -> float:
-        return float(self._digits())
-
-    def binary_float(self) -> float:
-        return float(struct.unpack(">d", self._take(8))[0])
-
-    def text(self, size: int, *, encoding: str = "utf-8", signed: bool = False) -> str:
-        errors = "surrogatepass" if encoding == "utf-8" else "strict"
-        return str(self._take(self.integer(size, signed=signed)), encoding, errors)
-
-    def text_line(self) -> str:
-        return str(self._line(), "raw-unicode-escape")
-
-    def binary(self, size: int) -> bytes:
-        return bytes(self._take(self.integer(size)))
-
-    def protocol(self) -> None:
-        if self.integer(1) > MAX_PROTOCOL:
-            raise ValueError("it is of a later protocol than any that is known")
-
-    def frame(self) -> None:
-        self._take(8)  # how much to read at once; it is all here
-
-    # Stack and containers ------------------------------------------------------------------------
-
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
-
-    def _pop(self) -> Any:
-        if self.marks and len(self.stack) <= self.marks[-1]:
+    def take(self, count: int | None) -> list[Any]:
+        """The last values of the stack; those after the last mark if there is no count."""
+        start = self.marks.pop() if count is None else len(self.stack) - count
+        if start < (self.marks[-1] if self.marks else 0):
             raise IndexError("the stack is empty")
-        return self.stack.pop()
-
-    def mark(self) -> None:
-        self.marks.append(len(self.stack))
-
-    def marked(self) -> list[Any]:
-        start = self.marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
         return items
-
-    def last(self, count: int) -> tuple[Any, ...]:
-        return tuple(self._pop() for _ in range(count))[::-1]
 
     def extend(self, items: list[Any]) -> None:
         if not isinstance(self.stack[-1], list):
@@ -238,14 +136,10 @@ class _Interpreter:
     def update(self, items: list[Any]) -> None:
         if not isinstance(self.stack[-1], dict):
             raise TypeError("only a dict has items")
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            # The hash of text is salted; numbers and tuples can be chosen so that it takes hours.
-            if not isinstance(key, str | bytes):
-                raise DataFormatError("a key must be text")
-            self.stack[-1][key] = value
+        self.stack[-1].update(_dict_of(*items))
 
-    def put(self, number: int) -> None:
-        self.memo[number] = self.stack[-1]
+    def put(self, number: int | None) -> None:
+        self.memo[len(self.memo) if number is None else number] = self.stack[-1]
 
     def get(self, number: int) -> None:
         value = self.memo[number]
@@ -253,53 +147,27 @@ class _Interpreter:
             value = value.value
         if value is None or isinstance(value, list | tuple | dict):
             raise DataFormatError("it has one container in two places")
-        self.push(value)
+        self.stack.append(value)
 
-    # Names and what they make --------------------------------------------------------------------
-
-    def name(self, module: str, name: str) -> None:
-        if (module, name) not in _NAMES:
-            raise DataFormatError(f"it asks for `{_shown(f'{module}.{name}')}`")
-        self.push(_NAMES[module, name])
-
-    def name_in_lines(self) -> None:
-        self.name(str(self._line(), "utf-8"), str(self._line(), "utf-8"))
-
-    def name_on_stack(self) -> None:
-        module, name = self.last(2)
-        self.name(str(module), str(name))
-
-    def reduce(self) -> None:
-        name, arguments = self.last(2)
-        makers: dict[str, Callable[..., Any]] = {
-            "ndarray": _no_array,
-            "dtype": _begin_dtype,
-            "array": _begin_array,
-            "array of a buffer": _array,
-            "encode": self._encode,
-            "no bytes": _no_bytes,
-        }
-        if not isinstance(name, _Name) or not isinstance(arguments, tuple):
+    def call(self, name: Any, arguments: Any) -> Any:
+        if not isinstance(name, FunctionType) or not isinstance(arguments, tuple):
             raise TypeError("a name and a tuple are needed to make something")
-        self.push(makers[name.meaning](*arguments))
+        # Whatever function is on the stack is one of `_NAMES`.
+        return self.encode(*arguments) if name is _Machine.encode else name(*arguments)
 
-    def build(self) -> None:
-        unfinished, state = self.last(2)
+    def finish(self, unfinished: Any, state: Any) -> Any:
         if not isinstance(unfinished, _Unfinished) or not isinstance(state, tuple):
             raise TypeError("only an array and its type have a state")
         if unfinished.spec is None:
-            unfinished.value = self._finish_array(*state)
+            _, shape, dtype, fortran, raw = state  # the first is the version of numpy's format
+            # Python 2 has one type for text and bytes, which is read as text.
+            content = self.encode(raw) if isinstance(raw, str) else raw
+            unfinished.value = _array(content, dtype, shape, "F" if fortran else "C")
         else:
-            unfinished.value = _finish_dtype(unfinished.spec, *state)
-        self.push(unfinished.value)
+            unfinished.value = _finished_dtype(unfinished.spec, *state)
+        return unfinished.value
 
-    def _finish_array(self, *state: Any) -> NDArray[Any]:
-        _, shape, dtype, fortran, raw = state  # the first is the version of numpy's format
-        # Python 2 has one type for text and bytes, which is read as text.
-        content = self._encode(raw) if isinstance(raw, str) else raw
-        return _array(content, dtype, shape, "F" if fortran else "C")
-
-    def _encode(self, text: str, encoding: str = "latin1") -> bytes:
+    def encode(self, text: str, encoding: str = "latin1") -> bytes:
         if encoding != "latin1":
             raise DataFormatError(f"bytes in the encoding `{_shown(str(encoding))}` are not plain")
         self.budget -= len(text)
@@ -308,25 +176,47 @@ class _Interpreter:
         return text.encode(encoding)
 
 
+def _dict_of(*items: Any) -> dict[str | bytes, Any]:
+    # The hash of text is salted; numbers and tuples can be chosen so that it takes hours.
+    if not all(isinstance(key, str | bytes) for key in items[::2]):
+        raise DataFormatError("a key must be text")
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def _named(*module_and_name: Any) -> Callable[..., Any]:
+    name = ".".join(map(str, module_and_name))
+    if name not in _NAMES:
+        raise DataFormatError(f"it asks for `{_shown(name)}`")
+    return _NAMES[name]
+
+
+def _ndarray(*_: Any) -> None:
+    raise TypeError("an array is not made by its type")
+
+
+def _no_bytes() -> bytes:
+    return b""
+
+
+def _begin_array(kind: Any, *_: Any) -> _Unfinished:
+    if kind is not _ndarray:
+        raise TypeError("only an ndarray is an array")
+    return _Unfinished(None)
+
+
 def _begin_dtype(spec: Any, *_: Any) -> _Unfinished:
     if not isinstance(spec, str) or not _DTYPE.fullmatch(spec):
         raise DataFormatError(f"an array of `{_shown(str(spec))}` is not plain numbers")
     return _Unfinished(spec)
 
 
-def _finish_dtype(spec: str, *state: Any) -> np.dtype[Any]:
+def _finished_dtype(spec: str, *state: Any) -> np.dtype[Any]:
     """A type by its name; what else numpy noted about it must agree, and is not obeyed."""
     _, order, *inner, size, _, _ = state
     dtype: np.dtype[Any] = np.dtype(spec)
-    if order not in _ORDERS or inner != [None] * 3 or size not in (-1, dtype.itemsize):
+    if order not in ("<", ">", "=", "|") or inner != [None] * 3 or size not in (-1, dtype.itemsize):
         raise DataFormatError(f"the type `{spec}` of an array has another size or content")
     return dtype if order == "|" else dtype.newbyteorder(order)
-
-
-def _begin_array(kind: Any, *_: Any) -> _Unfinished:
-    if kind is not _NAMES["numpy", "ndarray"]:
-        raise TypeError("only an ndarray is an array")
-    return _Unfinished(None)
 
 
 def _array(raw: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
@@ -344,90 +234,51 @@ def _array(raw: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
     return np.ndarray(shape, dtype, raw, order="F" if order == "F" else "C")
 
 
-def _no_array(*_: Any) -> None:
-    raise TypeError("an array is not made by its type")
+# What a pickle may name, and the function that is called in its place.
+_NAMES: dict[str, Callable[..., Any]] = {
+    "numpy.ndarray": _ndarray,
+    "numpy.dtype": _begin_dtype,
+    "_codecs.encode": _Machine.encode,  # how Python 3 writes bytes for Python 2
+    "__builtin__.bytes": _no_bytes,  # and how it writes an empty one
+}
+for _core in ("numpy.core", "numpy._core"):  # the older and the newer name of one module
+    _NAMES[f"{_core}.multiarray._reconstruct"] = _begin_array
+    _NAMES[f"{_core}.numeric._frombuffer"] = _array
 
-
-def _no_bytes(*size: Any) -> bytes:
-    if size:
-        raise DataFormatError("only an empty `bytes` is made by its name")
-    return b""
-
-
-Step = Callable[[_Interpreter], None]
-
-
-def _pushing(value: Callable[[_Interpreter], Any]) -> Step:
-    return lambda machine: machine.push(value(machine))
-
-
-def _constant(value: Any) -> Step:
-    return lambda machine: machine.push(value)
-
-
-def _empty(kind: type[list[Any]] | type[dict[Any, Any]]) -> Step:
-    return lambda machine: machine.push(kind())
-
-
-def _dict_of(machine: _Interpreter) -> None:
-    items = machine.marked()
-    machine.push({})
-    machine.update(items)
-
-
-# By opcode, as `pickletools` describes them; the names there are given where they are not obvious.
-_STEPS: dict[int, Step] = {
-    0x80: lambda machine: machine.protocol(),
-    0x95: lambda machine: machine.frame(),
-    # Constants and numbers.
-    ord("N"): _constant(None),
-    0x88: _constant(True),
-    0x89: _constant(False),
-    ord("I"): _pushing(_Interpreter.text_integer),
-    ord("L"): _pushing(_Interpreter.text_integer),
-    ord("F"): _pushing(_Interpreter.text_float),
-    ord("K"): _pushing(lambda machine: machine.integer(1)),
-    ord("M"): _pushing(lambda machine: machine.integer(2)),
-    ord("J"): _pushing(lambda machine: machine.integer(4, signed=True)),
-    0x8A: _pushing(lambda machine: machine.integer(machine.integer(1), signed=True)),  # LONG1
-    ord("G"): _pushing(_Interpreter.binary_float),
-    # Text and bytes. The strings of Python 2 are read as text.
-    ord("V"): _pushing(_Interpreter.text_line),
-    0x8C: _pushing(lambda machine: machine.text(1)),
-    ord("X"): _pushing(lambda machine: machine.text(4)),
-    0x8D: _pushing(lambda machine: machine.text(8)),
-    ord("U"): _pushing(lambda machine: machine.text(1, encoding="latin-1")),
-    ord("T"): _pushing(lambda machine: machine.text(4, encoding="latin-1", signed=True)),
-    ord("C"): _pushing(lambda machine: machine.binary(1)),
-    ord("B"): _pushing(lambda machine: machine.binary(4)),
-    0x8E: _pushing(lambda machine: machine.binary(8)),
-    0x96: _pushing(lambda machine: machine.binary(8)),  # BYTEARRAY8
-    # Containers.
-    ord("("): lambda machine: machine.mark(),
-    ord(")"): _constant(()),
-    0x85: _pushing(lambda machine: machine.last(1)),
-    0x86: _pushing(lambda machine: machine.last(2)),
-    0x87: _pushing(lambda machine: machine.last(3)),
-    ord("t"): _pushing(lambda machine: tuple(machine.marked())),
-    ord("]"): _empty(list),
-    ord("l"): _pushing(lambda machine: machine.marked()),
-    ord("a"): lambda machine: machine.extend([*machine.last(1)]),
-    ord("e"): lambda machine: machine.extend(machine.marked()),
-    ord("}"): _empty(dict),
-    ord("d"): _dict_of,
-    ord("s"): lambda machine: machine.update([*machine.last(2)]),
-    ord("u"): lambda machine: machine.update(machine.marked()),
-    # What is used again.
-    ord("p"): lambda machine: machine.put(machine.text_integer()),
-    ord("q"): lambda machine: machine.put(machine.integer(1)),
-    ord("r"): lambda machine: machine.put(machine.integer(4)),
-    0x94: lambda machine: machine.put(len(machine.memo)),  # MEMOIZE
-    ord("g"): lambda machine: machine.get(machine.text_integer()),
-    ord("h"): lambda machine: machine.get(machine.integer(1)),
-    ord("j"): lambda machine: machine.get(machine.integer(4)),
-    # Names and what they make.
-    ord("c"): lambda machine: machine.name_in_lines(),
-    0x93: lambda machine: machine.name_on_stack(),
-    ord("R"): lambda machine: machine.reduce(),
-    ord("b"): lambda machine: machine.build(),
+# Opcodes by their names in `pickletools`: those whose argument is the value,
+_VALUES = frozenset(
+    """
+    INT LONG LONG1 BININT BININT1 BININT2 FLOAT BINFLOAT UNICODE SHORT_BINUNICODE BINUNICODE
+    BINUNICODE8 SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 BYTEARRAY8
+    """.split()  # noqa: SIM905 - twenty quoted lines would hide the list
+)
+# those that make one value of so many others (None: of all after the last mark),
+_MAKERS: dict[str, tuple[int | None, Callable[..., Any]]] = {
+    "NONE": (0, lambda _: None),
+    "NEWTRUE": (0, lambda _: True),
+    "NEWFALSE": (0, lambda _: False),
+    "EMPTY_TUPLE": (0, lambda _, *items: items),
+    "TUPLE1": (1, lambda _, *items: items),
+    "TUPLE2": (2, lambda _, *items: items),
+    "TUPLE3": (3, lambda _, *items: items),
+    "TUPLE": (None, lambda _, *items: items),
+    "EMPTY_LIST": (0, lambda _, *items: [*items]),
+    "LIST": (None, lambda _, *items: [*items]),
+    "EMPTY_DICT": (0, lambda _, *items: _dict_of(*items)),
+    "DICT": (None, lambda _, *items: _dict_of(*items)),
+    "STACK_GLOBAL": (2, lambda _, *items: _named(*items)),
+    "REDUCE": (2, _Machine.call),
+    "BUILD": (2, _Machine.finish),
+}
+# and the others.
+_ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda *_: None),
+    "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
+    "APPEND": lambda machine, _: machine.extend(machine.take(1)),
+    "APPENDS": lambda machine, _: machine.extend(machine.take(None)),
+    "SETITEM": lambda machine, _: machine.update(machine.take(2)),
+    "SETITEMS": lambda machine, _: machine.update(machine.take(None)),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.put),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
+    "GLOBAL": lambda machine, words: machine.stack.append(_named(*words.split(" ", 1))),
 }

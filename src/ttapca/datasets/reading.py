@@ -1,74 +1,66 @@
-"""What all readers share: the splits, and errors that name the file."""
+"""What all readers share: errors that name the file, and arrays whose headers may lie.
+
+What a header says is compared with the bytes that are there before any memory is asked for.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import io
+import math
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ttapca.datasets.images import MAX_CLASSES, Images, numbered_classes
+from ttapca._checks import ListOf, OneOf, Rule, Whole, check_option, conform
+from ttapca.datasets.images import Images
 from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
-    OptionError,
     ShapeError,
     TtapcaError,
     did_you_mean,
 )
+from ttapca.support.parsing import parse_json, read_bounded
 
 Split = Literal["train", "test"]
 GET_IT = "It is damaged or of another kind; get it again."
-MAX_JSON_BYTES = 16 << 20
 MAX_REASON = 300  # characters of a parser's own message
+MAX_CLASSES = 1_000_000  # a higher label is damage, and not worth a list of names
+LABELS = ListOf(Whole(0, MAX_CLASSES - 1), longest=10_000_000)
+
+PLAIN_KINDS = "biufSU"  # booleans, numbers and text; no objects, no records
+HEADER_BYTES = 1 << 14  # numpy reads no header of more than 10,000
+MAX_AXES = 32
+MAX_MEMBERS = 1000  # arrays in an archive
+# Deflate reaches 1,000 to 1, pictures hardly 10 to 1: what is larger and denser is meant to harm.
+SMALL_BYTES = 100_000_000
+MAX_RATIO = 100
+SHOWN_NAMES = 20
+NO_OBJECTS = "Files with pickled objects are refused; a truncated one must be fetched again."
 
 
-def check_split(split: str) -> Split:
-    """Refuse a split that does not exist.
-
-    Args:
-        split: `train` or `test`.
-
-    Returns:
-        The same word.
-
-    Raises:
-        OptionError: It is neither.
-
-    Example:
-        >>> check_split("test")
-        'test'
-    """
-    if split not in get_args(Split):
-        raise OptionError(
-            f"A split is `train` or `test`; found `{split}`.{did_you_mean(split, get_args(Split))}"
-        )
-    return cast("Split", split)
+def check_split(split: str) -> None:
+    """Refuse a split that does not exist."""
+    check_option("split", split, OneOf(get_args(Split)))
 
 
 @contextmanager
 def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT) -> Iterator[None]:
     """Say which file an error is about, whatever went wrong inside.
 
-    Parsers of other people's formats fail in any way that Python knows: `struct.error`,
-    `IndexError`, `NotImplementedError`, ... Here they all become one error that names the file.
+    Parsers of foreign formats fail in any way that Python knows: `struct.error`, `IndexError`,
+    `NotImplementedError`, ... Here they all become one error that names the file.
 
     Args:
         path: The file or folder being read.
         complaint: What to say about it when a parser fails.
         advice: What to do about it then.
-
-    Yields:
-        Nothing; read inside.
-
-    Raises:
-        DataNotFoundError: It is not there.
-        DataFormatError: It cannot be read, or breaks a rule of `Images`.
-        ShapeError: Its arrays have the wrong shapes.
 
     Example:
         >>> with reading(Path("mine.npz"), "is not an archive", "Get it again."):
@@ -95,81 +87,12 @@ def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT)
         raise DataFormatError(f"{path} {complaint}: {reason}. {advice}") from error
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """Read a whole file that is known to be small.
-
-    Args:
-        path: The file.
-        limit: Bytes that it may have.
-
-    Returns:
-        Its content.
-
-    Raises:
-        DataNotFoundError: It is not there.
-        DataFormatError: It is larger, or cannot be read.
-
-    Example:
-        >>> read_bytes(Path("nowhere"), 1000)
-        Traceback (most recent call last):
-        ttapca.errors.DataNotFoundError: nowhere does not exist.
-    """
+def read_json(path: Path, rule: Rule) -> Any:
+    """What a small JSON file says, if it is as a rule demands."""
     with reading(path):
-        size = path.stat().st_size
-        if size > limit:
-            raise DataFormatError(f"{path} is larger than {limit:,} bytes; found {size:,}.")
-        return path.read_bytes()
-
-
-def read_json(path: Path) -> Any:
-    """Read a small JSON file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        What it says.
-
-    Raises:
-        DataNotFoundError: It is not there.
-        DataFormatError: It is no JSON, or more than 16 MB of it.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "labels.json"
-        >>> _ = path.write_text("[3, 8]")
-        >>> read_json(path)
-        [3, 8]
-    """
-    with reading(path, "is not readable JSON"):
-        return json.loads(read_bytes(path, MAX_JSON_BYTES).decode("utf-8"))
-
-
-def check_labels(path: Path, labels: Any) -> list[int]:
-    """Refuse what is no list of class numbers.
-
-    Args:
-        path: Where it comes from.
-        labels: What was found there.
-
-    Returns:
-        The same list.
-
-    Raises:
-        DataFormatError: It is no list, or something in it is no number that a label can be.
-
-    Example:
-        >>> check_labels(Path("test_batch"), [3, 8])
-        [3, 8]
-    """
-    if not isinstance(labels, list):
-        raise DataFormatError(f"{path}: labels must be a list; found {type(labels).__name__}.")
-    for label in labels:
-        if type(label) is not int or not 0 <= label < MAX_CLASSES:
-            raise DataFormatError(
-                f"{path}: labels must be integers from 0 up; found {str(label)[:MAX_REASON]!r}."
-            )
-    return labels
+        content = parse_json(read_bounded(path, DataFormatError), str(path), DataFormatError)
+        conform(content, rule, str(path), DataFormatError)
+        return content
 
 
 def make_images(
@@ -184,26 +107,103 @@ def make_images(
         path: Where the arrays come from.
         images: Pixels, `(n, height, width, channels)`.
         labels: Class numbers of any integer type, `(n,)`.
-        class_names: One name a class; plain numbers if `None`.
-
-    Returns:
-        The images.
-
-    Raises:
-        DataFormatError: A type or a label breaks the rules.
-        ShapeError: A shape does.
-
-    Example:
-        >>> import numpy as np
-        >>> make_images(Path("x"), np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, np.uint8), ("a",))
-        Images(1 of 2x2x3, 1 classes)
+        class_names: The name of each class; if `None`, classes are called `0`, `1`, ...
     """
     with reading(path):
         if labels.dtype.kind not in "iu":
             raise DataFormatError(f"Labels must be integers; found {labels.dtype}.")
         if not images.size:
             raise DataFormatError(f"There must be an image to read; found shape {images.shape}.")
-        names = numbered_classes(labels) if class_names is None else class_names
+        if class_names is None:
+            highest = int(labels.max()) if labels.size else -1
+            if highest >= MAX_CLASSES:
+                raise DataFormatError(f"Labels must be class numbers from 0 up; found {highest}.")
+            class_names = tuple(str(number) for number in range(highest + 1))
         if labels.shape == images.shape[:1]:  # any other shape is refused before it costs memory
             labels = labels.astype(np.int64)
-        return Images(images, cast("NDArray[np.int64]", labels), names)
+        return Images(images, cast("NDArray[np.int64]", labels), class_names)
+
+
+class _Layout(NamedTuple):
+    """How an array lies in its bytes; `offset` is that of its first byte, `size` is in bytes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: Literal["C", "F"]
+    offset: int
+    size: int
+
+
+def map_npy(path: Path) -> NDArray[Any]:
+    """Map the array of an `.npy` file into memory, read-only; it is read when it is used."""
+    with reading(path, "is not a plain `.npy` array", NO_OBJECTS):
+        with path.open("rb") as file:
+            layout = _layout(file.read(HEADER_BYTES), path.stat().st_size)
+        if not layout.size:  # nothing cannot be mapped
+            return np.empty(layout.shape, layout.dtype)
+        return np.memmap(path, layout.dtype, "r", layout.offset, layout.shape, layout.order)
+
+
+def read_npz_arrays(
+    path: Path, names: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, NDArray[Any]]:
+    """Read arrays of an `.npz` archive into memory, by name; the optional ones may be missing."""
+    with reading(path, "is not a plain `.npz` archive", NO_OBJECTS):
+        with path.open("rb") as file:
+            if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+                raise DataFormatError("It is a single array, not an `.npz` archive.")
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if len(members) > MAX_MEMBERS:
+                raise ValueError(f"it has more than {MAX_MEMBERS} members")
+            found = {member.filename.removesuffix(".npy"): member for member in members}
+            wanted = [*names, *(name for name in optional if name in found)]
+            return {name: _read_member(archive, _find(found, name)) for name in wanted}
+
+
+def _find(members: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
+    if name not in members:
+        there = ", ".join(ascii(each)[1:-1] for each in list(members)[:SHOWN_NAMES]) or "none"
+        raise DataFormatError(
+            f"There is no array `{name}`.{did_you_mean(name, members)} There are: {there}."
+        )
+    return members[name]
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"`{info.filename}` is compressed in another way than numpy does")
+    there = archive.fp.seek(0, io.SEEK_END) if archive.fp is not None else 0
+    packed = min(info.compress_size, there)  # the archive may lie about that as well
+    if info.file_size > max(SMALL_BYTES, MAX_RATIO * packed):
+        raise ValueError(
+            f"`{info.filename}` would unpack from {packed:,} to {info.file_size:,} bytes, more "
+            f"than {MAX_RATIO} times as much, as no images do"
+        )
+    with archive.open(info) as member:
+        layout = _layout(member.read(HEADER_BYTES), info.file_size)
+    if layout.offset + layout.size != info.file_size:
+        raise ValueError(f"`{info.filename}` is longer than its array")
+    with archive.open(info) as member:
+        array: NDArray[Any] = npy.read_array(member, allow_pickle=False)
+    return array
+
+
+def _layout(head: bytes, there: int) -> _Layout:
+    stream = io.BytesIO(head)
+    version = npy.read_magic(stream)
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"its format has the version {version}; 1.0 and 2.0 are known")
+    shape, fortran, dtype = readers[version](stream)
+    if dtype.kind not in PLAIN_KINDS or not dtype.itemsize:
+        raise ValueError(f"it holds {dtype.kind!r} items, not numbers or text")
+    if len(shape) > MAX_AXES or min(shape, default=0) < 0:
+        raise ValueError("its shape is not one of an array")
+    size = math.prod(shape) * dtype.itemsize
+    if stream.tell() + size > there:
+        raise ValueError(
+            f"it is cut short: shape {shape} of {dtype} takes {size:,} bytes, and "
+            f"{there - stream.tell():,} are there"
+        )
+    return _Layout(shape, dtype, "F" if fortran else "C", stream.tell(), size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -65,18 +66,19 @@ class ModelInputs:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def __iter__(self) -> Iterator[Any]:
-        """All values."""
-        yield from (*self.args, *self.kwargs.values())
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """All of it."""
+        return (*self.args, *self.kwargs.values())
 
     @property
     def first(self) -> Tensor:
         """The first tensor, whose first dimension is that of the samples."""
-        return next(value for value in self if isinstance(value, Tensor))
+        return next(value for value in self.values if isinstance(value, Tensor))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
         """The same with every tensor changed."""
-        values = [change(value) if isinstance(value, Tensor) else value for value in self]
+        values = [change(value) if isinstance(value, Tensor) else value for value in self.values]
         named = dict(zip(self.kwargs, values[len(self.args) :], strict=True))
         return ModelInputs(tuple(values[: len(self.args)]), named)
 
@@ -109,15 +111,12 @@ class SourceActivations:
                 f"A filter is fitted on the untouched model; `{path}` already carries a filter. "
                 "Call `detach()` on what put it there first."
             )
-        if progress is not None and not callable(progress):
-            raise OptionError(
-                "`progress` is a function that wraps an iterable, for example `tqdm`; found "
-                f"{progress!r}."
-            )
-        if prepare is not None and not callable(prepare):
-            raise OptionError(
-                f"`prepare` is a function from a batch to what the model takes; found {prepare!r}."
-            )
+        for name, function, purpose in (
+            ("progress", progress, "that wraps an iterable, for example `tqdm`"),
+            ("prepare", prepare, "from a batch to what the model takes"),
+        ):
+            if function is not None and not callable(function):
+                raise OptionError(f"`{name}` is a function {purpose}; found {function!r}.")
         self.device = device_and_dtype(self.layer, model)[0]
         self._prepare = prepare
         if isinstance(data, np.ndarray):
@@ -129,7 +128,7 @@ class SourceActivations:
         self._progress: Progress = progress or (lambda batches: batches)
         self._kept: list[ModelInputs] = []
         self._keep_every = 1
-        self._first: tuple[Any, Iterator[Any]] | None = None
+        self._first: tuple[list[Any], Iterator[Any]] | None = None
         self._passes = 0
         self.group_norm = GroupNormWatch(model)
 
@@ -141,11 +140,10 @@ class SourceActivations:
         except StopIteration:
             raise NotEnoughDataError("Fitting needs data; found none.") from None
         if self._one_shot:
-            self._first = (first, iterator)  # the batch must be read again, but cannot be
+            self._first = ([first], iterator)  # the batch must be read again, but cannot be
         calls: list[Shapes] = []
 
-        def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            del module
+        def record(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if not isinstance(output, Tensor) or output.dim() < 2:
                 raise LayerOutputError(
                     "A filter goes after a layer that returns one tensor of shape (batch, ...); "
@@ -157,7 +155,7 @@ class SourceActivations:
         inputs = self._inputs_of(first, 0).head(2)
         handle = self.layer.register_forward_hook(record)
         try:
-            with explained_inputs(inputs):
+            with explained_inputs(inputs.values):
                 inputs.run(self.model)
         except TtapcaError:
             raise
@@ -187,20 +185,14 @@ class SourceActivations:
         seen = 0
         for number, batch in enumerate(self._progress(self._read())):
             inputs = self._inputs_of(batch, number)
-            samples = inputs.first
-            activation = self._run_to_layer(inputs, at)
-            if tuple(activation.shape[1:]) != shape:
-                raise ShapeError(
-                    f"All batches must give samples of one shape at `{self.path}`; batch {number} "
-                    f"gave {tuple(activation.shape[1:])}, the first one {shape}."
+            with stopped_at(self.layer, before=at == "input") as reached:
+                inputs.run(self.model)
+            if not reached:
+                raise LayerOutputError(
+                    f"`{self.path}` was not called in the forward pass of a batch."
                 )
-            if not torch.isfinite(activation).all():
-                finite = not samples.is_floating_point() or bool(torch.isfinite(samples).all())
-                place = f"the {at} of `{self.path}`" if finite else "the data"
-                raise NonFiniteError(
-                    f"Fitting needs finite numbers; found NaN or infinity in {place} at batch "
-                    f"{number} (counting from 0). Remove that batch or mend it."
-                )
+            activation: Tensor = reached[0]
+            self._check(activation, shape, number, at, inputs.first)
             if self._passes == 1:
                 self.group_norm.see(*inputs.args, **inputs.kwargs)
                 self._keep(number, inputs)
@@ -211,6 +203,23 @@ class SourceActivations:
                 f"A filter is fitted on at least {FEWEST_SAMPLES} samples: fewer do not tell how "
                 f"much a component varies, and gains would follow chance. Found {seen}. Give more "
                 "data."
+            )
+
+    def _check(
+        self, activation: Tensor, shape: tuple[int, ...], number: int, at: str, samples: Tensor
+    ) -> None:
+        """Raise unless what a batch became has the shape of the first one and is finite."""
+        if tuple(activation.shape[1:]) != shape:
+            raise ShapeError(
+                f"All batches must give samples of one shape at `{self.path}`; batch {number} "
+                f"gave {tuple(activation.shape[1:])}, the first one {shape}."
+            )
+        if not torch.isfinite(activation).all():
+            finite = not samples.is_floating_point() or bool(torch.isfinite(samples).all())
+            place = f"the {at} of `{self.path}`" if finite else "the data"
+            raise NonFiniteError(
+                f"Fitting needs finite numbers; found NaN or infinity in {place} at batch "
+                f"{number} (counting from 0). Remove that batch or mend it."
             )
 
     def kept(self) -> list[ModelInputs]:
@@ -250,20 +259,7 @@ class SourceActivations:
             return self._each_batch()
 
     def _each_batch(self) -> Iterator[Any]:
-        if self._first is None:
-            yield from self._data
-        else:
-            first, rest = self._first
-            yield first
-            yield from rest
-
-    def _run_to_layer(self, inputs: ModelInputs, at: Literal["input", "output"]) -> Tensor:
-        with stopped_at(self.layer, before=at == "input") as seen:
-            inputs.run(self.model)
-        if not seen:
-            raise LayerOutputError(f"`{self.path}` was not called in the forward pass of a batch.")
-        activation: Tensor = seen[0]
-        return activation
+        return iter(self._data) if self._first is None else itertools.chain(*self._first)
 
     def _inputs_of(self, batch: Any, number: int) -> ModelInputs:
         """What the model is called with: said by `prepare`, else the batch or its first part."""
@@ -271,7 +267,7 @@ class SourceActivations:
             found = _as_inputs(self._prepare(batch))
         else:
             found = _as_inputs(batch[:1] if isinstance(batch, (tuple, list)) else (batch,))
-        if not any(isinstance(value, Tensor) for value in found):
+        if not any(isinstance(value, Tensor) for value in found.values):
             whose = "`prepare` must give" if self._prepare else "Data must yield"
             raise OptionError(
                 f"{whose} tensors, or pairs whose first element is a tensor; batch {number} "

@@ -27,15 +27,13 @@ from ttapca.support.modules import device_and_dtype, find_layer
 class _FilterHook:
     """What a layer's hooks hold: the filter, and whether it is on."""
 
-    def __init__(self, spectral_filter: SpectralFilter) -> None:
+    def __init__(self, layer: nn.Module, spectral_filter: SpectralFilter) -> None:
         self.filter = spectral_filter
         self.enabled = True
-        self.handle: RemovableHandle | None = None
+        self.handle = self.register(layer)
 
-    def remove(self) -> None:
-        """Take the hook off its layer; harmless a second time."""
-        if self.handle is not None:
-            self.handle.remove()
+    def register(self, layer: nn.Module) -> RemovableHandle:
+        raise NotImplementedError
 
     def run(self, samples: Tensor) -> Tensor:
         if samples.device != self.filter.mean.device:
@@ -47,18 +45,22 @@ class _FilterHook:
 class _OutputHook(_FilterHook):
     """Filters what a layer returns."""
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        del module, args
+    def register(self, layer: nn.Module) -> RemovableHandle:
+        return layer.register_forward_hook(self)
+
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         return self.run(output) if self.enabled else None
 
 
 class _InputHook(_FilterHook):
-    """Filters what an affine layer is given (a folded filter)."""
+    """Filters what an affine layer is given."""
+
+    def register(self, layer: nn.Module) -> RemovableHandle:
+        return layer.register_forward_pre_hook(self, with_kwargs=True)
 
     def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        del module
         if not self.enabled:
             return None
         samples, *rest = args or (kwargs["input"],)
@@ -74,15 +76,9 @@ class Attachment:
 
     def __init__(self, layer: nn.Module, spectral_filter: SpectralFilter) -> None:
         self.filter = spectral_filter
-        self._hook: _FilterHook
         _forget_compiled()
-        if spectral_filter.basis.at_input:
-            hook = _InputHook(spectral_filter)
-            hook.handle = layer.register_forward_pre_hook(hook, prepend=False, with_kwargs=True)
-            self._hook = hook
-        else:
-            self._hook = _OutputHook(spectral_filter)
-            self._hook.handle = layer.register_forward_hook(self._hook)
+        hook = _InputHook if spectral_filter.basis.at_input else _OutputHook
+        self._hook = hook(layer, spectral_filter)
 
     @property
     def enabled(self) -> bool:
@@ -105,7 +101,7 @@ class Attachment:
 
     def detach(self) -> None:
         """Take the filter away for good; a second call does nothing."""
-        self._hook.remove()
+        self._hook.handle.remove()
 
 
 def attach(
@@ -160,7 +156,7 @@ def carries_filter(layer: nn.Module) -> bool:
 def detach_filter(layer: nn.Module) -> None:
     """Take the filter off a layer, if there is one: for who has lost its `Attachment`."""
     for hook in _filter_hooks(layer):
-        hook.remove()
+        hook.handle.remove()
 
 
 def _filter_hooks(layer: nn.Module) -> list[_FilterHook]:

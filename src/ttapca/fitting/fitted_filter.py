@@ -16,8 +16,7 @@ from torch import Tensor
 from ttapca._checks import OneOf, check_option
 from ttapca._version import __version__
 from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.fitting.saved_form import GROUP_NORM, STORAGES, check_filter
-from ttapca.fitting.store import read_folder, write_folder
+from ttapca.fitting.store import GROUP_NORM, STORAGES, check_filter, read_folder, write_folder
 from ttapca.spectral.bands import band_edges
 from ttapca.spectral.basis import BASES, Basis
 from ttapca.spectral.filter import SpectralFilter
@@ -151,15 +150,7 @@ class FittedFilter:
         return self.dropped_variance_ > MOST_DROPPED
 
     def loss_in_words(self) -> str:
-        """What dropping the variance outside of the basis does to source samples, for people.
-
-        Example:
-            >>> import ttapca
-            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
-            >>> data = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
-            >>> ttapca.fit(model, "0", data).loss_in_words()
-            'drops 0.00 % of the source variance'
-        """
+        """What dropping the variance outside of the basis does to source samples, for people."""
         words = f"drops {100 * self.dropped_variance_:.2f} % of the source variance"
         if self.agreement_ is None:
             return words
@@ -195,7 +186,7 @@ class FittedFilter:
         dtype: torch.dtype = torch.float32,
         **options: object,
     ) -> SpectralFilter:
-        """Build the module that filters.
+        """Build the module that filters, to compute in some precision.
 
         Args:
             gain: Which gains it has; without, it only drops what lies outside its basis.

@@ -11,7 +11,7 @@ GroupNorm, see `ttapca.support.group_norm`). Five routes lead to the components:
 - **dct**, on demand, for images so large that a basis of vectors is out of reach: cosines, not
   exactly the principal components, with exact variances (see `ttapca.spectral.cosine`).
 
-A further route is one function with `@route`, and its name in `RouteName`.
+A further route is one function with `@register_route`, and its name in `RouteName`.
 """
 
 from __future__ import annotations
@@ -58,15 +58,7 @@ _LESS_MEMORY = (
 
 @dataclass(eq=False)
 class FitTask:
-    """What a route works with.
-
-    Attributes:
-        source: The data, and what they become at the layer.
-        shapes: Of a sample of the layer's input and output.
-        n_components: How many components are wished for.
-        generator: Draws random numbers.
-        on_demand: Whether the caller named the route, so that there is no other to try.
-    """
+    """What a route works with; `on_demand` is whether the caller named the route."""
 
     source: SourceActivations
     shapes: Shapes
@@ -143,10 +135,10 @@ class Route:
 ROUTES: dict[str, Route] = {}
 
 
-def route(
+def register_route(
     name: RouteName, serves: Callable[[nn.Module, Shapes], bool]
 ) -> Callable[[FindBasis], FindBasis]:
-    """Register a route."""
+    """Put a route in the table."""
 
     def register(find: FindBasis) -> FindBasis:
         ROUTES[name] = Route(find, serves)
@@ -159,7 +151,7 @@ def _works_on_input(layer: nn.Module, shapes: Shapes) -> bool:
     return acts_on_input(layer, shapes.input, shapes.output)
 
 
-@route("folded", serves=_works_on_input)
+@register_route("folded", serves=_works_on_input)
 def _folded(task: FitTask) -> FittedFilter:
     source = task.source
     if task.shapes.input is None or not is_affine(source.layer):
@@ -183,7 +175,7 @@ def _folded(task: FitTask) -> FittedFilter:
     return task.fitted("folded", Folded(pca.project, pca.rebuild), pca, energies)
 
 
-@route("exact", serves=lambda _, shapes: math.prod(shapes.output) <= EXACT_LIMIT)
+@register_route("exact", serves=lambda _, shapes: math.prod(shapes.output) <= EXACT_LIMIT)
 def _exact(task: FitTask) -> FittedFilter:
     size = math.prod(task.shapes.output)
     moments, sample = Moments(size, device=task.source.device), EvenSample(size)
@@ -200,7 +192,7 @@ def _exact(task: FitTask) -> FittedFilter:
     return task.fitted("exact", Dense(pca.basis.cpu()), pca, energies)
 
 
-@route("gram", serves=lambda _layer, _shapes: True)
+@register_route("gram", serves=lambda _layer, _shapes: True)
 def _gram(task: FitTask) -> FittedFilter | None:
     size = math.prod(task.shapes.output)
     sample, batches = EvenSample(size), task.read()
@@ -220,7 +212,7 @@ def _gram(task: FitTask) -> FittedFilter | None:
     return task.fitted("gram", Dense(pca.basis.cpu()), pca, energies)
 
 
-@route("randomised", serves=lambda _layer, _shapes: True)
+@register_route("randomised", serves=lambda _layer, _shapes: True)
 def _randomised(task: FitTask) -> FittedFilter:
     size = math.prod(task.shapes.output)
     task.source.require_several_passes()
@@ -240,7 +232,7 @@ def _randomised(task: FitTask) -> FittedFilter:
     return task.fitted("randomised", basis, pca, energies, error_bound=pca.error_bound.cpu())
 
 
-@route("dct", serves=lambda _layer, _shapes: False)
+@register_route("dct", serves=lambda _layer, _shapes: False)
 def _dct(task: FitTask) -> FittedFilter:
     at_input = _works_on_input(task.source.layer, task.shapes)
     shape = task.shape(at_input=at_input)
@@ -301,7 +293,7 @@ def fit(
 
     Raises:
         LayerNotFoundError: No such layer; near names are offered.
-        LayerOutputError: The layer returns no tensor, or is called not exactly once a forward.
+        LayerOutputError: The layer returns no tensor, or is not called exactly once in a pass.
         NonFiniteError: A batch leads to NaN or infinity; its number is named.
         NotEnoughDataError: Too few samples, or fewer components in the data than asked for.
         OptionError: An option makes no sense, or a batch holds no tensor for the model.

@@ -1,9 +1,12 @@
-"""A folder on disk for a fitted filter: `config.json`, `filter.safetensors` and a `README.md` card.
+"""A saved filter: a folder with `config.json`, `filter.safetensors` and a `README.md` card.
 
 No pickle anywhere: what is read is JSON and raw tensors. The folder appears whole or not at all,
-and every byte of it is covered by a checksum, so a truncated or altered filter is refused instead
-of giving wrong numbers. This file knows folders and checksums; what a filter is,
-`ttapca.fitting.fitted_filter` knows.
+and every byte is covered by a checksum, so that a truncated or altered filter is refused.
+
+Checksums tell that a folder was damaged, not that it is right: whoever changes a filter can compute
+them anew. So each tensor is compared with the config, with the others and with what its numbers
+mean, before a filter is made of them. Which tensors a basis has, and what they must be, the basis
+says (`ttapca.spectral.basis`).
 """
 
 from __future__ import annotations
@@ -11,14 +14,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from ttapca._checks import shown
+from ttapca._checks import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform, shown
 from ttapca.errors import FilterExistsError, SavedFilterError
+from ttapca.spectral.bands import band_edges
+from ttapca.spectral.basis import BASES, TensorForm
 from ttapca.support.disk import make_folder, recover, staged_folder
 from ttapca.support.parsing import parse_json, read_bounded
 
@@ -27,6 +35,46 @@ FORMAT_VERSION = 1
 CONFIG = "config.json"
 TENSORS = "filter.safetensors"
 CARD = "README.md"
+
+STORAGES = ("float64", "float32", "bfloat16", "float16")
+GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file
+
+# Numbers of a filter beyond these overflow or vanish when float32 squares them.
+LARGEST = 1e15
+SMALLEST_VARIANCE = 1e-36
+
+ROUNDING = 1e-4  # of a share or a variance that was computed, relative or absolute
+
+_SHAPE = Such(
+    ListOf(Whole(1, 2**31), 1, 8),
+    lambda sides: math.prod(sides) <= 2**31,
+    f"of at most {2**31:,} numbers",
+)
+_CONFIG_RULE = Record(
+    {
+        "format": Text(),
+        "format_version": Whole(),
+        "layer": Text(),
+        "route": OneOf(tuple(BASES)),
+        "shape": _SHAPE,
+        "output_shape": _SHAPE,
+        "n_components": Whole(1, 2**31),
+        "storage": OneOf(STORAGES),
+        "source": Record(
+            {
+                "n_samples": Whole(2),
+                "total_variance": Number(0),
+                "explained_variance": Number(0, 1 + ROUNDING),
+                "largest_singular_value": Number(0),
+                "smallest_singular_value": Number(0),
+            },
+            {"agreement": Number(0, 1), "singular_value_error": Number(0)},
+        ),
+        "versions": Record({"ttapca": Text(), "torch": Text()}, others=Text()),
+        "tensors_sha256": Text(64),
+        "checksum": Text(64),
+    }
+)
 
 
 def write_folder(
@@ -41,15 +89,13 @@ def write_folder(
 
     Args:
         path: The folder; its parents are made.
-        config: Anything that JSON can hold, without the keys that this function adds: `format`,
-            `format_version`, `tensors_sha256`, `checksum`.
+        config: As in `_CONFIG_RULE`, without its format and checksums, which are added here.
         tensors: By name.
         card: Markdown for a person.
         overwrite: Whether to replace a saved filter that is there already.
 
     Raises:
-        FilterExistsError: When there is one, and it was not to be replaced.
-        SavedFilterError: When the path holds something that is not a saved filter.
+        FilterExistsError: When there is one, and it was not to be replaced, or something else.
         StorageError: When the disk is full or the folder cannot be written.
     """
     check_target(path, overwrite=overwrite)
@@ -123,28 +169,18 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"`{file}` was altered after it was saved: its checksum does not match. Copy the "
             "folder again, or save the filter again."
         )
-    found: dict[str, Any] = config
-    return found
+    return config
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise unless a filter may be saved here.
-
-    Args:
-        path: The folder.
-        overwrite: Whether a saved filter may be replaced.
-
-    Raises:
-        FilterExistsError: There is one, and it may not; or the path holds something else.
-    """
-    if (path / CONFIG).is_file() and not overwrite:
-        raise FilterExistsError(
-            f"`{path}` holds a saved filter already, which would be lost. Choose another path, or "
-            "replace it with `overwrite=True`."
-        )
-    if not path.exists() or (path / CONFIG).is_file():
-        return
-    if not path.is_dir() or any(path.iterdir()):
+    """Raise `FilterExistsError` unless a filter may be saved to this folder."""
+    if (path / CONFIG).is_file():
+        if not overwrite:
+            raise FilterExistsError(
+                f"`{path}` holds a saved filter already, which would be lost. Choose another path, "
+                "or replace it with `overwrite=True`."
+            )
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FilterExistsError(
             f"A filter is saved to a new or empty folder, or over another saved filter; `{path}` "
             "holds something else. Choose another path."
@@ -154,3 +190,131 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 def _checksum(config: dict[str, Any]) -> str:
     content = {key: value for key, value in config.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Compare a config and its tensors with what a saved filter is.
+
+    Raises:
+        SavedFilterError: Something is missing, unknown, of another shape or type, not finite, out
+            of range or out of order.
+    """
+    where = f"The config of the filter in `{path}`"
+    conform(config, _CONFIG_RULE, where, SavedFilterError)
+    shape = config["shape"]
+    rules: dict[str, Rule] = {
+        "shape": BASES[config["route"]].shape_rule,
+        "n_components": Whole(1, math.prod(shape)),
+    }
+    if "input_mean" not in tensors:  # then it is the layer's output that is filtered
+        rules["output_shape"] = Such(_SHAPE, lambda sides: sides == shape, f"{shape}, as `shape`")
+    for name, rule in rules.items():
+        conform(config[name], rule, where, SavedFilterError, at=name)
+    required, optional = _forms(config, tensors)
+    for name in required:
+        if name not in tensors:
+            raise SavedFilterError(
+                f"`{path}` is not a whole saved filter: the tensor `{name}` is missing. Save the "
+                "filter again."
+            )
+    known = required | optional
+    for name in tensors:
+        if name not in known:
+            raise SavedFilterError(
+                f"A saved filter of the {config['route']} route has the tensors "
+                f"{', '.join(known)}; `{path}` has `{name[:100]}` as well. If a later ttapca wrote "
+                "it, update; otherwise save the filter again."
+            )
+    for name, tensor in tensors.items():
+        fault = _fault_of(tensor, known[name], getattr(torch, config["storage"]))
+        if fault is not None:
+            raise SavedFilterError(f"`{name}` of the filter in `{path}` must {fault}")
+    _check_source(config["source"], tensors["singular_values"], where)
+
+
+def _forms(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, TensorForm], dict[str, TensorForm]]:
+    """Of the tensors that must be there, and of those that may be."""
+    kind, shape, components = BASES[config["route"]], config["shape"], config["n_components"]
+    output_size, bands = math.prod(config["output_shape"]), len(band_edges(components)) - 1
+    required = {
+        "output_mean": TensorForm((output_size,), torch.float64),
+        "singular_values": TensorForm((components,), torch.float64, "above 0 and falling", _falls),
+        **kind.forms(tuple(shape), components),
+    }
+    samples = _rows_and_columns(tensors.get("energies"))[0]
+    optional = {
+        "energies": TensorForm((samples, bands), torch.float32, "not below 0", _not_negative),
+        "error_bound": TensorForm((components,), torch.float64, "not below 0", _not_negative),
+    }
+    if True in kind.sides:
+        side = required if kind.sides == (True,) else optional
+        side["input_mean"] = TensorForm((math.prod(shape),), torch.float64)
+    for name, tensor in tensors.items():
+        if name.startswith(GROUP_NORM):
+            channels = _rows_and_columns(tensor)[1]
+            words = "a mean and a variance for each channel"
+            optional[name] = TensorForm((2, channels), torch.float32, words, _has_variances)
+    return required, optional
+
+
+def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
+    """Where one of them may be any number, but not zero."""
+    rows, columns = tensor.shape if tensor is not None and tensor.dim() == 2 else (1, 1)
+    return max(1, rows), max(1, columns)
+
+
+def _fault_of(tensor: Tensor, form: TensorForm, storage: torch.dtype) -> str | None:
+    """What a tensor must be and is not, to go after "must"; None where it is."""
+    shape, dtype = tuple(tensor.shape), form.dtype or storage
+    if shape != form.shape:
+        return f"have shape {form.shape}, by its config; found {shape}. Save the filter again."
+    if tensor.dtype != dtype:
+        return f"be of type {dtype}, by its config; found {tensor.dtype}. Save the filter again."
+    # In float16 the largest number would be compared with infinity: so the maximum, as a float.
+    if not bool(torch.isfinite(tensor).all()) or float(tensor.abs().max()) > LARGEST:
+        return (
+            f"hold finite numbers, at most {LARGEST:g}; found NaN, infinity or a larger one. Fit "
+            "the filter again."
+        )
+    if not form.holds(tensor):
+        return f"hold numbers that are {form.words}; found others. Fit the filter again."
+    return None
+
+
+def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> None:
+    """Compare what a config says of the source with the singular values."""
+    largest, smallest = float(values[0]), float(values[-1])
+    for name, value in (("largest", largest), ("smallest", smallest)):
+        said = source[f"{name}_singular_value"]
+        if not math.isclose(said, value, rel_tol=ROUNDING):
+            raise SavedFilterError(
+                f"{where}: `source.{name}_singular_value` must be that of the tensors, {value:g}; "
+                f"found {said:g}. Save the filter again."
+            )
+    freedom = source["n_samples"] - 1
+    least, kept = smallest**2 / freedom, float(values.square().sum()) / freedom
+    if least < SMALLEST_VARIANCE:
+        raise SavedFilterError(
+            f"{where}: a component must have a variance of at least {SMALLEST_VARIANCE:g}; found "
+            f"{least:g}. Fit the filter again."
+        )
+    if not kept <= source["total_variance"] * (1 + ROUNDING) < math.inf:
+        raise SavedFilterError(
+            f"{where}: `source.total_variance` must be at least that of its components, {kept:g}; "
+            f"found {source['total_variance']:g}. Save the filter again."
+        )
+
+
+def _has_variances(statistics: Tensor) -> bool:
+    # A difference of two rounded numbers: a channel that is constant may be a little below zero.
+    return bool((statistics[1] >= -ROUNDING).all())
+
+
+def _falls(values: Tensor) -> bool:
+    return bool(values[-1] > 0) and bool((values.diff() <= 0).all())
+
+
+def _not_negative(values: Tensor) -> bool:
+    return bool((values >= 0).all())

@@ -21,6 +21,8 @@ from ttapca.spectral.gains import PenaltyName
 
 LearnedGainName = Literal["relu", "exponential", "multiplicative"]
 PAPER: Mapping[str, Any] = {"paper": "the paper of this library", "needs": "data"}
+# Options of a multiplier, which the other gains have not.
+NO_FACTOR: Mapping[str, Any] = {"penalty": None, "limit": None}
 
 
 @register(
@@ -32,13 +34,13 @@ PAPER: Mapping[str, Any] = {"paper": "the paper of this library", "needs": "data
 @register(
     "ttapca-exp",
     summary="Exponential spectral filter, learned by entropy",
-    fixed={"gain": "exponential"},
+    fixed={"gain": "exponential", **NO_FACTOR},
     **PAPER,
 )
 @register(
     "ttapca-relu",
     summary="ReLU spectral filter, learned by entropy",
-    fixed={"gain": "relu"},
+    fixed={"gain": "relu", **NO_FACTOR},
     **PAPER,
 )
 @register("ttapca", **PAPER)

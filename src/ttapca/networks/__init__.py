@@ -13,21 +13,18 @@ Images in [0, 1] go in everywhere: normalisation is a layer of the network.
 
 from __future__ import annotations
 
-from ttapca.networks.architectures import ARCHITECTURES, Architecture, build
-from ttapca.networks.augmentation import Augmentation
+from ttapca.networks.architectures import ARCHITECTURES, build
+from ttapca.networks.checkpoints import load, load_rotation, load_weights, packaged
 from ttapca.networks.evaluation import Evaluation, evaluate, expected_calibration_error
-from ttapca.networks.layers import LayerFacts, LayerTable, describe_layers
-from ttapca.networks.loading import load, load_rotation, load_weights, packaged
+from ttapca.networks.layer_costs import LayerFacts, LayerTable, describe_layers
 from ttapca.networks.network import NORMALISATIONS, ImageNetwork, Normalisation, normalisation_of
 from ttapca.networks.rotation import RotationHead, RotationNetwork, add_rotation_head, turn
 from ttapca.networks.runs import train
-from ttapca.networks.training import Training
-from ttapca.networks.training_options import EpochRecord, TrainingOptions
+from ttapca.networks.training import Augmentation, EpochRecord, Training, TrainingOptions
 
 __all__ = [
     "ARCHITECTURES",
     "NORMALISATIONS",
-    "Architecture",
     "Augmentation",
     "EpochRecord",
     "Evaluation",

@@ -2,66 +2,69 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
+from torch import Tensor, nn
 
 from ttapca.errors import OptionError, did_you_mean
-from ttapca.networks.group_norm_resnet import GroupNormResNet
-from ttapca.networks.network import CIFAR_SHAPE, ImageNetwork, Normalisation, initialise
-from ttapca.networks.resnet import ResNet
-from ttapca.networks.small_cnn import SmallCNN
-from ttapca.networks.wide_resnet import WideResNet
+from ttapca.networks.network import CIFAR_SHAPE, ImageNetwork, Normalisation, conv3x3, initialise
+from ttapca.networks.residual import GroupNormResNet, ResNet, WideResNet
 
 DEFAULT_SEED = 0
+DIGITS_SHAPE = (1, 8, 8)
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """One architecture.
+class SmallCNN(ImageNetwork):
+    """Three 3x3 convolutions with BatchNorm, an average, a linear classifier.
 
-    Attributes:
-        summary: One line for a person.
-        make: Makes it from the number of classes, the normalisation and the shape of an image.
+    Small enough to train in seconds: for the digits demo, tests and first steps.
+
+    Example:
+        >>> SmallCNN()(torch.rand(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
     """
 
-    summary: str
-    make: Callable[[int, str | Normalisation, Sequence[int]], ImageNetwork]
+    def __init__(
+        self,
+        classes: int = 10,
+        normalisation: str | Normalisation = "none",
+        input_shape: Sequence[int] = DIGITS_SHAPE,
+    ) -> None:
+        super().__init__(classes, normalisation, input_shape)
+        self.conv1 = conv3x3(self.input_shape[0], 16)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.conv2 = conv3x3(16, 32, stride=2)
+        self.bn2 = nn.BatchNorm2d(32)
+        self.conv3 = conv3x3(32, 64)
+        self.bn3 = nn.BatchNorm2d(64)
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, classes) from images in [0, 1]."""
+        x = torch.relu(self.bn1(self.conv1(self.normalise(images))))
+        x = torch.relu(self.bn2(self.conv2(x)))
+        x = torch.relu(self.bn3(self.conv3(x)))
+        logits: Tensor = self.fc(x.mean((2, 3)))
+        return logits
 
 
-def _wide(depth: int, width: int) -> Architecture:
-    return Architecture(
-        f"WideResNet, depth {depth}, width {width}", functools.partial(WideResNet, depth, width)
-    )
+# Makes a network from the number of classes, the normalisation and the shape of an image.
+Maker = Callable[[int, str | Normalisation, Sequence[int]], ImageNetwork]
 
-
-def _residual(depth: int) -> Architecture:
-    return Architecture(
-        f"ResNet, {depth} layers, 1x1-convolution shortcuts", functools.partial(ResNet, depth)
-    )
-
-
-def _zero_padded(depth: int) -> Architecture:
-    return Architecture(
-        f"ResNet, {depth} layers, zero-padded shortcuts",
-        functools.partial(ResNet, depth, shortcut="zeros"),
-    )
-
-
-_WIDE = ((10, 1), (16, 1), (16, 2), (16, 4), (16, 8), (22, 2), (28, 2), (28, 4), (28, 10))
-_WIDER = ((34, 10), (40, 1), (40, 2), (40, 4), (70, 16))
+_WIDE = (
+    *((10, 1), (16, 1), (16, 2), (16, 4), (16, 8), (22, 2), (28, 2), (28, 4), (28, 10)),
+    *((34, 10), (40, 1), (40, 2), (40, 4), (70, 16)),
+)
 _RESIDUAL = (20, 32, 44, 56, 110)
 
-ARCHITECTURES: dict[str, Architecture] = {
-    **{f"wrn-{depth}-{width}": _wide(depth, width) for depth, width in (*_WIDE, *_WIDER)},
-    **{f"resnet{depth}": _residual(depth) for depth in _RESIDUAL},
-    **{f"resnet{depth}-zeros": _zero_padded(depth) for depth in _RESIDUAL},
-    "resnet26-gn": Architecture(
-        "pre-activated ResNet, 26 layers, GroupNorm", functools.partial(GroupNormResNet, 26)
-    ),
-    "small-cnn": Architecture("three convolutions with BatchNorm, for digits", SmallCNN),
+ARCHITECTURES: dict[str, Maker] = {
+    **{f"wrn-{depth}-{width}": partial(WideResNet, depth, width) for depth, width in _WIDE},
+    **{f"resnet{depth}": partial(ResNet, depth) for depth in _RESIDUAL},
+    **{f"resnet{depth}-zeros": partial(ResNet, depth, shortcut="zeros") for depth in _RESIDUAL},
+    "resnet26-gn": partial(GroupNormResNet, 26),
+    "small-cnn": SmallCNN,
 }
 
 
@@ -94,30 +97,26 @@ def build(
         >>> network(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 100])
     """
-    make = _find(architecture).make
+    make = _find(architecture)
     with torch.random.fork_rng(devices=[]):  # constructors draw weights that nobody keeps
         network = make(classes, normalisation, input_shape)
     initialise(network, generator or torch.Generator().manual_seed(DEFAULT_SEED))
     return network
 
 
-@functools.lru_cache(maxsize=256)  # a few files of all architectures
+@lru_cache(maxsize=256)  # a few files of all architectures
 def shapes_of(architecture: str, classes: int, channels: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of an architecture's state dict, without making its weights.
 
     Raises:
         OptionError: There is no such architecture.
-
-    Example:
-        >>> shapes_of("resnet20", 10, 3)["fc.weight"]
-        (10, 64)
     """
     with torch.device("meta"):
-        network = _find(architecture).make(classes, "half", (channels, *CIFAR_SHAPE[1:]))
+        network = _find(architecture)(classes, "half", (channels, *CIFAR_SHAPE[1:]))
     return {name: tuple(value.shape) for name, value in network.state_dict().items()}
 
 
-def _find(architecture: str) -> Architecture:
+def _find(architecture: str) -> Maker:
     if architecture not in ARCHITECTURES:
         raise OptionError(
             f"There is no architecture `{architecture}`."

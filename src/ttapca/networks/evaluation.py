@@ -35,9 +35,9 @@ class Evaluation:
     Attributes:
         images: How many there were.
         error: Share of wrong predictions, in percent.
-        calibration_error: Expected distance between confidence and accuracy, in percent: images in
-            15 bins of equal width by the probability of the predicted class.
-        accuracy_of_class: In percent, by class; None for a class without images.
+        calibration_error: Expected distance between confidence and accuracy, in percent, over 15
+            bins of equal width by the probability of the predicted class.
+        accuracy_of_class: In percent; None for a class without images.
         entropy: Mean of the predictions' entropy, in nats.
         error_stream: The error of each batch, in percent.
         entropy_stream: The mean entropy of each batch.
@@ -86,13 +86,10 @@ def evaluate(
         predict: A model in evaluation mode, an `Adapter`, or any function from images in [0, 1] to
             logits of shape (batch, classes).
         data: Labelled images.
-        batch_size: Images a batch; the last one may have fewer.
+        batch_size: How many images go in at once; the last batch may have fewer.
         order: In which order they come, see `ttapca.datasets.choose`.
         seed: Of the shuffle, where there is one.
         progress: Wraps the batches while they are read; silent by default.
-
-    Returns:
-        Error, calibration, accuracy of each class, and speed.
 
     Raises:
         OptionError: The logits are not as many as the classes of the labels.
@@ -113,35 +110,21 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What was predicted, image by image; every measure follows from it.
+    """What was predicted, image by image; every measure follows from it."""
 
-    Attributes:
-        labels: Shape (n,), as all others.
-        classes: The predicted ones.
-        confidences: Their probabilities.
-        entropies: Of the predictions, in nats.
-        batches: The number of the batch that each image came in.
-        seconds: Spent predicting.
-        n_classes: How many classes there are.
-    """
-
-    labels: Tensor
-    classes: Tensor
-    confidences: Tensor
-    entropies: Tensor
-    batches: Tensor
-    seconds: float
+    labels: Tensor  # (n,), as all others
+    classes: Tensor  # the predicted ones
+    confidences: Tensor  # their probabilities
+    entropies: Tensor  # in nats
+    batches: Tensor  # the number of each image's batch
+    seconds: float  # spent predicting
     n_classes: int
 
     def evaluation(self, chosen: Tensor | None = None) -> Evaluation:
-        """Measure.
+        """Measure all images, or those chosen by truth values of shape (n,).
 
-        Args:
-            chosen: Which images count, shape (n,), truth values; all by default. Seconds are then
-                shared in proportion, and batches without a chosen image left out of the streams.
-
-        Raises:
-            NotEnoughDataError: No image is chosen.
+        Seconds are shared in proportion, and batches without a chosen image left out of the
+        streams.
         """
         if chosen is None:
             chosen = torch.ones_like(self.labels, dtype=torch.bool)
@@ -172,16 +155,8 @@ def predict_all(
 ) -> Predictions:
     """Predict all images, batch after batch: the one loop that everything is measured with.
 
-    Args:
-        predict: As for `evaluate`.
-        batches: Labelled images, in order.
-        progress: Wraps the batches while they are read; silent by default.
-        watch: Told after each batch how many images it had and how many predictions were wrong.
-
-    Raises:
-        OptionError: The logits are not as many as the classes of the labels.
-        ShapeError: The network does not take images of this shape.
-        NotEnoughDataError: There are no images.
+    Arguments and errors are those of `evaluate`. `watch` is told after each batch how many images
+    it had and how many predictions were wrong.
     """
     if not len(batches):
         raise NotEnoughDataError("Evaluation needs images; found none.")
@@ -212,10 +187,8 @@ def expected_calibration_error(
     Args:
         confidence: Probability of each predicted class, shape (n,).
         correct: Whether each prediction was right, shape (n,).
-        bins: How many bins there are between 0 and 1; a bin holds its upper edge.
-
-    Returns:
-        A number between 0 and 1; bins weigh by how many predictions they hold.
+        bins: How many bins there are between 0 and 1; a bin holds its upper edge, and counts by
+            how many predictions it holds.
 
     Example:
         >>> confidence = torch.tensor([0.75, 0.75])
@@ -243,8 +216,8 @@ def _logits(predict: Predict, images: Tensor, classes: int) -> Tensor:
     if logits.dim() != 2 or logits.shape[1] != classes:
         raise OptionError(
             f"The network must give one logit for each of the {classes} classes of the labels; "
-            f"it gives {tuple(logits.shape[1:])} an image. Choose the data set or the network that "
-            "fits the other."
+            f"it gives {tuple(logits.shape[1:])} for each image. Choose the data set or the network "
+            "that fits the other."
         )
     return logits
 

@@ -21,16 +21,14 @@ def is_factory(name: str) -> bool:
         (True, False, False)
     """
     module, colon, factory = name.partition(":")
-    return bool(colon) and factory.isidentifier() and _is_dotted(module)
+    dotted = all(part.isidentifier() for part in module.split("."))
+    return bool(colon) and factory.isidentifier() and dotted
 
 
 def make(name: str) -> nn.Module:
-    """Import a module, call the factory in it, and check that it gives a network.
+    """Import a module, call the factory in it without arguments, and check what it gives.
 
     This runs the user's code.
-
-    Args:
-        name: `package.module:factory`; the factory is called without arguments.
 
     Raises:
         OptionError: There is no such module or factory, it needs arguments, or it gives something
@@ -102,7 +100,3 @@ def _called(factory: Callable[..., object], name: str) -> object:
 def _failure(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} (in {where.filename}, line {where.lineno})"
-
-
-def _is_dotted(module: str) -> bool:
-    return bool(module) and all(part.isidentifier() for part in module.split("."))

@@ -14,21 +14,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttapca._checks import conform
+from ttapca._checks import ListOf, Such, Whole, conform
 from ttapca.datasets import Images
 from ttapca.errors import InputTypeError, OptionError, ShapeError, did_you_mean
-from ttapca.networks.descriptions import INPUT_SHAPE
 
 CIFAR_SHAPE = (3, 32, 32)
+MOST_CLASSES = 100_000
+MOST_CHANNELS = 1024
+LARGEST_IMAGE = 2**24  # numbers: 64 MB in float32, 3 x 2,364 x 2,364
+LONGEST_SIDE = 16_384
 DIGITS_KEPT = 4
+
+INPUT_SHAPE = Such(
+    ListOf(Whole(1, LONGEST_SIDE), 3, 3),
+    lambda shape: shape[0] <= MOST_CHANNELS and math.prod(shape) <= LARGEST_IMAGE,
+    f"channels (at most {MOST_CHANNELS:,}), height and width of at most {LARGEST_IMAGE:,} numbers",
+)
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """What is subtracted from the pixels of each channel, and what they are divided by then.
+    """What is subtracted from the pixels of each channel, and what they are then divided by.
 
     Attributes:
-        mean: One number a channel, or one for all, on pixels in [0, 1].
+        mean: One number for each channel, or one for all, on pixels in [0, 1].
         std: Likewise; above 0.
 
     Raises:
@@ -78,17 +87,10 @@ NORMALISATIONS = {
 
 
 def find_normalisation(chosen: str | Normalisation) -> Normalisation:
-    """Look a normalisation up by name.
-
-    Args:
-        chosen: One of `NORMALISATIONS`, or a normalisation, which is returned.
+    """Look a normalisation up by name; one that is given as numbers is returned.
 
     Raises:
         OptionError: There is none of that name.
-
-    Example:
-        >>> find_normalisation("half")
-        Normalisation(mean=(0.5,), std=(0.5,))
     """
     if isinstance(chosen, Normalisation):
         return chosen
@@ -103,11 +105,8 @@ def find_normalisation(chosen: str | Normalisation) -> Normalisation:
 def normalisation_of(images: Images) -> Normalisation:
     """The normalisation under which the pixels of a data set have mean 0 and deviation 1.
 
-    Args:
-        images: Training images.
-
     Returns:
-        One mean and one deviation a channel, to four digits. A constant channel is not scaled.
+        A mean and a deviation for each channel, to four digits. A constant channel is not scaled.
 
     Example:
         >>> from ttapca.datasets import read_digits
@@ -126,16 +125,8 @@ def normalisation_of(images: Images) -> Normalisation:
 class Normalise(nn.Module):
     """The first layer: checks the shape of the images and normalises them.
 
-    Args:
-        normalisation: By name, or as numbers.
-        input_shape: Of one image: channels, height, width.
-
     Raises:
         OptionError: The numbers do not fit the channels, or the shape makes no sense.
-
-    Example:
-        >>> Normalise("half", (1, 2, 2))(torch.ones(1, 1, 2, 2)).flatten().tolist()
-        [1.0, 1.0, 1.0, 1.0]
     """
 
     mean: Tensor
@@ -152,10 +143,7 @@ class Normalise(nn.Module):
             self.register_buffer(name, values, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise a batch.
-
-        Args:
-            images: In [0, 1], shape (batch, channels, height, width); left as they were.
+        """Normalise images in [0, 1] of shape (batch, channels, height, width).
 
         Raises:
             ShapeError: The images have another shape.
@@ -182,14 +170,9 @@ class Normalise(nn.Module):
 class ImageNetwork(nn.Module):
     """A classifier of images in [0, 1].
 
-    Args:
-        classes: Length of the logits.
-        normalisation: By name or as numbers.
-        input_shape: Of one image.
-
     Attributes:
-        classes: As given.
-        normalise: The first layer.
+        classes: Length of the logits.
+        normalise: The first layer, made from a normalisation and the shape of one image.
 
     Example:
         >>> ImageNetwork(10, "none", (3, 32, 32)).normalise
@@ -217,12 +200,7 @@ def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 def initialise(model: nn.Module, generator: torch.Generator) -> None:
-    """Draw fresh weights: He's normal for convolutions, by what leaves them; zero biases.
-
-    Args:
-        model: Changed in place; norm layers start at scale 1 and shift 0.
-        generator: Where the numbers come from.
-    """
+    """Draw fresh weights in place: He's normal for convolutions, by fan-out; zero biases."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import LayerOutputError
-from ttapca.networks.network import conv3x3, initialise
+from ttapca.networks.network import CIFAR_SHAPE, conv3x3, initialise
 from ttapca.support.capture import stopped_at
 from ttapca.support.modules import evaluation_mode, find_layer
 
@@ -25,12 +25,9 @@ HEAD_PREFIX = "rotation_head."
 
 
 class RotationHead(nn.Module):
-    """From features at the split point to four logits.
+    """From features of so many channels at the split point to four logits.
 
     GroupNorm, not BatchNorm: test-time training often sees one image at a time.
-
-    Args:
-        channels: Of the features.
 
     Example:
         >>> RotationHead(32)(torch.rand(2, 32, 8, 8)).shape
@@ -87,48 +84,20 @@ class RotationNetwork(nn.Module):
 
     def rotation_logits(self, images: Tensor) -> Tensor:
         """Logits of the four turns, shape (batch, 4); only the shared part of the network runs."""
-        logits: Tensor = self.head(features_at(self.network, self.split, images))
+        logits: Tensor = self.head(_features_at(self.network, self.split, images))
         return logits
-
-
-def published_name(name: str) -> str:
-    """What a tensor of a `RotationNetwork` is called in a checkpoint: the network's keep theirs.
-
-    Example:
-        >>> published_name("network.conv1.weight"), published_name("head.fc.bias")
-        ('conv1.weight', 'rotation_head.fc.bias')
-    """
-    part, _, rest = name.partition(".")
-    return rest if part == "network" else HEAD_PREFIX + rest
-
-
-def features_at(network: nn.Module, split: str, images: Tensor) -> Tensor:
-    """What leaves a layer; the rest of the network is not run.
-
-    Raises:
-        LayerOutputError: The layer is not called, or gives no tensor of shape (batch, c, h, w).
-    """
-    with stopped_at(find_layer(network, split)) as seen:
-        network(images)
-    if not seen or not isinstance(seen[0], Tensor) or seen[0].dim() != 4:
-        raise LayerOutputError(
-            "A rotation head goes after a layer that is called and gives a tensor of shape "
-            f"(batch, channels, height, width); `{split}` does not. Choose another split point."
-        )
-    features: Tensor = seen[0]
-    return features
 
 
 def add_rotation_head(
     network: nn.Module,
     split: str,
     generator: torch.Generator,
-    input_shape: tuple[int, ...] = (3, 32, 32),
+    input_shape: tuple[int, ...] = CIFAR_SHAPE,
 ) -> RotationNetwork:
-    """Put an untrained rotation head on a network.
+    """Put an untrained rotation head on a network, which is not changed.
 
     Args:
-        network: Any classifier of images; not changed.
+        network: Any classifier of images.
         split: Dotted path of the last shared layer.
         generator: Draws the head's weights.
         input_shape: Of one image, to see how many channels the features have.
@@ -144,11 +113,30 @@ def add_rotation_head(
         32
     """
     with torch.no_grad(), evaluation_mode(network):
-        channels = features_at(network, split, torch.zeros(1, *input_shape)).shape[1]
+        channels = _features_at(network, split, torch.zeros(1, *input_shape)).shape[1]
     with torch.random.fork_rng(devices=[]):
         head = RotationHead(channels)
     initialise(head, generator)
     return RotationNetwork(network, split, head)
+
+
+def _features_at(network: nn.Module, split: str, images: Tensor) -> Tensor:
+    """What leaves a layer; the rest of the network is not run."""
+    with stopped_at(find_layer(network, split)) as seen:
+        network(images)
+    if not seen or not isinstance(seen[0], Tensor) or seen[0].dim() != 4:
+        raise LayerOutputError(
+            "A rotation head goes after a layer that is called and gives a tensor of shape "
+            f"(batch, channels, height, width); `{split}` does not. Choose another split point."
+        )
+    features: Tensor = seen[0]
+    return features
+
+
+def published_name(name: str) -> str:
+    """What a tensor of a `RotationNetwork` is called in a checkpoint: the network's keep theirs."""
+    part, _, rest = name.partition(".")
+    return rest if part == "network" else HEAD_PREFIX + rest
 
 
 def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -156,7 +144,7 @@ def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
     Args:
         images: Square, shape (batch, channels, side, side); left as they were.
-        generator: Where the numbers come from.
+        generator: Draws how far.
 
     Returns:
         The turned images, and by how many quarter turns, shape (batch,).

@@ -4,7 +4,7 @@
 |---|---|
 | `state.safetensors` | what a resumed run needs: weights, momentum, average, generators, log |
 | `weights.safetensors` | what the run delivers so far, with a description; `load` reads it |
-| `log.csv` | one line an epoch |
+| `log.csv` | one line for each epoch |
 
 Each is replaced in one step, the state first; the others follow from it, so a run that was killed
 between them makes them anew.
@@ -12,9 +12,7 @@ between them makes them anew.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,14 +20,17 @@ from typing import Any
 
 from torch import nn
 
-from ttapca._checks import conform, shown
+from ttapca._checks import ListOf, Maybe, Number, Plain, Record, Such, Whole, conform, shown
 from ttapca.datasets import Images
 from ttapca.errors import CheckpointError, OptionError, TrainingError
-from ttapca.networks.descriptions import DESCRIPTION, FACTS
 from ttapca.networks.evaluation import Progress
-from ttapca.networks.training import Training
-from ttapca.networks.training_options import EpochRecord, TrainingOptions
-from ttapca.networks.weight_files import read_safetensors, write_safetensors, write_weights
+from ttapca.networks.training import EpochRecord, Training, TrainingOptions
+from ttapca.networks.weight_files import (
+    DESCRIPTION,
+    read_safetensors,
+    write_safetensors,
+    write_weights,
+)
 from ttapca.support.disk import locked, make_folder, replace_file
 from ttapca.support.parsing import parse_json
 
@@ -38,6 +39,31 @@ WEIGHTS = "weights.safetensors"
 LOG = "log.csv"
 FORMAT = "ttapca.training"
 LARGEST_LOG = 200_000_000  # characters: a million epochs
+MOST_EPOCHS = 10**6
+
+_PERCENT = Number(0, 100)
+_RECORD = Record(
+    {
+        "epoch": Whole(1, MOST_EPOCHS),
+        "learning_rate": Number(0, 1e6),
+        "loss": Number(),
+        "train_accuracy": _PERCENT,
+        "rotation_accuracy": Maybe(_PERCENT),
+        "test_accuracy": _PERCENT,
+        "seconds": Number(0),
+    }
+)
+_FACTS = Record(
+    {
+        "options": Record(others=Plain()),
+        "description": Record(others=Plain()),
+        "history": Such(
+            ListOf(_RECORD, 1, MOST_EPOCHS),
+            lambda records: all(each["epoch"] == n for n, each in enumerate(records, 1)),
+            "the epochs from 1 on, one after the other",
+        ),
+    }
+)
 
 
 def train(
@@ -57,7 +83,7 @@ def train(
         network: What is trained, in place; a `RotationNetwork` learns both tasks.
         training_images: What it learns from.
         test_images: What it is measured with after each epoch; nothing is chosen by it.
-        options: How.
+        options: How to train.
         folder: Made where it is missing.
         description: What `weights.safetensors` says about the network; anything JSON can hold.
         progress: Wraps the batches of each epoch; silent by default.
@@ -108,13 +134,9 @@ def read_history(folder: Path) -> list[EpochRecord]:
 
     Raises:
         CheckpointError: The saved state is damaged.
-
-    Example:
-        >>> read_history(Path("nowhere"))
-        []
     """
     path = folder / STATE
-    return _history(_facts(read_safetensors(path)[1], path)) if path.exists() else []
+    return _history(_read_facts(read_safetensors(path)[1], path)) if path.exists() else []
 
 
 def _write_state(training: Training, folder: Path, facts: dict[str, Any]) -> None:
@@ -131,55 +153,43 @@ def _write_results(training: Training, folder: Path, facts: dict[str, Any]) -> N
         "test_accuracy": last.test_accuracy,
     }
     write_weights(folder / WEIGHTS, training.delivered(), description)
-    replace_file(folder / LOG, _csv(training.history).encode())
+    lines = [",".join(field.name for field in dataclasses.fields(EpochRecord))]
+    lines += [",".join(map(_short, dataclasses.astuple(each))) for each in training.history]
+    replace_file(folder / LOG, ("\n".join(lines) + "\n").encode())
 
 
-def _csv(history: list[EpochRecord]) -> str:
-    text = io.StringIO()
-    names = [field.name for field in dataclasses.fields(EpochRecord)]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    for record in history:
-        values = dataclasses.asdict(record)
-        writer.writerow({name: _short(values[name]) for name in names})
-    return text.getvalue()
-
-
-def _short(value: float | None) -> float | str:
+def _short(value: float | None) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, int) else f"{value:.6g}"
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
 def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
     tensors, words = read_safetensors(path)
-    saved = _facts(words, path)
+    saved = _read_facts(words, path)
     for part in ("options", "description"):
-        now = json.loads(json.dumps(facts[part]))  # as it would read: tuples become lists
-        differing = [
-            name for name in {**saved[part], **now} if saved[part].get(name) != now.get(name)
-        ]
-        if differing:
-            name = differing[0]
-            raise OptionError(
-                f"{path.parent} holds a run with {name}={shown(saved[part].get(name))}; found "
-                f"{shown(now.get(name))}. Give the same options to go on with it, or "
-                "another folder."
-            )
+        before, now = saved[part], json.loads(json.dumps(facts[part]))  # tuples become lists
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                raise OptionError(
+                    f"{path.parent} holds a run with {name}={shown(before.get(name))}; found "
+                    f"{shown(now.get(name))}. Give the same options to go on with it, or "
+                    "another folder."
+                )
     try:
         training.restore(tensors, _history(saved))
     except TrainingError as error:
         raise TrainingError(f"{path}: {error}") from error
 
 
-def _facts(words: dict[str, str], path: Path) -> dict[str, Any]:
+def _read_facts(words: dict[str, str], path: Path) -> dict[str, Any]:
     if words.get("format") != FORMAT:
         raise TrainingError(f"{path} is not the state of a training run. Choose another folder.")
     where = f"The log in {path}"
     if "facts" not in words:
         raise CheckpointError(f"{where} is missing. Start again in a new folder.")
     facts: dict[str, Any] = parse_json(words["facts"], where, CheckpointError, largest=LARGEST_LOG)
-    conform(facts, FACTS, where, CheckpointError)
+    conform(facts, _FACTS, where, CheckpointError)
     return facts
 
 

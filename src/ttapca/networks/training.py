@@ -7,36 +7,225 @@ so a run that was killed and resumed ends with the same weights, bit for bit, as
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
+from ttapca._checks import Flag, Number, OneOf, Rule, Whole, check_option
 from ttapca.datasets import Images
 from ttapca.errors import NotEnoughDataError, TrainingError
-from ttapca.networks.averaging import AveragedWeights
 from ttapca.networks.evaluation import Progress, evaluate
 from ttapca.networks.rotation import RotationNetwork, frozen_statistics, published_name, turn
-from ttapca.networks.schedules import learning_rate
-from ttapca.networks.training_options import EpochRecord, TrainingOptions
 from ttapca.support.group_norm import safe_gradients
 
+ScheduleName = Literal["cosine", "one-cycle"]
+
 EVALUATION_BATCH = 500
+ONE_CYCLE_RISE = 0.3
+START_FRACTION = 0.04  # of the peak, at the first step
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random crops, flips and cut-outs of whole batches at once, in uint8.
+
+    Attributes:
+        padding: Pixels of black around an image before a part of the old size is cut out at random.
+        flip: Whether half of the images are mirrored.
+        cutout: Side of a square at a random place that is blanked with the image's own mean; 0 for
+            none.
+
+    Raises:
+        OptionError: A number is negative.
+
+    Example:
+        >>> images = torch.zeros(5, 3, 32, 32, dtype=torch.uint8)
+        >>> augment = Augmentation(padding=4, flip=True, cutout=8)
+        >>> augment(images, torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 3, 32, 32])
+    """
+
+    padding: int = 4
+    flip: bool = True
+    cutout: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse negative numbers."""
+        check_option("padding", self.padding, Whole(0))
+        check_option("cutout", self.cutout, Whole(0))
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Augment a batch.
+
+        Args:
+            images: Pixels, uint8, shape (batch, channels, height, width); left as they were.
+            generator: Draws the numbers; as many whatever they turn out to be.
+        """
+        if self.padding or self.flip:
+            images = self._crop_and_flip(images, generator)
+        return self._cut_out(images, generator) if self.cutout else images
+
+    def _crop_and_flip(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Crop and flip are one look-up of pixels by row and column."""
+        batch, _, height, width = images.shape
+        shifts = torch.randint(0, 2 * self.padding + 1, (2, batch, 1), generator=generator)
+        rows = shifts[0] + torch.arange(height)  # (batch, height)
+        columns = torch.arange(width).expand(batch, width)
+        if self.flip:
+            mirrored = torch.randint(0, 2, (batch, 1), generator=generator).bool()
+            columns = torch.where(mirrored, columns.flip(1), columns)
+        columns = shifts[1] + columns  # (batch, width)
+        padded = F.pad(images, (self.padding,) * 4)
+        numbers = torch.arange(batch)[:, None, None]
+        # Channels come last where indices stand on both sides of a slice.
+        found = padded[numbers, :, rows[:, :, None], columns[:, None, :]]
+        return found.permute(0, 3, 1, 2).contiguous()
+
+    def _cut_out(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """The square's centre lies anywhere inside; less of it remains at the borders."""
+        batch, _, height, width = images.shape
+        top = torch.randint(0, height, (batch, 1), generator=generator) - self.cutout // 2
+        left = torch.randint(0, width, (batch, 1), generator=generator) - self.cutout // 2
+        rows, columns = torch.arange(height), torch.arange(width)
+        in_rows = (rows >= top) & (rows < top + self.cutout)  # (batch, height)
+        in_columns = (columns >= left) & (columns < left + self.cutout)  # (batch, width)
+        square = (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
+        mean = images.float().mean((2, 3), keepdim=True).round().to(images.dtype)
+        return torch.where(square, mean, images)
+
+
+_RULES: dict[str, Rule] = {
+    "epochs": Whole(1, 10**6),
+    "batch_size": Whole(1, 10**6),
+    "peak": Number(above=0),
+    "momentum": Number(above=0, below=1),
+    "weight_decay": Number(0),
+    "schedule": OneOf(get_args(ScheduleName)),
+    "warmup": Number(0),
+    "label_smoothing": Number(0, below=1),
+    "flip": Flag(),
+    "average": Number(0, below=1),
+    "rotation": Number(0),
+    "channels_last": Flag(),
+    "seed": Whole(-(2**63)),
+}
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How a network is trained; all of it is written into the checkpoint.
+
+    Attributes:
+        epochs: Passes over the training images.
+        batch_size: Images in a step; a shorter last batch is left out.
+        peak: The highest learning rate.
+        momentum: Of Nesterov's kind.
+        weight_decay: On weights of convolutions and linear layers; norms and biases have none.
+        schedule: `one-cycle` rises over the first three tenths of the training, as fits a short
+            one; `cosine` over a warm-up. Both then fall to zero along half a cosine.
+        warmup: Epochs of rising learning rate, for `cosine`.
+        label_smoothing: Probability that is spread over all classes.
+        padding: Largest shift of a random crop, in pixels.
+        flip: Whether to mirror half of the images.
+        cutout: Side of the blanked square; 0 for none.
+        average: Decay of the moving average of weights, whose accuracy is measured and which is
+            what the run delivers; 0 to deliver the weights themselves. Early on the decay is lower,
+            so that the random start is forgotten soon.
+        rotation: Weight of the rotation loss, for a network with a rotation head.
+        channels_last: Memory layout; a third faster on the CPU that was measured.
+        seed: Of order and augmentation.
+
+    Raises:
+        OptionError: A number makes no sense.
+
+    Example:
+        >>> TrainingOptions(epochs=5, peak=0.05).momentum
+        0.9
+    """
+
+    epochs: int = 25
+    batch_size: int = 128
+    peak: float = 0.2
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: ScheduleName = "one-cycle"
+    warmup: float = 1.0
+    label_smoothing: float = 0.0
+    padding: int = 4
+    flip: bool = True
+    cutout: int = 0
+    average: float = 0.0
+    rotation: float = 1.0
+    channels_last: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no training could use."""
+        for name, rule in _RULES.items():
+            check_option(name, getattr(self, name), rule)
+        self.augmentation()
+
+    def augmentation(self) -> Augmentation:
+        """What happens to the images."""
+        return Augmentation(self.padding, self.flip, self.cutout)
+
+    def learning_rate(self, step: int, steps_an_epoch: int) -> float:
+        """The learning rate of one step: a function of its number, so there is nothing to save.
+
+        Example:
+            >>> options = TrainingOptions(epochs=10, peak=1.0)
+            >>> [round(options.learning_rate(step, 1), 2) for step in range(10)]
+            [0.04, 0.36, 0.68, 1.0, 0.95, 0.81, 0.61, 0.39, 0.19, 0.05]
+        """
+        steps = self.epochs * steps_an_epoch
+        rise = round(ONE_CYCLE_RISE * steps)
+        if self.schedule == "cosine":
+            rise = min(round(self.warmup * steps_an_epoch), steps)
+        if step < rise:
+            return self.peak * (START_FRACTION + (1 - START_FRACTION) * step / rise)
+        return self.peak * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise))) / 2
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One line of the log.
+
+    Attributes:
+        epoch: Counted from 1.
+        learning_rate: Of the last step.
+        loss: Mean over the steps.
+        train_accuracy: On the augmented images, while training, in percent.
+        rotation_accuracy: Of the rotation head on those images; None without one.
+        test_accuracy: Of the weights that would be delivered now, in percent.
+        seconds: That the epoch took.
+    """
+
+    epoch: int
+    learning_rate: float
+    loss: float
+    train_accuracy: float
+    rotation_accuracy: float | None
+    test_accuracy: float
+    seconds: float
 
 
 class Training:
-    """A training run in memory.
+    """A training run in memory; `train` keeps one in a folder.
 
     Args:
         network: What is trained, in place; a `RotationNetwork` learns both tasks.
         train: Training images.
         test: Images for the accuracy after each epoch; nothing is chosen by it.
-        options: How.
+        options: How to train.
 
     Attributes:
-        history: One record an epoch.
+        history: One record for each epoch.
 
     Raises:
         NotEnoughDataError: There are fewer images than a batch holds.
@@ -70,7 +259,7 @@ class Training:
         self._augment = options.augmentation()
         self._generator = torch.Generator().manual_seed(options.seed)
         self._optimizer = _optimizer(network, options)
-        self._averaged = AveragedWeights(network, options.average) if options.average else None
+        self._averaged = _averaged(network, options.average) if options.average else None
         # Dropout in a user's network draws from torch's own generator: it gets a state of its own.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
@@ -86,14 +275,12 @@ class Training:
         """Whether all epochs are done."""
         return len(self.history) >= self.options.epochs
 
+    @property
+    def _delivered_network(self) -> nn.Module:
+        return self._averaged.module if self._averaged else self.network
+
     def run_epoch(self, progress: Progress | None = None) -> EpochRecord:
-        """Train for one epoch, then measure.
-
-        Args:
-            progress: Wraps the batches; silent by default.
-
-        Returns:
-            The record, which is also added to the history.
+        """Train for one epoch, then measure; the record is also added to the history.
 
         Raises:
             TrainingError: The loss or a weight is not finite any more.
@@ -106,13 +293,14 @@ class Training:
             self._torch_state = torch.get_rng_state()
         images = self.steps_an_epoch * self.options.batch_size
         turned = isinstance(self.network, RotationNetwork)
+        measured = self._delivered_network.eval()
         record = EpochRecord(
             epoch=len(self.history) + 1,
             learning_rate=self._optimizer.param_groups[0]["lr"],
             loss=totals["loss"] / self.steps_an_epoch,
             train_accuracy=100 * totals["right"] / images,
             rotation_accuracy=100 * totals["turned_right"] / images if turned else None,
-            test_accuracy=self._test_accuracy(),
+            test_accuracy=evaluate(measured, self._test, batch_size=EVALUATION_BATCH).accuracy,
             seconds=time.perf_counter() - start,
         )
         self.history.append(record)
@@ -123,16 +311,17 @@ class Training:
 
         The names are those of the network alone; a rotation head's start with `rotation_head.`.
         """
-        tensors = self._averaged.tensors if self._averaged else dict(self.network.state_dict())
+        tensors = self._delivered_network.state_dict()
         if not isinstance(self.network, RotationNetwork):
-            return tensors
+            return dict(tensors)
         return {published_name(name): tensor for name, tensor in tensors.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs, besides the history."""
         state = {f"network/{name}": value for name, value in self.network.state_dict().items()}
         if self._averaged:
-            state |= {f"average/{name}": value for name, value in self._averaged.tensors.items()}
+            average = self._averaged.module.state_dict()
+            state |= {f"average/{name}": value for name, value in average.items()}
         for name, parameter in self.network.named_parameters():
             momentum = self._optimizer.state[parameter].get("momentum_buffer")
             if momentum is not None:
@@ -155,7 +344,8 @@ class Training:
                 parts[part][rest] = tensor
         self.network.load_state_dict(parts["network"])
         if self._averaged:
-            self._averaged.restore(parts["average"])
+            self._averaged.module.load_state_dict(parts["average"])
+            self._averaged.n_averaged.fill_(len(history) * self.steps_an_epoch)
         for name, parameter in self.network.named_parameters():
             if name in parts["momentum"]:
                 buffer = torch.empty_like(parameter, requires_grad=False)
@@ -168,27 +358,16 @@ class Training:
 
     def _check_state(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> None:
         required = self.tensors()
-        optional = {
-            f"momentum/{name}": parameter for name, parameter in self.network.named_parameters()
-        }
-        forms = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        expected = {
-            name: (tensor.shape, tensor.dtype)
-            for name, tensor in {**optional, **required}.items()
-            if name in required or name in tensors
-        }
-        differing = [
-            name for name in {**expected, **forms} if expected.get(name) != forms.get(name)
-        ]
-        fault = (
-            f"`{differing[0][:200]}` is missing, unknown or of another form" if differing else ""
-        )
-        for name, tensor in tensors.items():
-            if not bool(torch.isfinite(tensor).all()):
-                fault = fault or f"`{name[:200]}` holds numbers that are not finite"
-        for name in ("generator", "torch_generator"):
-            if not fault and not _is_random_state(tensors[name]):
-                fault = f"`{name}` is no state of a random generator"
+        known = {f"momentum/{name}": value for name, value in self.network.named_parameters()}
+        fault = ""
+        for name in {**required, **tensors}:
+            wanted, found = {**known, **required}.get(name), tensors.get(name)
+            if wanted is None or found is None or _form(wanted) != _form(found):
+                fault = fault or f"`{name[:200]}` is missing, unknown or of another form"
+            elif not bool(torch.isfinite(found).all()):
+                fault = fault or f"`{name}` holds numbers that are not finite"
+            elif name in ("generator", "torch_generator") and not _is_random_state(found):
+                fault = fault or f"`{name}` is no state of a random generator"
         if len(history) > self.options.epochs:
             fault = fault or f"it has done {len(history)} epochs of {self.options.epochs}"
         if fault:
@@ -205,15 +384,15 @@ class Training:
         totals = {"loss": 0.0, "right": 0.0, "turned_right": 0.0}
         for number, rows in enumerate(progress(batches)):
             step = len(self.history) * self.steps_an_epoch + number
-            self._set_learning_rate(step)
-            outcome = self._step(rows)
-            if self._averaged:
-                self._averaged.update(step)
-            for name, value in outcome.items():
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.options.learning_rate(step, self.steps_an_epoch)
+            for name, value in self._step(rows).items():
                 totals[name] += value
+            if self._averaged:
+                self._averaged.update_parameters(self.network)
         # The statistics of a BatchNorm layer may overflow under a loss that stays finite.
         if not all(bool(torch.isfinite(value).all()) for value in self.tensors().values()):
-            raise self._diverged("A weight or a statistic")
+            raise _diverged("A weight or a statistic")
         return totals
 
     def _step(self, rows: Tensor) -> dict[str, float]:
@@ -228,41 +407,15 @@ class Training:
             loss = loss + self.options.rotation * F.cross_entropy(guesses, quarters)
             outcome["turned_right"] = float((guesses.argmax(1) == quarters).sum())
         outcome["loss"] = float(loss.detach())
-        if not abs(outcome["loss"]) < float("inf"):
-            raise self._diverged("The loss")
+        if not math.isfinite(outcome["loss"]):
+            raise _diverged("The loss")
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return outcome
 
-    @staticmethod
-    def _diverged(what: str) -> TrainingError:
-        return TrainingError(
-            f"{what} is not finite any more: the training diverged. Start again in a new folder "
-            "with a lower peak learning rate."
-        )
-
     def _images(self, pixels: Tensor) -> Tensor:
         return pixels.to(torch.float32, memory_format=self._layout).div_(255)
-
-    def _set_learning_rate(self, step: int) -> None:
-        options = self.options
-        rate = learning_rate(
-            options.schedule,
-            step,
-            options.epochs * self.steps_an_epoch,
-            peak=options.peak,
-            warmup_steps=round(options.warmup * self.steps_an_epoch),
-        )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-
-    def _test_accuracy(self) -> float:
-        self.network.eval()
-        if self._averaged is None:
-            return evaluate(self.network, self._test, batch_size=EVALUATION_BATCH).accuracy
-        with self._averaged.applied():
-            return evaluate(self.network, self._test, batch_size=EVALUATION_BATCH).accuracy
 
 
 def _optimizer(network: nn.Module, options: TrainingOptions) -> torch.optim.SGD:
@@ -278,6 +431,29 @@ def _optimizer(network: nn.Module, options: TrainingOptions) -> torch.optim.SGD:
         momentum=options.momentum,
         nesterov=True,
     )
+
+
+def _averaged(network: nn.Module, decay: float) -> AveragedModel:
+    def average(averaged: Any, present: Any, updates: Any) -> None:
+        weight = 1 - min(decay, (1 + int(updates)) / (10 + int(updates)))
+        for old, new in zip(averaged, present, strict=True):
+            if old.is_floating_point():
+                old.lerp_(new, weight)
+            else:
+                old.copy_(new)  # counters are not averaged
+
+    return AveragedModel(network, multi_avg_fn=average, use_buffers=True)
+
+
+def _diverged(what: str) -> TrainingError:
+    return TrainingError(
+        f"{what} is not finite any more: the training diverged. Start again in a new folder "
+        "with a lower peak learning rate."
+    )
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
 
 
 def _is_random_state(state: Tensor) -> bool:

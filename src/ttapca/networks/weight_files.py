@@ -18,9 +18,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ttapca._checks import conform, shown
+from ttapca._checks import ListOf, Maybe, Number, Plain, Record, Text, Whole, conform, shown
 from ttapca.errors import CheckpointError, OptionError
-from ttapca.networks.descriptions import DESCRIPTION
+from ttapca.networks.network import INPUT_SHAPE, MOST_CHANNELS, MOST_CLASSES
 from ttapca.networks.torch_files import read_torch
 from ttapca.support.disk import make_folder, replace_file
 from ttapca.support.parsing import parse_json
@@ -30,14 +30,41 @@ WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
 PREFIXES = re.compile(r"^(?:(?:module|model)\.)+")
 FORMAT = "ttapca.weights"
 
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_COMPLEX = (torch.complex128, torch.complex64)
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-DTYPES = (*_FLOATS, *_COMPLEX, *_WHOLE)
+_DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.complex128, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+
+# What a file of ours says about its network. It may hold more: callers of `train` add what they
+# like.
+DESCRIPTION = Record(
+    optional={
+        "architecture": Text(100),
+        "factory": Maybe(Text()),
+        "classes": Whole(1, MOST_CLASSES),
+        "input_shape": INPUT_SHAPE,
+        "normalisation": Record(
+            {
+                "mean": ListOf(Number(-1e6, 1e6), 1, MOST_CHANNELS),
+                "std": ListOf(Number(1e-9, 1e6), 1, MOST_CHANNELS),
+            }
+        ),
+        "rotation_split": Maybe(Text()),
+        "class_names": ListOf(Text(), 0, MOST_CLASSES),
+        "data": Record({"name": Text()}, {"training_images": Text(64)}, others=Plain()),
+        "training": Record(
+            optional={"epochs": Whole(1, 10**6), "finished_epochs": Whole(1, 10**6)},
+            others=Plain(),
+        ),
+        "test_accuracy": Number(0, 100),
+    },
+    others=Plain(),
+)
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightFile:
     """What a file holds.
 
     Attributes:
@@ -49,18 +76,15 @@ class Weights:
     description: dict[str, Any] = field(default_factory=dict)
 
 
-def read_weights(path: Path) -> Weights:
+def read_weights(path: Path) -> WeightFile:
     """Read a state dict from `.safetensors`, or from anything that `torch.save` wrote.
 
     The weights may be bare or under `state_dict`, `model_state_dict`, `net` or `model`; prefixes
     `module.` and `model.` are taken off. No code in the file is run.
 
-    Args:
-        path: The file.
-
     Raises:
-        CheckpointError: It is missing, cut short, unsafe, says what makes no sense, or holds no
-            weights, or weights that are not finite.
+        CheckpointError: The file is missing, cut short or unsafe, its description makes no sense,
+            or it holds no weights, or weights that are not finite.
 
     Example:
         >>> import tempfile
@@ -73,17 +97,16 @@ def read_weights(path: Path) -> Weights:
         raise CheckpointError(f"A checkpoint is a file; there is none at {path}.")
     if path.suffix == SAFETENSORS:
         tensors, metadata = read_safetensors(path)
-        return Weights(_without_prefixes(tensors, path), _description(metadata, path))
-    return Weights(_without_prefixes(_unwrapped(read_torch(path, WRAPPERS)), path))
+        return WeightFile(_state_dict(tensors, path), _description(metadata, path))
+    content = read_torch(path, WRAPPERS)
+    for name in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            return WeightFile(_state_dict(content[name], path))
+    return WeightFile(_state_dict(content, path))
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> None:
-    """Write a file that says itself which network it is for.
-
-    Args:
-        path: Ends in `.safetensors`; replaced in one step.
-        tensors: By name.
-        description: Anything that JSON can hold; what `DESCRIPTION` knows must be as it says.
+    """Write a `.safetensors` file, in one step, that says itself which network it is for.
 
     Raises:
         OptionError: The description makes no sense.
@@ -126,14 +149,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         ) from error
 
 
-def _unwrapped(content: Any) -> Any:
-    for name in WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            return content[name]
-    return content
-
-
-def _without_prefixes(content: Any, path: Path) -> dict[str, Tensor]:
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     weights = content if isinstance(content, Mapping) else {}
     tensors = {
         PREFIXES.sub("", str(name)): value
@@ -150,23 +166,14 @@ def _without_prefixes(content: Any, path: Path) -> dict[str, Tensor]:
             "`model.state_dict()`."
         )
     for name, tensor in tensors.items():
-        check_plain(name, tensor, path)
+        _check_plain(name, tensor, path)
     return tensors
 
 
-def check_plain(name: str, tensor: Tensor, path: Path) -> None:
-    """Refuse a tensor that is not dense, of a common type, and finite.
-
-    Raises:
-        CheckpointError: It is none of that.
-
-    Example:
-        >>> check_plain("fc.bias", torch.tensor([1.0, torch.nan]), Path("mine.pth"))
-        Traceback (most recent call last):
-        ttapca.errors.CheckpointError: Weights are finite numbers; `fc.bias` in mine.pth holds ...
-    """
+def _check_plain(name: str, tensor: Tensor, path: Path) -> None:
+    """Refuse a tensor that is not dense, of a common type, and finite."""
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not dense or tensor.dtype not in DTYPES:
+    if not dense or tensor.dtype not in _DTYPES:
         raise CheckpointError(
             f"Weights are dense tensors of common types; `{name[:200]}` in {path} has type "
             f"{tensor.dtype} and layout {tensor.layout}. Save `model.state_dict()` in float32."

@@ -71,11 +71,9 @@ class FoldedPCA(InputProjection):
 
 
 class LinearPart:
-    """The map W u + b of an affine layer, in float64, without touching the layer.
+    """The map W u + b of a layer for which `is_affine` holds, in float64; the layer is not touched.
 
-    Args:
-        layer: A layer for which `is_affine` holds.
-        input_shape: Of one sample of its input, without the batch dimension.
+    `input_shape` is that of one sample.
     """
 
     def __init__(self, layer: nn.Module, input_shape: tuple[int, ...]) -> None:
@@ -106,8 +104,8 @@ class LinearPart:
         return torch.autograd.grad(energy, inputs)[0].flatten(1)
 
     @functools.cached_property
-    def factor(self) -> Factor:
-        """Of W^T W, which itself is not kept."""
+    def factor(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """`factor` of W^T W, which itself is not kept."""
         return factor(self.gram())
 
     def gram(self) -> Tensor:
@@ -134,10 +132,6 @@ def is_affine(layer: nn.Module) -> bool:
 
     A subclass may override `forward`, and a hook may change what goes in or comes out, so both
     count as not affine.
-
-    Example:
-        >>> is_affine(nn.Conv2d(3, 16, 3)), is_affine(nn.ReLU())
-        (True, False)
     """
     # nn.Module offers no public way to ask whether a hook is there.
     hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
@@ -157,16 +151,10 @@ def acts_on_input(
 def fold(moments: Moments, linear: LinearPart, n_components: int | float | None) -> FoldedPCA:
     """Decompose the output of an affine layer from the moments of its input.
 
-    Args:
-        moments: Of the layer's input.
-        linear: The layer's linear part.
-        n_components: A number, a fraction of the output's variance, or None for all.
-
-    Raises:
-        NotEnoughDataError: When the data have fewer components than asked for.
+    `n_components` is as for `choose_components`; a fraction is one of the output's variance.
     """
     one_way, rotation = _project(moments, linear, n_components)
-    rebuild = linear.factor.inverse_transpose(rotation)
+    rebuild = linear.factor[1](rotation)
     sign = linear.column_signs(rebuild)
     return FoldedPCA(
         mean=one_way.mean,
@@ -188,7 +176,7 @@ def _project(
     moments: Moments, linear: LinearPart, n_components: int | float | None
 ) -> tuple[InputProjection, Tensor]:
     """The way from input to components; and U, shape (rank of W, components)."""
-    right = linear.factor.matrix
+    right = linear.factor[0]
     # In one expression: nothing of size q x q outlives it but what is decomposed.
     eigenvalues, rotation = eigh_descending(right.T @ moments.scatter.cpu() @ right)
     kept = choose_components(n_components, eigenvalues, moments.count)
@@ -203,36 +191,21 @@ def _project(
     return found, rotation
 
 
-@dataclass(frozen=True, eq=False)
-class Factor:
-    """Of a symmetric G = R R^T.
+def factor(gram: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Factor a positive semi-definite G = R R^T, shape (q, q).
 
-    Attributes:
-        matrix: R, shape (q, rank).
-        inverse_transpose: Multiplies by R^-T, or by its pseudo-inverse: (rank, n) to (q, n).
+    Returns:
+        R, shape (q, rank), and the product with R^-T or its pseudo-inverse, (rank, n) to (q, n).
     """
-
-    matrix: Tensor
-    inverse_transpose: Callable[[Tensor], Tensor]
-
-
-def factor(gram: Tensor) -> Factor:
-    """Factor a positive semi-definite matrix, shape (q, q)."""
     lower, failed = torch.linalg.cholesky_ex(gram)
     pivots = lower.diagonal()
     if not failed and pivots.min() > CHOLESKY_PIVOT_RATIO * pivots.max():
-        return Factor(lower, functools.partial(_solve, lower.T))
+        return lower, lambda columns: torch.linalg.solve_triangular(lower.T, columns, upper=True)
     eigenvalues, vectors = eigh_descending(gram)
     # At least one direction stays: a layer of zeros is then reported as constant activations.
     rank = max(1, int((eigenvalues > NULL_DIRECTION * eigenvalues[0]).sum()))
-    scale = eigenvalues[:rank].sqrt()
-    directions = vectors[:, :rank]
-    return Factor(directions * scale, functools.partial(torch.matmul, directions / scale))
-
-
-def _solve(upper: Tensor, columns: Tensor) -> Tensor:
-    solution: Tensor = torch.linalg.solve_triangular(upper, columns, upper=True)
-    return solution
+    scale, directions = eigenvalues[:rank].sqrt(), vectors[:, :rank]
+    return directions * scale, lambda columns: directions / scale @ columns
 
 
 def _without_bias(layer: nn.Module) -> nn.Module:

@@ -39,12 +39,7 @@ UNIT = 0.05  # how far from 1 half precision may leave the length of a basis vec
 
 
 class BasisCost(NamedTuple):
-    """What a basis costs.
-
-    Attributes:
-        numbers: That are kept.
-        multiply_adds: To filter one sample.
-    """
+    """Numbers that a basis keeps, and multiply-adds to filter one sample."""
 
     numbers: int
     multiply_adds: int
@@ -52,13 +47,9 @@ class BasisCost(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorForm:
-    """What a tensor in a saved filter must be.
+    """What a tensor in a saved filter must be: its numbers are `words`, which `holds` checks.
 
-    Attributes:
-        shape: Its shape.
-        dtype: Its type; None for the type that matrices of this filter are stored in.
-        words: What its numbers must be, for a message.
-        holds: Whether they are.
+    Without a `dtype` it is a matrix, in whatever precision the filter is stored.
     """
 
     shape: tuple[int, ...]
@@ -75,6 +66,7 @@ class Basis(nn.Module, abc.ABC):
         sides: Values that `at_input` can have.
         routes: Names of the routes of `ttapca.fit` that lead to this kind of basis.
         file_names: What its tensors are called in a saved filter, by attribute.
+        shape_rule: What the shape of a sample in a saved filter must be.
         accuracy: How exact the components are when the route that found them is.
     """
 
@@ -82,6 +74,7 @@ class Basis(nn.Module, abc.ABC):
     sides: ClassVar[tuple[bool, ...]]
     routes: ClassVar[tuple[str, ...]]
     file_names: ClassVar[dict[str, str]]
+    shape_rule: ClassVar[Rule] = ListOf(Whole(1), 1, 8)
     accuracy: ClassVar[str] = "exact up to rounding"
 
     @property
@@ -125,13 +118,9 @@ class Basis(nn.Module, abc.ABC):
     def check_layer(
         self, layer: nn.Module, name: str, shape: tuple[int, ...], output_size: int
     ) -> None:
-        """Raise `AttachError` unless a filter with this basis can sit at the layer.
+        """Raise `AttachError` unless a filter of samples of this shape can sit at the layer.
 
-        Args:
-            layer: The layer.
-            name: Its path, for messages.
-            shape: Of a sample that is filtered.
-            output_size: Numbers in a sample of the layer's output at the fit.
+        `output_size` numbers were in a sample of the layer's output at the fit.
         """
 
     def tensors(self) -> dict[str, Tensor]:
@@ -142,11 +131,6 @@ class Basis(nn.Module, abc.ABC):
     @abc.abstractmethod
     def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
         """What these tensors must be."""
-
-    @classmethod
-    def shape_rule(cls) -> Rule:
-        """What the shape of a sample must be, beyond what holds for every filter."""
-        return ListOf(Whole(1), 1, 8)
 
     @classmethod
     @abc.abstractmethod
@@ -160,49 +144,21 @@ class Basis(nn.Module, abc.ABC):
         return f"components={self.n_components}, at the {'input' if self.at_input else 'output'}"
 
 
-class HalfPrecision(nn.Module):
-    """Copies of both matrices in float16, for a sample on its own.
+def half_product(row: Tensor, matrix: Tensor | None) -> Tensor | None:
+    """A sample on its own times the transpose of a float16 matrix: (1, n) and (m, n) to (1, m).
 
     A batch waits for arithmetic, of which a processor does as much in float32 as in float16. A
-    single sample waits for the matrices to be read, and in float16 that is half as much.
+    single sample waits for the matrix to be read, and in float16 that is half as much.
 
-    Both products give None where float32 has to do: for batches, under gradients, while a model is
-    compiled, on other devices than the processor, and where float16 cannot hold the numbers.
-
-    Args:
-        project: From centred samples to components, float16, shape (d, components).
-        rebuild: From components to centred samples, likewise.
-
-    Example:
-        >>> identity = torch.eye(3).half()
-        >>> with torch.no_grad():
-        ...     HalfPrecision(identity, identity).project(torch.tensor([[1.0, 2.0, 3.0]])).tolist()
-        [[1.0, 2.0, 3.0]]
+    Returns:
+        None where float32 has to do: for batches, under gradients, while a model is compiled, on
+        other devices than the processor, and where float16 cannot hold the numbers.
     """
-
-    to_components: Tensor
-    from_components: Tensor
-
-    def __init__(self, project: Tensor, rebuild: Tensor) -> None:
-        super().__init__()
-        # Not in the state dict: they are copies. The numbers of one result lie side by side.
-        self.register_buffer("to_components", project.T.contiguous(), persistent=False)
-        self.register_buffer("from_components", rebuild.contiguous(), persistent=False)
-
-    def project(self, centred: Tensor) -> Tensor | None:
-        """Components of one sample without its mean, (1, d) to (1, components)."""
-        return _half_product(centred, self.to_components)
-
-    def rebuild(self, components: Tensor) -> Tensor | None:
-        """What the first components of one sample stand for, (1, up to components) to (1, d)."""
-        return _half_product(components, self.from_components[:, : components.shape[1]])
-
-
-def _half_product(row: Tensor, matrix: Tensor) -> Tensor | None:
-    if len(row) != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if matrix is None or len(row) != 1 or torch.is_grad_enabled():
         return None
     # `.to(...)` may have moved or widened what was float16 on the processor.
-    if matrix.dtype != torch.float16 or matrix.device.type != "cpu":
+    on_processor = matrix.dtype == torch.float16 and matrix.device.type == "cpu"
+    if not on_processor or torch.compiler.is_compiling():
         return None
     product = (row.half() @ matrix.T).to(row.dtype)
     return product if math.isfinite(float(product.sum())) else None
@@ -213,12 +169,16 @@ class _MatrixBasis(Basis):
 
     to_components: Tensor
     from_components: Tensor
+    half_to: Tensor | None
+    half_from: Tensor | None
 
-    def __init__(self, *matrices: Tensor, in_half_precision: HalfPrecision | None = None) -> None:
+    def __init__(self, *matrices: Tensor, halves: tuple[Tensor | None, ...] = (None, None)) -> None:
         super().__init__()
         for attribute, matrix in zip(self.file_names, matrices, strict=True):
             self.register_buffer(attribute, matrix)
-        self.in_half_precision = in_half_precision
+        # Not in the state dict: they are copies, for single samples.
+        for attribute, half in zip(("half_to", "half_from"), halves, strict=True):
+            self.register_buffer(attribute, half, persistent=False)
 
     @property
     def n_components(self) -> int:
@@ -227,18 +187,17 @@ class _MatrixBasis(Basis):
 
     def project(self, centred: Tensor) -> Tensor:
         """See `Basis`."""
-        quick = None if self.in_half_precision is None else self.in_half_precision.project(centred)
+        quick = half_product(centred, self.half_to)
         return centred @ self.to_components if quick is None else quick
 
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         """See `Basis`."""
-        quick = (
-            None if self.in_half_precision is None else self.in_half_precision.rebuild(components)
-        )
+        count = components.shape[1]
+        half = self.half_from
+        quick = None if half is None else half_product(components, half[:, :count])
         if quick is not None:
             return base + quick
-        columns = self.from_components[:, : components.shape[1]]
-        return torch.addmm(base, components, columns.T)
+        return torch.addmm(base, components, self.from_components[:, :count].T)
 
     def truncated(self, n_components: int) -> Basis:
         """See `Basis`."""
@@ -246,13 +205,12 @@ class _MatrixBasis(Basis):
 
     def prepared(self, dtype: torch.dtype) -> Basis:
         """See `Basis`; float16 matrices are kept beside float32 ones."""
-        halves = self.to_components.dtype == torch.float16 and dtype == torch.float32
-        return type(self)(
-            *(_by_component(matrix, dtype) for matrix in self.tensors().values()),
-            in_half_precision=HalfPrecision(self.to_components, self.from_components)
-            if halves
-            else None,
-        )
+        matrices = [_by_component(matrix, dtype) for matrix in self.tensors().values()]
+        if self.to_components.dtype != torch.float16 or dtype != torch.float32:
+            return type(self)(*matrices)
+        # Laid out so that the numbers of one result lie side by side.
+        halves = (self.to_components.T.contiguous(), self.from_components.contiguous())
+        return type(self)(*matrices, halves=halves)
 
     def noise(self) -> Tensor:
         """See `Basis`."""
@@ -283,13 +241,7 @@ def _by_component(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Dense(_MatrixBasis):
-    """Orthonormal vectors in the space of a layer's output, shape (d, components).
-
-    Example:
-        >>> basis = Dense(torch.tensor([[1.0], [0.0]]))
-        >>> basis.project(torch.tensor([[3.0, 4.0]])).tolist()
-        [[3.0]]
-    """
+    """Orthonormal vectors in the space of a layer's output, shape (d, components)."""
 
     at_input = False
     sides = (False,)
@@ -363,16 +315,12 @@ class Cosine(Basis):
         order: Which coefficient each component is, counted through (C, H, W), shape (components,).
         shape: Of an image, (C, H, W).
         at_input: See `Basis`.
-
-    Example:
-        >>> smooth = Cosine(torch.eye(1), torch.tensor([0]), (1, 2, 2))
-        >>> smooth.project(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).round(decimals=3).tolist()
-        [[5.0]]
     """
 
     sides = (False, True)
     routes = ("dct",)
     file_names: ClassVar[dict[str, str]] = {"rotation": "project", "order": "order"}
+    shape_rule = ListOf(Whole(1, LONGEST_DCT), 3, 3)
     accuracy = "cosines, not principal components; their variances are exact"
     rotation: Tensor
     order: Tensor
@@ -443,11 +391,6 @@ class Cosine(Basis):
         }
 
     @classmethod
-    def shape_rule(cls) -> Rule:
-        """Images with sides that a transform is made for."""
-        return ListOf(Whole(1, LONGEST_DCT), 3, 3)
-
-    @classmethod
     def from_tensors(
         cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...], *, at_input: bool
     ) -> Basis:
@@ -464,12 +407,7 @@ BASES: dict[str, type[Basis]] = {
 def usual_basis(
     layer: nn.Module, input_shape: tuple[int, ...] | None, output_shape: tuple[int, ...]
 ) -> tuple[type[Basis], tuple[int, ...]]:
-    """The basis that `ttapca.fit` finds for a layer by itself, and the shape that it filters.
-
-    Example:
-        >>> usual_basis(nn.Linear(4, 9), (4,), (9,))[1]
-        (4,)
-    """
+    """The basis that `ttapca.fit` finds for a layer by itself, and the shape that it filters."""
     if input_shape is not None and acts_on_input(layer, input_shape, output_shape):
         return Folded, input_shape
     return Dense, output_shape

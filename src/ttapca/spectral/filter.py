@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -118,13 +117,6 @@ def _differ_from_last(gains: Tensor, last: Tensor) -> int:
     return int(different[-1]) + 1 if len(different) else 0
 
 
-@dataclass(frozen=True, eq=False)
-class _Projected:
-    samples: Tensor
-    components: Tensor
-    basis: tuple[Any, ...]
-
-
 class _LastBatch:
     """The components of the last batch, kept for a second pass over the same one.
 
@@ -134,39 +126,27 @@ class _LastBatch:
     """
 
     def __init__(self) -> None:
-        self._kept: _Projected | None = None
+        self._kept: tuple[Tensor, Tensor, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles start without a memory."""
         return {"_kept": None}
 
     def components(self, flat: Tensor, centred: Tensor, mean: Tensor, basis: Basis) -> Tensor:
-        """Components of samples, projected once for several passes, shape (batch, components).
-
-        Args:
-            flat: The samples, shape (batch, d).
-            centred: The same without their mean.
-            mean: Their mean.
-            basis: What they are projected on.
-        """
+        """Components of samples, given with and without their mean, (batch, d) to (batch, n)."""
         if torch.compiler.is_compiling():
             return basis.project(centred)
+        state = [_identity(each) for each in (mean, *basis.tensors().values())]
         wants_graph = torch.is_grad_enabled() and flat.requires_grad
-        state = tuple(_identity(each) for each in (mean, *basis.tensors().values()))
-        kept = self._kept
-        if (
-            kept is not None
-            and not wants_graph
-            and kept.basis == state
-            and kept.samples.shape == flat.shape
-            and kept.samples.device == flat.device
-            and torch.equal(kept.samples, flat)
-        ):
-            return kept.components
+        if self._kept is not None and not wants_graph:
+            samples, components, kept_state = self._kept
+            alike = samples.shape == flat.shape and samples.device == flat.device
+            if alike and kept_state == state and torch.equal(samples, flat):
+                return components
         components = basis.project(centred)
         if not torch.is_inference_mode_enabled():
             # A copy: the caller may fill the same memory with the next batch.
-            self._kept = _Projected(flat.detach().clone(), components.detach(), state)
+            self._kept = (flat.detach().clone(), components.detach(), state)
         return components
 
 

@@ -31,19 +31,10 @@ COLUMNS = 1024  # are brought to float64 at a time: all of them would take twice
 
 
 def hold(batches: Iterator[Tensor], *, limited: bool = True) -> tuple[list[Tensor], bool]:
-    """Keep batches in memory, until there are more than the Gram matrix is made for.
-
-    Args:
-        batches: What is not read of it is left in it.
-        limited: Whether to stop past `MOST_SAMPLES` or `MOST_BYTES`.
+    """Copy batches until they are past `MOST_SAMPLES` or `MOST_BYTES`, if these limits count.
 
     Returns:
-        Copies of what was read, and whether that is all.
-
-    Example:
-        >>> held, complete = hold(iter([torch.zeros(2, 3), torch.zeros(1, 3)]))
-        >>> len(held), complete
-        (2, True)
+        Copies of what was read, and whether that is all; the rest is left in `batches`.
     """
     held: list[Tensor] = []
     samples = size = 0
@@ -57,21 +48,11 @@ def hold(batches: Iterator[Tensor], *, limited: bool = True) -> tuple[list[Tenso
 
 
 class SampleGram:
-    """Samples, and the products of each with each other about their mean.
-
-    Args:
-        batches: The samples, each batch of shape (samples, ...).
-        size: Numbers in a sample, p.
-        device: Where to compute.
+    """Batches of samples with `size` numbers each, and all products of two samples.
 
     Raises:
         NotEnoughDataError: When there are fewer than two samples.
         NonFiniteError: When one of them holds NaN or infinity.
-
-    Example:
-        >>> gram = SampleGram([torch.tensor([[0.0, 0.0], [3.0, 4.0]])], 2)
-        >>> round(gram.pca(1).singular_values.item() ** 2, 6)  # 2 samples at 2.5 from their mean
-        12.5
     """
 
     @torch.no_grad()
@@ -99,12 +80,7 @@ class SampleGram:
 
     @torch.no_grad()
     def pca(self, n_components: int | float | None = None, *, leave_out: Sequence[int] = ()) -> PCA:
-        """Decompose the samples.
-
-        Args:
-            n_components: A number of components, a fraction of the variance (a float up to 1), or
-                None for all that the samples have.
-            leave_out: Numbers of samples to do without.
+        """Decompose the samples but those whose numbers are left out.
 
         Raises:
             NotEnoughDataError: When the samples have fewer components than asked for.
@@ -113,7 +89,7 @@ class SampleGram:
         kept = torch.ones(self.count, dtype=torch.bool, device=self._device)
         kept[list(leave_out)] = False
         products = self._products[kept][:, kept]
-        if leave_out:  # they have another mean
+        if leave_out:  # what is left has another mean
             products = (
                 products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
             )

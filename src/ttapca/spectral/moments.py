@@ -20,14 +20,10 @@ BLOCK = 384
 
 
 class MergedMeans(NamedTuple):
-    """Count and mean of two sets of samples together, and what their scatters lack.
+    """Number and mean of two sets of samples together, and what their scatters lack.
 
-    Attributes:
-        total: Samples in both sets.
-        mean: Of all of them.
-        delta: From the mean of the first set to that of the second.
-        weight: The scatter about the common mean is the sum of the two scatters plus
-            `weight * delta * delta^T`.
+    The scatter about the common mean is the sum of the two plus `weight * delta * delta^T`, with
+    `delta` from the first mean to the second.
     """
 
     total: int
@@ -37,13 +33,7 @@ class MergedMeans(NamedTuple):
 
 
 def merged_means(count: int, mean: Tensor, more: int, more_mean: Tensor) -> MergedMeans:
-    """Put the means of two sets of samples together.
-
-    Args:
-        count: Samples in the first set.
-        mean: Of the first set, any shape.
-        more: Samples in the second set; negative to take them out of the first set again.
-        more_mean: Of the second set.
+    """Put the means of two sets of samples together; `more` below zero takes samples out again.
 
     Example:
         >>> merged_means(1, torch.tensor(0.0), 3, torch.tensor(4.0))

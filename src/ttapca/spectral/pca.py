@@ -121,14 +121,7 @@ def total_variance(eigenvalues: Tensor, n_samples: int) -> float:
 
 
 def signs(vectors: Tensor) -> Tensor:
-    """Signs that make the entry of largest magnitude of each column positive.
-
-    Args:
-        vectors: Shape (p, components).
-
-    Returns:
-        Plus or minus one for each column, shape (components,).
-    """
+    """Signs that make the entry of largest magnitude of each column positive, (p, n) to (n,)."""
     magnitude = vectors.abs()
     near_peak = magnitude >= magnitude.amax(0) * (1 - TIE)
     first = near_peak.to(torch.uint8).argmax(0, keepdim=True)
@@ -139,7 +132,7 @@ def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_s
     """Turn a wish into a number of components, at least 1 and at most the rank of the data.
 
     Args:
-        n_components: A number, a fraction of the variance, or None for all.
+        n_components: A number, a fraction of the variance (a float up to 1), or None for all.
         eigenvalues: Of the scatter matrix, in falling order.
         n_samples: Number of samples behind it.
 
@@ -157,14 +150,7 @@ def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_s
 def choose_of(
     n_components: int | float | None, variances: Tensor, limit: str, n_samples: int
 ) -> int:
-    """The same where it is known which components vary.
-
-    Args:
-        n_components: A number, a fraction of the variance, or None for all.
-        variances: Of the components that vary, in falling order.
-        limit: What their number is, for a message.
-        n_samples: Number of samples behind them.
-    """
+    """The same among components that vary, by their falling variances; `limit` is for a message."""
     check_n_components(n_components)
     most = len(variances)
     if not most:

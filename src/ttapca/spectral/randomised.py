@@ -21,16 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ttapca._checks import Whole, check_option
 from ttapca.errors import OptionError
 from ttapca.spectral.moments import finite_samples, float64_device, merged_means
-from ttapca.spectral.pca import (
-    PCA,
-    check_n_components,
-    check_sample_count,
-    choose_components,
-    eigh_descending,
-    signs,
-)
+from ttapca.spectral.pca import PCA, check_sample_count, choose_components, eigh_descending, signs
 
 # Extra columns beyond the components asked for: the trailing ones converge slowest.
 OVERSAMPLING = 64
@@ -49,51 +43,42 @@ class RandomisedPCA(PCA):
     Attributes:
         error_bound: For each component, a bound on the relative distance from its squared singular
             value to that of the nearest exact one, shape (components,).
-        missed_variance: Share of the total variance outside the subspace that was searched.
-        passes: How often the data were read.
     """
 
     error_bound: Tensor
-    missed_variance: float
-    passes: int
 
 
 def singular_value_error(error_bound: Tensor) -> float:
-    """Relative error that no singular value of the first half of the components exceeds.
+    """Largest relative error of a singular value, from bounds on the squared ones.
 
-    Args:
-        error_bound: Relative bounds on the squared singular values, shape (components,).
-
-    Example:
-        >>> round(singular_value_error(torch.tensor([0.002, 0.1])), 6)
-        0.001001
+    It is that of the first half of the components: the last ones converge slowest.
     """
     worst = float(error_bound[: math.ceil(len(error_bound) / 2)].max())
     return 1 - math.sqrt(max(0.0, 1 - worst))
 
 
 class _ScatterProduct:
-    """One pass: mean, S Q and the trace of S from a stream, with Chan's pairwise update."""
+    """What one pass finds: number and mean of the samples, S Q for a block Q, the trace of S."""
 
-    def __init__(self, block: Tensor) -> None:
-        self.block = block
+    def __init__(self, batches: Iterable[Tensor], block: Tensor) -> None:
         self.count = 0
         self.mean = torch.zeros_like(block[:, 0])
         self.product = torch.zeros_like(block)
         self.trace = 0.0
+        for batch in batches:
+            samples = finite_samples(batch, len(block)).to(block)
+            if len(samples):
+                self._add(samples, block)
 
-    def update(self, batch: Tensor) -> None:
-        samples = finite_samples(batch, len(self.block)).to(self.block)
-        if not len(samples):
-            return
+    def _add(self, samples: Tensor, block: Tensor) -> None:
         mean = samples.mean(0)
         centred = samples - mean
-        merged = merged_means(self.count, self.mean, len(samples), mean)
-        delta = merged.delta
-        self.product.addmm_(centred.T, centred @ self.block)
-        self.product.addr_(delta, delta @ self.block, alpha=merged.weight)
-        self.trace += float(centred.square().sum() + merged.weight * delta.square().sum())
-        self.count, self.mean = merged.total, merged.mean
+        self.count, self.mean, delta, weight = merged_means(
+            self.count, self.mean, len(samples), mean
+        )
+        self.product.addmm_(centred.T, centred @ block)
+        self.product.addr_(delta, delta @ block, alpha=weight)
+        self.trace += float(centred.square().sum() + weight * delta.square().sum())
 
 
 class _KrylovSpace:
@@ -117,11 +102,6 @@ class _KrylovSpace:
         self._outside = self._orthogonal(product)
 
     @property
-    def blocks(self) -> int:
-        """How many there are."""
-        return len(self._blocks)
-
-    @property
     def complete(self) -> bool:
         """Whether the blocks span everything."""
         return len(self._inner) == len(self._outside)
@@ -134,14 +114,13 @@ class _KrylovSpace:
         return _orthonormal(self._orthogonal(_orthonormal(self._outside[:, :left])))
 
     def ritz(self, n_components: int, n_samples: int) -> tuple[Tensor, Tensor, Tensor]:
-        """All eigenvalues within the space, the first eigenvectors, the bounds of these."""
+        """The first eigenvalues within the space, their vectors in its blocks, their bounds."""
         eigenvalues, rotation = eigh_descending(self._inner)
         kept = choose_components(n_components, eigenvalues, n_samples)
-        rotation = rotation[:, :kept]
+        eigenvalues, rotation = eigenvalues[:kept], rotation[:, :kept]
         # S times a Ritz vector leaves the space by way of the last block only.
         residual = self._outside @ rotation[-self._outside.shape[1] :]
-        bounds = torch.linalg.vector_norm(residual, dim=0) / eigenvalues[:kept]
-        return eigenvalues, rotation, bounds
+        return eigenvalues, rotation, torch.linalg.vector_norm(residual, dim=0) / eigenvalues
 
     def columns(self, rotation: Tensor) -> Tensor:
         """Vectors of shape (p, ...) from their coefficients in all blocks."""
@@ -174,38 +153,32 @@ def randomised_pca(
     """Leading principal components in a few passes over the data.
 
     Args:
-        passes_over: Called once a pass; gives the batches, each of shape (samples, ...), the same
-            samples every time, in any order.
+        passes_over: Called for every pass; gives batches of shape (samples, ...), the same samples
+            every time, in any order.
         size: Numbers in a sample, p.
-        n_components: How many components.
-        tolerance: Passes are made until the singular values of the first half of the components
-            have at most this relative error, by their bound.
+        n_components: A whole number: how many components hold a fraction of the variance is not
+            known before the passes.
+        tolerance: Passes are made until `singular_value_error` is at most this.
         max_passes: But no more than these, at least 2; a warning says what was reached by then.
         generator: Draws the starting block; a fixed seed by default.
-        device: Where the blocks live, each of shape (p, n_components + 64), one fewer than passes.
-
-    Raises:
-        OptionError: When `n_components` is not a number: how many components hold a fraction of
-            the variance is not known before the passes.
-        NotEnoughDataError: When the data have fewer components than asked for.
+        device: Where the blocks live: one for each pass but one, of shape (p, n_components + 64).
     """
-    check_n_components(n_components)
     if not isinstance(n_components, int):
         raise OptionError(
             f"Many samples of {size:,} numbers are decomposed by the randomised route, which "
             f"needs a whole number of components; found n_components={n_components!r}."
         )
-    if max_passes < 2:
-        raise OptionError(f"The randomised route needs at least 2 passes; found {max_passes}.")
+    check_option("n_components", n_components, Whole(1))
+    check_option("max_passes", max_passes, Whole(2))
     generator = generator or torch.Generator().manual_seed(0)
     columns = min(n_components + OVERSAMPLING, size)
     start = torch.randn(size, columns, generator=generator, dtype=torch.float64)
-    scatter = _one_pass(passes_over, start.to(float64_device(device)))
+    scatter = _ScatterProduct(passes_over(), start.to(float64_device(device)))
     check_sample_count(n_components, scatter.count)
     space = _KrylovSpace()
     block = _orthonormal(scatter.product)
     for _ in range(max_passes - 1):
-        scatter = _one_pass(passes_over, block)
+        scatter = _ScatterProduct(passes_over(), block)
         space.add(block, scatter.product)
         eigenvalues, rotation, bounds = space.ritz(n_components, scatter.count)
         reached = singular_value_error(bounds)
@@ -223,20 +196,11 @@ def randomised_pca(
     return RandomisedPCA(
         mean=scatter.mean,
         basis=basis * signs(basis),
-        singular_values=eigenvalues[:n_components].sqrt(),
+        singular_values=eigenvalues.sqrt(),
         n_samples=scatter.count,
         total_variance=scatter.trace / (scatter.count - 1),
         error_bound=bounds,
-        missed_variance=max(0.0, 1.0 - float(eigenvalues.sum()) / scatter.trace),
-        passes=space.blocks + 1,
     )
-
-
-def _one_pass(passes_over: Callable[[], Iterable[Tensor]], block: Tensor) -> _ScatterProduct:
-    scatter = _ScatterProduct(block)
-    for batch in passes_over():
-        scatter.update(batch)
-    return scatter
 
 
 def _orthonormal(block: Tensor) -> Tensor:

@@ -17,23 +17,11 @@ from ttapca.support.modules import find_layer
 
 @contextmanager
 def caught_inputs(layer: nn.Module) -> Iterator[list[Any]]:
-    """Collect the first input of every call of a layer.
-
-    Example:
-        >>> import torch
-        >>> layer = nn.Linear(3, 2)
-        >>> with caught_inputs(layer) as caught:
-        ...     output = nn.Sequential(nn.ReLU(), layer)(torch.zeros(5, 3))
-        >>> [value.shape for value in caught]
-        [torch.Size([5, 3])]
-    """
+    """Collect the first input of every call of a layer."""
     caught: list[Any] = []
-
-    def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        del module
-        caught.append(_first(args, kwargs))
-
-    handle = layer.register_forward_pre_hook(catch, with_kwargs=True)
+    handle = layer.register_forward_pre_hook(
+        lambda _, args, kwargs: caught.append(_first(args, kwargs)), with_kwargs=True
+    )
     try:
         yield caught
     finally:
@@ -62,20 +50,16 @@ def stopped_at(layer: nn.Module, *, before: bool = False) -> Iterator[list[Any]]
     """
     caught: list[Any] = []
 
-    def catch_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        del module
-        caught.append(_first(args, kwargs))
-        raise _Reached
-
-    def catch_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        del module, args
-        caught.append(output)
+    def catch(value: Any) -> None:
+        caught.append(value)
         raise _Reached
 
     if before:
-        handle = layer.register_forward_pre_hook(catch_input, with_kwargs=True)
+        handle = layer.register_forward_pre_hook(
+            lambda _, args, kwargs: catch(_first(args, kwargs)), with_kwargs=True
+        )
     else:
-        handle = layer.register_forward_hook(catch_output)
+        handle = layer.register_forward_hook(lambda _module, _args, output: catch(output))
     try:
         yield caught
     except _Reached:

@@ -18,6 +18,9 @@ from pathlib import Path
 
 from ttapca.errors import StorageError
 
+if sys.platform != "win32":  # which has no locks; renames are atomic there, too
+    import fcntl
+
 STAGING_MARK = ".ttapca-unfinished-"
 WHOLE_MARK = ".ttapca-whole-"  # in the name of a folder that is complete, but not in its place
 
@@ -37,21 +40,7 @@ ADVICE = {
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the operating system says into an error that names the place and the way out.
-
-    Args:
-        path: The place being written to.
-
-    Yields:
-        Nothing; write inside.
-
-    Raises:
-        StorageError: The operating system refuses.
-
-    Example:
-        >>> with writing(Path("somewhere")):
-        ...     pass
-    """
+    """Turn errors of the operating system into `StorageError`, with the place and the way out."""
     try:
         yield
     except OSError as error:
@@ -62,34 +51,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it.
-
-    Args:
-        path: The folder.
-
-    Raises:
-        StorageError: It cannot be made, or a file is in its place.
-
-    Example:
-        >>> make_folder(Path(tempfile.mkdtemp()) / "a" / "b")
-    """
+    """Make a folder and those above it, or raise `StorageError`."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Refuse to start what cannot end.
-
-    Args:
-        folder: An existing folder on the disk in question.
-        needed: Bytes that will be written.
-
-    Raises:
-        StorageError: There is less.
-
-    Example:
-        >>> check_space(Path("."), 1)
-    """
+    """Raise `StorageError` unless an existing folder's disk has this many bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise StorageError(
@@ -99,36 +67,13 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of a folder; the operating system frees a dead one's lock.
-
-    Args:
-        folder: An existing folder.
-
-    Yields:
-        Nothing; work inside.
-
-    Raises:
-        StorageError: Another process is at work in it.
-
-    Example:
-        >>> with locked(Path(tempfile.mkdtemp())):
-        ...     pass
-    """
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - Windows: no lock, and renames are still atomic
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
+def _lock_on(handle: int, if_taken: Callable[[], None]) -> Iterator[None]:
+    """Lock an open file; the operating system frees the lock of a process that died."""
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StorageError(
-                f"One process at a time may fill {folder}; another one is at work there. Wait for "
-                "it to end, or choose another place with `--to DIR`."
-            ) from error
+        except BlockingIOError:
+            if_taken()
         except OSError:
             pass  # a network file system without locks: as on Windows
         yield
@@ -137,47 +82,50 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of an existing folder, by `StorageError`."""
+
+    def refuse() -> None:
+        raise StorageError(
+            f"One process at a time may fill {folder}; another one is at work there. Wait for it "
+            "to end, or choose another place with `--to DIR`."
+        )
+
+    if sys.platform == "win32":
+        yield
+        return
+    with _lock_on(os.open(folder, os.O_RDONLY), refuse):
+        yield
+
+
+@contextmanager
 def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Wait for one's turn; the operating system frees a dead process's lock.
+    """Wait for one's turn.
 
     Args:
         lock: A file that stands for what is used in turns; it is made, and stays.
         waiting: Told once who has the turn, when it is somebody else.
 
-    Yields:
-        Nothing; work inside.
-
     Raises:
         StorageError: The file cannot be made.
-
-    Example:
-        >>> with queued(Path(tempfile.mkdtemp()) / "lock"):
-        ...     pass
     """
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - Windows: no lock
+    if sys.platform == "win32":
         yield
         return
     with writing(lock):
         handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting is not None:
-                waiting(os.pread(handle, 1000, 0).decode(errors="replace") or "another process")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a network file system without locks: as on Windows
+
+    def wait() -> None:
+        if waiting is not None:
+            waiting(os.pread(handle, 1000, 0).decode(errors="replace") or "another process")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+
+    with _lock_on(handle, wait):
         started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        holder = f"process {os.getpid()} on {platform.node()}, since {started}"
         os.ftruncate(handle, 0)
-        os.pwrite(
-            handle, f"process {os.getpid()} on {platform.node()}, since {started}".encode(), 0
-        )
+        os.pwrite(handle, holder.encode(), 0)
         yield
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -188,7 +136,7 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
     `target`. When it does not, for whatever reason, the unfinished folder is removed. A process
     that is killed leaves the old folder or the new one, whole: on Linux in its place, where two
     names can be swapped in one step; elsewhere perhaps beside it, from where `recover` puts it
-    back. What else it left is removed by the next.
+    back. The next process removes whatever else was left.
 
     Args:
         target: Where the folder shall be.
@@ -235,19 +183,6 @@ def recover(target: Path) -> None:
     That happens only where two names cannot be swapped in one step, and only to a process that was
     killed between two renames by `staged_folder`. Of two folders that were left, the new one is
     taken.
-
-    Args:
-        target: Where the folder should be; nothing is done when there is one.
-
-    Raises:
-        OSError: The operating system refuses to rename.
-
-    Example:
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> (folder / f".data{WHOLE_MARK}x").mkdir()
-        >>> recover(folder / "data")
-        >>> [path.name for path in folder.iterdir()]
-        ['data']
     """
     if not os.path.lexists(target):
         for whole in _beside(target, WHOLE_MARK)[:1]:
@@ -266,21 +201,16 @@ def _put_in_place(staging: Path, target: Path) -> list[Path]:
     old = whole.with_name(f"{whole.name}-old")  # comes after the new one in the order of names
     try:
         target.rename(old)
-        _take(whole, target, instead_of=old)
+        try:
+            whole.rename(target)
+        except OSError:
+            if not os.path.lexists(target):  # otherwise a reader has put the new one there already
+                old.rename(target)
+                raise
     except OSError:
         _remove(whole)
         raise
     return [old]
-
-
-def _take(whole: Path, target: Path, *, instead_of: Path) -> None:
-    """Rename a folder to its place; where that is refused, what was there comes back."""
-    try:
-        whole.rename(target)
-    except OSError:
-        if not os.path.lexists(target):  # otherwise a reader has put the new one there already
-            instead_of.rename(target)
-            raise
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -300,13 +230,8 @@ def _renameat2() -> Callable[..., int] | None:
         return None
     found = getattr(ctypes.CDLL(None), "renameat2", None)
     if found is not None:
-        found.argtypes = (
-            ctypes.c_int,
-            ctypes.c_char_p,
-            ctypes.c_int,
-            ctypes.c_char_p,
-            ctypes.c_uint,
-        )
+        number, name = ctypes.c_int, ctypes.c_char_p
+        found.argtypes = (number, name, number, name, ctypes.c_uint)
     return found
 
 
@@ -329,18 +254,8 @@ def _remove(path: Path) -> None:
 def replace_file(target: Path, content: bytes) -> None:
     """Put a file in its place in one step: whoever reads it finds the old one or the new one.
 
-    Args:
-        target: The file; its folder is there.
-        content: All of it.
-
     Raises:
         StorageError: The operating system refuses to write.
-
-    Example:
-        >>> target = Path(tempfile.mkdtemp()) / "log.csv"
-        >>> replace_file(target, b"all of it")
-        >>> target.read_text()
-        'all of it'
     """
     # One fixed name, so that what a killed process left is overwritten by the next.
     staging = target.with_name(f".{target.name}{STAGING_MARK}")
@@ -352,18 +267,7 @@ def replace_file(target: Path, content: bytes) -> None:
 
 
 def spare_name(target: Path) -> Path:
-    """A free name beside `target` to keep what was there before.
-
-    Args:
-        target: The name that is taken.
-
-    Returns:
-        `<target>.before-1`, or the first higher number that is free.
-
-    Example:
-        >>> spare_name(Path("data")).name
-        'data.before-1'
-    """
+    """The first free name beside `target` to keep what was there: `<target>.before-1` and on."""
     names = (target.with_name(f"{target.name}.before-{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
 

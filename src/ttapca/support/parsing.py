@@ -6,6 +6,8 @@ What is read so is compared with a rule of `ttapca._checks` before anything is b
 from __future__ import annotations
 
 import json
+import os
+import stat
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +35,10 @@ def read_bounded(path: Path, error: ErrorType, largest: int = LARGEST) -> bytes:
         ttapca.errors.DataFormatError: ... must have at most 10 bytes; it is larger...
     """
     with path.open("rb") as file:
-        content = file.read(largest + 1)
+        found = os.fstat(file.fileno())
+        # Python reserves as many bytes as it is asked to read.
+        most = min(largest, found.st_size) if stat.S_ISREG(found.st_mode) else largest
+        content = file.read(most + 1)
     if len(content) > largest:
         raise error(f"{path} must have at most {largest:,} bytes; it is larger, and not read.")
     return content
@@ -53,7 +58,7 @@ def parse_json(
         text: UTF-8 where it is bytes.
         where: The file, as the message shall name it.
         error: Makes the error that is raised.
-        largest: Characters.
+        largest: The most characters that are read.
         finite: Whether NaN and infinity, which Python writes, are refused.
 
     Example:
@@ -79,12 +84,7 @@ def parse_json(
 
 
 def parse_toml(text: bytes | str, where: str, error: ErrorType) -> dict[str, Any]:
-    """Parse TOML within bounds of size and depth.
-
-    Args:
-        text: UTF-8 where it is bytes.
-        where: The file, as the message shall name it.
-        error: Makes the error that is raised.
+    """Parse TOML within bounds of size and depth; the arguments are those of `parse_json`.
 
     Example:
         >>> from ttapca.errors import DataFormatError

@@ -1,0 +1,77 @@
+"""Write the table of methods in docs/methods.md, from what is registered.
+
+    python scripts/write_methods.py
+
+A test fails when the page is out of date.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ttapca.methods import METHODS
+from ttapca.methods.method import GradientMethod, Registration
+
+PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+BEGIN, END = "<!-- methods: written by scripts/write_methods.py -->", "<!-- end of methods -->"
+NEEDS = {
+    "model": "the model",
+    "data": "unlabelled source data",
+    "training": "a training of its own",
+}
+# What methods with gradient steps have in common, as the text above the table says.
+SHARED = {each.name: each.default for each in dataclasses.fields(GradientMethod)}
+
+
+def with_table(page: str) -> str:
+    """The page with the table as it must be."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}{END}{after}"
+
+
+def table() -> str:
+    """One row for each method, in the order of `ttapca methods`."""
+    lines = [
+        "| name | class | what it does | paper | needs | options |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in METHODS.values():
+        options = ", ".join(f"`{option}`" for option in own_options(each))
+        cells = (
+            f"`{each.name}`",
+            f"`{each.method.__name__}`",
+            each.summary,
+            each.paper or "-",
+            NEEDS[each.needs],
+            options or "-",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def own_options(method: Registration) -> list[str]:
+    """Options with their defaults, but for what all methods with gradient steps have."""
+    shared = SHARED if issubclass(method.method, GradientMethod) else {}
+    return [
+        name if default is None else f"{name}={shown(default)}"
+        for name, default in method.options.items()
+        if name not in shared or default != shared[name]
+    ]
+
+
+def shown(value: Any) -> str:
+    """A default as a reader types it."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    return str(value)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text()))

@@ -1,0 +1,210 @@
+"""Rows of results as a pandas DataFrame, sorted into what can be compared.
+
+Two errors can be compared when network, data, severity, setting, batch size and number of images
+are the same: these are the *conditions*. All rows measured under the same conditions make one
+`Comparison`. A *line* of it is one method with its options, as in a table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import pandas as pd
+from pandas import DataFrame, Series
+
+from ttapca.benchmark import paper
+from ttapca.benchmark.cells import CLEAN, Cell, Outcome, Row
+from ttapca.corruptions import CORRUPTIONS
+
+Rows: TypeAlias = "Iterable[Row] | DataFrame"
+LINE = ["method", "options", "layer", "components", "steps", "lr"]
+
+
+def frame(rows: Rows) -> DataFrame:
+    """Put results into one tidy table: a row for each result, a column for each field.
+
+    Everything that shows results takes such a frame as well, so you can select rows with pandas
+    first: `error_tables(frame(rows).query("severity == 5"))`.
+
+    Args:
+        rows: As `Results.rows()` gives them; a frame is returned as it is.
+
+    Returns:
+        The fields of `Cell`, then those of `Outcome`. `error`, `calibration_error` and `entropy`
+        are NaN where the run failed; `error_stream` and `entropy_stream` hold tuples.
+
+    Example:
+        >>> frame([]).columns[:5].tolist()
+        ['model', 'weights', 'data', 'corrupted', 'corruption']
+    """
+    if isinstance(rows, DataFrame):
+        return rows
+    names = [field.name for kind in (Cell, Outcome) for field in fields(kind)]
+    records = [vars(row.cell) | vars(row.outcome) for row in rows]
+    numbers = dict.fromkeys(("error", "calibration_error", "entropy"), float)
+    return DataFrame(records, columns=names).astype(numbers)
+
+
+class Conditions(NamedTuple):
+    """What all numbers of one table share."""
+
+    model: str
+    weights: str
+    data: str
+    corrupted: str
+    severity: int
+    setting: str
+    batch_size: int
+    images: int
+
+    @property
+    def title(self) -> str:
+        """The conditions in one line."""
+        severity = f"severity {self.severity}" if self.severity else "clean images"
+        batch = "one image at a time" if self.batch_size == 1 else f"batches of {self.batch_size}"
+        where = f"{self.model} on {self.data}"
+        return f"{where}, {severity}, {self.setting}, {batch}, {self.images:,} images"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """All results that were measured under the same conditions.
+
+    Attributes:
+        conditions: What they share.
+        corruptions: The columns of the table, in the paper's order. Clean images are none of
+            them, unless nothing else was measured.
+        rows: The results; the column `line` has the number of each row's line.
+    """
+
+    conditions: Conditions
+    corruptions: tuple[str, ...]
+    rows: DataFrame
+
+    @cached_property
+    def lines(self) -> DataFrame:
+        """One row for each method with its options, in the order in which they were run.
+
+        `mean` and `deviation` are over seeds, of the mean error over all corruptions; both leave
+        out seeds for which a corruption is missing. `clean` is the error on clean images. What was
+        spent is over all corruptions.
+        """
+        done = self.rows[self.rows.error.notna() & self.rows.corruption.isin(self.corruptions)]
+        seeds = done.groupby(["line", "seed"]).error.agg([_mean, "count"])
+        whole = seeds[seeds["count"] == len(self.corruptions)]._mean.groupby("line")
+        means = DataFrame({"mean": whole.agg(_mean), "deviation": whole.std()})
+        clean = self.rows[self.rows.corruption == CLEAN].groupby("line").error.agg(clean=_mean)
+        spent = done.groupby("line").agg(
+            seconds=("seconds", "sum"),
+            measured=("images", "sum"),
+            parameters=("parameters", "max"),
+            peak_memory=("peak_memory", "max"),
+            updates=("updates", "sum"),
+            skipped=("skipped", "sum"),
+            calibration_error=("calibration_error", "mean"),
+            entropy=("entropy", "mean"),
+        )
+        lines = self.rows.groupby("line")[LINE].first()
+        return lines.join([means, clean, spent]).assign(label=labels(lines))
+
+    @cached_property
+    def entries(self) -> dict[tuple[int, str], dict[str, Any]]:
+        """By line and corruption: mean and deviation over seeds, and how many failed and why."""
+        failed = self.rows.status.eq("failed")
+        rows = self.rows.assign(failed=failed, reason=self.rows.reason.where(failed))
+        found = rows.groupby(["line", "corruption"]).agg(
+            mean=("error", _mean),
+            deviation=("error", "std"),
+            seeds=("error", "size"),
+            failed=("failed", "sum"),
+            reason=("reason", "first"),
+        )
+        return dict(found.to_dict("index"))
+
+    @property
+    def seeds(self) -> list[int]:
+        """Every seed that was used."""
+        return sorted(self.rows.seed.unique().tolist())
+
+
+def _mean(values: Series) -> float:
+    """The exactly rounded mean: 10.25 is shown alike, whatever order pandas would sum in."""
+    present = [value for value in values.tolist() if not math.isnan(value)]
+    return statistics.fmean(present) if present else math.nan
+
+
+def comparisons(rows: Rows) -> list[Comparison]:
+    """Sort results into comparisons, in the order in which their conditions first occur.
+
+    Clean images have no severity. They join every comparison whose other conditions are the same,
+    and make one of their own where there is none.
+    """
+    every = frame(rows)
+    every = every.assign(error=every.error.where(every.status == "done"))
+    groups = {
+        Conditions(*key): own for key, own in every.groupby(list(Conditions._fields), sort=False)
+    }
+    joined = {each._replace(severity=0) for each in groups if each.severity}
+    found = []
+    for conditions, own in groups.items():
+        if conditions.severity:
+            own = pd.concat([own, groups.get(conditions._replace(severity=0), own[:0])])
+        if conditions not in joined:
+            found.append(_comparison(conditions, own))
+    return found
+
+
+def _comparison(conditions: Conditions, rows: DataFrame) -> Comparison:
+    order = {name: number for number, name in enumerate(CORRUPTIONS)}
+    names = [name for name in rows.corruption.unique() if name != CLEAN]
+    columns = sorted(names, key=lambda name: order.get(name, len(order)))
+    rows = rows.assign(line=rows.groupby(LINE, sort=False).ngroup())
+    return Comparison(conditions, tuple(columns) or (CLEAN,), rows)
+
+
+def largest(found: Sequence[Comparison]) -> Comparison:
+    """The comparison with the most results, which a headline speaks of; the first of equals."""
+    return max(found, key=lambda each: len(each.rows))
+
+
+def labels(lines: DataFrame) -> list[str]:
+    """Name each line by its method, and by what tells it from the others of the same method.
+
+    Example:
+        >>> same = {"method": "ttapca", "options": "{}", "layer": "", "steps": 1, "lr": 0.1}
+        >>> labels(DataFrame([same | {"components": 500}, same | {"components": 2000}]))
+        ['ttapca, L = 500', 'ttapca, L = 2000']
+    """
+    kinds = lines.groupby("method")[list(_WRITERS)].nunique()
+    found = []
+    for line in lines.to_dict("records"):
+        differ = kinds.loc[line["method"]] > 1
+        words = [write(line[name]) for name, write in _WRITERS.items() if differ[name]]
+        found.append(", ".join(filter(None, [line["method"], *words])))
+    return found
+
+
+_WRITERS: dict[str, Callable[[Any], str]] = {
+    "components": lambda value: f"L = {value}" if value else "no filter",
+    "layer": lambda value: f"at {value}" if value else "",
+    "steps": lambda value: f"{value} step{'s' if value != 1 else ''}",
+    "lr": lambda value: f"lr {value:g}",
+    "options": lambda text: ", ".join(f"{n} = {v}" for n, v in json.loads(text).items()),
+}
+
+
+def nearest_to_paper(lines: DataFrame, family: Sequence[str]) -> DataFrame:
+    """Of lines that agree in the columns `family`, keep the one nearest to the paper's options."""
+    families = lines.groupby(list(family), sort=False).ngroup()
+    distances = DataFrame({"family": families, "options": lines.options != "{}"})
+    wanted = {"steps": paper.STEPS, "lr": paper.LR, "components": paper.COMPONENTS}
+    for name, value in wanted.items():  # 0 where a method has no such option
+        distances[name] = (lines[name] - value).abs().where(lines[name] > 0, 0)
+    nearest = distances.sort_values(list(distances), kind="stable").drop_duplicates("family")
+    return lines.loc[nearest.index]

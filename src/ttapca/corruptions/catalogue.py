@@ -1,0 +1,271 @@
+"""Which corruptions there are, and how strong each is at each of the five severities.
+
+The strengths are a table, which is a TOML file. `cifar_c.toml` in this folder is the one of
+CIFAR-10-C and CIFAR-100-C; another file with the same sections and names is another benchmark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from ttapca._checks import Either, ListOf, Number, OneOf, Record, Rule, Text, Whole, conform
+from ttapca.corruptions import blur, digital, noise, weather
+from ttapca.corruptions.pixels import CHANNELS, Pixels
+from ttapca.errors import OptionError, did_you_mean
+from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
+
+Parameter = float | int | str
+Parameters = Mapping[str, Parameter]
+Family = Literal["noise", "blur", "weather", "digital"]
+Draws = Callable[[int, int, Parameters], int]
+
+TEXTURES = "textures"  # the one argument that comes from files rather than from the table
+SEVERITIES = (1, 2, 3, 4, 5)
+CIFAR_C = "cifar-c"
+_FILES = {CIFAR_C: Path(__file__).with_name("cifar_c.toml")}
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """One way to spoil an image.
+
+    Attributes:
+        name: As in the file names of CIFAR-C.
+        family: The paper's group.
+        apply: Takes images, numbers from (0, 1) and parameters by name; returns images.
+        draws: Takes height, width and parameters; returns how many numbers an image needs.
+    """
+
+    name: str
+    family: Family
+    apply: Callable[..., Pixels]
+    draws: Draws
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """The parameters that a table must give."""
+        keywords = inspect.signature(self.apply).parameters.values()
+        named = {each.name for each in keywords if each.kind is each.KEYWORD_ONLY}
+        return frozenset(named - {TEXTURES})
+
+    @property
+    def needs_textures(self) -> bool:
+        """Whether photographs are needed."""
+        return TEXTURES in inspect.signature(self.apply).parameters
+
+
+def _always(count: int) -> Draws:
+    return lambda _height, _width, _parameters: count
+
+
+def _by_size(count: Callable[[int, int], int]) -> Draws:
+    return lambda height, width, _parameters: count(height, width)
+
+
+def _glass_draws(height: int, width: int, parameters: Parameters) -> int:
+    moves, turns = int(parameters["max_delta"]), int(parameters["iterations"])
+    return blur.glass_draws(height, width, max_delta=moves, iterations=turns)
+
+
+_none = _always(0)
+_each_pixel = _by_size(lambda height, width: height * width)
+_each_value = _by_size(lambda height, width: height * width * CHANNELS)
+_elastic = _by_size(digital.elastic_draws)
+
+_STANDARD = (
+    Corruption("gaussian_noise", "noise", noise.gaussian_noise, _each_value),
+    Corruption("shot_noise", "noise", noise.shot_noise, _each_value),
+    Corruption("impulse_noise", "noise", noise.impulse_noise, _each_value),
+    Corruption("defocus_blur", "blur", blur.defocus_blur, _none),
+    Corruption("glass_blur", "blur", blur.glass_blur, _glass_draws),
+    Corruption("motion_blur", "blur", blur.motion_blur, _always(1)),
+    Corruption("zoom_blur", "blur", blur.zoom_blur, _none),
+    Corruption("snow", "weather", weather.snow, _by_size(weather.snow_draws)),
+    Corruption("frost", "weather", weather.frost, _always(weather.FROST_DRAWS)),
+    Corruption("fog", "weather", weather.fog, _by_size(weather.fog_draws)),
+    Corruption("brightness", "digital", digital.brightness, _none),
+    Corruption("contrast", "digital", digital.contrast, _none),
+    Corruption("elastic_transform", "digital", digital.elastic_transform, _elastic),
+    Corruption("pixelate", "digital", digital.pixelate, _none),
+    Corruption("jpeg_compression", "digital", digital.jpeg_compression, _none),
+)
+_EXTRA = (
+    Corruption("speckle_noise", "noise", noise.speckle_noise, _each_value),
+    Corruption("gaussian_blur", "blur", blur.gaussian_blur, _none),
+    Corruption("spatter", "weather", weather.spatter, _each_pixel),
+    Corruption("saturate", "digital", digital.saturate, _none),
+)
+_BY_NAME = {each.name: each for each in (*_STANDARD, *_EXTRA)}
+
+STANDARD: tuple[str, ...] = tuple(each.name for each in _STANDARD)
+"""The fifteen of the benchmark, in the paper's order."""
+
+EXTRA: tuple[str, ...] = tuple(each.name for each in _EXTRA)
+"""The four that the paper keeps for choosing hyperparameters."""
+
+CORRUPTIONS: tuple[str, ...] = STANDARD + EXTRA
+"""All nineteen."""
+
+
+def find(name: str) -> Corruption:
+    """Look up a corruption.
+
+    Args:
+        name: As in the file names of CIFAR-C; spaces and hyphens count as underscores.
+
+    Raises:
+        OptionError: There is none of that name.
+
+    Example:
+        >>> find("Motion Blur").family
+        'blur'
+    """
+    key = name.strip().lower().replace(" ", "_").replace("-", "_")
+    if key not in _BY_NAME:
+        raise unknown(name, CORRUPTIONS)
+    return _BY_NAME[key]
+
+
+def unknown(name: str, known: Iterable[str]) -> OptionError:
+    """The error for a corruption that does not exist."""
+    listed = tuple(known)
+    near = did_you_mean(name, listed)
+    return OptionError(f"A corruption is one of {', '.join(listed)}; found `{name}`.{near}")
+
+
+@dataclass(frozen=True)
+class SeverityTable:
+    """The parameters of every corruption at every severity.
+
+    Attributes:
+        name: What the file calls itself.
+        digest: SHA-256 of the file, to tell whether two runs used the same numbers.
+        sections: By corruption, then by parameter: five values, or one for all severities.
+
+    Example:
+        >>> load_table().parameters("fog", 3)["amount"]
+        0.75
+    """
+
+    name: str
+    digest: str
+    sections: Mapping[str, Mapping[str, Parameter | list[Parameter]]]
+
+    def parameters(self, corruption: str, severity: int) -> Parameters:
+        """The numbers of one corruption at one severity, by name.
+
+        Raises:
+            OptionError: The table does not give what the corruption takes, or gives more.
+        """
+        if corruption not in self.sections:
+            raise OptionError(
+                f"A table needs a section for each corruption that is asked for; `{self.name}` has "
+                f"none for `{corruption}`.{did_you_mean(corruption, self.sections)}"
+            )
+        section, wanted = self.sections[corruption], find(corruption).arguments
+        missing, unknown = sorted(wanted - set(section)), sorted(set(section) - wanted)
+        if missing or unknown:
+            raise OptionError(
+                f"`{corruption}` takes the parameters {', '.join(sorted(wanted))}; table "
+                f"`{self.name}` lacks {missing or 'none'} and has unknown {unknown or 'none'}."
+            )
+        return {
+            name: value[severity - 1] if isinstance(value, list) else value
+            for name, value in section.items()
+        }
+
+
+def load_table(source: str | Path = CIFAR_C) -> SeverityTable:
+    """Read a table of severities.
+
+    Args:
+        source: The name of a table that comes with the library, or the path of a TOML file.
+
+    Raises:
+        OptionError: There is no such table, or it is not in the form of a table.
+
+    Example:
+        >>> load_table("cifar-c").name
+        'cifar-c'
+    """
+    path = _FILES.get(str(source)) or Path(source)
+    if not path.is_file():
+        raise OptionError(
+            f"A table is one of {', '.join(sorted(_FILES))}, or the path of a TOML file; "
+            f"found neither for `{source}`.{did_you_mean(str(source), _FILES)}"
+        )
+    return _read_table(path.resolve(), path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read_table(path: Path, changed: int) -> SeverityTable:
+    del changed  # part of the cache's key only: an edited file is read again
+    content = read_bounded(path, OptionError, largest=LARGEST_TOML)
+    document = parse_toml(content, f"A table must be a TOML file; {path}", OptionError)
+    name = document.pop("name", path.stem)
+    conform(name, Text(100), str(path), OptionError, at="name")
+    conform(document, _SECTIONS, str(path), OptionError)
+    sections = {corruption: _typed(corruption, values) for corruption, values in document.items()}
+    return SeverityTable(name, hashlib.sha256(content).hexdigest(), MappingProxyType(sections))
+
+
+# What each parameter may be. The limits are far beyond any benchmark's; within them an image is
+# spoilt in a moment. A name that no corruption has is refused where the table is used.
+_WIDTH = Number(0, 100)
+_SHARE = Number(-10, 10)
+_LIMITS: dict[str, Rule] = {
+    **dict.fromkeys(("deviation", "softness", "smoothing", "blur_deviation", "radius"), _WIDTH),
+    **dict.fromkeys(("amount", "mean", "threshold", "strength", "factor", "offset"), _SHARE),
+    **dict.fromkeys(("image_weight", "frost_weight"), _SHARE),
+    **dict.fromkeys(("amplitude_fraction", "deviation_fraction", "affine_fraction"), Number(0, 1)),
+    **dict.fromkeys(("zoom", "stop"), Number(1, 10)),
+    **dict.fromkeys(("scale", "texture_scale"), Number(0.05, 1)),
+    "step": Number(0.001, 1),
+    "decay": Number(1, 10),
+    "photons": Number(0.01, 1e6),
+    "max_angle": Number(0, 180),
+    "max_delta": Whole(1, 20),
+    "iterations": Whole(0, 20),
+    "texture_count": Whole(1, 6),
+    "quality": Whole(1, 100),
+    "liquid": OneOf(("water", "mud")),
+}
+_ALONG_A_LINE = {**_LIMITS, "radius": Whole(1, 100)}  # a radius in whole pixels
+_LIMITS_OF = {"motion_blur": _ALONG_A_LINE, "snow": _ALONG_A_LINE}
+
+
+def _parameter(rule: Rule) -> Rule:
+    count = len(SEVERITIES)
+    said = f"one value or a list of {count}, one for each severity, within its limits"
+    return Either((rule, ListOf(rule, count, count)), said)
+
+
+def _section(limits: Mapping[str, Rule]) -> Record:
+    parameters = {name: _parameter(rule) for name, rule in limits.items()}
+    return Record(optional=parameters, others=_parameter(Either((Number(), Text(100)), "a value")))
+
+
+_SECTIONS = Record(
+    optional={name: _section(limits) for name, limits in _LIMITS_OF.items()},
+    others=_section(_LIMITS),
+)
+
+
+def _typed(corruption: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Give whole numbers the type of their parameter: 2 times a uint8 is another uint8."""
+    limits = _LIMITS_OF.get(corruption, _LIMITS)
+    return {
+        name: _as_real(value) if isinstance(limits.get(name), Number) else value
+        for name, value in values.items()
+    }
+
+
+def _as_real(value: Any) -> float | list[float]:
+    return [float(each) for each in value] if isinstance(value, list) else float(value)

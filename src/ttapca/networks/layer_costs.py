@@ -1,0 +1,172 @@
+"""Where a filter can go in a network, and what it costs there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ttapca.errors import ShapeError, TtapcaError
+from ttapca.spectral.basis import usual_basis
+from ttapca.support.modules import device_and_dtype, evaluation_mode
+
+DEFAULT_COMPONENTS = 2000  # as in the paper
+BYTES_A_NUMBER = 4  # a filter computes in float32
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """One layer, and a filter there.
+
+    Attributes:
+        name: Dotted path.
+        kind: The layer's class.
+        input_shape: Of one sample; None where the layer takes no single tensor.
+        output_shape: Of one sample.
+        outputs: How many numbers the output has (the paper's p).
+        calls: How often the layer runs in one forward pass; a filter needs exactly one call.
+        folds: Whether the filter works in the layer's input, because that is smaller.
+        components: How many the cost is for: as asked, or as many as there can be.
+        filter_bytes: Memory of the filter.
+        multiply_adds: What the filter adds to the forward pass of one image.
+        relative_cost: The same over the multiply-adds of the network itself; None if it has none.
+    """
+
+    name: str
+    kind: str
+    input_shape: tuple[int, ...] | None
+    output_shape: tuple[int, ...]
+    outputs: int
+    calls: int
+    folds: bool
+    components: int
+    filter_bytes: int
+    multiply_adds: int
+    relative_cost: float | None
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """All layers of a network.
+
+    Attributes:
+        layers: In the order in which they give their output.
+        multiply_adds: Of the forward pass of one image, in convolutions and linear layers.
+        parameters: Of the network.
+        recommended: Name of the layer to start with; None where no layer can carry a filter.
+    """
+
+    layers: tuple[LayerFacts, ...]
+    multiply_adds: int
+    parameters: int
+    recommended: str | None
+
+
+@dataclass
+class _Seen:
+    """What hooks have noted about one layer."""
+
+    module: nn.Module
+    input_shape: tuple[int, ...] | None
+    output_shape: tuple[int, ...]
+    calls: int = 0
+    multiply_adds: int = 0
+
+
+def describe_layers(
+    model: nn.Module, input_shape: Sequence[int], components: int = DEFAULT_COMPONENTS
+) -> LayerTable:
+    """Run one image through a network and list its layers.
+
+    Recommended is the first affine layer whose input is smaller than its output, usually the stem:
+    there the filter is exact, small and fast. Without one, it is the first layer called once.
+
+    Args:
+        model: Any module; left as it was.
+        input_shape: Of one image.
+        components: How many the filter would have.
+
+    Raises:
+        ShapeError: The network does not take such an image.
+
+    Example:
+        >>> from ttapca.networks import build
+        >>> table = describe_layers(build("resnet20"), (3, 32, 32))
+        >>> table.recommended, round(table.multiply_adds / 1e6)
+        ('conv1', 41)
+    """
+    seen = _run(model, input_shape)
+    total = sum(entry.multiply_adds for entry in seen.values())
+    layers = tuple(_facts(name, entry, components, total) for name, entry in seen.items())
+    usable = [layer for layer in layers if layer.calls == 1]
+    best = next((layer for layer in usable if layer.folds), next(iter(usable), None))
+    return LayerTable(
+        layers=layers,
+        multiply_adds=total,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        recommended=best.name if best else None,
+    )
+
+
+def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
+    names = {module: name for name, module in model.named_modules() if name}
+    seen: dict[str, _Seen] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not isinstance(output, Tensor) or output.dim() < 2:
+            return
+        taken = tuple(args[0].shape[1:]) if args and isinstance(args[0], Tensor) else None
+        shape = tuple(output.shape[1:])
+        entry = seen.setdefault(names[module], _Seen(module, taken, shape))
+        entry.calls += 1
+        entry.multiply_adds += _multiply_adds(module, math.prod(shape))
+
+    handles = [module.register_forward_hook(note) for module in names]
+    device, dtype = device_and_dtype(model, model)
+    try:
+        with torch.no_grad(), evaluation_mode(model):
+            model(torch.zeros(1, *input_shape, device=device, dtype=dtype))
+    except TtapcaError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ShapeError(
+            f"The network must take an image of shape {tuple(input_shape)}; it does not: {error}. "
+            "Say which shape it takes, channels first, such as 3x224x224."
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _multiply_adds(module: nn.Module, outputs: int) -> int:
+    if isinstance(module, nn.Linear):
+        return outputs * module.in_features
+    if isinstance(module, _ConvNd):
+        return outputs * module.in_channels // module.groups * math.prod(module.kernel_size)
+    return 0
+
+
+def _facts(name: str, seen: _Seen, wish: int, total: int) -> LayerFacts:
+    outputs = math.prod(seen.output_shape)
+    basis, shape = usual_basis(seen.module, seen.input_shape, seen.output_shape)
+    components = min(wish, math.prod(shape))
+    cost = basis.cost(shape, components)
+    return LayerFacts(
+        name=name,
+        kind=type(seen.module).__name__,
+        input_shape=seen.input_shape,
+        output_shape=seen.output_shape,
+        outputs=outputs,
+        calls=seen.calls,
+        folds=shape is seen.input_shape,
+        components=components,
+        filter_bytes=BYTES_A_NUMBER * (cost.numbers + math.prod(shape)),  # and the mean
+        multiply_adds=cost.multiply_adds,
+        relative_cost=cost.multiply_adds / total if total else None,
+    )

@@ -1,0 +1,248 @@
+"""Writing the layout: whole files, the same bytes for any number of processes, and resuming."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ttapca.corruptions import corrupt, workers
+from ttapca.corruptions.writing import Export
+from ttapca.errors import (
+    DataFormatError,
+    DataNotFoundError,
+    OptionError,
+    ShapeError,
+    StorageError,
+    TtapcaError,
+)
+from ttapca.support.disk import locked
+
+NAMES = ("fog", "contrast", "impulse_noise")
+
+
+@pytest.fixture
+def export(images, tmp_path) -> Export:
+    return Export(images, np.arange(12), tmp_path / "out", NAMES)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in folder.iterdir()}
+
+
+def test_the_layout_is_the_official_one(export, images):
+    export.run()
+    assert set(contents(export.to)) == {
+        "fog.npy",
+        "contrast.npy",
+        "impulse_noise.npy",
+        "labels.npy",
+        "corruptions.json",
+    }
+    labels = np.load(export.to / "labels.npy", allow_pickle=False)
+    assert labels.dtype == np.uint8
+    assert (labels == np.tile(np.arange(12), 5)).all()
+    for name in NAMES:
+        blocks = np.load(export.path(name), mmap_mode="r", allow_pickle=False)
+        assert blocks.shape == (60, 32, 32, 3)
+        assert blocks.dtype == np.uint8
+        for severity in range(1, 6):
+            block = blocks[12 * (severity - 1) : 12 * severity]
+            assert (block == corrupt(images, name, severity)).all()
+
+
+def test_the_bytes_do_not_depend_on_processes_nor_on_tasks(export, images, tmp_path, monkeypatch):
+    export.run()
+    monkeypatch.setattr("ttapca.corruptions.writing._IMAGES_A_TASK", 5)
+    other = Export(images, np.arange(12), tmp_path / "other", NAMES)
+    seen = []
+    other.run(jobs=2, progress=lambda name, done, total: seen.append((name, done, total)))
+    assert contents(other.to) == contents(export.to)
+    assert {name for name, done, total in seen if done == total == 60} == set(NAMES)
+
+
+def test_fewer_severities_make_fewer_blocks(images, tmp_path):
+    Export(images, np.arange(12), tmp_path, ("fog",), severities=(2, 5)).run()
+    blocks = np.load(tmp_path / "fog.npy")
+    assert (blocks[12:] == corrupt(images, "fog", 5)).all()
+    assert np.load(tmp_path / "labels.npy").shape == (24,)
+    assert json.loads((tmp_path / "corruptions.json").read_text())["severities"] == [2, 5]
+
+
+def test_finished_files_are_kept_and_others_made_again(export):
+    export.run()
+    before = contents(export.to)
+    marks = {each: each.stat().st_mtime_ns for each in export.to.iterdir()}
+    export.path("fog").write_bytes(before["fog.npy"][:-1])  # torn by something else
+    (export.to / ".contrast.npy.ttapca-unfinished-").write_bytes(b"left by a killed run")
+    assert export.missing() == ("fog",)
+    export.run()
+    assert contents(export.to) == before
+    kept = [each for each in marks if each.name != "fog.npy"]
+    assert all(each.stat().st_mtime_ns == marks[each] for each in kept)
+    dataclasses.replace(export, corruptions=("pixelate", "fog")).run()  # more can be added later
+    assert (export.to / "pixelate.npy").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 1}, "seed = 0, and now it is 1"),
+        ({"severities": (1,)}, "severities ="),
+        ({"labels": np.zeros(12, int)}, "labels_sha256 ="),
+    ],
+)
+def test_other_options_are_refused(export, change, named):
+    export.run()
+    before = contents(export.to)
+    with pytest.raises(OptionError, match=f"files of one run only; .* was begun with {named}"):
+        dataclasses.replace(export, **change).run()
+    assert contents(export.to) == before
+
+
+def test_what_a_folder_holds_from_elsewhere(export):
+    export.to.mkdir()
+    (export.to / "fog.npy").write_bytes(b"official")
+    with pytest.raises(OptionError, match=r"holds fog\.npy from elsewhere"):
+        export.run()
+    assert contents(export.to) == {"fog.npy": b"official"}
+    (export.to / "corruptions.json").write_text("{}")
+    with pytest.raises(DataFormatError, match=r"json must be the one that a run wrote"):
+        export.run()
+
+
+def test_too_little_disk_stops_before_the_first_byte(export, monkeypatch):
+    class Full:
+        free = 100
+
+    monkeypatch.setattr("ttapca.corruptions.writing.shutil.disk_usage", lambda _path: Full)
+    with pytest.raises(StorageError, match=r"needs 553,\d+ bytes of disk; 100 are free"):
+        export.run()
+    assert not export.to.exists()
+
+
+@pytest.mark.parametrize("function", ["posix_fallocate", "fsync"])
+def test_a_disk_that_fills_up_leaves_no_torn_file(export, monkeypatch, function):
+    export.run()
+    (export.to / "fog.npy").unlink()
+    before = contents(export.to)
+
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"os.{function}", full)
+    with pytest.raises(StorageError, match=r"Cannot write to .*: No space left on device"):
+        export.run()
+    assert contents(export.to) == before
+
+
+@pytest.mark.parametrize(
+    ("function", "code"), [("os.posix_fallocate", errno.EOPNOTSUPP), ("fcntl.flock", errno.EBADF)]
+)
+def test_a_simple_file_system_will_do(export, monkeypatch, function, code):
+    def unsupported(*_arguments):
+        raise OSError(code, "not here")
+
+    monkeypatch.setattr(function, unsupported)
+    export.run()
+    assert export.missing() == ()
+
+
+def test_a_failing_worker_process_leaves_no_torn_file(export, monkeypatch):
+    """The file vanishes under the workers: the system's answer comes back from their process."""
+    monkeypatch.setattr("ttapca.corruptions.writing._reserve", lambda _path, _shape: None)
+    with pytest.raises(StorageError, match=r"Cannot write to .*: No such file or directory"):
+        export.run(jobs=2)
+    assert set(contents(export.to)) == {"labels.npy", "corruptions.json"}
+
+
+def test_a_folder_that_cannot_be_used_is_named(export, images, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match=r"Cannot write to .*: Not a directory"):
+        Export(images, np.arange(12), tmp_path / "file" / "out", NAMES).run()
+    export.to.mkdir()
+    with locked(export.to), pytest.raises(StorageError, match="another one is at work"):
+        export.run()
+
+
+def test_an_interrupt_leaves_whole_files_only(export):
+    def interrupt(name, done, total):
+        if name == "contrast":
+            raise KeyboardInterrupt("by the user")
+
+    with pytest.raises(KeyboardInterrupt, match="by the user"):
+        export.run(progress=interrupt)
+    assert set(contents(export.to)) <= {"fog.npy", "contrast.npy", "labels.npy", "corruptions.json"}
+    export.run()
+    assert export.missing() == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"images": np.zeros((0, 32, 32, 3), np.uint8)}, ShapeError, "at least one image"),
+        ({"labels": np.arange(3)}, ShapeError, r"one label for each image, \(12,\); found \(3,\)"),
+        ({"labels": 100 * np.arange(12)}, ShapeError, "from 0 to 255; found 0 to 1100"),
+        ({"corruptions": ("frost",)}, DataNotFoundError, "ttapca data get frost"),
+        ({"corruptions": ("fogg",)}, OptionError, "Did you mean `fog`"),
+        ({"severities": (6,)}, OptionError, "`severity` must be"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(export, change, error, message):
+    with pytest.raises(error, match=message):
+        dataclasses.replace(export, **change).run()
+    assert not export.to.exists()
+
+
+def _die(_task: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_an_error_with_a_remedy():
+    with pytest.raises(TtapcaError, match=r"one was killed.*run the same command again"):
+        list(workers.completed(_die, [1, 2, 3], jobs=2))
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from ttapca.corruptions.writing import Export
+if __name__ == "__main__":
+    images = np.full((2000, 32, 32, 3), 90, np.uint8)
+    names = ("contrast", "shot_noise")
+    export = Export(images, np.zeros(2000, int), Path(sys.argv[1]), names)
+    export.run(jobs=2, progress=lambda *done: print(*done, flush=True))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
+    script, to = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(to)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("shot_noise"):  # the first file is whole, the second is not
+                process.kill()
+                break
+        process.stdout.read()  # ends when the last worker has ended, which it must by itself
+    partials = list(to.glob(".*.ttapca-unfinished-"))
+    assert partials
+    first = to / "contrast.npy"
+    mark = first.stat().st_mtime_ns
+    time.sleep(0.01)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "contrast" not in done.stdout
+    assert first.stat().st_mtime_ns == mark
+    assert not list(to.glob(".*"))
+    assert np.load(to / "shot_noise.npy", mmap_mode="r").shape == (10000, 32, 32, 3)

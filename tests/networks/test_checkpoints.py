@@ -1,0 +1,231 @@
+"""`load`: the right network from what a file holds, or a message that helps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ttapca.datasets import read_npz
+from ttapca.errors import CheckpointError, FactoryError, OptionError
+from ttapca.networks import (
+    ARCHITECTURES,
+    Normalisation,
+    add_rotation_head,
+    build,
+    checkpoints,
+    evaluate,
+    load,
+    load_rotation,
+    load_weights,
+)
+from ttapca.networks.checkpoints import guess_architecture
+from ttapca.networks.factories import is_factory, make
+from ttapca.networks.rotation import published_name
+from ttapca.networks.weight_files import write_safetensors, write_weights
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")
+IMAGES = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+UNCHANGED = {"normalisation": {"mean": [0.0], "std": [1.0]}}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "resnet20.pth"
+    torch.save({"state_dict": build("resnet20", classes=7).state_dict()}, path)
+    return path
+
+
+def test_a_loaded_network_predicts_as_the_saved_one(checkpoint: Path) -> None:
+    network = load(checkpoint, normalisation="half")
+    expected = build("resnet20", classes=7, normalisation="half").eval()
+    assert not network.training
+    assert torch.equal(network(IMAGES), expected(IMAGES))
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name < "wrn-3"])
+def test_every_architecture_is_recognised(name: str) -> None:
+    with torch.device("meta"):
+        tensors = ARCHITECTURES[name](3, "half", (1, 32, 32)).state_dict()
+    assert guess_architecture(tensors) == name
+
+
+def test_a_file_without_counters_of_batches(tmp_path: Path) -> None:
+    tensors = build("resnet20").state_dict()
+    torch.save({k: v for k, v in tensors.items() if "num_batches" not in k}, tmp_path / "old.pth")
+    assert load(tmp_path / "old.pth", normalisation="none").classes == 10
+
+
+def test_the_wrong_architecture_names_the_right_one(checkpoint: Path) -> None:
+    message = (
+        r"do not fit `resnet32`: missing `layer1.3.conv1.weight`, .* more. They are those of the "
+        r"architecture `resnet20` with 7 classes."
+    )
+    with pytest.raises(CheckpointError, match=message):
+        load(checkpoint, "resnet32", normalisation="none")
+    with pytest.raises(CheckpointError, match=r"unexpected `layer1.0.*wrong shape `bn1.weight`"):
+        load(checkpoint, "wrn-16-2", normalisation="none")
+
+
+def test_weights_of_an_unknown_network(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"start with `weight`, `bias`.*--model package"):
+        load(tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"missing `conv1.weight`.*No architecture of ttapca"):
+        load(tmp_path / "a.pth", "resnet20", normalisation="none")
+
+
+def test_the_normalisation_must_be_stated_or_known(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"does not say what .*State it: .*none, half, cifar10"):
+        load(checkpoint)
+    told = {"normalisation": {"mean": [0.5], "std": [0.25]}}
+    write_weights(tmp_path / "own.safetensors", build("resnet20").state_dict(), told)
+    assert load(tmp_path / "own.safetensors").normalise.values.std == (0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ({"architecture": "wrn-70-16"}, "do not fit `wrn-70-16`"),  # a gigabyte, if it were built
+        ({"architecture": "resnet21"}, r"`architecture` must be one of .*Did you mean"),
+        ({"input_shape": [1000, 32, 32]}, "do not fit `resnet20`: wrong shape `conv1.weight`"),
+        ({"normalisation": {"mean": [0.5]}}, "`normalisation` .* with `std`"),
+        ({"normalisation": {"mean": [0.0] * 2, "std": [1.0]}}, "normalisation in .* 3 channels"),
+    ],
+)
+def test_nothing_is_built_from_a_description_that_does_not_fit(
+    description: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.safetensors"
+    said = json.dumps({"architecture": "resnet20", **UNCHANGED, **description})
+    words = {"format": "ttapca.weights", "description": said}
+    write_safetensors(path, build("resnet20").state_dict(), words)
+
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("a network was built")
+
+    monkeypatch.setattr(checkpoints, "build", never)
+    with pytest.raises(CheckpointError, match=f"(?s)(?=.*own.safetensors).*{message}"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("conv1.weight", torch.zeros(0, 10**9, 3, 3), "do not fit `resnet20`"),
+        ("fc.weight", torch.zeros(10**9, 0), "do not fit `resnet20`"),
+        ("fc.bias", torch.full((10,), torch.nan), "finite numbers; `fc.bias`"),
+        ("fc.bias", torch.zeros(10, dtype=torch.complex64), "is real, and complex in"),
+    ],
+)
+def test_tensors_that_do_not_fit(
+    name: str, tensor: torch.Tensor, message: str, tmp_path: Path
+) -> None:
+    write_safetensors(tmp_path / "a.safetensors", {**build("resnet20").state_dict(), name: tensor})
+    with pytest.raises(CheckpointError, match=f"(?=.*a.safetensors).*{message}"):
+        load(tmp_path / "a.safetensors", "resnet20", normalisation="none")
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cifar10-resnet20.safetensors"
+    tensors = build("resnet20").state_dict()
+    halved = {k: v.half() if v.is_floating_point() else v for k, v in tensors.items()}
+    write_weights(path, halved, UNCHANGED)
+    monkeypatch.setattr(checkpoints, "packaged", lambda: {path.stem: path})
+    network = load("cifar10-resnet20")
+    assert network.conv1.weight.dtype == torch.float32  # whatever it is stored in
+    with pytest.raises(OptionError, match=r"neither a packaged.* Did you mean `cifar10-resnet20`"):
+        load("cifar-resnet20")
+    with pytest.raises(OptionError, match=r"`resnet20` is an architecture, which has no weights"):
+        load("resnet20")
+
+
+def test_a_rotation_head_travels_with_its_network(checkpoint: Path, tmp_path: Path) -> None:
+    twofold = add_rotation_head(build("resnet20"), "layer2", torch.Generator().manual_seed(5))
+    tensors = {published_name(name): value for name, value in twofold.state_dict().items()}
+    assert {"conv1.weight", "rotation_head.conv1.weight"} <= tensors.keys()
+    path = tmp_path / "two.safetensors"
+    write_weights(path, tensors, {**UNCHANGED, "rotation_split": "layer2"})
+    twofold.eval()
+    found = load_rotation(path)
+    assert torch.equal(found.rotation_logits(IMAGES), twofold.rotation_logits(IMAGES))
+    assert torch.equal(load(path)(IMAGES), twofold(IMAGES))  # and is no burden without
+    write_weights(path, tensors, {**UNCHANGED, "rotation_split": "layer9"})
+    with pytest.raises(CheckpointError, match=r"two.safetensors fits no layer: .*`layer9`"):
+        load_rotation(path)
+    tensors["rotation_head.conv1.weight"] = torch.zeros(0, 10**9, 3, 3)
+    write_weights(path, tensors, {**UNCHANGED, "rotation_split": "layer2"})
+    with pytest.raises(CheckpointError, match=r"two.safetensors do not fit `rotation head`"):
+        load_rotation(path)
+    with pytest.raises(CheckpointError, match=r"has none. Train one with"):
+        load_rotation(checkpoint, normalisation="none")
+
+
+def test_weights_for_a_network_of_your_own(tmp_path: Path) -> None:
+    network = nn.Linear(2, 3)
+    torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "a.pth")
+    assert load_weights(network, tmp_path / "a.pth") is network
+    torch.save(nn.Linear(3, 3).state_dict(), tmp_path / "a.pth")
+    message = r"do not fit `Linear`: wrong shape `weight` \(3, 3\)"
+    with pytest.raises(CheckpointError, match=message):
+        load_weights(network, tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("my_nets:smal", OptionError, "no function or class `smal`. Did you mean `small`"),
+        ("my_nets:number", OptionError, "no function or class `number`"),
+        ("my_nets:wrong", OptionError, "gives an `nn.Module`; .* gave a int"),
+        ("my_net:small", OptionError, "no module `my_net`"),
+        ("my_broken:small", FactoryError, "be imported: .*surely_not_installed.*line 1"),
+        ("my_nets:needy", OptionError, r"without arguments; `my_nets:needy` takes \(width"),
+        ("my_nets:raising", FactoryError, "`my_nets:raising` has failed: KeyError: 'gone'"),
+        ("small", OptionError, "named `package.module:factory`; found `small`"),
+    ],
+)
+def test_factories_that_do_not_work(
+    name: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "my_nets.py").write_text(
+        "from torch import nn\ndef small(): return nn.Linear(2, 3)\nnumber = 3\n"
+        "def wrong(): return 3\n"
+        "def needy(width, depth=2): return nn.Linear(width, depth)\n"
+        "def raising(): return {}['gone']\n"
+    )
+    (tmp_path / "my_broken.py").write_text("import surely_not_installed\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isinstance(make("my_nets:small"), nn.Linear)
+    assert not is_factory("a/b:c")
+    with pytest.raises(error, match=message):
+        make(name)
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("file", "architecture", "normalisation", "classes", "right"),
+    [
+        ("cifar10_resnet20.pth", "resnet20", "cifar10", 10, 185),
+        ("cifar100_resnet20.pth", "resnet20", "cifar100", 100, None),
+        ("cifar10_rn26_gn_state_dict.pt", "resnet26-gn", "half", 10, 184),
+    ],
+)
+def test_published_checkpoints(
+    file: str, architecture: str, normalisation: str, classes: int, right: int | None
+) -> None:
+    """On the first 200 test images; all 10,000 give 92.60 % and 90.83 % (docs/networks.md)."""
+    path = SHARED / "weights" / file
+    assert guess_architecture(torch.load(path, weights_only=True)) == architecture
+    network = load(path, normalisation=normalisation)
+    assert network.classes == classes
+    if right is not None:
+        images = read_npz(SHARED / "cifar10c_reference" / "first200.npz", images="clean")
+        error = evaluate(network, images).error
+        assert round((100 - error) * 2) == right
+        other = load(path, normalisation=Normalisation((0.0,), (1.0,)))
+        assert evaluate(other, images).error > error + 5
