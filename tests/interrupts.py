@@ -15,8 +15,8 @@ import sys
 
 import torch
 
-import ttapca
-from oracles import assert_same_picture, images, options_of, picture_of, small_convnet
+from adapters import X, adapted
+from oracles import assert_same_picture, picture_of, small_convnet
 
 # Sends one signal for each line that it reads: after so many seconds.
 SENDER = """
@@ -31,12 +31,10 @@ def main(method: str, count: int, seed: int) -> None:
     torch.set_num_threads(1)
     # A process that was started in the background ignores SIGINT, and so do its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    model, x = small_convnet(), images(12, seed=8)
-    needs_filter = ttapca.METHODS[method].method.needs_filter
-    given = {"filter": ttapca.fit(model, "conv1", images(150), 20)} if needs_filter else {}
+    model = small_convnet()
     before = picture_of(model)
-    adapter = ttapca.adapt(model, method, **given, **options_of(method))
-    attached, expected = picture_of(model), adapter(x)
+    adapter = adapted(method, model=model, forgetting="episodic")
+    attached, expected = picture_of(model), adapter(X)
     draw = random.Random(seed)
     sender = subprocess.Popen(
         [sys.executable, "-c", SENDER, str(os.getpid())],
@@ -50,11 +48,11 @@ def main(method: str, count: int, seed: int) -> None:
                 sender.stdin.write(f"{draw.uniform(0, 0.01)}\n")
                 sender.stdin.flush()
                 while True:
-                    adapter(x)
+                    adapter(X)
             except KeyboardInterrupt:
                 pass
             assert_same_picture(attached, picture_of(model))
-            assert torch.equal(adapter(x), expected)
+            assert torch.equal(adapter(X), expected)
     finally:
         sender.kill()
         sender.wait()

@@ -56,21 +56,6 @@ def test_equals_a_plain_loop(gain: str, forgetting: str, logits: str, steps: int
     assert adapter.n_parameters == 20
 
 
-def test_one_step_episodic_before_is_the_unadapted_filter() -> None:
-    before, frozen, after = (
-        spectral(logits=side, forgetting="episodic") for side in ("before", "before", "after")
-    )
-    with torch.no_grad():
-        assert torch.equal(before(X), frozen.model(X))
-    assert not torch.equal(after(X), before(X))
-
-
-def test_entropy_falls_under_its_own_steps() -> None:
-    adapter = adapted("ttapca-multiplicative", lr=0.01, steps=5)
-    first = adapted("ttapca-multiplicative", logits="before", steps=1)(X)
-    assert float(mean_entropy(adapter(X))) < float(mean_entropy(first))
-
-
 def gains_of(adapter: Adapter) -> Tensor:
     (surface,) = (s for s in adapter.surfaces if isinstance(s, SpectralGains))
     return surface.filter.gains().detach().clone()

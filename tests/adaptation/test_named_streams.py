@@ -28,6 +28,7 @@ from ttapca.spectral.stream import tensors_in
 # Noise, single images, another offset: what a stream in small may be.
 STREAM = [3 * X, X[:1] + 0.5, X[1:2] * 2, X + 0.3, X[2:3], 2 * X]
 OTHER = [0.5 * batch + 1 for batch in reversed(STREAM)]
+OURS = "tent over wiener"  # has something of every kind: values, weights, an optimiser
 every_method = pytest.mark.parametrize(("method", "norm"), CASES)
 
 
@@ -93,11 +94,10 @@ torch.save(run(camera, STREAM[3:]), sys.argv[3])
 
 
 def test_a_stream_goes_on_in_another_process(tmp_path: Path) -> None:
-    method = "tent over wiener"
-    camera = adapted(method).stream("camera")
+    camera = adapted(OURS).stream("camera")
     run(camera, STREAM[:3])
     camera.save(tmp_path / "stream")
-    command = [sys.executable, "-W", "ignore", "-c", ANOTHER_PROCESS, method]
+    command = [sys.executable, "-W", "ignore", "-c", ANOTHER_PROCESS, OURS]
     subprocess.run(
         [*command, str(tmp_path / "stream"), str(tmp_path / "logits")],
         cwd=Path(__file__).parents[1],
@@ -176,8 +176,8 @@ def test_a_guard_watches_each_stream_by_itself(action: Any, tmp_path: Path) -> N
 
 
 def test_threads_take_turns_each_with_its_stream() -> None:
-    adapter = adapted("tent over wiener")
-    expected = {number: run(adapted("tent over wiener"), OTHER[number:]) for number in range(4)}
+    adapter = adapted(OURS)
+    expected = {number: run(adapted(OURS), OTHER[number:]) for number in range(4)}
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda n: run(adapter.stream(f"thread {n}"), OTHER[n:]), expected)
         for one, other in zip(found, expected.values(), strict=True):
@@ -185,7 +185,7 @@ def test_threads_take_turns_each_with_its_stream() -> None:
 
 
 def test_casting_takes_all_streams_along() -> None:
-    adapter, reference = adapted("tent over wiener"), adapted("tent over wiener")
+    adapter, reference = adapted(OURS), adapted(OURS)
     for each in (adapter, reference):
         run(each, OTHER[:3])
         run(each.stream("camera"), STREAM[:3])
@@ -203,13 +203,13 @@ def test_casting_takes_all_streams_along() -> None:
 
 
 def test_streams_in_inference_mode() -> None:
-    adapter, reference = adapted("tent over wiener"), adapted("tent over wiener")
+    adapter, reference = adapted(OURS), adapted(OURS)
     for one, other in zip(STREAM, OTHER, strict=True):
         with torch.inference_mode():
             found = adapter.stream("left")(one), adapter.stream("right")(other)
         assert_same(found, [reference.stream("left")(one), reference.stream("right")(other)])
     adapter.stream("left").reset()
-    assert torch.equal(adapter.stream("left")(X), adapted("tent over wiener")(X))
+    assert torch.equal(adapter.stream("left")(X), adapted(OURS)(X))
 
 
 def test_calls_past_the_adapter_count_for_no_stream() -> None:
@@ -226,7 +226,7 @@ def test_calls_past_the_adapter_count_for_no_stream() -> None:
 
 
 def test_an_interrupted_switch_leaves_all_streams_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter, expected = adapted("tent over wiener"), adapted("tent over wiener")
+    adapter, expected = adapted(OURS), adapted(OURS)
     for each in (adapter, expected):
         run(each, OTHER[:3])
         run(each.stream("camera"), STREAM[:3])
@@ -240,7 +240,7 @@ def test_an_interrupted_switch_leaves_all_streams_whole(monkeypatch: pytest.Monk
         with pytest.raises(KeyboardInterrupt):
             adapter.stream(name if name != adapter._current else "new")(X)
         monkeypatch.setattr(adapter.mover.descent, "put", put)
-    restored = adapted("tent over wiener")
+    restored = adapted(OURS)
     restored.load_state_dict(adapter.state_dict())
     for each in (adapter, restored):
         assert set(each.streams) == {"default", "camera"}
@@ -265,74 +265,43 @@ def test_a_stream_is_small(tmp_path: Path) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    camera = adapted("tent over wiener").stream("camera")
+    camera = adapted(OURS).stream("camera")
     run(camera, STREAM[:3])
     camera.save(tmp_path / "stream")
     return tmp_path / "stream"
 
 
-def rewritten(path: Path, change: Any, **about: str) -> None:
-    """The same file with another description."""
+def described(path: Path, part: str | None = None, content: Any = None, **about: str) -> None:
+    """Write the same tensors with another description, or with other contents of one part."""
     with safe_open(path, framework="pt") as file:
         known = file.metadata()
     form = json.loads(known["form"])
-    change(form["dict"])
+    if part is not None:
+        form["dict"]["parts"]["dict"][part] = content
     save_file(load_file(path), path, {**known, "form": json.dumps(form), **about})
 
 
-def nothing(form: dict[str, Any]) -> None:
-    """Leave the description as it is."""
-
-
-def parts_of(form: dict[str, Any]) -> dict[str, Any]:
-    return form["parts"]["dict"]
-
-
+ANOTHER = "is a stream of another adapter. Load it with the method, the filter and the network"
+ONE_MORE = {"dict": {"99": {"dict": {}}}}
 DAMAGE: dict[str, tuple[Any, str]] = {
     "missing": (lambda path: path.unlink(), "cannot be read"),
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "is no saved stream"),
     "text": (lambda path: path.write_text("camera"), "is no saved stream"),
-    "weights": (
-        lambda path: save_file({"a": torch.ones(1)}, path),
-        "must be of the format `ttapca stream 1`; found None",
-    ),
-    "another kind": (
-        lambda path: adapted("wiener").stream("camera").save(path),
-        "is a stream of another adapter. Load it with the method, the filter and the network",
-    ),
-    "another network": (
-        lambda path: adapted("tent over wiener", "GroupNorm").stream("camera").save(path),
-        "is a stream of another adapter",
-    ),
-    "a guard": (
-        lambda path: adapted("tent over wiener", guard="reset").stream("camera").save(path),
+    "weights": (lambda path: save_file({"a": X}, path), "format `ttapca stream 1`; found None"),
+    "method": (lambda path: adapted("wiener").stream("camera").save(path), ANOTHER),
+    "network": (lambda path: adapted(OURS, "GroupNorm").stream("camera").save(path), ANOTHER),
+    "guard": (
+        lambda path: adapted(OURS, guard="reset").stream("camera").save(path),
         "its parts have other names",
     ),
-    "no JSON": (lambda path: rewritten(path, nothing, form="["), "is not JSON as we read it"),
-    "no stream": (lambda path: rewritten(path, nothing, form="3"), "its values have other names"),
-    "a name": (lambda path: rewritten(path, lambda form: form.pop("values")), "values have other"),
-    "a word": (
-        lambda path: rewritten(path, lambda form: parts_of(form).update(optimiser="x")),
-        "it holds 'x'",
-    ),
-    "no tensor": (
-        lambda path: rewritten(path, lambda form: parts_of(form).update(draws={"tensor": 99})),
-        "it holds {'tensor': 99}",
-    ),
-    "another shape": (
-        lambda path: rewritten(path, lambda form: parts_of(form).update(draws={"tensor": 0})),
-        "`draws` has another shape",
-    ),
-    "a number": (
-        lambda path: rewritten(path, lambda form: parts_of(form).update(optimiser=3)),
-        "`optimiser` has another shape",
-    ),
-    "a parameter too many": (
-        lambda path: rewritten(
-            path, lambda form: parts_of(form)["optimiser"]["dict"].update({"99": {"dict": {}}})
-        ),
-        "IndexError",
-    ),
+    "no JSON": (lambda path: described(path, form="["), "is not JSON as we read it"),
+    "no stream": (lambda path: described(path, form="3"), "its values have other names"),
+    "no values": (lambda path: described(path, form='{"dict": {}}'), "its values have other"),
+    "a word": (lambda path: described(path, "optimiser", "x"), "it holds 'x'"),
+    "no tensor": (lambda path: described(path, "draws", {"tensor": 99}), "holds {'tensor': 99}"),
+    "a shape": (lambda path: described(path, "draws", {"tensor": 0}), "`draws` has another shape"),
+    "a number": (lambda path: described(path, "optimiser", 3), "`optimiser` has another shape"),
+    "one more": (lambda path: described(path, "optimiser", ONE_MORE), "IndexError"),
 }
 
 
@@ -340,13 +309,13 @@ DAMAGE: dict[str, tuple[Any, str]] = {
 def test_files_that_are_no_streams_of_this_adapter(kind: str, saved: Path) -> None:
     damage, message = DAMAGE[kind]
     damage(saved)
-    adapter = adapted("tent over wiener")
+    adapter = adapted(OURS)
     camera = adapter.stream("camera")
     run(camera, STREAM[:3])
     with pytest.raises(SavedStreamError, match=message) as found:
         camera.load(saved)
     assert str(saved) in str(found.value)
-    expected = adapted("tent over wiener")
+    expected = adapted(OURS)
     run(expected, STREAM[:3])
     assert_same(run(camera, STREAM[3:]), run(expected, STREAM[3:]))  # as if nobody had tried
 

@@ -67,16 +67,6 @@ def test_one_episodic_step_of_tent_is_bn_bit_for_bit() -> None:
     assert tent.n_parameters == 28
 
 
-def test_a_forward_pass_that_fails_gives_the_weights_back() -> None:
-    model = small_convnet()
-    adapter = ttapca.adapt(model, "tent", forgetting="online", lr=0.1)
-    adapter(X)
-    with pytest.raises(RuntimeError, match="channels"):
-        adapter(torch.zeros(4, 5, 6, 6).double())
-    assert torch.equal(model.bn1.weight, small_convnet().bn1.weight)
-    assert torch.isfinite(adapter(X)).all()
-
-
 def test_tied_weights_stay_tied() -> None:
     model = nn.Sequential(
         nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)
