@@ -216,8 +216,8 @@ def _logits(predict: Predict, images: Tensor, classes: int) -> Tensor:
     if logits.dim() != 2 or logits.shape[1] != classes:
         raise OptionError(
             f"The network must give one logit for each of the {classes} classes of the labels; "
-            f"it gives {tuple(logits.shape[1:])} for each image. Choose the data set or the network "
-            "that fits the other."
+            f"it gives {tuple(logits.shape[1:])} for each image. Choose the data set or the "
+            "network that fits the other."
         )
     return logits
 
