@@ -216,13 +216,7 @@ class EpochRecord:
 
 
 class Training:
-    """A training run in memory; `train` keeps one in a folder.
-
-    Args:
-        network: What is trained, in place; a `RotationNetwork` learns both tasks.
-        train: Training images.
-        test: Images for the accuracy after each epoch; nothing is chosen by it.
-        options: How to train.
+    """A training run in memory; `train` keeps one in a folder, and says what the arguments are.
 
     Attributes:
         history: One record for each epoch.
@@ -349,9 +343,8 @@ class Training:
         for name, parameter in self.network.named_parameters():
             if name in parts["momentum"]:
                 buffer = torch.empty_like(parameter, requires_grad=False)
-                self._optimizer.state[parameter]["momentum_buffer"] = buffer.copy_(
-                    parts["momentum"][name]
-                )
+                buffer.copy_(parts["momentum"][name])
+                self._optimizer.state[parameter]["momentum_buffer"] = buffer
         self._generator.set_state(tensors["generator"])
         self._torch_state = tensors["torch_generator"]
         self.history = list(history)
@@ -362,7 +355,7 @@ class Training:
         fault = ""
         for name in {**required, **tensors}:
             wanted, found = {**known, **required}.get(name), tensors.get(name)
-            if wanted is None or found is None or _form(wanted) != _form(found):
+            if wanted is None or found is None or not _alike(wanted, found):
                 fault = fault or f"`{name[:200]}` is missing, unknown or of another form"
             elif not bool(torch.isfinite(found).all()):
                 fault = fault or f"`{name}` holds numbers that are not finite"
@@ -419,18 +412,11 @@ class Training:
 
 
 def _optimizer(network: nn.Module, options: TrainingOptions) -> torch.optim.SGD:
-    decayed = [parameter for parameter in network.parameters() if parameter.dim() > 1]
-    others = [parameter for parameter in network.parameters() if parameter.dim() <= 1]
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": options.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.SGD(
-        [group for group in groups if group["params"]],
-        lr=options.peak,
-        momentum=options.momentum,
-        nesterov=True,
-    )
+    groups: list[dict[str, Any]] = []
+    for decay, of_weights in ((options.weight_decay, True), (0.0, False)):
+        chosen = [each for each in network.parameters() if (each.dim() > 1) == of_weights]
+        groups += [{"params": chosen, "weight_decay": decay}] if chosen else []
+    return torch.optim.SGD(groups, lr=options.peak, momentum=options.momentum, nesterov=True)
 
 
 def _averaged(network: nn.Module, decay: float) -> AveragedModel:
@@ -452,8 +438,8 @@ def _diverged(what: str) -> TrainingError:
     )
 
 
-def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
+def _alike(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and one.dtype == two.dtype
 
 
 def _is_random_state(state: Tensor) -> bool:
