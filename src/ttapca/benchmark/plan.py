@@ -281,8 +281,8 @@ def _check_size(plan: Plan) -> None:
     count = math.prod(len(values) for values in (*kinds, *others))
     if count > MOST_MEASUREMENTS:
         raise OptionError(
-            f"A plan asks for at most {MOST_MEASUREMENTS:,} measurements, the product of its lists; "
-            f"found {count:,}. Make several plans of it; they can share one file of results."
+            f"A plan asks for at most {MOST_MEASUREMENTS:,} measurements, the product of its "
+            f"lists; found {count:,}. Make several plans of it; they can share one file of results."
         )
 
 

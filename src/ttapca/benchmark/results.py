@@ -348,8 +348,8 @@ class Results:
                 raise self._damaged(str(error)) from error
             if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
                 raise StorageError(
-                    f"Cannot write to {self.path}: {error}. All finished measurements are in the file; "
-                    "free some space and run the same command again."
+                    f"Cannot write to {self.path}: {error}. All finished measurements are in the "
+                    "file; free some space and run the same command again."
                 ) from error
             raise StorageError(
                 f"Cannot use the file of results {self.path}: {error}. Choose another place with "
