@@ -201,6 +201,7 @@ def test_the_first_ones_are_a_view():
     images = Images(np.zeros((500, 2, 2, 1), np.uint8), MIXED, tuple("0123456789"))
     assert np.shares_memory(choose(MIXED, 70).of(images).images, images.images)
     drawn = choose(BY_CLASS, 70)
+    assert (drawn.drawn, choose(MIXED, 70).drawn, choose(BY_CLASS).drawn) == (True, False, False)
     by_class = Images(images.images, BY_CLASS, images.class_names)
     assert drawn.of(by_class).labels.tolist() == BY_CLASS[drawn.rows].tolist()
 
