@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
+from methods.plain_loops import affine_with_batch_statistics
 from oracles import (
     group_norm_net,
     images,
@@ -16,7 +17,6 @@ from oracles import (
     plain_entropy,
     small_convnet,
 )
-from small_networks import affine_with_batch_statistics
 from ttapca.adaptation.surfaces import NormAffine, Weights
 from ttapca.errors import AttachError
 

@@ -175,7 +175,7 @@ def test_where_the_cache_is(variables, expected, monkeypatch):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_bars_on_a_terminal_and_plain_lines_elsewhere(terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, soft_wrap=True)
-    with ConsoleReporter("cifar10", console) as report:
+    with ConsoleReporter("cifar10", "bytes", console=console) as report:
         report.advance("downloading [x].tar", 1, 2)
         report.note("source [1]: failed")
         report.advance("downloading [x].tar", 2, 2)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ttapca.datasets
-from ttapca.cli.home import cache_root
+from ttapca.cli.arguments import cache_root
 from ttapca.datasets import inventory, load, read_npz, write_cifar_binary
 from ttapca.datasets.catalog import CIFAR10
 from ttapca.datasets.cifar import CIFAR10_BINARY, CIFAR100_BINARY, CIFAR100_CLASSES
