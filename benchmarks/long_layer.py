@@ -22,7 +22,7 @@ from torch import Tensor
 import measuring
 from common import add_trained_options, trained_network, training_batches
 from measuring import Goal, Result, Table
-from ttapca.spectral.gram import SampleGram
+from ttapca.spectral.pca import SampleGram
 from ttapca.spectral.randomised import OVERSAMPLING, randomised_pca, singular_value_error
 from ttapca.support.capture import stopped_at
 from ttapca.support.modules import find_layer

@@ -16,7 +16,7 @@ from oracles import DensePCA, images, left_untouched, small_convnet
 from ttapca import networks
 from ttapca.errors import OptionError
 from ttapca.fitting import routes
-from ttapca.spectral import gram
+from ttapca.spectral import pca
 from ttapca.spectral.randomised import TOLERANCE
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -66,7 +66,7 @@ def test_few_samples_of_a_long_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_samples_of_a_long_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "EXACT_LIMIT", 20)
-    monkeypatch.setattr(gram, "MOST_SAMPLES", 60)
+    monkeypatch.setattr(pca, "MOST_SAMPLES", 60)
     model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 2)).double()
     data = images(200, shape=(40,))
     batches = Counted(data.split(50))

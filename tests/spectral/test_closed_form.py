@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.spectral.bands import across_bands, band_edges, band_means, smoothed, two_sided_gain
-from ttapca.spectral.calibration import SAMPLES, EvenSample, SourceSpectrum
+from ttapca.spectral.calibration import (
+    SAMPLES,
+    EvenSample,
+    SourceSpectrum,
+    band_edges,
+    band_means,
+    spreading_matrix,
+)
+from ttapca.spectral.closed_form import smoothed, two_sided_gain
 from ttapca.spectral.gains import SourceComponents, make_gain
 
 COMPONENTS = 63
@@ -64,7 +71,7 @@ def test_band_means_are_means() -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 300))
 def test_spreading_keeps_a_constant_and_the_order(n: int) -> None:
-    spread = across_bands(band_edges(n))
+    spread = spreading_matrix(band_edges(n))
     assert torch.allclose(spread.sum(0), torch.ones(n))
     rising = torch.arange(len(spread), dtype=torch.float32) @ spread
     assert bool((rising.diff() >= -1e-5).all())

@@ -15,7 +15,7 @@ from oracles import DensePCA, images, small_convnet
 from ttapca import PCA, Moments, SpectralFilter
 from ttapca.errors import ShapeError
 from ttapca.spectral.basis import Dense, Folded
-from ttapca.spectral.gains import Gain, ReLUGain
+from ttapca.spectral.gains import Gain, SourceComponents, make_gain
 
 SHAPE = (2, 3, 2)
 DATA = images(80, shape=SHAPE)
@@ -24,11 +24,13 @@ X = images(10, seed=3, shape=SHAPE)
 
 
 def spectral_filter(kept: int = 12, gain: bool = False, dtype=torch.float64) -> SpectralFilter:
+    values = PCA_OF_DATA.singular_values[:kept].to(dtype)
+    source = SourceComponents(values, values, None, lambda: values)
     return SpectralFilter(
         PCA_OF_DATA.mean.to(dtype),
         Dense(PCA_OF_DATA.basis[:, :kept].to(dtype)),
         shape=SHAPE,
-        gain=ReLUGain(PCA_OF_DATA.singular_values[:kept].to(dtype), initial=0.2) if gain else None,
+        gain=make_gain("relu", source, initial=0.2) if gain else None,
     )
 
 
@@ -79,8 +81,12 @@ class FixedGain(Gain):
 
     keeps_rest = True
 
+    def __init__(self, gains: Tensor) -> None:
+        super().__init__()
+        self.gains = gains
+
     def forward(self, components: Tensor | None = None) -> Tensor:
-        return self.spectrum
+        return self.gains
 
 
 @torch.no_grad()
@@ -90,7 +96,7 @@ def test_gains_of_one_give_back_what_came_in(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(layer.basis, "add_rebuilt", None)  # nothing is rebuilt
     assert torch.equal(layer(X), X)
     monkeypatch.undo()
-    layer.gain.spectrum[2] = 0.5
+    layer.gain.gains[2] = 0.5
     assert not torch.equal(layer(X), X)
 
 
@@ -103,7 +109,7 @@ def test_gains_of_one_give_back_what_came_in(monkeypatch: pytest.MonkeyPatch) ->
 def test_components_scaled_as_the_rest_need_no_rebuilding(values: list[float], kept: int) -> None:
     gains = torch.tensor(values[:kept], dtype=torch.float64)
     layer = spectral_filter(kept)
-    layer.gain = FixedGain(gains, normalise=False)
+    layer.gain = FixedGain(gains)
     basis = PCA_OF_DATA.basis[:, :kept]
     away = X.flatten(1) - PCA_OF_DATA.mean
     inside = away @ basis
@@ -144,7 +150,7 @@ def test_a_step_projects_once(projections: list[int], layer: str, steps: int) ->
     model = small_convnet().requires_grad_(False)
     fitted = ttapca.fit(model, layer, images(80), 10)
     projections.clear()  # fitting compares predictions with the filter and without
-    adapted = ttapca.adapt(model, "ttapca-relu", filter=fitted, steps=steps, episodic=False)
+    adapted = ttapca.adapt(model, "ttapca-relu", filter=fitted, steps=steps, forgetting="online")
     for seed, size in ((3, 12), (4, 12), (5, 7)):
         adapted(images(size, seed=seed))
     assert projections == [12, 12, 7]

@@ -16,9 +16,8 @@ from torch import Tensor
 from oracles import DensePCA, images
 from ttapca import PCA, Moments
 from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, ShapeError
-from ttapca.spectral import gram
-from ttapca.spectral.gram import SampleGram, hold
-from ttapca.spectral.pca import signs
+from ttapca.spectral import pca as pca_module
+from ttapca.spectral.pca import SampleGram, hold, signs
 
 Find = Callable[..., PCA]
 
@@ -131,7 +130,7 @@ def test_equals_sklearn(find: Find, dtype: torch.dtype) -> None:
 def test_few_long_samples(
     wish: int | float | None, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gram, "COLUMNS", columns)
+    monkeypatch.setattr(pca_module, "COLUMNS", columns)
     samples = images(25, shape=(4, 50)) + 1e3
     one, two = by_gram(list(samples.split(6)), wish), by_moments([samples], wish)
     torch.testing.assert_close(one.basis, two.basis, rtol=0, atol=1e-8)  # signs as well
@@ -178,7 +177,7 @@ def test_what_is_held_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(copy.data_ptr() != own.data_ptr() for copy, own in zip(held, batches, strict=True))
     for name, limit in (("MOST_SAMPLES", 25), ("MOST_BYTES", 25 * 8 * 8)):
         with monkeypatch.context() as patch:
-            patch.setattr(gram, name, limit)
+            patch.setattr(pca_module, name, limit)
             stream = iter(batches)
             held, complete = hold(stream)
             assert (len(held), complete) == (3, False)

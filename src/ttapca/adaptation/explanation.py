@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ttapca.adaptation.adapter import Adapter
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import OptionError
-from ttapca.spectral.bands import band_means
+from ttapca.spectral.calibration import band_means
 from ttapca.spectral.closed_form import ClosedFormGain
 
 # A bar has so many blocks to either side, and so many stand for a factor of two.

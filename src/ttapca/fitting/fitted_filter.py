@@ -18,8 +18,8 @@ from ttapca._version import __version__
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.store import GROUP_NORM, check_filter, read_folder, write_folder
 from ttapca.fitting.store import Storage as Storage
-from ttapca.spectral.bands import band_edges
 from ttapca.spectral.basis import BASES, Basis
+from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, SourceComponents, make_gain
 from ttapca.spectral.randomised import singular_value_error
@@ -53,7 +53,7 @@ class FittedFilter:
         error_bound_: For each component a bound on the relative error of its squared singular
             value, shape (components,); None where the result is exact.
         energies_: Band energies of some source samples, for closed-form gains, shape (samples,
-            bands); see `ttapca.spectral.bands`. None in filters that an older ttapca saved.
+            bands); see `ttapca.spectral.calibration`. None in filters that an older ttapca saved.
         agreement_: Share of predictions on source samples that stay the same when the network is
             run with the filter at gains of 1, which drops what lies outside the basis; see
             `dropped_variance_`. None where nothing is dropped, where the model returns no classes,

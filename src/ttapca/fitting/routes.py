@@ -31,13 +31,12 @@ from ttapca.errors import OptionError, enough_memory
 from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
 from ttapca.fitting.attachment import attach
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.spectral.affine import LinearPart, acts_on_input, fold, fold_one_way, is_affine
+from ttapca.spectral.affine import LinearPart, acts_on_input, fold, is_affine
 from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
 from ttapca.spectral.calibration import EvenSample, calibrate, energies_of
 from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
-from ttapca.spectral.gram import SampleGram, hold
 from ttapca.spectral.moments import Moments
-from ttapca.spectral.pca import PCA, Spectrum, check_n_components
+from ttapca.spectral.pca import PCA, SampleGram, Spectrum, check_n_components, hold
 from ttapca.spectral.randomised import randomised_pca
 from ttapca.support.modules import evaluation_mode
 
@@ -166,13 +165,12 @@ def _folded(task: FitTask) -> FittedFilter:
     linear = LinearPart(source.layer, task.shapes.input)
     source.stage("decomposing")
     pca = fold(moments, linear, task.n_components)
+    basis = Folded(*pca.both_ways(linear))
     source.stage("calibrating")
     energies = calibrate(
-        sample,
-        pca,
-        lambda apart: fold_one_way(moments.remove(apart), linear, len(pca.singular_values)),
+        sample, pca, lambda apart: fold(moments.remove(apart), linear, len(pca.singular_values))
     )
-    return task.fitted("folded", Folded(pca.project, pca.rebuild), pca, energies)
+    return task.fitted("folded", basis, pca, energies)
 
 
 @register_route("exact", serves=lambda _, shapes: math.prod(shapes.output) <= EXACT_LIMIT)

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ttapca._checks import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform, shown
 from ttapca.errors import FilterExistsError, SavedFilterError
-from ttapca.spectral.bands import band_edges
 from ttapca.spectral.basis import BASES, TensorForm
+from ttapca.spectral.calibration import band_edges
 from ttapca.support.disk import make_folder, recover, staged_folder
 from ttapca.support.parsing import parse_json, read_bounded
 

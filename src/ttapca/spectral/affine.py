@@ -9,8 +9,8 @@ network q is far smaller than p (3 x 32 x 32 against 16 x 32 x 32), and nothing 
 - the components of A are (u - mean) P with P = R U, and scaling them by gains and going back is
   u' = mean + (components * gains) B^T with B = R^-T U, followed by the layer itself: W u' + b.
 
-Where W is rank-deficient, the eigenvectors of G with eigenvalue zero are dropped: what the layer
-cannot see needs no filter.
+Where W is rank-deficient, the eigenvectors of G with eigenvalue zero are dropped: the layer does
+not see these directions, so they need no filter.
 """
 
 from __future__ import annotations
@@ -25,20 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.spectral.moments import Moments
-from ttapca.spectral.pca import (
-    Spectrum,
-    choose_components,
-    eigh_descending,
-    signs,
-    total_variance,
-)
+from ttapca.spectral.pca import Spectrum, choose_components, eigh_descending, signs, total_variance
 
 AFFINE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
-# Rows of a chunk hold at most this many numbers, so that work space stays near 64 MB.
+# Numbers in one chunk of work, which keeps the memory for it near 64 MB.
 CHUNK_NUMBERS = 8_000_000
 
-# Below this ratio of smallest to largest pivot, a Cholesky factor loses half of the digits and the
+# Below this ratio of smallest to largest pivot, a Cholesky factor loses half of its digits, and the
 # slower eigendecomposition takes over.
 CHOLESKY_PIVOT_RATIO = 1e-4
 
@@ -47,52 +41,60 @@ NULL_DIRECTION = 1e-13
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class InputProjection(Spectrum):
-    """The way from an affine layer's input to the components of its output.
+class InputPCA(Spectrum):
+    """The PCA of an affine layer's output, in the space of its input.
 
     Mean and samples are those of the input; singular values and variances those of the output.
 
     Attributes:
-        project: P, from centred input to components, of either sign, shape (q, components).
+        project: P, from centred input to components, with arbitrary signs, shape (q, components).
+        rotation: U, shape (rank of W, components).
     """
 
     project: Tensor
+    rotation: Tensor
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FoldedPCA(InputProjection):
-    """PCA of an affine layer's output, in the space of its input: both ways, with fixed signs.
-
-    Attributes:
-        rebuild: B, from components to centred input, shape (q, components).
-    """
-
-    rebuild: Tensor
+    def both_ways(self, linear: LinearPart) -> tuple[Tensor, Tensor]:
+        """Give P the signs that V = W B shall have, in place, and return P and B of its shape."""
+        rebuild = linear.factor[1](self.rotation)
+        columns = max(1, CHUNK_NUMBERS // linear.output_size)
+        parts = torch.split(rebuild, columns, dim=1)  # V as a whole may be too large
+        sign = torch.cat([signs(linear.apply(part.T).T) for part in parts])
+        return self.project.mul_(sign), rebuild.mul_(sign)
 
 
 class LinearPart:
-    """The map W u + b of a layer for which `is_affine` holds, in float64; the layer is not touched.
+    """The map W u + b of an affine layer (see `is_affine`), in float64; the layer is not touched.
 
-    `input_shape` is that of one sample.
+    Args:
+        layer: The layer.
+        input_shape: Shape of one sample of its input.
     """
 
     def __init__(self, layer: nn.Module, input_shape: tuple[int, ...]) -> None:
-        self._twin = _without_bias(layer)
+        self._layer = layer
+        self._twin = _float64_copy(layer, bias=False)
         self.input_shape = input_shape
         self.input_size = math.prod(input_shape)
-        probe = self._twin(torch.zeros(1, *input_shape, dtype=torch.float64))
-        self.output_size = probe[0].numel()
-        self._offset = _offset(layer, probe)  # (p,)
+        self.output_size = self._twin(torch.zeros(1, *input_shape, dtype=torch.float64)).numel()
 
+    @torch.no_grad()
     def apply(self, inputs: Tensor) -> Tensor:
         """Multiply by W: rows of (n, q) to rows of (n, p)."""
-        with torch.no_grad():
-            output: Tensor = self._twin(inputs.reshape(-1, *self.input_shape))
+        output: Tensor = self._twin(inputs.reshape(-1, *self.input_shape))
         return output.flatten(1)
 
+    @torch.no_grad()
     def output_of(self, sample: Tensor) -> Tensor:
-        """The layer's own output, W u + b, for one input: (q,) to (p,)."""
-        return self.apply(sample[None].to("cpu", torch.float64))[0] + self._offset
+        """Return the layer's own output W u + b for one input: (q,) to (p,)."""
+        inputs = sample.to("cpu", torch.float64).reshape(1, *self.input_shape)
+        output: Tensor = _float64_copy(self._layer, bias=True)(inputs)
+        return output.flatten()
+
+    @functools.cached_property
+    def factor(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The result of `factor` for W^T W."""
+        return factor(self._gram())
 
     def gram_rows(self, rows: Tensor) -> Tensor:
         """Multiply by W^T W: rows of (n, q) to rows of (n, q)."""
@@ -103,13 +105,7 @@ class LinearPart:
             energy = self._twin(inputs).square().sum() / 2
         return torch.autograd.grad(energy, inputs)[0].flatten(1)
 
-    @functools.cached_property
-    def factor(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """`factor` of W^T W, which itself is not kept."""
-        return factor(self.gram())
-
-    def gram(self) -> Tensor:
-        """W^T W, shape (q, q)."""
+    def _gram(self) -> Tensor:
         gram = torch.empty(self.input_size, self.input_size, dtype=torch.float64)
         rows = max(1, CHUNK_NUMBERS // self.output_size)
         for start in range(0, self.input_size, rows):
@@ -119,19 +115,12 @@ class LinearPart:
             gram[start:stop] = self.gram_rows(unit)
         return (gram + gram.T) / 2
 
-    def column_signs(self, rebuild: Tensor) -> Tensor:
-        """Signs of V = W B by the rule of `signs`, without holding V, shape (components,)."""
-        columns = max(1, CHUNK_NUMBERS // self.output_size)
-        return torch.cat(
-            [signs(self.apply(part.T).T) for part in torch.split(rebuild, columns, dim=1)]
-        )
-
 
 def is_affine(layer: nn.Module) -> bool:
-    """Whether a layer's output is an affine function of its input, by its type.
+    """Return whether a layer's output is an affine function of its input, judging by its type.
 
-    A subclass may override `forward`, and a hook may change what goes in or comes out, so both
-    count as not affine.
+    A subclass may override `forward`, and a hook may change what goes in or comes out, so neither
+    counts as affine.
     """
     # nn.Module offers no public way to ask whether a hook is there.
     hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
@@ -141,61 +130,39 @@ def is_affine(layer: nn.Module) -> bool:
 def acts_on_input(
     layer: nn.Module, input_shape: tuple[int, ...] | None, output_shape: tuple[int, ...]
 ) -> bool:
-    """Whether a filter is better put on a layer's input: it is affine, and its input smaller."""
+    """Return whether a filter should act on a layer's input: it is affine, with a smaller input."""
     if input_shape is None or math.prod(input_shape) >= math.prod(output_shape):
         return False
     return is_affine(layer)
 
 
 @torch.no_grad()
-def fold(moments: Moments, linear: LinearPart, n_components: int | float | None) -> FoldedPCA:
+def fold(moments: Moments, linear: LinearPart, n_components: int | float | None) -> InputPCA:
     """Decompose the output of an affine layer from the moments of its input.
 
     `n_components` is as for `choose_components`; a fraction is one of the output's variance.
     """
-    one_way, rotation = _project(moments, linear, n_components)
-    rebuild = linear.factor[1](rotation)
-    sign = linear.column_signs(rebuild)
-    return FoldedPCA(
-        mean=one_way.mean,
-        project=one_way.project.mul_(sign),
-        rebuild=rebuild.mul_(sign),
-        singular_values=one_way.singular_values,
-        n_samples=one_way.n_samples,
-        total_variance=one_way.total_variance,
-    )
-
-
-@torch.no_grad()
-def fold_one_way(moments: Moments, linear: LinearPart, n_components: int) -> InputProjection:
-    """The same without the way back and without signs: less work, and one matrix instead of two."""
-    return _project(moments, linear, n_components)[0]
-
-
-def _project(
-    moments: Moments, linear: LinearPart, n_components: int | float | None
-) -> tuple[InputProjection, Tensor]:
-    """The way from input to components; and U, shape (rank of W, components)."""
     right = linear.factor[0]
-    # In one expression: nothing of size q x q outlives it but what is decomposed.
+    # One expression, so that no other matrix of q x q stays in memory during the decomposition.
     eigenvalues, rotation = eigh_descending(right.T @ moments.scatter.cpu() @ right)
     kept = choose_components(n_components, eigenvalues, moments.count)
     rotation = rotation[:, :kept]
-    found = InputProjection(
+    return InputPCA(
         mean=moments.mean.cpu().clone(),
         project=right @ rotation,
+        rotation=rotation,
         singular_values=eigenvalues[:kept].sqrt(),
         n_samples=moments.count,
         total_variance=total_variance(eigenvalues, moments.count),
     )
-    return found, rotation
 
 
 def factor(gram: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Factor a positive semi-definite G = R R^T, shape (q, q).
 
     Returns:
-        R, shape (q, rank), and the product with R^-T or its pseudo-inverse, (rank, n) to (q, n).
+        R, shape (q, rank), and a function that multiplies by R^-T or its pseudo-inverse, (rank, n)
+        to (q, n).
     """
     lower, failed = torch.linalg.cholesky_ex(gram)
     pivots = lower.diagonal()
@@ -208,20 +175,12 @@ def factor(gram: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     return directions * scale, lambda columns: directions / scale @ columns
 
 
-def _without_bias(layer: nn.Module) -> nn.Module:
-    """A copy in float64 on the processor; no random numbers are drawn for it."""
+def _float64_copy(layer: nn.Module, *, bias: bool) -> nn.Module:
+    """Return a copy on the CPU; no random numbers are drawn for it."""
     twin = copy.copy(layer)
-    weight = torch.as_tensor(layer.weight).detach().to("cpu", torch.float64, copy=True)
-    twin._parameters = {"weight": nn.Parameter(weight, requires_grad=False), "bias": None}
+    twin._parameters = dict.fromkeys(layer._parameters)
+    for name, tensor in layer._parameters.items():
+        if tensor is not None and (bias or name != "bias"):
+            precise = tensor.detach().to("cpu", torch.float64, copy=True)
+            twin._parameters[name] = nn.Parameter(precise, requires_grad=False)
     return twin
-
-
-def _offset(layer: nn.Module, probe: Tensor) -> Tensor:
-    """The bias b as the layer adds it: to channels (convolution) or to the last dimension."""
-    bias = layer.bias
-    if not isinstance(bias, Tensor):
-        return torch.zeros_like(probe).flatten()
-    bias = bias.detach().to("cpu", torch.float64)
-    if not isinstance(layer, nn.Linear):
-        bias = bias.reshape(-1, *[1] * (probe.dim() - 2))
-    return (probe * 0 + bias).flatten()

@@ -1,15 +1,15 @@
 """The directions along which a filter scales: three kinds of basis behind one contract.
 
 A basis leads from samples to components and back. A *sample* is a tensor at a layer, flattened to d
-numbers, without its mean; it has one *component* along each direction.
+numbers and centred; it has one *component* along each direction.
 
 - `Dense` sits on the output of any layer: orthonormal vectors, one matrix for both ways.
 - `Folded` sits on the input of an affine layer and filters its output: two matrices, which belong
   to the layer's weights (see `ttapca.spectral.affine`).
-- `Cosine` sits on either side of a layer of images: cosines, and hardly a number to keep (see
-  `ttapca.spectral.cosine`).
+- `Cosine` sits on the input or output of a layer for images: cosines, which take hardly any memory
+  (see `ttapca.spectral.cosine`).
 
-Whoever has a basis never asks which one it is. A further kind is a class here, its entry in
+Code that uses a basis never asks which kind it is. A further kind is a class here, its entry in
 `BASES`, and a route in `ttapca.fitting.routes` that finds it.
 """
 
@@ -29,13 +29,13 @@ from ttapca.errors import AttachError
 from ttapca.spectral.affine import LinearPart, acts_on_input, is_affine
 from ttapca.spectral.cosine import dct_coefficients, dct_images, dct_matrix
 
-# A folded basis is checked against the layer's weights by its first columns, and this is how far
+# The first columns of a folded basis are checked against the layer's weights, and this is how far
 # they may be from orthonormal: a bfloat16 copy of the weights passes, other weights do not.
 PROBED_COLUMNS = 16
 SAME_WEIGHTS = 0.05
 
 LONGEST_DCT = 4096  # its matrix has 128 MB
-UNIT = 0.05  # how far from 1 half precision may leave the length of a basis vector
+UNIT = 0.05  # tolerance for the squared length of a basis vector in half precision
 
 
 class BasisCost(NamedTuple):
@@ -47,9 +47,9 @@ class BasisCost(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorForm:
-    """What a tensor in a saved filter must be: its numbers are `words`, which `holds` checks.
+    """What a tensor in a saved filter must be: `holds` checks what `words` says about its numbers.
 
-    Without a `dtype` it is a matrix, in whatever precision the filter is stored.
+    Without a `dtype` it is a matrix in the precision in which the filter is stored.
     """
 
     shape: tuple[int, ...]
@@ -59,15 +59,15 @@ class TensorForm:
 
 
 class Basis(nn.Module, abc.ABC):
-    """What every basis can do; its tensors are buffers, so `.to()` moves them.
+    """The contract of all bases; their tensors are buffers, so `.to()` moves them.
 
     Attributes:
         at_input: Whether samples are the input of an affine layer instead of a layer's output.
         sides: Values that `at_input` can have.
-        routes: Names of the routes of `ttapca.fit` that lead to this kind of basis.
+        routes: Names of the routes of `ttapca.fit` that find this kind of basis.
         file_names: What its tensors are called in a saved filter, by attribute.
-        shape_rule: What the shape of a sample in a saved filter must be.
-        accuracy: How exact the components are when the route that found them is.
+        shape_rule: Rule for the shape of a sample in a saved filter.
+        accuracy: How exact the components are when the route that found them is exact.
     """
 
     at_input: bool
@@ -84,81 +84,78 @@ class Basis(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def project(self, centred: Tensor) -> Tensor:
-        """Components of samples without their mean, (batch, d) to (batch, components)."""
+        """Return the components of centred samples, (batch, d) to (batch, components)."""
 
     @abc.abstractmethod
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
-        """Add what the first components stand for.
+        """Return a new tensor: `base` plus the samples that the first components stand for.
 
         Args:
-            base: Shape (d,) or (batch, d); left as it was.
+            base: Shape (d,) or (batch, d).
             components: Shape (batch, up to n_components).
-
-        Returns:
-            New memory, shape (batch, d).
         """
 
     @abc.abstractmethod
     def truncated(self, n_components: int) -> Basis:
-        """The first components alone; memory is shared."""
+        """Return a basis of the first components, which shares memory."""
 
     @abc.abstractmethod
     def prepared(self, dtype: torch.dtype) -> Basis:
-        """A copy to compute with in this precision."""
+        """Return a copy that computes in this precision."""
 
     @abc.abstractmethod
     def noise(self) -> Tensor:
-        """Variance of each component when samples are white noise of variance 1, in float64."""
+        """Return each component's variance for white noise of variance 1, in float64."""
 
     @classmethod
     @abc.abstractmethod
     def cost(cls, shape: tuple[int, ...], n_components: int) -> BasisCost:
-        """Of such a basis for samples of this shape."""
+        """Return the cost of such a basis for samples of this shape."""
 
     def check_layer(
         self, layer: nn.Module, name: str, shape: tuple[int, ...], output_size: int
     ) -> None:
-        """Raise `AttachError` unless a filter of samples of this shape can sit at the layer.
+        """Raise `AttachError` unless a filter for samples of this shape can sit at the layer.
 
-        `output_size` numbers were in a sample of the layer's output at the fit.
+        At the fit, a sample of the layer's output had `output_size` numbers.
         """
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is saved, by its name in the file."""
+        """Return the tensors to save, by their name in the file."""
         return {name: getattr(self, attribute) for attribute, name in self.file_names.items()}
 
     @classmethod
     @abc.abstractmethod
     def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
-        """What these tensors must be."""
+        """Return what these tensors must be."""
 
     @classmethod
     @abc.abstractmethod
     def from_tensors(
         cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...], *, at_input: bool
     ) -> Basis:
-        """Build a basis of what was saved, once that was compared with `forms`."""
+        """Build a basis from saved tensors, which were compared with `forms` before."""
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return what `print(model)` shows."""
         return f"components={self.n_components}, at the {'input' if self.at_input else 'output'}"
 
 
 def half_product(row: Tensor, matrix: Tensor | None) -> Tensor | None:
-    """A sample on its own times the transpose of a float16 matrix: (1, n) and (m, n) to (1, m).
+    """Multiply a single sample by the transpose of a float16 matrix: (1, n) and (m, n) to (1, m).
 
-    A batch waits for arithmetic, of which a processor does as much in float32 as in float16. A
-    single sample waits for the matrix to be read, and in float16 that is half as much.
+    The time for a batch goes into arithmetic, which is as fast on a CPU in float32 as in float16.
+    The time for a single sample goes into reading the matrix, and float16 is half as much to read.
 
     Returns:
-        None where float32 has to do: for batches, under gradients, while a model is compiled, on
-        other devices than the processor, and where float16 cannot hold the numbers.
+        None where float32 must be used: for batches, under gradients, while a model is compiled, on
+        other devices than the CPU, and where float16 cannot hold the numbers.
     """
     if matrix is None or len(row) != 1 or torch.is_grad_enabled():
         return None
-    # `.to(...)` may have moved or widened what was float16 on the processor.
-    on_processor = matrix.dtype == torch.float16 and matrix.device.type == "cpu"
-    if not on_processor or torch.compiler.is_compiling():
+    # `.to(...)` may have moved or widened what was float16 on the CPU.
+    on_cpu = matrix.dtype == torch.float16 and matrix.device.type == "cpu"
+    if not on_cpu or torch.compiler.is_compiling():
         return None
     product = (row.half() @ matrix.T).to(row.dtype)
     return product if math.isfinite(float(product.sum())) else None
@@ -182,16 +179,13 @@ class _MatrixBasis(Basis):
 
     @property
     def n_components(self) -> int:
-        """Number of components."""
         return self.to_components.shape[1]
 
     def project(self, centred: Tensor) -> Tensor:
-        """See `Basis`."""
         quick = half_product(centred, self.half_to)
         return centred @ self.to_components if quick is None else quick
 
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
-        """See `Basis`."""
         count = components.shape[1]
         half = self.half_from
         quick = None if half is None else half_product(components, half[:, :count])
@@ -200,42 +194,41 @@ class _MatrixBasis(Basis):
         return torch.addmm(base, components, self.from_components[:, :count].T)
 
     def truncated(self, n_components: int) -> Basis:
-        """See `Basis`."""
         return type(self)(*(matrix[:, :n_components] for matrix in self.tensors().values()))
 
     def prepared(self, dtype: torch.dtype) -> Basis:
-        """See `Basis`; float16 matrices are kept beside float32 ones."""
         matrices = [_by_component(matrix, dtype) for matrix in self.tensors().values()]
         if self.to_components.dtype != torch.float16 or dtype != torch.float32:
             return type(self)(*matrices)
-        # Laid out so that the numbers of one result lie side by side.
+        # float16 copies stay beside the float32 matrices. The numbers that make up one result are
+        # adjacent in memory.
         halves = (self.to_components.T.contiguous(), self.from_components.contiguous())
         return type(self)(*matrices, halves=halves)
 
     def noise(self) -> Tensor:
-        """See `Basis`."""
         return self.to_components.double().square().sum(0)
 
     @classmethod
     def cost(cls, shape: tuple[int, ...], n_components: int) -> BasisCost:
-        """See `Basis`."""
         numbers = math.prod(shape) * n_components
         return BasisCost(len(cls.file_names) * numbers, 2 * numbers)
 
     @classmethod
     def from_tensors(
-        cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...], *, at_input: bool
+        cls,
+        tensors: Mapping[str, Tensor],
+        shape: tuple[int, ...],  # noqa: ARG003 - see `Basis`
+        *,
+        at_input: bool,  # noqa: ARG003
     ) -> Basis:
-        """See `Basis`."""
-        del shape, at_input
         return cls(*(tensors[name] for name in cls.file_names.values()))
 
 
 def _by_component(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in which the numbers of one component lie side by side, shape (d, components).
+    """Return a copy in which the numbers of one component are adjacent, shape (d, components).
 
-    A single image is then multiplied a fifth faster; and with one layout for all, a saved filter
-    rounds as the fitted one does.
+    A single image is then multiplied a fifth faster; and because all have this layout, a saved
+    filter rounds as the fitted one does.
     """
     return matrix.T.to(dtype, copy=True, memory_format=torch.contiguous_format).T
 
@@ -250,7 +243,7 @@ class Dense(_MatrixBasis):
 
     @property
     def from_components(self) -> Tensor:  # type: ignore[override]
-        """The same matrix."""
+        """The same matrix as `to_components`."""
         return self.to_components
 
     @classmethod
@@ -262,8 +255,7 @@ class Dense(_MatrixBasis):
 class Folded(_MatrixBasis):
     """Components of an affine layer's output, in the space of its input.
 
-    Its two matrices have shape (d, components): from centred input to components, and from
-    components to centred input.
+    It has two matrices of shape (d, components): one from centred input to components, one back.
     """
 
     at_input = True
@@ -281,7 +273,7 @@ class Folded(_MatrixBasis):
         if not is_affine(layer):
             raise AttachError(
                 "A folded filter goes on the input of an affine layer without hooks; "
-                f"`{name}` is a {type(layer).__name__} that has hooks or is of another type. "
+                f"`{name}` is a {type(layer).__name__} that has hooks or is not affine. "
                 "Fit the filter on this model."
             )
         columns = self.from_components[:, :PROBED_COLUMNS].to("cpu", torch.float64)
@@ -292,7 +284,7 @@ class Folded(_MatrixBasis):
                 f"The filter was fitted on a layer that takes samples of shape {shape}; "
                 f"`{name}` cannot take them: {error}"
             ) from error
-        # With the weights of the fit, the layer turns these columns into orthonormal ones.
+        # With the weights of the fit, the layer maps these columns to orthonormal ones.
         gram = vectors @ vectors.T
         away = (gram - torch.eye(len(gram), dtype=torch.float64)).abs().max()
         if vectors.shape[1] != output_size or not away < SAME_WEIGHTS:
@@ -311,9 +303,9 @@ class Cosine(Basis):
     """Coefficients of a discrete cosine transform of images whose channels were rotated.
 
     Args:
-        rotation: Of the channels, orthonormal columns, shape (C, C).
-        order: Which coefficient each component is, counted through (C, H, W), shape (components,).
-        shape: Of an image, (C, H, W).
+        rotation: Rotation of the channels, orthonormal columns, shape (C, C).
+        order: Index of each component in the flattened (C, H, W), shape (components,).
+        shape: Shape of an image, (C, H, W).
         at_input: See `Basis`.
     """
 
@@ -368,7 +360,7 @@ class Cosine(Basis):
         return Cosine(rotation, self.order.clone(), self.shape, at_input=self.at_input)
 
     def noise(self) -> Tensor:
-        """See `Basis`; the basis is orthonormal."""
+        """See `Basis`: for an orthonormal basis, all are 1."""
         return torch.ones(self.n_components, dtype=torch.float64)
 
     @classmethod
@@ -398,7 +390,7 @@ class Cosine(Basis):
         return cls(tensors["project"], tensors["order"], shape, at_input=at_input)
 
 
-# By the name of the route that finds it, as saved filters have it.
+# By the name of the route that finds it, which saved filters hold.
 BASES: dict[str, type[Basis]] = {
     route: kind for kind in (Folded, Dense, Cosine) for route in kind.routes
 }
@@ -407,7 +399,7 @@ BASES: dict[str, type[Basis]] = {
 def usual_basis(
     layer: nn.Module, input_shape: tuple[int, ...] | None, output_shape: tuple[int, ...]
 ) -> tuple[type[Basis], tuple[int, ...]]:
-    """The basis that `ttapca.fit` finds for a layer by itself, and the shape that it filters."""
+    """Return the kind of basis that `ttapca.fit` finds by default, and the shape it filters."""
     if input_shape is not None and acts_on_input(layer, input_shape, output_shape):
         return Folded, input_shape
     return Dense, output_shape

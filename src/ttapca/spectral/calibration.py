@@ -1,10 +1,13 @@
 """What is normal: how much the spectrum of source images varies, for a batch of any size.
 
-From the band energies of a few hundred source images (see `ttapca.spectral.bands`), batches of any
-size are drawn again and again. They tell how the logarithm of a batch's mean energy is distributed
-when nothing has shifted: its mean and covariance over bands, and how far from that mean such
-batches lie. A test batch is measured against this, so that one rule serves a single image, whose
-spectrum says little, and two hundred, whose mean says much.
+Variances of single components are noisy, so components are grouped in *bands*: a few components at
+the top of the spectrum, many at its end, one band per doubling. The energy of an image in a band is
+the mean of component^2 / source variance, which is 1 on average over the source.
+
+From the band energies of some source images, batches of any size are drawn many times. They show
+how the logarithm of a batch's mean energy is distributed when nothing has shifted. Test batches are
+compared with this, so one rule serves a single image, whose spectrum says little, and two hundred
+images, whose mean says much.
 """
 
 from __future__ import annotations
@@ -13,32 +16,101 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
-from ttapca.errors import NotEnoughDataError
-from ttapca.spectral.bands import band_edges, band_means
+from ttapca.errors import NotEnoughDataError, OptionError
+from ttapca.spectral.affine import InputPCA
+from ttapca.spectral.pca import PCA
 
-# So many source samples are kept, fewer where a sample is large.
+# Bands per doubling of the number of components: 1 makes 12 bands of 3,072 components. More bands
+# were not better at any batch size (docs/closed-form.md).
+BANDS_PER_OCTAVE = 1
+
+# How many source samples are kept, and how many numbers at most; measured 32 samples at a time.
 SAMPLES = 2048
 SAMPLED_NUMBERS = 2**24
-TOGETHER = 32  # are measured at once
+TOGETHER = 32
 
-# One in so many samples is held out of the basis it is measured with, if these are enough.
+# One sample in 8 is held out of the basis that measures it, provided that gives 32 samples.
 HELD_OUT = 8
 FEWEST = 32
 
-# Batches that are drawn for one size, and the seed they are drawn with.
+# Batches that are drawn for one batch size, and the seed they are drawn with.
 DRAWS = 512
 SEED = 0
 
 # Share of source batches that count as not shifted at all.
 REACH = 0.99
 
-# Added to the covariance of logarithms, so that bands which hardly vary do not rule the distance.
+# Added to the covariance of log energies, so that bands that hardly vary do not dominate.
 RIDGE = 1e-3
+
+
+def band_edges(n_components: int, per_octave: int = BANDS_PER_OCTAVE) -> list[int]:
+    """Return where bands begin and end: band k holds components edges[k] to edges[k + 1] - 1.
+
+    Fewer components have the same bands, except that the last one ends earlier.
+
+    Args:
+        n_components: At least 1.
+        per_octave: Bands per doubling; at the top of the spectrum a band has one component.
+
+    Example:
+        >>> band_edges(12, per_octave=2)
+        [0, 1, 2, 3, 5, 7, 10, 12]
+    """
+    if n_components < 1 or per_octave < 1:
+        raise OptionError(
+            "Bands need at least one component and one band per doubling; found "
+            f"{n_components} components and {per_octave} bands."
+        )
+    steps = range(math.ceil(per_octave * math.log2(n_components + 1)) + 1)
+    inner = {round(2 ** (step / per_octave)) - 1 for step in steps}
+    return [*sorted(edge for edge in inner if edge < n_components), n_components]
+
+
+def band_means(values: Tensor, edges: list[int]) -> Tensor:
+    """Return the mean of every band: (..., components) to (..., bands).
+
+    Example:
+        >>> band_means(torch.tensor([1.0, 2.0, 4.0]), [0, 1, 3]).tolist()
+        [1.0, 3.0]
+    """
+    return values @ averaging_matrix(edges).to(values)
+
+
+def averaging_matrix(edges: list[int]) -> Tensor:
+    """Return the matrix that averages every band, shape (components, bands)."""
+    widths = torch.tensor(edges).diff()
+    band = torch.arange(len(widths)).repeat_interleave(widths)
+    return F.one_hot(band, len(widths)) / widths
+
+
+def spreading_matrix(edges: list[int]) -> Tensor:
+    """Return the matrix that spreads band values over components, shape (bands, components).
+
+    Between the centres of two bands the value changes linearly in the logarithm of the component's
+    number, so that neighbouring components have similar gains.
+
+    Example:
+        >>> (torch.tensor([1.0, 2.0]) @ spreading_matrix([0, 1, 2])).tolist()
+        [1.0, 2.0]
+    """
+    place = torch.arange(1, edges[-1] + 1, dtype=torch.float64).log()
+    centres = band_means(place, edges)
+    if len(centres) == 1:
+        return torch.ones(1, len(place))
+    right = torch.searchsorted(centres, place).clamp(1, len(centres) - 1)
+    share = (place - centres[right - 1]) / (centres[right] - centres[right - 1])
+    share = share.clamp(0, 1)
+    spread = torch.zeros(len(centres), len(place), dtype=torch.float64)
+    column = torch.arange(len(place))
+    spread[right, column] = share
+    spread[right - 1, column] = 1 - share
+    return spread.float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +118,12 @@ class Normality:
     """How the log energies of source batches of one size are distributed.
 
     Attributes:
-        log_energies: Of the batches that were drawn, rising in every band, shape (draws, bands).
-        mean: Shape (bands,).
-        extremes: Of each of these batches, how central the range is that just holds all of its
-            bands: 0 is the median alone, 1 the whole range; rising, shape (draws,).
+        log_energies: Log energies of the drawn batches, sorted per band, shape (draws, bands).
+        mean: Their mean, shape (bands,).
+        extremes: For each drawn batch, the width of the smallest central range that holds it in all
+            bands: 0 is the median alone, 1 the whole range. Sorted, shape (draws,).
         precision: Inverse of their covariance, shape (bands, bands).
-        distances: Of these batches, by `distance`, rising, shape (draws,).
+        distances: `distance` of each drawn batch, sorted, shape (draws,).
     """
 
     log_energies: Tensor
@@ -62,37 +134,33 @@ class Normality:
     _ranges: dict[float, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def distance(self, log_energy: Tensor) -> Tensor:
-        """Squared Mahalanobis distance over the number of bands: (..., bands) to (...).
+        """Return squared Mahalanobis distance / number of bands, near 1 for source batches.
 
-        It is near 1 on average over source batches.
+        Shape (..., bands) to (...).
         """
         away = log_energy - self.mean
         return ((away @ self.precision) * away).mean(-1)
 
     def excess(self, log_energy: Tensor, threshold: float) -> Tensor:
-        """What lies beyond the range that source batches fill, in every band.
+        """Return how far log energies lie outside the range of source batches, with sign.
 
         Args:
             log_energy: Shape (..., bands).
-            threshold: Share of source batches that lie within that range in all bands; at 0 it is
-                the median alone.
-
-        Returns:
-            Distance from the range, of either sign, shape (..., bands).
+            threshold: Share of source batches that lie within the range in all bands; at 0 the
+                range is the median alone.
         """
         low, high = self._range(threshold)
         return (log_energy - high).clamp(min=0) - (low - log_energy).clamp(min=0)
 
     def certainty(self, log_energy: Tensor) -> Tensor:
-        """How surely a batch has shifted: 0 where source batches reach as far, towards 1 beyond.
+        """Return how surely a batch has shifted: 0 within reach of source batches, up to 1 beyond.
 
-        Args:
-            log_energy: Shape (..., bands).
+        Shape (..., bands) to (...).
         """
         return (1 - self._reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
 
     def _range(self, threshold: float) -> tuple[Tensor, Tensor]:
-        """Ends of the range in every band; kept, since a single image cannot wait for quantiles."""
+        """Return both ends of the range; cached, because quantiles are slow for a single image."""
         if threshold not in self._ranges:
             share = float(torch.quantile(self.extremes, threshold)) if threshold else 0.0
             ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
@@ -102,11 +170,10 @@ class Normality:
 
     @functools.cached_property
     def _reach(self) -> Tensor:
-        """As far as nearly all source batches lie."""
         return torch.quantile(self.distances, REACH)
 
     def p_value(self, distance: Tensor) -> Tensor:
-        """Share of source batches that are at least as far away, of the shape of `distance`."""
+        """Return the share of source batches that are at least as far away, shape unchanged."""
         nearer = torch.searchsorted(self.distances, distance.contiguous())
         return (len(self.distances) - nearer + 1) / (len(self.distances) + 1)
 
@@ -118,7 +185,7 @@ class SourceSpectrum:
         energies: Mean of component^2 / variance in every band, shape (images, bands).
 
     Raises:
-        NotEnoughDataError: When there are fewer than two images.
+        NotEnoughDataError: There are fewer than two images.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -137,34 +204,27 @@ class SourceSpectrum:
         self.energies = energies.detach().to("cpu", torch.float64).clamp(min=1e-12)
         self._known: dict[int, Normality] = {}
 
-    @property
-    def images(self) -> int:
-        """How many images there are."""
-        return len(self.energies)
-
     def batches_of(self, size: float) -> Normality:
-        """Distribution of the log energies of source batches of this many images.
+        """Return the distribution of log energies for source batches of this many images.
 
         Args:
-            size: At least 1; past 64 in steps of a few per cent, so that a growing count does not
-                ask for ever new draws, and never more than the images there are.
+            size: At least 1, and limited to the images there are. From 64 on it is rounded down by
+                a few per cent, so that a growing count does not need new draws each time.
         """
-        rounded = self._rounded(size)
+        whole = max(1, min(round(size), len(self.energies)))
+        step = 1 << max(0, whole.bit_length() - 7)
+        rounded = whole // step * step
         if rounded not in self._known:
             self._known[rounded] = self._draw(rounded)
         return self._known[rounded]
 
-    def _rounded(self, size: float) -> int:
-        whole = max(1, min(round(size), self.images))
-        step = 1 << max(0, whole.bit_length() - 7)
-        return max(1, whole // step * step)
-
     def _draw(self, size: int) -> Normality:
+        images = len(self.energies)
         if size == 1:
             log_energies = self.energies.log()
         else:
             generator = torch.Generator().manual_seed(SEED)
-            chosen = torch.randint(self.images, (DRAWS, size), generator=generator)
+            chosen = torch.randint(images, (DRAWS, size), generator=generator)
             total = torch.zeros(DRAWS, self.energies.shape[1], dtype=torch.float64)
             for column in chosen.T:  # one image of every batch: no (draws, size, bands) tensor
                 total += self.energies[column]
@@ -172,8 +232,8 @@ class SourceSpectrum:
         mean = log_energies.mean(0)
         away = log_energies - mean
         if size > 1:
-            # The images themselves are a sample: what they say of the source varies, too.
-            away = away * math.sqrt(1 + size / self.images)
+            # The images are a sample themselves: what they tell about the source varies, too.
+            away = away * math.sqrt(1 + size / images)
         covariance = away.T @ away / (len(away) - 1)
         precision = torch.linalg.inv(covariance + RIDGE * torch.eye(len(mean)))
         distances = ((away @ precision) * away).mean(-1)
@@ -199,19 +259,19 @@ class EvenSample:
         self._every = 1
         self._seen = 0
         self._count = 0
-        self._rows: Tensor | None = None  # as many as there may be; the first `_count` are filled
+        self._rows: Tensor | None = None  # the first `_count` of `_limit` rows are filled
 
     def of(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The same batches; some of what passes is kept. A second pass starts afresh."""
+        """Yield the same batches and keep some of their samples; a second pass starts anew."""
         self._start()
         for batch in batches:
             self._take(batch)
             yield batch
 
     def _take(self, batch: Tensor) -> None:
-        """Keep every so many samples, and half of all whenever there are too many."""
+        """Keep one sample in `_every`; when there are too many, drop half and double `_every`."""
         if self._rows is None:
-            # One piece of memory, not one for every sample: it would scatter what comes between.
+            # One piece of memory for all: one per sample would fragment memory.
             self._rows = batch.new_empty(self._limit, self._size)
         chosen = batch[-self._seen % self._every :: self._every].flatten(1)
         self._seen += len(batch)
@@ -225,57 +285,37 @@ class EvenSample:
         self._count += len(chosen)
 
     def all(self) -> Tensor:
-        """What was kept, shape (samples, size)."""
+        """Return all kept samples, shape (samples, size)."""
         if self._rows is None:
             raise NotEnoughDataError("Calibration needs data; found none.")
         return self._rows[: self._count]
 
     def apart(self) -> Tensor | None:
-        """What can be left out of the fit: up to an eighth of the stream; None if that is little.
+        """Return samples to hold out of a fit, shape (samples, size), or None if there are few.
 
-        Returns:
-            Shape (samples, size).
+        They are at most an eighth of the stream.
         """
         step = self._step_apart()
         return self.all()[::step] if self._count / step >= FEWEST else None
 
     def numbers_apart(self) -> range:
-        """Which samples of the stream those of `apart` are, counting from 0."""
+        """Return the positions in the stream of the samples of `apart`, counting from 0."""
         return range(self._count * self._every)[:: self._every * self._step_apart()]
 
     def _step_apart(self) -> int:
         return math.ceil(self._count * HELD_OUT / self._seen)
 
 
-class Decomposition(Protocol):
-    """A PCA in whatever space: `PCA` of `ttapca.spectral.pca`, `FoldedPCA` of `affine`."""
-
-    @property
-    def mean(self) -> Tensor:
-        """Of the samples, shape (size,)."""
-
-    @property
-    def project(self) -> Tensor:
-        """From centred samples to components, shape (size, components)."""
-
-    @property
-    def explained_variance(self) -> Tensor:
-        """Shape (components,)."""
-
-
 def energies_of(
     samples: Tensor, mean: Tensor, variances: Tensor, project: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Band energies of samples.
+    """Return the band energies of samples, shape (samples, bands).
 
     Args:
         samples: Shape (samples, size).
-        mean: Of the source, shape (size,).
-        variances: Of the components in the source, shape (components,).
+        mean: Mean of the source, shape (size,).
+        variances: Variances of the components in the source, shape (components,).
         project: From centred samples to components.
-
-    Returns:
-        Shape (samples, bands).
     """
     edges = band_edges(len(variances))
     # A few at a time: large images have as many components as pixels.
@@ -287,32 +327,26 @@ def energies_of(
 
 
 def calibrate(
-    sample: EvenSample, pca: Decomposition, without: Callable[[Tensor], Decomposition]
+    sample: EvenSample, pca: PCA | InputPCA, without: Callable[[Tensor], PCA | InputPCA]
 ) -> Tensor:
-    """Band energies of source samples as new data would have them.
+    """Return the band energies that new source data would have, shape (samples, bands).
 
     A basis fits the samples it was made from better than others: on 20,000 images of CIFAR-100 the
     last of 3,072 components vary twice as much over new images. So the samples are measured with a
     basis that was made without them, where there are enough.
 
     Args:
-        sample: Of the data.
-        pca: Of all data.
-        without: Makes another of all data but these samples, shape (samples, size).
-
-    Returns:
-        Shape (samples, bands).
+        sample: Samples of the data.
+        pca: Decomposition of all data.
+        without: Decomposes all data except these samples, shape (samples, size).
     """
-    apart = sample.apart()
-    if apart is not None:
+    samples = sample.apart()
+    if samples is not None:
         try:
-            return _energies_by(without(apart), apart)
-        except NotEnoughDataError:  # as many components as samples: there is no telling
-            pass
-    return _energies_by(pca, sample.all())
-
-
-def _energies_by(pca: Decomposition, samples: Tensor) -> Tensor:
-    return energies_of(
-        samples, pca.mean, pca.explained_variance, lambda centred: centred @ pca.project
-    )
+            pca = without(samples)
+        except NotEnoughDataError:  # with as many components as samples, none can be held out
+            samples = None
+    if samples is None:
+        samples = sample.all()
+    matrix = pca.project
+    return energies_of(samples, pca.mean, pca.explained_variance, lambda centred: centred @ matrix)

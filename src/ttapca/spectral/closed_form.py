@@ -1,8 +1,15 @@
 """Gains in closed form: nothing is learned, they follow from the spectrum of the test data.
 
-`ClosedFormGain` compares the band energies of the batch, or of the stream so far, with those of
-source batches of the same size, and scales every component by what `ttapca.spectral.bands` makes of
-the difference. `PulledGain` multiplies that by a factor which gradient steps may learn.
+Let s be the variance of a component in the source data and t its variance now. Additive noise
+raises t, blur and loss of contrast lower it; r = s / t says by how much to undo that.
+
+    Wiener      min(r, 1)                        the optimal linear estimate under additive noise
+    matching    sqrt(r)                          gives back the variance of the source
+    two-sided   min(r, 1)^a clip(r, 1, limit)^b  Wiener is (1, 0), matching (1/2, 1/2)
+
+`ClosedFormGain` compares the band energies of the stream so far with those of source batches of the
+same size (see `ttapca.spectral.calibration`) and applies these formulas to the difference.
+`PulledGain` multiplies the result by a factor that gradient steps may learn.
 """
 
 from __future__ import annotations
@@ -11,20 +18,18 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
 from ttapca._checks import Number, Such, Whole, check_option
 from ttapca.errors import OptionError
-from ttapca.spectral.bands import (
-    across_bands,
+from ttapca.spectral.calibration import (
+    Normality,
+    SourceSpectrum,
+    averaging_matrix,
     band_edges,
-    mean_shift,
-    over_bands,
-    signal_share,
-    smoothed,
-    two_sided_gain,
+    spreading_matrix,
 )
-from ttapca.spectral.calibration import Normality, SourceSpectrum
 from ttapca.spectral.gains import (
     ABOVE_ONE,
     MULTIPLIER_LIMIT,
@@ -40,13 +45,102 @@ LARGEST_RATIO = 64.0
 THRESHOLD = 0.8  # share of source batches that are left exactly alone
 MEMORY = 200.0  # samples
 WIENER = {"shrink": 1.0, "restore": 0.6}
-TINY = 1e-12  # no energy has no logarithm
+TINY = 1e-12  # an energy of zero has no logarithm
 
-AT_LEAST_ZERO = Number(0)
-SHARE = Number(0, 1)
-SHARE_BELOW_ONE = Number(0, below=1)
-POSITIVE = Number(above=0)
 ODD = Such(Whole(1), lambda value: value % 2 == 1, "an odd number of components")
+_RULES = {
+    "shrink": Number(0),
+    "restore": Number(0),
+    "largest_ratio": ABOVE_ONE,
+    "threshold": Number(0, below=1),
+    "memory": Number(above=0),
+    "center": Number(0, 1),
+    "floor": Number(0),
+}
+
+
+def smoothed(values: Tensor, window: int) -> Tensor:
+    """Average every value with its neighbours; the ends are continued.
+
+    Args:
+        values: Shape (components,).
+        window: How many values are averaged, an odd number.
+
+    Example:
+        >>> smoothed(torch.tensor([0.0, 3.0, 6.0]), 3).tolist()
+        [1.0, 3.0, 5.0]
+    """
+    half = window // 2
+    padded = F.pad(values[None, None], (half, half), mode="replicate")
+    return F.avg_pool1d(padded, window, stride=1)[0, 0]
+
+
+def mean_shift(components: Tensor, deviations: Tensor, prior: float = 16.0) -> Tensor:
+    """Return how far the mean of a batch surely is from the source's, shape (components,).
+
+    The mean of n source samples has the variance s / n. Only what exceeds twice its deviation
+    counts, after Stein: m max(0, 1 - 4 s / (n m^2)). A small batch counts n / (n + prior).
+
+    Args:
+        components: Shape (batch, components).
+        deviations: Standard deviation of the components in the source data, shape (components,).
+        prior: Size of a batch that counts half.
+
+    Example:
+        >>> far = 5 + torch.zeros(16, 1)
+        >>> round(mean_shift(far, torch.ones(1)).item(), 3)
+        2.475
+    """
+    size = len(components)
+    mean = components.mean(0)
+    noise = 4 * deviations.square() / size
+    sure = (1 - noise / mean.square().clamp(min=torch.finfo(mean.dtype).tiny)).clamp(min=0)
+    return mean * sure * (size / (size + prior))
+
+
+def signal_share(energy: Tensor, floor: Tensor) -> Tensor:
+    """Return the share of a component's variance that is not noise, relative to the source.
+
+    Rounding to 8 bits and the like add the same variance to every image. Where blur or loss of
+    contrast has left nothing but that noise, there is nothing to restore.
+
+    Args:
+        energy: Test variance over source variance, t / s.
+        floor: Variance of the noise over source variance.
+
+    Returns:
+        (1 - floor / energy) / (1 - floor), between 0 and 1; 1 where the source is all noise.
+
+    Example:
+        >>> floor = torch.tensor([0.0, 0.1, 0.1, 0.1])
+        >>> found = signal_share(torch.tensor([0.2, 1.0, 0.2, 0.1]), floor)
+        >>> [round(share, 3) for share in found.tolist()]
+        [1.0, 1.0, 0.556, 0.0]
+    """
+    source = 1 - floor
+    share = (1 - floor / energy) / source.clamp(min=torch.finfo(source.dtype).tiny)
+    return torch.where(source > 0, share.clamp(0, 1), 1.0)
+
+
+def two_sided_gain(
+    log_ratio: Tensor, *, shrink: float = 1.0, restore: float = 0.0, largest_ratio: float = 64.0
+) -> Tensor:
+    """Return the gains min(r, 1)^shrink clip(r, 1, largest_ratio)^restore.
+
+    Args:
+        log_ratio: Logarithm of r = s / t, source variance over test variance, any shape.
+        shrink: Exponent where the test data have more variance than the source.
+        restore: Exponent where they have less.
+        largest_ratio: Larger ratios count as this one.
+
+    Example:
+        >>> gains = two_sided_gain(torch.tensor([0.25, 1.0, 4.0]).log(), restore=0.5)
+        >>> [round(gain, 4) for gain in gains.tolist()]
+        [0.25, 1.0, 2.0]
+    """
+    return torch.exp(
+        shrink * log_ratio.clamp(max=0.0) + restore * log_ratio.clamp(0.0, math.log(largest_ratio))
+    )
 
 
 @register_gain("wiener", **WIENER)
@@ -55,28 +149,29 @@ ODD = Such(Whole(1), lambda value: value % 2 == 1, "an odd number of components"
 class ClosedFormGain(Gain):
     """Gains in closed form from the energies of the stream.
 
-    A call with components takes their energies in, if this pass counts for the stream, and gives
-    the gains for all that was seen; what was seen before counts less and less.
+    A call with components adds their energies to the stream, if this pass counts, and returns the
+    gains for all that was seen. Older samples count less and less.
 
-    Of each band's log energy, only what lies beyond the range of source batches of the same size
-    counts. So a single image, whose energies vary much by nature, changes little unless it is far
-    off, and clean batches change hardly at all.
+    In each band, only the part of the log energy outside the range of source batches of the same
+    size counts. So a single image, whose energies vary much by nature, changes little unless it is
+    far off, and clean batches hardly change at all.
 
     Args:
-        source: Its deviations and energies are used.
+        source: Deviations and energies of the source components.
         shrink: Exponent where the test data have more variance than the source.
-        restore: Exponent where they have less. Where normalisation layers give a lost scale back by
+        restore: Exponent where they have less. Where normalisation layers restore a lost scale by
             themselves, only the rest of it is restored here.
-        largest_ratio: The largest ratio of variances that is believed.
+        largest_ratio: Larger ratios of variances count as this one.
         threshold: Share of source batches whose gains are exactly 1; 0 trusts every batch.
-        memory: After so many samples, what was seen counts 1 / e; a stream that the gain joins has
-            its own.
-        center: What part of a batch's sure distance from the source mean is taken away, 0 to 1;
-            see `ttapca.spectral.bands.mean_shift`.
+        memory: Samples after which what was seen counts 1 / e. A stream that the gain joins has its
+            own.
+        center: Share of a batch's sure distance from the source mean that is removed, 0 to 1; see
+            `mean_shift`.
         window: Smooth the spectrum over this odd number of neighbouring components instead of over
-            bands. A source batch has no range then; all of the difference counts, times `shift`.
+            bands. There is no range of source batches then: the whole difference counts, times
+            `shift`.
         floor: Variance of noise that every image has. Detail is restored as far as it exceeds that
-            noise; see `ttapca.spectral.bands.signal_share`.
+            noise; see `signal_share`.
 
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
@@ -111,13 +206,9 @@ class ClosedFormGain(Gain):
         floor: float = 0.0,
     ) -> None:
         super().__init__()
-        check_option("shrink", shrink, AT_LEAST_ZERO)
-        check_option("restore", restore, AT_LEAST_ZERO)
-        check_option("largest_ratio", largest_ratio, ABOVE_ONE)
-        check_option("threshold", threshold, SHARE_BELOW_ONE)
-        check_option("memory", memory, POSITIVE)
-        check_option("center", center, SHARE)
-        check_option("floor", floor, AT_LEAST_ZERO)
+        values = (shrink, restore, largest_ratio, threshold, memory, center, floor)
+        for (name, rule), value in zip(_RULES.items(), values, strict=True):
+            check_option(name, value, rule)
         if window is not None:
             check_option("window", window, ODD)
         if source.energies is None:
@@ -130,9 +221,10 @@ class ClosedFormGain(Gain):
         deviations = source.deviations.detach()
         self.normal = SourceSpectrum(source.energies)
         self.edges = band_edges(len(deviations))
+        spread, averages = spreading_matrix(self.edges), averaging_matrix(self.edges)
         self.register_buffer("variances", deviations.square())
-        self.register_buffer("spread", across_bands(self.edges).to(deviations), persistent=False)
-        self.register_buffer("averages", over_bands(self.edges).to(deviations), persistent=False)
+        self.register_buffer("spread", spread.to(deviations), persistent=False)
+        self.register_buffer("averages", averages.to(deviations), persistent=False)
         noise = (floor * source.noise()).to(deviations) / self.variances if floor else None
         self.register_buffer("floor", noise)
         self.join(Stream(memory), "gain")
@@ -150,34 +242,34 @@ class ClosedFormGain(Gain):
 
     @property
     def closed_form(self) -> ClosedFormGain:
-        """Itself."""
+        """The gain itself."""
         return self
 
     @property
     def samples(self) -> float:
-        """For how many samples what was seen counts."""
+        """How many samples were seen, with older ones counting less."""
         return float(self.stream.now(self._samples))
 
     @property
     def shift(self) -> float:
-        """How surely the data have shifted, from 0 (as the source) to 1."""
+        """How surely the data have shifted, from 0 (like the source) to 1."""
         return float(self.stream.now(self._certainty))
 
     @torch.no_grad()
     def forward(self, components: Tensor | None = None) -> Tensor:
-        """Take a batch in if it counts, and give the gains; see `Gain`."""
+        """Add a batch to the stream if this pass counts, and return the gains; see `Gain`."""
         stream = self.stream
         if components is not None and len(components) and stream.counts(self._energies):
             energies = components.square().mean(0) / self.variances
-            if math.isfinite(float(energies.sum())):  # none of them is below zero
-                self._take_in(energies, len(components))
+            if math.isfinite(float(energies.sum())):  # energies are never negative
+                self._add(energies, len(components))
             else:
                 stream.left_out = True
         gains: Tensor = stream.now(self._gains)
         return gains.to(self.variances)
 
-    def _take_in(self, energies: Tensor, count: int) -> None:
-        """Follow the stream: what was seen, how surely it has shifted, and the gains."""
+    def _add(self, energies: Tensor, count: int) -> None:
+        """Update the energies of the stream, how surely it has shifted, and the gains."""
         stream = self.stream
         samples = stream.aged(stream.past(self._samples), count) + count
         seen = stream.past(self._energies).to(energies).lerp(energies, count / samples)
@@ -201,7 +293,7 @@ class ClosedFormGain(Gain):
     def _excess(
         self, normal: Normality, log_energy: Tensor, seen: Tensor, certainty: float
     ) -> Tensor:
-        """By how much the log energy of every component lies beyond that of source batches."""
+        """Return by how much the log energy of each component exceeds that of source batches."""
         if self.window is None:
             return normal.excess(log_energy, self.threshold).to(self.spread) @ self.spread
         usual = normal.mean.to(self.spread) @ self.spread
@@ -209,21 +301,21 @@ class ClosedFormGain(Gain):
 
     @torch.no_grad()
     def offset(self, components: Tensor) -> Tensor | None:
-        """What is to be subtracted from the components before they are scaled."""
+        """Return what to subtract from the components before they are scaled."""
         if not self.center or not len(components):
             return None
         return self.center * mean_shift(components, self.variances.sqrt())
 
     def band_energies(self) -> Tensor:
-        """What was seen, in float64 on the CPU, shape (bands,)."""
+        """Return the energies seen, in float64 on the CPU, shape (bands,)."""
         return self._by_band(self.stream.now(self._energies))
 
     def log_energy(self) -> Tensor:
-        """Its logarithm, shape (bands,)."""
+        """Return the logarithm of `band_energies`, shape (bands,)."""
         return self._log_energy(self.stream.now(self._energies))
 
     def band_gains(self) -> Tensor:
-        """The gains in the middle of every band, shape (bands,)."""
+        """Return the gains in the middle of every band, shape (bands,)."""
         gains: Tensor = self.stream.now(self._gains)
         return (gains.to(self.averages).log() @ self.averages).exp()
 
@@ -234,20 +326,20 @@ class ClosedFormGain(Gain):
         return self._by_band(energies).clamp(min=TINY).log()
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return what `print(model)` shows."""
         return f"shrink={self.shrink}, restore={self.restore}, bands={len(self.edges) - 1}"
 
 
 @register_gain("pulled", **WIENER)
 class PulledGain(ClosedFormGain):
-    """The closed form times a factor for each component, learned in log space and bounded.
+    """The closed form times a learned, bounded factor for each component.
 
-    It starts at the closed form; `ttapca.methods.wiener` pulls it back there.
+    Factors start at 1, and `ttapca.methods.wiener` pulls them back there.
 
     Args:
         source: As for `ClosedFormGain`.
         limit: Factors stay between 1 / limit and limit.
-        **options: Of `ClosedFormGain`.
+        **options: Options of `ClosedFormGain`.
     """
 
     def __init__(
@@ -259,5 +351,5 @@ class PulledGain(ClosedFormGain):
         self.log_multiplier = nn.Parameter(torch.zeros_like(self.variances))
 
     def forward(self, components: Tensor | None = None) -> Tensor:
-        """The gains, shape (components,)."""
+        """Return the gains, shape (components,)."""
         return super().forward(components) * bounded_multiplier(self.log_multiplier, self.limit)

@@ -2,15 +2,15 @@
 
 The p x p covariance of a 3 x 224 x 224 image has 23 billion entries; its PCA is out of reach, and
 so is a basis of 2,000 vectors of 150,528 numbers for every filter. But where the statistics of an
-image do not depend on the place, neighbouring places being alike, the principal components are
-close to cosines in space times a fixed rotation of the channels. Here they are taken to be just
-that: rotate the C channels by the PCA of their covariance, take the two-dimensional discrete cosine
-transform (DCT-II, orthonormal) of each, and order the C H W coefficients by their variance.
+image are the same everywhere and neighbouring pixels are alike, principal components are close to
+cosines in space times a fixed rotation of the channels. This basis takes them to be just that: it
+rotates the C channels by the PCA of their covariance, takes the two-dimensional discrete cosine
+transform (DCT-II, orthonormal) of each, and orders the C H W coefficients by their variance.
 
 The basis is orthonormal whatever the data, so unit gains are the identity and energies add up. The
-variance of every coefficient is exact. Coefficients may be correlated; where they are not, this is
-the PCA. One pass over the data suffices, with one C x C matrix for every frequency (3.6 MB for
-3 x 224 x 224). The transform takes H + W + C multiply-adds for each number, twice.
+variance of every coefficient is exact. Where coefficients are not correlated, this is the PCA. One
+pass over the data suffices, with one C x C matrix per frequency (3.6 MB for 3 x 224 x 224). The
+transform takes H + W + C multiply-adds per number, each way.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ttapca.spectral.moments import finite_samples, float64_device, merged_means
 from ttapca.spectral.pca import (
     Spectrum,
     check_sample_count,
-    choose_of,
+    choose_among,
     eigh_descending,
     signs,
     total_variance,
 )
 
-# Samples are transformed so many numbers at a time: work space stays near 100 MB.
+# Numbers that are transformed at a time, which keeps the memory for it near 100 MB.
 CHUNK_NUMBERS = 4_000_000
 
 # Variances below this share of the largest one are rounding.
@@ -40,7 +40,7 @@ NO_VARIANCE = 1e-14
 
 
 def dct_matrix(size: int) -> Tensor:
-    """The orthonormal DCT-II as a matrix: row k is the k-th cosine, shape (size, size)."""
+    """Return the orthonormal DCT-II as a matrix: row k is the k-th cosine, shape (size, size)."""
     place = torch.arange(size, dtype=torch.float64)
     cosines = torch.cos(math.pi / size * (place + 0.5) * place[:, None])
     cosines *= math.sqrt(2 / size)
@@ -49,12 +49,12 @@ def dct_matrix(size: int) -> Tensor:
 
 
 def dct_coefficients(images: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """Two-dimensional DCT of images (..., H, W), with the matrices of H and of W."""
+    """Return the two-dimensional DCT of images (..., H, W), given the matrices for H and W."""
     return height @ (images @ width.T)
 
 
 def dct_images(coefficients: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """The inverse of `dct_coefficients`."""
+    """Invert `dct_coefficients`."""
     return height.T @ (coefficients @ width)
 
 
@@ -63,8 +63,8 @@ class ChannelDCT(Spectrum):
     """A rotation of the channels, and the coefficients in order of their variance.
 
     Attributes:
-        rotation: Of the channels, orthonormal columns by falling variance, shape (C, C).
-        order: Which coefficient each component is, counted through (C, H, W), shape (components,).
+        rotation: Orthonormal columns, by falling variance of the channels, shape (C, C).
+        order: Index of each component in the flattened (C, H, W), shape (components,).
     """
 
     rotation: Tensor
@@ -72,10 +72,7 @@ class ChannelDCT(Spectrum):
 
 
 class CoefficientMoments:
-    """Streaming mean and covariance between channels, for every frequency on its own.
-
-    Images have shape (channels, height, width).
-    """
+    """Running mean and scatter of the channels at every frequency; images are (C, H, W)."""
 
     def __init__(self, shape: tuple[int, ...], *, device: torch.device | str = "cpu") -> None:
         if len(shape) != 3:
@@ -95,11 +92,11 @@ class CoefficientMoments:
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> CoefficientMoments:
-        """Add a batch of images, shape (samples, *shape).
+        """Add a batch of images, shape (samples, *shape), and return self.
 
         Raises:
-            ShapeError: When the images have another size.
-            NonFiniteError: When the batch holds NaN or infinity; nothing is added then.
+            ShapeError: The images have another size.
+            NonFiniteError: The batch holds NaN or infinity; nothing is added then.
         """
         size = math.prod(self.shape)
         images = finite_samples(batch, size).reshape(-1, *self.shape)
@@ -111,7 +108,7 @@ class CoefficientMoments:
         if not len(images):
             return
         coefficients = dct_coefficients(images, self._height, self._width)
-        # (frequencies, samples, channels): a small matrix product for every frequency.
+        # (frequencies, samples, channels), for one small matrix product per frequency
         table = coefficients.flatten(2).permute(2, 0, 1)
         mean = table.mean(1)
         centred = table - mean[:, None]
@@ -122,17 +119,17 @@ class CoefficientMoments:
         self.scatter += weight * delta[:, :, None] * delta[:, None, :]
 
     def mean_image(self) -> Tensor:
-        """Mean of the images, flattened, shape (C H W,)."""
+        """Return the mean of the images, flattened, shape (C H W,)."""
         coefficients = self.mean.T.reshape(self.shape)
         return dct_images(coefficients, self._height, self._width).flatten()
 
 
 @torch.no_grad()
 def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | None) -> ChannelDCT:
-    """Rotate the channels, and keep as many coefficients as `choose_components` would.
+    """Find the rotation of the channels, and keep as many coefficients as asked for.
 
     Raises:
-        NotEnoughDataError: When fewer coefficients vary than asked for.
+        NotEnoughDataError: Fewer coefficients vary than asked for.
     """
     check_sample_count(None, moments.count)
     # The DCT is orthonormal: the scatter of the pixels' channels is the sum over frequencies.
@@ -141,7 +138,7 @@ def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | Non
     scatter = torch.einsum("fcd,ck,dk->kf", moments.scatter, rotation, rotation).clamp_min(0.0)
     ordered, order = scatter.flatten().sort(descending=True, stable=True)
     varying = ordered[ordered > NO_VARIANCE * ordered[0]]
-    kept = choose_of(n_components, varying, "that of the coefficients which vary", moments.count)
+    kept = choose_among(n_components, varying, "that of the coefficients which vary", moments.count)
     return ChannelDCT(
         mean=moments.mean_image().cpu(),
         rotation=rotation.cpu(),

@@ -18,14 +18,14 @@ class SpectralFilter(nn.Module):
     With V the basis, m the source mean and F the gains: x -> m + F * ((x - m) V) V^T. What lies
     outside the basis is dropped, as in the paper, unless the gain `keeps_rest`.
 
-    It computes in its own precision, whatever the precision of what comes in, and gives back what
-    it was given: a bfloat16 network keeps a float32 filter.
+    The filter computes in its own precision and returns that of its input: a bfloat16 network keeps
+    a float32 filter.
 
     Args:
         mean: Source mean, shape (d,).
-        basis: From centred samples to components and back.
-        shape: Of one sample, without the batch dimension; its product is d.
-        gain: Gives the gains; without one, all are 1 and the filter only drops what lies outside
+        basis: Leads from centred samples to components and back.
+        shape: Shape of one sample, with d numbers.
+        gain: Returns the gains. Without one, all are 1, and the filter only drops what lies outside
             its basis.
 
     Example:
@@ -55,17 +55,17 @@ class SpectralFilter(nn.Module):
         return self.basis.n_components
 
     def gains(self) -> Tensor:
-        """The gains as they are now, shape (components,)."""
+        """Return the gains as they are now, shape (components,)."""
         if self.gain is None:
             return self.mean.new_ones(self.n_components)
         gains: Tensor = self.gain()
         return gains
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Filter a batch of shape (batch, *shape), which is left as it was.
+        """Filter a batch of shape (batch, *shape), without writing into it.
 
         Raises:
-            ShapeError: When the samples have another shape than those of the fit.
+            ShapeError: The samples have another shape than those of the fit.
         """
         if samples.shape[1:] != self.shape:
             raise ShapeError(
@@ -79,7 +79,7 @@ class SpectralFilter(nn.Module):
         if gain is None:
             filtered = basis.add_rebuilt(mean, basis.project(centred))  # (batch, d)
             return filtered.reshape(samples.shape).to(samples.dtype)
-        # Gains that are learned have parameters of their own, and see a batch more than once.
+        # Learned gains have parameters, and see a batch more than once.
         if gain._parameters:
             components = self._last.components(flat, centred, mean, basis)
         else:
@@ -102,14 +102,14 @@ class SpectralFilter(nn.Module):
         return filtered.reshape(samples.shape).to(samples.dtype)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return what `print(model)` shows."""
         return f"shape={self.shape}"
 
 
 def _differ_from_last(gains: Tensor, last: Tensor) -> int:
-    """How many leading components have to be rebuilt: those past them are scaled as the rest is.
+    """Return how many leading components to rebuild: all others are scaled like the rest.
 
-    Of closed-form gains, which are constant past the middle of the last band, that is a quarter.
+    Closed-form gains are constant from the middle of the last band on: only a quarter is rebuilt.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return len(gains)
@@ -118,22 +118,22 @@ def _differ_from_last(gains: Tensor, last: Tensor) -> int:
 
 
 class _LastBatch:
-    """The components of the last batch, kept for a second pass over the same one.
+    """The components of the last batch, kept for a second pass over the same batch.
 
-    A gradient step runs the network on a batch, moves the gains, and runs it again: what the filter
-    projects is the same both times. Whether it is the same is looked up, not assumed: comparing two
-    batches takes a thousandth of projecting one.
+    A gradient step runs the network on a batch, moves the gains, and runs it again: the filter
+    projects the same samples both times. That they are the same is checked, not assumed: comparing
+    two batches takes a thousandth of the time of projecting one.
     """
 
     def __init__(self) -> None:
         self._kept: tuple[Tensor, Tensor, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles start without a memory."""
+        """Let copies and pickles start without a kept batch."""
         return {"_kept": None}
 
     def components(self, flat: Tensor, centred: Tensor, mean: Tensor, basis: Basis) -> Tensor:
-        """Components of samples, given with and without their mean, (batch, d) to (batch, n)."""
+        """Return the components of samples, given with and without their mean."""
         if torch.compiler.is_compiling():
             return basis.project(centred)
         state = [_identity(each) for each in (mean, *basis.tensors().values())]
@@ -151,5 +151,5 @@ class _LastBatch:
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    """Changes whenever a tensor is written, cast or moved."""
+    """Return something that changes whenever a tensor is written, cast or moved."""
     return tensor.data_ptr(), tensor._version, tensor.dtype, tensor.device

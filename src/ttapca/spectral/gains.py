@@ -7,14 +7,14 @@ data, gamma_i the parameter learned for it, and F_i the gain.
     exponential      F_i = 1 / (1 + exp(gamma_i^2 - lambda_i))
     multiplicative   a_i * F_i, with a_i learned in log space and bounded
 
-The singular values are divided by the largest one, as in the paper; `normalise=False` turns that
-off. Gains that nothing learns, but that follow from the test data, are in
-`ttapca.spectral.closed_form`. All are made by name with `make_gain`.
+Singular values are divided by the largest one, as in the paper, unless `normalise=False`. Gains
+that follow from the test data without learning are in `ttapca.spectral.closed_form`. `make_gain`
+makes any of them by name.
 
 **The start matters.** At gamma = 0 the gradient of both filters is zero (the derivative of ReLU is
-zero there, and the exponential's carries a factor 2 gamma), so nothing would ever be learned. The
-paper gives no starting value. Here it is the option `initial`, by default a small positive number
-at which the gradient is alive and the filter still close to its gamma = 0 form.
+zero there, and the exponential's has a factor 2 gamma), so nothing would ever be learned. The paper
+gives no starting value. Here it is the option `initial`, by default a small positive number where
+the gradient is not zero and the filter is still close to its form at gamma = 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -37,18 +37,12 @@ GainName = Literal[
 ]
 PenaltyName = Literal["relu", "exponential"]
 
-RELU_START = 1e-4
-EXPONENTIAL_START = 0.1
 MULTIPLIER_LIMIT = 4.0
 ABOVE_ONE = Number(above=1)
 
 
 def relu_gain(gamma: Tensor, spectrum: Tensor) -> Tensor:
-    """Ridge-like shrinkage, lambda / (lambda + relu(gamma)), in (0, 1].
-
-    Args:
-        gamma: Learned, shape (components,).
-        spectrum: Singular values, positive, shape (components,).
+    """Return lambda / (lambda + relu(gamma)), a ridge-like shrinkage in (0, 1].
 
     Example:
         >>> relu_gain(torch.tensor([-1.0, 1.0]), torch.tensor([1.0, 1.0])).tolist()
@@ -58,11 +52,7 @@ def relu_gain(gamma: Tensor, spectrum: Tensor) -> Tensor:
 
 
 def exponential_gain(gamma: Tensor, spectrum: Tensor) -> Tensor:
-    """A soft step, 1 / (1 + exp(gamma^2 - lambda)), in (0, 1).
-
-    Args:
-        gamma: Learned, shape (components,).
-        spectrum: Singular values, positive, shape (components,).
+    """Return 1 / (1 + exp(gamma^2 - lambda)), a soft step in (0, 1).
 
     Example:
         >>> exponential_gain(torch.tensor([1.0]), torch.tensor([1.0])).tolist()
@@ -72,14 +62,10 @@ def exponential_gain(gamma: Tensor, spectrum: Tensor) -> Tensor:
 
 
 def bounded_multiplier(log_multiplier: Tensor, limit: float) -> Tensor:
-    """A factor between 1 / limit and limit, equal to exp(log_multiplier) near zero.
+    """Return a factor between 1 / limit and limit, close to exp(log_multiplier) near zero.
 
     The paper found a free multiplicative parameter unstable. In log space a step multiplies instead
     of adding, and the bound keeps a component from exploding or changing its sign.
-
-    Args:
-        log_multiplier: Learned, shape (components,).
-        limit: Above 1.
 
     Example:
         >>> bounded_multiplier(torch.tensor([0.0, 1e9]), limit=4.0).tolist()
@@ -91,15 +77,15 @@ def bounded_multiplier(log_multiplier: Tensor, limit: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SourceComponents:
-    """What is known of the components in the source data: all that a gain can be made from.
+    """What is known about the components in the source data: all that gains are made from.
 
     Attributes:
         singular_values: Positive, falling, shape (components,).
         deviations: Standard deviation of each component, shape (components,).
-        energies: Band energies of source samples, shape (samples, bands); None where they were not
+        energies: Band energies of source samples, shape (samples, bands), or None if they were not
             kept. See `ttapca.spectral.calibration`.
-        noise: Gives the variance that noise has in each component when it has the variance 1 in all
-            numbers that are filtered, shape (components,).
+        noise: Returns the variance of each component when the samples are white noise of variance
+            1, shape (components,).
     """
 
     singular_values: Tensor
@@ -109,43 +95,37 @@ class SourceComponents:
 
 
 class Gain(nn.Module):
-    """Gives the gains of a filter when it is called.
+    """Returns the gains of a filter when it is called.
 
-    Learned gains have parameters. Closed-form ones follow from the components that they are called
+    Learned gains have parameters. Closed-form gains follow from the components that they are called
     with, and keep what they have seen in a `Stream`.
 
     Attributes:
-        keeps_rest: Whether what lies outside the basis is kept, scaled by the last gain; the paper
+        keeps_rest: Whether what lies outside the basis is kept, scaled by the last gain. The paper
             drops it.
-        closed_form: The part that follows from the data; None where all is learned.
     """
 
     keeps_rest = False
 
     def forward(self, components: Tensor | None = None) -> Tensor:
-        """The gains.
+        """Return the gains, shape (components,), which must not be written into.
 
         Args:
-            components: Of the batch to be scaled, shape (batch, components); without one, the gains
-                are given as they are now.
-
-        Returns:
-            Shape (components,); not to be written into.
+            components: Components of the batch to be scaled, shape (batch, components). Without
+                them, the gains are returned as they are now.
         """
         raise NotImplementedError
 
     def join(self, stream: Stream, name: str) -> None:
         """Keep what is seen in this stream, under names that begin with `name`."""
-        del stream, name
 
-    def offset(self, components: Tensor) -> Tensor | None:
-        """What is to be subtracted from the components before they are scaled, if anything."""
-        del components
+    def offset(self, components: Tensor) -> Tensor | None:  # noqa: ARG002 - for subclasses
+        """Return what to subtract from the components before they are scaled, if anything."""
         return None
 
     @property
     def closed_form(self) -> Any:
-        """See above."""
+        """The part that follows from the data, or None where everything is learned."""
         return None
 
 
@@ -154,12 +134,7 @@ _REGISTERED: dict[str, tuple[type[Gain], dict[str, Any]]] = {}
 
 
 def register_gain(name: str, **preset: Any) -> Callable[[AnyGainClass], AnyGainClass]:
-    """Let `make_gain` know a class by a name.
-
-    Args:
-        name: One of `GainName`.
-        **preset: Options that this name stands for; the caller may still give others.
-    """
+    """Register a class for `make_gain`; `preset` are defaults that this name stands for."""
 
     def registered(gain: AnyGainClass) -> AnyGainClass:
         _REGISTERED[name] = (gain, preset)
@@ -169,12 +144,7 @@ def register_gain(name: str, **preset: Any) -> Callable[[AnyGainClass], AnyGainC
 
 
 def make_gain(name: GainName, source: SourceComponents, **options: object) -> Gain:
-    """Make a gain by its name.
-
-    Args:
-        name: A registered one.
-        source: Of the fitted filter.
-        **options: Of that gain.
+    """Make a gain by its name, with its options.
 
     Raises:
         OptionError: There is no such gain or option, or its value makes no sense.
@@ -198,9 +168,11 @@ def make_gain(name: GainName, source: SourceComponents, **options: object) -> Ga
 
 
 def _options_of(gain: type[Gain]) -> list[str]:
-    """What a class can be made with beside the source; its base's as well, if it passes them on."""
+    """Return the names of a class's options, and of its base's if it passes them on."""
     found: list[str] = []
     for cls in gain.__mro__:
+        if "__init__" not in vars(cls):
+            continue
         parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
         found += [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -209,7 +181,7 @@ def _options_of(gain: type[Gain]) -> list[str]:
 
 
 def is_closed_form(name: GainName) -> bool:
-    """Whether a gain follows from the test data.
+    """Return whether a gain follows from the test data.
 
     Example:
         >>> is_closed_form("wiener"), is_closed_form("relu")
@@ -220,85 +192,64 @@ def is_closed_form(name: GainName) -> bool:
 
 
 class LearnedGain(Gain):
-    """What the gains of the paper share.
+    """Base of the paper's gains, with a learned gamma for each component.
 
     Args:
         source: Its singular values are used.
         normalise: Divide them by the largest one.
+        initial: Start of gamma; None for the default of each gain.
+
+    Attributes:
+        curve: The gains from gamma and the singular values.
+        start: Default start of gamma.
     """
 
+    curve: ClassVar[staticmethod[[Tensor, Tensor], Tensor]]
+    start: ClassVar[float]
     spectrum: Tensor
 
-    def __init__(self, source: SourceComponents, *, normalise: bool = True) -> None:
+    def __init__(
+        self, source: SourceComponents, *, normalise: bool = True, initial: float | None = None
+    ) -> None:
         super().__init__()
         values = source.singular_values
         if not bool((values > 0).all()):
             raise OptionError("Gains need positive singular values; found a zero or a NaN.")
         self.register_buffer("spectrum", values.detach() / (values.max() if normalise else 1.0))
+        start = self.start if initial is None else initial
+        check_option("initial", start, Number())
+        self.gamma = nn.Parameter(torch.full_like(self.spectrum, start))
 
-    def _start_at(self, value: float) -> nn.Parameter:
-        check_option("initial", value, Number())
-        return nn.Parameter(torch.full_like(self.spectrum, value))
+    def forward(self, components: Tensor | None = None) -> Tensor:  # noqa: ARG002 - see `Gain`
+        """Return the gains, shape (components,), whatever the batch."""
+        return self.curve(self.gamma, self.spectrum)
 
 
 @register_gain("relu")
 class ReLUGain(LearnedGain):
-    """The paper's ReLU filter.
+    """The paper's ReLU filter; where gamma is not positive, gains are 1 and have no gradient."""
 
-    Args:
-        source: As for `LearnedGain`, and so is `normalise`.
-        normalise: See there.
-        initial: Start of gamma. At zero or below the filter is dead: it is the identity on its
-            subspace and stays so.
-    """
-
-    def __init__(
-        self, source: SourceComponents, *, normalise: bool = True, initial: float = RELU_START
-    ) -> None:
-        super().__init__(source, normalise=normalise)
-        self.gamma = self._start_at(initial)
-
-    def forward(self, components: Tensor | None = None) -> Tensor:
-        """The gains, shape (components,), whatever the batch."""
-        del components
-        return relu_gain(self.gamma, self.spectrum)
+    curve = staticmethod(relu_gain)
+    start = 1e-4
 
 
 @register_gain("exponential")
 class ExponentialGain(LearnedGain):
-    """The paper's exponential filter: a mild low-pass from the start.
+    """The paper's exponential filter: a mild low-pass from the start, without gradient at zero."""
 
-    Args:
-        source: As for `LearnedGain`, and so is `normalise`.
-        normalise: See there.
-        initial: Start of gamma. At zero the filter is dead: its gains stay as they are.
-    """
-
-    def __init__(
-        self,
-        source: SourceComponents,
-        *,
-        normalise: bool = True,
-        initial: float = EXPONENTIAL_START,
-    ) -> None:
-        super().__init__(source, normalise=normalise)
-        self.gamma = self._start_at(initial)
-
-    def forward(self, components: Tensor | None = None) -> Tensor:
-        """The gains, shape (components,), whatever the batch."""
-        del components
-        return exponential_gain(self.gamma, self.spectrum)
+    curve = staticmethod(exponential_gain)
+    start = 0.1
 
 
 @register_gain("multiplicative")
-class MultiplicativeGain(LearnedGain):
+class MultiplicativeGain(Gain):
     """Either filter of the paper times a learned, bounded multiplier that may exceed one.
 
     Args:
-        source: As for `LearnedGain`, and so is `normalise`.
-        normalise: See there.
+        source: See `LearnedGain`.
+        normalise: See `LearnedGain`.
         penalty: The filter that is multiplied.
-        initial: Start of its gamma; the penalty's own default when None.
+        initial: Start of its gamma; None for the penalty's default.
         limit: Multipliers stay between 1 / limit and limit; they start at 1.
     """
 
@@ -311,20 +262,18 @@ class MultiplicativeGain(LearnedGain):
         initial: float | None = None,
         limit: float = MULTIPLIER_LIMIT,
     ) -> None:
-        super().__init__(source, normalise=normalise)
+        super().__init__()
         check_option("penalty", penalty, OneOf(get_args(PenaltyName)))
         check_option("limit", limit, ABOVE_ONE)
-        start = {} if initial is None else {"initial": initial}
-        self.penalty = make_gain(penalty, source, normalise=normalise, **start)
-        self.log_multiplier = self._start_at(0.0)
+        self.penalty = make_gain(penalty, source, normalise=normalise, initial=initial)
+        self.log_multiplier = nn.Parameter(torch.zeros_like(source.singular_values))
         self.limit = limit
 
-    def forward(self, components: Tensor | None = None) -> Tensor:
-        """The gains, shape (components,), whatever the batch."""
-        del components
+    def forward(self, components: Tensor | None = None) -> Tensor:  # noqa: ARG002 - see `Gain`
+        """Return the gains, shape (components,), whatever the batch."""
         gains: Tensor = self.penalty()
         return gains * bounded_multiplier(self.log_multiplier, self.limit)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return what `print(model)` shows."""
         return f"limit={self.limit}"

@@ -1,7 +1,7 @@
-"""Mean and scatter of a stream of batches, in float64 and in any order.
+"""Mean and scatter of samples that arrive in batches, in float64 and in any order.
 
-`merged_means` is the pairwise update of Chan, Golub and LeVeque. With it, memory does not depend on
-the number of samples, and what two processes have seen can be put together.
+`merged_means` is the pairwise update of Chan, Golub and LeVeque. Memory does not depend on the
+number of samples, and what two processes have seen can be merged.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from torch import Tensor
 
 from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, ShapeError
 
-# Columns of the scatter matrix that are updated at a time: below the diagonal block nothing is done
-# twice, and blocks of this width still multiply at full speed.
+# The scatter matrix is symmetric, so only blocks on and below its diagonal are updated. Blocks of
+# this many columns still multiply at full speed.
 BLOCK = 384
-
 
 Count = TypeVar("Count", int, float)  # a whole number, unless older samples count less
 
 
 class MergedMeans(NamedTuple, Generic[Count]):
-    """Number and mean of two sets of samples together, and what their scatters lack.
+    """Count and mean of two sets of samples together, and how to merge their scatters.
 
-    The scatter about the common mean is the sum of the two plus `weight * delta * delta^T`, with
-    `delta` from the first mean to the second.
+    The scatter about the common mean is the sum of both scatters plus `weight * delta * delta^T`,
+    where `delta` points from the first mean to the second.
     """
 
     total: Count
@@ -36,7 +35,7 @@ class MergedMeans(NamedTuple, Generic[Count]):
 
 
 def merged_means(count: Count, mean: Tensor, more: Count, more_mean: Tensor) -> MergedMeans[Count]:
-    """Put the means of two sets of samples together; `more` below zero takes samples out again.
+    """Merge the means of two sets of samples; a negative `more` removes samples again.
 
     Example:
         >>> merged_means(1, torch.tensor(0.0), 3, torch.tensor(4.0))
@@ -48,7 +47,7 @@ def merged_means(count: Count, mean: Tensor, more: Count, more_mean: Tensor) -> 
 
 
 class Moments:
-    """Streaming mean and centred second moment of samples with `size` numbers each.
+    """Running mean and scatter of samples with `size` numbers each.
 
     Attributes:
         count: Number of samples seen.
@@ -67,12 +66,11 @@ class Moments:
         self._device = float64_device(device)
         self.count = 0
         self.mean = torch.zeros(size, dtype=torch.float64, device=self._device)
-        # Only the lower triangle counts: the scatter is symmetric, and half the work is enough.
         self._lower = torch.zeros(size, size, dtype=torch.float64, device=self._device)
 
     @property
     def scatter(self) -> Tensor:
-        """Sum over samples of centred sample times itself, float64, shape (size, size)."""
+        """Sum over samples of (x - mean)(x - mean)^T, float64, shape (size, size)."""
         return self._lower.tril() + self._lower.tril(-1).T
 
     @property
@@ -84,11 +82,11 @@ class Moments:
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> Moments:
-        """Add a batch of shape (samples, ...), flattened past the first dimension; gives itself.
+        """Add a batch of shape (samples, ...) and return self.
 
         Raises:
-            ShapeError: When the samples do not have `size` numbers each.
-            NonFiniteError: When the batch holds NaN or infinity; nothing is added then.
+            ShapeError: The samples do not have `size` numbers each.
+            NonFiniteError: The batch holds NaN or infinity; nothing is added then.
         """
         samples = finite_samples(batch, self.mean.numel()).to(self._device, torch.float64)
         if len(samples):
@@ -102,10 +100,10 @@ class Moments:
 
     @torch.no_grad()
     def merge(self, other: Moments) -> Moments:
-        """Add all that another accumulator has seen, which is left as it was; gives itself.
+        """Add what another `Moments` has seen, without changing it, and return self.
 
         Raises:
-            ShapeError: When the sizes differ.
+            ShapeError: The sizes differ.
         """
         if other.mean.shape != self.mean.shape:
             raise ShapeError(
@@ -113,17 +111,17 @@ class Moments:
                 f"{other.mean.numel()}."
             )
         if other.count:
-            lower = other._lower.to(self._device).clone()  # `other` may be this accumulator
+            lower = other._lower.to(self._device).clone()  # `other` may be `self`
             self._merge_means(other.count, other.mean.to(self._device))
             self._lower += lower
         return self
 
     @torch.no_grad()
     def remove(self, batch: Tensor) -> Moments:
-        """Take samples of shape (samples, ...) out again that were added before; gives itself.
+        """Remove samples, shape (samples, ...), that were added before, and return self.
 
         Raises:
-            NotEnoughDataError: When nothing would be left.
+            NotEnoughDataError: Nothing would be left.
 
         Example:
             >>> data = torch.tensor([[1.0], [2.0], [6.0]])
@@ -145,7 +143,7 @@ class Moments:
 
 
 def float64_device(device: torch.device | str) -> torch.device:
-    """The device itself, or the processor where the device has no float64 (Apple's MPS)."""
+    """Return the device itself, or the CPU where the device has no float64 (Apple's MPS)."""
     device = torch.device(device)
     return torch.device("cpu") if device.type == "mps" else device
 
@@ -161,7 +159,7 @@ def flatten_samples(batch: Tensor, size: int) -> Tensor:
 
 
 def finite_samples(batch: Tensor, size: int) -> Tensor:
-    """The same, or `NonFiniteError` when the batch holds NaN or infinity."""
+    """Flatten as `flatten_samples` does, or raise `NonFiniteError` on NaN or infinity."""
     if not torch.isfinite(batch).all():
         raise NonFiniteError("PCA needs finite numbers; found NaN or infinity in a batch.")
     return flatten_samples(batch, size)

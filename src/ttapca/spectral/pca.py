@@ -1,11 +1,17 @@
-"""Exact principal component analysis: one symmetric eigendecomposition of accumulated moments.
+"""Exact principal component analysis, by the smaller of two eigenvalue problems.
 
-Incremental PCA (merging low-rank factors) would need less memory but is not exact: what it drops
-early it cannot recover when later batches show that it mattered.
+- `PCA.from_moments` decomposes the p x p scatter matrix of samples with p numbers each.
+- `SampleGram` decomposes the n x n matrix of products of n samples, for few and long samples. With
+  the centred samples as the rows of A, A A^T = U s^2 U^T has the singular values s of A, and the
+  components are the columns of A^T U / s.
+
+Incremental PCA, which merges low-rank factors, would need less memory but is not exact: what it
+drops early it cannot recover when later batches show that it mattered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +19,18 @@ from torch import Tensor
 
 from ttapca._checks import Either, Number, Whole, check_option
 from ttapca.errors import NotEnoughDataError
-from ttapca.spectral.moments import Moments, flatten_samples
+from ttapca.spectral.moments import Moments, finite_samples, flatten_samples, float64_device
 
-# Two entries of a basis vector whose magnitudes differ by less than this (relatively) count as
-# tied when the vector's sign is fixed: rounding must not decide which of them is the larger.
+# Two entries of a basis vector count as tied when their magnitudes differ by less than this share:
+# rounding must not decide which one is larger, and so the sign of the vector.
 TIE = 1e-6
+
+# Limits of `hold`: a matrix of this many samples is decomposed within seconds.
+MOST_SAMPLES = 4096
+MOST_BYTES = 2**30
+
+# `SampleGram` converts this many columns to float64 at a time: all would double the memory.
+COLUMNS = 1024
 
 _N_COMPONENTS = Either(
     [Whole(1), Number(above=0, high=1)],
@@ -28,11 +41,11 @@ _N_COMPONENTS = Either(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Spectrum:
-    """What every decomposition knows of the samples that it was made from.
+    """What every decomposition knows about its samples.
 
     Attributes:
-        mean: Of the samples, shape (size,).
-        singular_values: Of the centred data matrix, falling, shape (components,).
+        mean: Mean of the samples, shape (size,).
+        singular_values: Singular values of the centred data, falling, shape (components,).
         n_samples: Number of samples.
         total_variance: Variance over all components, kept or not.
     """
@@ -58,8 +71,8 @@ class PCA(Spectrum):
     """Principal components of a data matrix with one sample in each row.
 
     Attributes:
-        basis: Orthonormal columns in order of falling variance, with fixed signs (the entry of
-            largest magnitude is positive), shape (p, components).
+        basis: Orthonormal columns in order of falling variance, shape (p, components). Signs are
+            fixed: the entry of largest magnitude in each column is positive.
 
     Example:
         >>> moments = Moments(2).update(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
@@ -72,16 +85,15 @@ class PCA(Spectrum):
 
     @classmethod
     def from_moments(cls, moments: Moments, n_components: int | float | None = None) -> PCA:
-        """Decompose what an accumulator has seen.
+        """Decompose the samples that an accumulator has seen.
 
         Args:
             moments: The accumulator.
-            n_components: A number of components, a fraction of the variance (a float up to 1), or
-                None for all that the data have.
+            n_components: See `choose_components`.
 
         Raises:
-            NotEnoughDataError: When the data have fewer components than asked for.
-            OptionError: When `n_components` makes no sense.
+            NotEnoughDataError: The data have fewer components than asked for.
+            OptionError: `n_components` makes no sense.
         """
         eigenvalues, vectors = eigh_descending(moments.scatter)
         kept = choose_components(n_components, eigenvalues, moments.count)
@@ -96,32 +108,112 @@ class PCA(Spectrum):
 
     @property
     def project(self) -> Tensor:
-        """From centred samples to components: the basis, shape (size, components)."""
+        """The matrix from centred samples to components: the basis itself."""
         return self.basis
 
     def transform(self, samples: Tensor) -> Tensor:
-        """Components of samples: (N, ...) to (N, components), float64."""
+        """Return the components of samples: (N, ...) to (N, components), float64."""
         flat = flatten_samples(samples, self.mean.numel()).to(self.mean)
         return (flat - self.mean) @ self.basis
 
     def inverse_transform(self, components: Tensor) -> Tensor:
-        """Samples from their components: (N, components) to (N, p), float64."""
+        """Return samples from their components: (N, components) to (N, p), float64."""
         return components.to(self.mean) @ self.basis.T + self.mean
 
 
+class SampleGram:
+    """All products of two samples, for the PCA of few samples with `size` numbers each.
+
+    Raises:
+        NotEnoughDataError: There are fewer than two samples.
+        NonFiniteError: A sample holds NaN or infinity.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self, batches: Iterable[Tensor], size: int, *, device: torch.device | str = "cpu"
+    ) -> None:
+        self._size = size
+        self._device = float64_device(device)
+        self._rows = [finite_samples(batch, size) for batch in batches]
+        self.count = sum(len(rows) for rows in self._rows)
+        check_sample_count(None, self.count)
+        shape = (self.count, self.count)
+        self._products = torch.zeros(shape, dtype=torch.float64, device=self._device)
+        for columns in self._columns():
+            columns -= columns.mean(0)  # before they are multiplied: afterwards, digits are lost
+            self._products.addmm_(columns, columns.T)
+
+    def _columns(self) -> Iterator[Tensor]:
+        """Yield all samples in float64, some columns at a time, shape (samples, columns)."""
+        for start in range(0, self._size, COLUMNS):
+            parts = [rows[:, start : start + COLUMNS] for rows in self._rows]
+            yield torch.cat(parts).to(self._device, torch.float64)
+
+    @torch.no_grad()
+    def pca(self, n_components: int | float | None = None, *, leave_out: Sequence[int] = ()) -> PCA:
+        """Decompose all samples except those at the positions in `leave_out`.
+
+        Raises:
+            NotEnoughDataError: The samples have fewer components than asked for.
+            OptionError: `n_components` makes no sense.
+        """
+        kept = torch.ones(self.count, dtype=torch.bool, device=self._device)
+        kept[list(leave_out)] = False
+        products = self._products[kept][:, kept]
+        if leave_out:  # the mean has changed
+            products = (
+                products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
+            )
+        eigenvalues, vectors = eigh_descending(products)
+        count = len(products)
+        vectors = vectors[:, : choose_components(n_components, eigenvalues, count)]
+        means, projected = [], []
+        for columns in self._columns():
+            columns = columns[kept]
+            means.append(columns.mean(0))
+            projected.append((columns - means[-1]).T @ vectors)
+        # These columns are orthogonal up to rounding, which grows where singular values are small.
+        basis, lengths = torch.linalg.qr(torch.cat(projected))
+        return PCA(
+            mean=torch.cat(means),
+            basis=basis * signs(basis),
+            singular_values=lengths.diagonal().abs(),
+            n_samples=count,
+            total_variance=total_variance(eigenvalues, count),
+        )
+
+
+def hold(batches: Iterator[Tensor], *, limited: bool = True) -> tuple[list[Tensor], bool]:
+    """Copy batches until they exceed `MOST_SAMPLES` or `MOST_BYTES`, unless unlimited.
+
+    Returns:
+        Copies of what was read, and whether that is all. The rest is left in `batches`.
+    """
+    held: list[Tensor] = []
+    samples = size = 0
+    for batch in batches:
+        held.append(batch.clone())  # a layer may return a view of memory that is reused
+        samples += len(batch)
+        size += batch.numel() * batch.element_size()
+        if limited and (samples > MOST_SAMPLES or size > MOST_BYTES):
+            return held, False
+    return held, True
+
+
 def eigh_descending(symmetric: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues in falling order, none below zero, and their eigenvectors as columns."""
+    """Return eigenvalues in falling order, clipped at zero, and eigenvectors as columns."""
     eigenvalues, vectors = torch.linalg.eigh(symmetric)
     return eigenvalues.flip(0).clamp_min(0.0), vectors.flip(1)
 
 
 def total_variance(eigenvalues: Tensor, n_samples: int) -> float:
-    """Variance over all components, from the eigenvalues of the scatter matrix."""
+    """Return the variance over all components, from the eigenvalues of the scatter matrix."""
     return float(eigenvalues.sum()) / (n_samples - 1)
 
 
 def signs(vectors: Tensor) -> Tensor:
-    """Signs that make the entry of largest magnitude of each column positive, (p, n) to (n,)."""
+    """Return the sign of the largest entry of each column, (p, n) to (n,)."""
     magnitude = vectors.abs()
     near_peak = magnitude >= magnitude.amax(0) * (1 - TIE)
     first = near_peak.to(torch.uint8).argmax(0, keepdim=True)
@@ -129,28 +221,28 @@ def signs(vectors: Tensor) -> Tensor:
 
 
 def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_samples: int) -> int:
-    """Turn a wish into a number of components, at least 1 and at most the rank of the data.
+    """Return how many components to keep: at least 1, at most the rank of the data.
 
     Args:
         n_components: A number, a fraction of the variance (a float up to 1), or None for all.
-        eigenvalues: Of the scatter matrix, in falling order.
+        eigenvalues: Eigenvalues of the scatter matrix, falling.
         n_samples: Number of samples behind it.
 
     Raises:
-        NotEnoughDataError: When the data cannot give what is wished.
-        OptionError: When the wish makes no sense.
+        NotEnoughDataError: The data have fewer components than asked for.
+        OptionError: `n_components` makes no sense.
     """
     check_sample_count(n_components, n_samples)
     # Rounding leaves eigenvalues of about this size where the exact ones are zero.
     rounding = max(len(eigenvalues), n_samples) * torch.finfo(eigenvalues.dtype).eps
     rank = min(int((eigenvalues > eigenvalues[0] * rounding).sum()), n_samples - 1)
-    return choose_of(n_components, eigenvalues[:rank], "the rank of the activations", n_samples)
+    return choose_among(n_components, eigenvalues[:rank], "the rank of the activations", n_samples)
 
 
-def choose_of(
+def choose_among(
     n_components: int | float | None, variances: Tensor, limit: str, n_samples: int
 ) -> int:
-    """The same among components that vary, by their falling variances; `limit` is for a message."""
+    """Choose among components of these falling variances; `limit` names their number in errors."""
     check_n_components(n_components)
     most = len(variances)
     if not most:
@@ -178,7 +270,7 @@ def check_n_components(n_components: int | float | None) -> None:
 
 
 def check_sample_count(n_components: int | float | None, n_samples: int) -> None:
-    """Raise `NotEnoughDataError` when so few samples cannot have that many components."""
+    """Raise `NotEnoughDataError` when there are too few samples for so many components."""
     if n_samples < 2:
         raise NotEnoughDataError(f"PCA needs at least 2 samples; found {n_samples}.")
     if isinstance(n_components, int) and n_components >= n_samples:

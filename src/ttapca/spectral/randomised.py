@@ -1,14 +1,14 @@
 """PCA of activations too long for a p x p matrix: block Krylov iteration from a random start.
 
-Each pass over the data multiplies the scatter matrix S, which is never formed, with a block of
-orthonormal columns. What comes out, made orthogonal to all blocks before it, is the next block
-(Musco and Musco, "Randomized Block Krylov Methods for Stronger and Faster Approximate Singular
-Value Decomposition", NeurIPS 2015). With no block forgotten, far fewer passes are needed than by
+Each pass over the data multiplies the scatter matrix S, which is never formed, by a block of
+orthonormal columns. The product, made orthogonal to all blocks before it, is the next block (Musco
+and Musco, "Randomized Block Krylov Methods for Stronger and Faster Approximate Singular Value
+Decomposition", NeurIPS 2015). Because all blocks are kept, far fewer passes are needed than with
 power iteration. The best eigenvectors within all blocks (Ritz vectors) are the components.
 
 For each of them the residual r = |S v - d v| is computed exactly, and S has an eigenvalue within r
-of d: a bound that holds whatever the data, reported relative to d. Passes are made until it shows
-that the singular values of the first half of the components are as good as asked for.
+of d: a bound that holds for any data, reported relative to d. Passes are made until it shows that
+the singular values of the first half of the components are as accurate as asked for.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class RandomisedPCA(PCA):
 
 
 def singular_value_error(error_bound: Tensor) -> float:
-    """Largest relative error of a singular value, from bounds on the squared ones.
+    """Return the largest relative error of a singular value in the first half of the components.
 
-    It is that of the first half of the components: the last ones converge slowest.
+    It follows from the bounds on the squared values. The last components converge slowest.
     """
     worst = float(error_bound[: math.ceil(len(error_bound) / 2)].max())
     return 1 - math.sqrt(max(0.0, 1 - worst))
 
 
 class _ScatterProduct:
-    """What one pass finds: number and mean of the samples, S Q for a block Q, the trace of S."""
+    """The result of one pass: count and mean of the samples, S Q for a block Q, trace of S."""
 
     def __init__(self, batches: Iterable[Tensor], block: Tensor) -> None:
         self.count = 0
@@ -82,7 +82,7 @@ class _ScatterProduct:
 
 
 class _KrylovSpace:
-    """The blocks so far, orthonormal, and what S does within them."""
+    """The blocks so far, which are orthonormal, and what S does within them."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # each of shape (p, columns)
@@ -90,7 +90,7 @@ class _KrylovSpace:
         self._outside = torch.zeros(0, 0)  # the part of S times the last block beyond all blocks
 
     def add(self, block: Tensor, product: Tensor) -> None:
-        """Take in a block and S times it."""
+        """Add a block and S times it."""
         self._blocks.append(block)
         coefficients = torch.cat([each.T @ product for each in self._blocks])
         old = len(self._inner)
@@ -107,23 +107,23 @@ class _KrylovSpace:
         return len(self._inner) == len(self._outside)
 
     def next_block(self) -> Tensor:
-        """Where S leads to from the last block."""
+        """Return the directions in which S leaves all blocks so far."""
         left = len(self._outside) - len(self._inner)
-        # Columns of rounding errors alone, where nothing is left, must be orthogonal as well: once
-        # more, after they have been brought to length 1.
+        # Where only rounding errors are left, columns must become orthogonal as well: so again,
+        # once they have length 1.
         return _orthonormal(self._orthogonal(_orthonormal(self._outside[:, :left])))
 
     def ritz(self, n_components: int, n_samples: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The first eigenvalues within the space, their vectors in its blocks, their bounds."""
+        """Return the first eigenvalues within the space, their vectors, and their bounds."""
         eigenvalues, rotation = eigh_descending(self._inner)
         kept = choose_components(n_components, eigenvalues, n_samples)
         eigenvalues, rotation = eigenvalues[:kept], rotation[:, :kept]
-        # S times a Ritz vector leaves the space by way of the last block only.
+        # S times a Ritz vector leaves the space through the last block only.
         residual = self._outside @ rotation[-self._outside.shape[1] :]
         return eigenvalues, rotation, torch.linalg.vector_norm(residual, dim=0) / eigenvalues
 
     def columns(self, rotation: Tensor) -> Tensor:
-        """Vectors of shape (p, ...) from their coefficients in all blocks."""
+        """Return vectors of shape (p, ...) from their coefficients in all blocks."""
         parts = torch.split(rotation, [block.shape[1] for block in self._blocks])
         basis = rotation.new_zeros(len(self._outside), rotation.shape[1])
         for block, part in zip(self._blocks, parts, strict=True):
@@ -131,9 +131,9 @@ class _KrylovSpace:
         return basis
 
     def _orthogonal(self, block: Tensor) -> Tensor:
-        """The part of each column that is orthogonal to all blocks."""
+        """Return the part of each column that is orthogonal to all blocks."""
         block = block.clone()
-        for _ in range(2):  # once more for the rounding errors
+        for _ in range(2):  # the second time for the rounding errors
             for each in self._blocks:
                 block.addmm_(each, each.T @ block, alpha=-1)
         return block
@@ -150,18 +150,18 @@ def randomised_pca(
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> RandomisedPCA:
-    """Leading principal components in a few passes over the data.
+    """Find the leading principal components in a few passes over the data.
 
     Args:
-        passes_over: Called for every pass; gives batches of shape (samples, ...), the same samples
-            every time, in any order.
+        passes_over: Called for every pass; returns batches of shape (samples, ...), the same
+            samples every time, in any order.
         size: Numbers in a sample, p.
         n_components: A whole number: how many components hold a fraction of the variance is not
-            known before the passes.
+            known beforehand.
         tolerance: Passes are made until `singular_value_error` is at most this.
-        max_passes: But no more than these, at least 2; a warning says what was reached by then.
+        max_passes: Limit of passes, at least 2; if it is reached, a warning tells the error.
         generator: Draws the starting block; a fixed seed by default.
-        device: Where the blocks live: one for each pass but one, of shape (p, n_components + 64).
+        device: Where the blocks are kept: one per pass after the first, (p, n_components + 64).
     """
     if not isinstance(n_components, int):
         raise OptionError(
@@ -204,6 +204,6 @@ def randomised_pca(
 
 
 def _orthonormal(block: Tensor) -> Tensor:
-    """Orthonormal columns that span those of the block."""
+    """Return orthonormal columns that span those of the block."""
     found: Tensor = torch.linalg.qr(block)[0]
     return found

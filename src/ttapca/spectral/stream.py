@@ -1,11 +1,11 @@
-"""One stream of samples: what was seen of it, and all that was made of it, by name.
+"""One stream of samples: what was seen of it, and everything that adapted to it, by name.
 
-Everything that a stream changes is declared here once, and from the declaration follow reset,
-snapshot, saving, moving to a device, and any number of streams over one model. There are two kinds:
+Whatever changes at test time is declared here once. Reset, snapshot, saving, moving to a device and
+any number of streams over one model follow from that. There are two kinds:
 
-- A *value* is held by the stream itself. Whoever declared it reads it and replaces it; a value is
-  never written into. What a batch changes is set apart until the batch is over, so that a broken
-  batch leaves no mark.
+- A *value* is held by the stream. Whoever declared it reads it and replaces it, but never writes
+  into it. What a batch changes is kept apart until the batch is over, so that a broken batch leaves
+  no mark.
 - A *part* lives elsewhere: parameters that an optimiser moves, the optimiser's own state. The
   stream takes its contents out and puts others in.
 """
@@ -35,21 +35,21 @@ class Part(Protocol):
     undone: bool
 
     def contents(self) -> Any:
-        """What is there now, by reference: tensors in tuples, lists and dicts."""
+        """Return what is there now, by reference: tensors in tuples, lists and dicts."""
 
     def put(self, contents: Any) -> None:
-        """Let this be there."""
+        """Replace what is there by these contents."""
 
     def start(self) -> Any:
-        """What a new stream starts with, in memory of its own."""
+        """Return a copy of what a new stream starts with."""
 
 
 class Attributes:
-    """Attributes of an object as a part; they are replaced, never written into.
+    """A part made of some attributes of an object; they are replaced, never written into.
 
     Args:
-        owner: The object, as it is when a stream starts.
-        names: Of the attributes.
+        owner: The object, in the state in which a stream starts.
+        names: Names of the attributes.
     """
 
     undone = True
@@ -74,11 +74,7 @@ class Attributes:
 
 
 class ParameterValues:
-    """The values of parameters as a part.
-
-    Args:
-        parameters: With the values that a stream starts with.
-    """
+    """A part made of the values of parameters, which are now those that a stream starts with."""
 
     undone = False
 
@@ -102,11 +98,11 @@ class ParameterValues:
 
 @dataclass(frozen=True)
 class ScaleGivenBack:
-    """What part of a lost scale the normalisation layers of a network give back by themselves.
+    """What share of a lost scale the normalisation layers of a network restore by themselves.
 
     Attributes:
-        weight: Of a large batch in their statistics, on average over the layers.
-        prior: Size of a batch that weighs half as much; None where the size plays no part.
+        weight: Weight of a large batch in their statistics, averaged over the layers.
+        prior: Size of a batch that weighs half as much; None where the size does not matter.
         needs_two: Whether a single sample changes no statistics.
     """
 
@@ -115,7 +111,7 @@ class ScaleGivenBack:
     needs_two: bool = False
 
     def by(self, samples: float) -> float:
-        """For this many samples, from 0 (nothing) to 1 (all).
+        """Return the share after this many samples, from 0 (nothing) to 1 (all).
 
         Example:
             >>> ScaleGivenBack(0.5, prior=16.0).by(16)
@@ -129,16 +125,14 @@ class ScaleGivenBack:
 class Stream:
     """What was seen, and what was made of it.
 
-    Nobody has to say where a batch begins: each pass then counts. Once `start_batch` was called,
-    the first pass of each batch counts and no other does, for each value by itself.
+    As long as nobody calls `start_batch`, every pass counts. After that, only the first pass of
+    each batch does, for each value separately.
 
     Args:
-        memory: After so many samples, what was seen counts 1 / e.
+        memory: Number of samples after which what was seen counts 1 / e.
 
     Attributes:
-        samples: How many samples were seen since the start.
-        batches: How many batches.
-        left_out: Whether somebody kept the batch out, because it holds NaN or infinity.
+        left_out: Whether somebody left the batch out because it holds NaN or infinity.
         given_back: What normalisation layers do about a lost scale; None where they do nothing.
         starts: What each value is at first.
 
@@ -163,7 +157,7 @@ class Stream:
         self._present: dict[str, Any] = {}  # what the batch changes
         self._parts: dict[str, Part] = {}
         self._undo: dict[str, Any] = {}
-        self._waiting: set[str] | None = None  # what has not taken this batch in yet
+        self._waiting: set[str] | None = None  # values that have not seen this batch yet
         self._certainty: str | None = None
 
     @property
@@ -182,21 +176,16 @@ class Stream:
         return 1.0 if self._certainty is None else float(self.now(self._certainty))
 
     def shift_in(self, values: Mapping[str, Any]) -> float:
-        """The same for the values of another stream of this kind."""
+        """Return `shift` for the values of another stream of this kind."""
         return 1.0 if self._certainty is None else float(values[self._certainty])
 
     @property
     def values(self) -> dict[str, Any]:
-        """All values by name, with what this batch has changed."""
+        """All values by name, including what this batch has changed."""
         return self._past | self._present
 
     def declare(self, name: str, start: Any) -> None:
-        """Let the stream hold a value.
-
-        Args:
-            name: Under which it is read and written.
-            start: What it is at first: numbers, tensors, None, and tuples of them.
-        """
+        """Declare a value and what it is at first: numbers, tensors, None, and tuples of them."""
         self.starts[name] = self._past[name] = start
 
     def declare_certainty(self, name: str) -> None:
@@ -205,7 +194,7 @@ class Stream:
         self._certainty = self._certainty or name
 
     def keep(self, name: str, part: Part) -> None:
-        """Let a part belong to the stream."""
+        """Make a part belong to the stream."""
         self._parts[name] = part
 
     @property
@@ -214,22 +203,22 @@ class Stream:
         return tuple(self._parts)
 
     def past(self, name: str) -> Any:
-        """A value as it was before this batch."""
+        """Return a value as it was before this batch."""
         return self._past[name]
 
     def now(self, name: str) -> Any:
-        """A value, with what this batch has changed."""
+        """Return a value, including what this batch has changed."""
         return self._present[name] if name in self._present else self._past[name]
 
     def write(self, name: str, value: Any) -> None:
-        """Replace a value; if this batch is broken, it becomes again what it was before."""
+        """Replace a value; if this batch turns out broken, the old value comes back."""
         if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):  # what is kept must serve outside of it as well
+            with torch.inference_mode(False):  # what is kept must be usable outside as well
                 value = map_tensors(value, torch.clone)
         (self._past if self._waiting is None else self._present)[name] = value
 
     def counts(self, name: str) -> bool:
-        """Whether this pass is to be taken in: the first one of each batch is."""
+        """Return whether this pass counts for a value: the first one of each batch does."""
         if torch.compiler.is_exporting():  # an exported program is frozen
             return False
         if self._waiting is None:
@@ -240,11 +229,11 @@ class Stream:
         return True
 
     def aged(self, samples: float, newer: float) -> float:
-        """For how many samples those count that were seen before `newer` others came."""
+        """Return for how many samples the old ones count after `newer` others have come."""
         return samples * math.exp(-newer / self.memory)
 
     def start_batch(self, samples: int = 0) -> None:
-        """Say that a batch follows, which may take several passes."""
+        """Announce a batch, which may take several passes."""
         self._waiting = set(self.starts)
         self._present = {
             "samples": self._past["samples"] + samples,
@@ -254,11 +243,7 @@ class Stream:
         self._undo = {name: p.contents() for name, p in self._parts.items() if p.undone}
 
     def end_batch(self, *, broken: bool = False) -> None:
-        """Say that it is over; until the next one, no pass counts.
-
-        Args:
-            broken: Whether it shall leave no mark.
-        """
+        """End the batch, undoing it if it is broken; no pass counts until the next batch."""
         self._waiting = set()
         if broken:
             self._put_parts(self._undo)
@@ -273,12 +258,12 @@ class Stream:
         self._put_parts({name: part.start() for name, part in self._parts.items()})
 
     def contents(self) -> dict[str, dict[str, Any]]:
-        """All that the stream is, by reference; for `put`."""
+        """Return the whole state of the stream by reference, for `put`."""
         parts = {name: part.contents() for name, part in self._parts.items()}
         return {"values": self.values, "parts": parts}
 
     def put(self, contents: Mapping[str, Mapping[str, Any]]) -> None:
-        """Go on with another stream, whose contents these are."""
+        """Continue with another stream, given its contents."""
         self._past = {**self.starts, **contents["values"]}
         self._present = {}
         self._put_parts(contents["parts"])
@@ -288,13 +273,13 @@ class Stream:
             self._parts[name].put(content)
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert all tensors, when what they belong to is moved or cast."""
+        """Convert all tensors, when the model they belong to is moved or cast."""
         self.starts = map_tensors(self.starts, fn)
         self.put(map_tensors(self.contents(), fn))
 
 
 def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """The same tuples, lists and dicts with other tensors in them.
+    """Return the same tuples, lists and dicts with `fn` applied to every tensor in them.
 
     Example:
         >>> map_tensors({"a": (torch.ones(1), 2)}, torch.neg)
@@ -312,7 +297,7 @@ def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """All tensors in tuples, lists and dicts.
+    """Yield all tensors in tuples, lists and dicts.
 
     Example:
         >>> list(tensors_in({"a": (torch.ones(1), 2)}))
@@ -326,7 +311,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that hold no NaN and no infinity; almost always all, seen at once."""
+    """Return the values without NaN or infinity; almost always all, which is seen at once."""
     tensors = [tensor for value in values.values() for tensor in tensors_in(value)]
     if not tensors or bool(
         torch.isfinite(torch.cat([t.to(tensors[0]).view(-1) for t in tensors])).all()
