@@ -24,8 +24,7 @@ from common import add_trained_options, trained_network, training_batches
 from measuring import Goal, Result, Table
 from ttapca.spectral.pca import SampleGram
 from ttapca.spectral.randomised import OVERSAMPLING, randomised_pca, singular_value_error
-from ttapca.support.capture import stopped_at
-from ttapca.support.modules import find_layer
+from ttapca.support.modules import find_layer, stopped_at
 
 BATCH = 250
 ITERATIONS = (2, 4, 8, 16)  # of `pca_lowrank`; 2 are its default

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from ttapca.adaptation.surfaces import Surface as Surface
     from ttapca.errors import TtapcaError as TtapcaError
     from ttapca.errors import TtapcaWarning as TtapcaWarning
-    from ttapca.fitting.attachment import Attachment as Attachment
-    from ttapca.fitting.attachment import attach as attach
+    from ttapca.fitting.fitted_filter import Attachment as Attachment
     from ttapca.fitting.fitted_filter import FittedFilter as FittedFilter
+    from ttapca.fitting.fitted_filter import attach as attach
     from ttapca.fitting.fitted_filter import load as load
     from ttapca.fitting.routes import fit as fit
     from ttapca.methods import METHODS as METHODS
@@ -54,8 +54,8 @@ _HOMES = {
     "Adapter": "adaptation.adapter",
     "NamedStream": "adaptation.adapter",
     "detach": "adaptation.adapter",
-    "Attachment": "fitting.attachment",
-    "attach": "fitting.attachment",
+    "Attachment": "fitting.fitted_filter",
+    "attach": "fitting.fitted_filter",
     "Cost": "adaptation.costs",
     "measure_cost": "adaptation.costs",
     "TtapcaError": "errors",

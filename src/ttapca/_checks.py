@@ -1,12 +1,11 @@
-"""Rules for values: what an option may be, and what may stand in a file.
+"""Rules for values: what an option may be, and what a file may hold.
 
 Rules are plain objects that nest as the values do:
 
     Record({"layer": Text(), "shape": ListOf(Whole(1, 4096), 1, 8)}, {"note": Text()})
 
-`check_option` compares an option with a rule, `conform` the content of a file; whoever reads
-the file says which error it raises. The message names the option or the field, the rule, and what
-was found.
+`check_option` compares an option with a rule, `conform` the content of a file, with the error that
+its reader wants. The message names the option or field, the rule, and what was found.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
 ErrorType = Callable[[str], TtapcaError]
 
 
-class Broken(Exception):  # noqa: N818 - a signal inside this module and its rules
-    """A value breaks a rule; `conform` turns this into the reader's own error.
+class Broken(Exception):  # noqa: N818 - a signal inside this module
+    """A value breaks a rule.
 
     Args:
-        at: The path of the field, such as `source.shape[2]`; empty for the whole.
+        at: Path of the field, such as `source.shape[2]`; empty for the whole content.
         rule: What it must be.
-        found: What it is, in words.
+        found: What it is.
         hint: A sentence that starts with a space, or nothing.
     """
 
@@ -41,26 +40,27 @@ class Broken(Exception):  # noqa: N818 - a signal inside this module and its rul
         super().__init__(at, rule, found)
         self.at, self.rule, self.found, self.hint = at, rule, found, hint
 
+    def __str__(self) -> str:
+        """Return the message for the user."""
+        what = f"`{self.at}`" if self.at else "the content"
+        return f"{what} must be {self.rule}; found {self.found}.{self.hint}"
+
 
 class Rule(Protocol):
-    """Anything that can check a value."""
+    """Checks a value: `_check` raises `Broken` unless the value, at this path, is as it must be."""
 
-    def check(self, value: object, at: str) -> None:
-        """Raise `Broken` unless the value is as it must be."""
+    def _check(self, value: object, at: str) -> None: ...
 
 
 def conform(value: object, rule: Rule, where: str, error: ErrorType, at: str = "") -> None:
-    """Compare a value with a rule.
+    """Raise the reader's error unless a value from a file is as a rule says.
 
     Args:
-        value: Anything, as a parser gave it.
+        value: Anything, as a parser returned it.
         rule: What it must be.
-        where: The file, as the message shall name it.
+        where: The file, for the message.
         error: Makes the error that is raised.
-        at: The path of the field, where the value is not the whole content.
-
-    Raises:
-        TtapcaError: The one that `error` makes.
+        at: Path of the field, if the value is not the whole content.
 
     Example:
         >>> from ttapca.errors import DataFormatError
@@ -70,24 +70,13 @@ def conform(value: object, rule: Rule, where: str, error: ErrorType, at: str = "
         ttapca.errors.DataFormatError: a.json: `sides[1]` must be a whole number from 1 on; found 0.
     """
     try:
-        rule.check(value, at)
+        rule._check(value, at)
     except Broken as broken:
-        what = f"`{broken.at}`" if broken.at else "the content"
-        raise error(
-            f"{where}: {what} must be {broken.rule}; found {broken.found}.{broken.hint}"
-        ) from None
+        raise error(f"{where}: {broken}") from None
 
 
 def check_option(name: str, value: object, rule: Rule) -> None:
-    """Compare an option with a rule.
-
-    Args:
-        name: Of the option.
-        value: What the caller gave.
-        rule: What it must be.
-
-    Raises:
-        OptionError: It is something else.
+    """Raise `OptionError` unless an option is as a rule says.
 
     Example:
         >>> check_option("steps", 0, Whole(1))
@@ -95,15 +84,13 @@ def check_option(name: str, value: object, rule: Rule) -> None:
         ttapca.errors.OptionError: `steps` must be a whole number from 1 on; found 0.
     """
     try:
-        rule.check(value, name)
+        rule._check(value, name)
     except Broken as broken:
-        raise OptionError(
-            f"`{broken.at}` must be {broken.rule}; found {broken.found}.{broken.hint}"
-        ) from None
+        raise OptionError(str(broken)) from None
 
 
 def shown(value: object) -> str:
-    """A value for a message: short, whatever it is.
+    """Return any value for a message, shortened.
 
     Example:
         >>> shown([[[[1]]]])
@@ -115,24 +102,26 @@ def shown(value: object) -> str:
         return "a number of thousands of digits"
 
 
+def _is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from `low` to `high`; true and false are none."""
+    """A whole number from `low` to `high`, not True or False."""
 
     low: int = 0
     high: int = WHOLE_LIMIT
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not self.low <= value <= self.high:  # type: ignore[operator]
+    def _check(self, value: Any, at: str) -> None:
+        if not _is_number(value, int) or not self.low <= value <= self.high:
             end = " on" if self.high == WHOLE_LIMIT else f" to {self.high:,}"
             raise Broken(at, f"a whole number from {self.low:,}{end}", shown(value))
 
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number from `low` to `high`; `above` and `below` leave the ends out.
+    """A finite number from `low` to `high`; `above` and `below` exclude the ends.
 
     Example:
         >>> check_option("lr", 0.0, Number(above=0))
@@ -145,19 +134,13 @@ class Number:
     above: float | None = None
     below: float | None = None
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not self._holds(value):  # type: ignore[arg-type]
-            raise Broken(at, f"a finite number{self._words()}", shown(value))
-
-    def _holds(self, value: float) -> bool:
-        inside = self.low <= value <= self.high
-        return (
-            inside
+    def _check(self, value: Any, at: str) -> None:
+        if not _is_number(value) or not (
+            self.low <= value <= self.high
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
-        )
+        ):
+            raise Broken(at, f"a finite number{self._words()}", shown(value))
 
     def _words(self) -> str:
         parts = []
@@ -176,22 +159,20 @@ class Number:
 
 @dataclass(frozen=True)
 class Measured:
-    """Any number, NaN and infinity as well: what a method that diverged leaves."""
+    """Any number, also NaN and infinity, which a method that diverged leaves."""
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
-        if isinstance(value, bool) or not isinstance(value, int | float):
+    def _check(self, value: object, at: str) -> None:
+        if not _is_number(value):
             raise Broken(at, "a number", shown(value))
 
 
 @dataclass(frozen=True)
 class Text:
-    """Text of at most so many characters, all of which UTF-8 can write."""
+    """Text that UTF-8 can encode, with a limited number of characters."""
 
     longest: int = 1000
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
+    def _check(self, value: object, at: str) -> None:
         if not isinstance(value, str):
             raise Broken(at, "text", shown(value))
         if len(value) > self.longest:
@@ -204,20 +185,18 @@ class Text:
 class Flag:
     """True or false."""
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
+    def _check(self, value: object, at: str) -> None:
         if not isinstance(value, bool):
             raise Broken(at, "true or false", shown(value))
 
 
 @dataclass(frozen=True)
 class Blob:
-    """Bytes, at most so many."""
+    """A limited number of bytes."""
 
     longest: int
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
+    def _check(self, value: object, at: str) -> None:
         if not isinstance(value, bytes) or len(value) > self.longest:
             raise Broken(at, f"at most {self.longest:,} bytes", shown(value))
 
@@ -228,28 +207,37 @@ class OneOf:
 
     choices: Sequence[str]
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
+    def _check(self, value: object, at: str) -> None:
         if not isinstance(value, str) or value not in self.choices:
             hint = did_you_mean(value, self.choices)
             raise Broken(at, f"one of {', '.join(self.choices)}", shown(value), hint)
 
 
 @dataclass(frozen=True)
+class InstanceOf:
+    """An object of a class."""
+
+    kind: type
+
+    def _check(self, value: object, at: str) -> None:
+        if not isinstance(value, self.kind):
+            raise Broken(at, f"a {self.kind.__name__}", shown(value))
+
+
+@dataclass(frozen=True)
 class Maybe:
-    """Nothing, or what another rule says."""
+    """None, or what another rule says."""
 
     rule: Rule
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
+    def _check(self, value: object, at: str) -> None:
         if value is not None:
-            self.rule.check(value, at)
+            self.rule._check(value, at)
 
 
 @dataclass(frozen=True)
 class Either:
-    """What one of several rules says; `words`, after "must be", says it shorter than all of them.
+    """What one of several rules says; `words` follow "must be" instead of all of these rules.
 
     Example:
         >>> check_option("n_components", "many", Either((Whole(1), Number(0, below=1))))
@@ -261,12 +249,11 @@ number from 0 below 1; found 'many'.
     rules: Sequence[Rule]
     words: str = ""
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
+    def _check(self, value: object, at: str) -> None:
         broken = []
         for rule in self.rules:
             try:
-                rule.check(value, at)
+                rule._check(value, at)
             except Broken as error:
                 broken.append(error.rule)
             else:
@@ -275,38 +262,36 @@ number from 0 below 1; found 'many'.
 
 
 @dataclass(frozen=True)
-class InstanceOf:
-    """An object of a class."""
+class Such:
+    """What another rule says, and for which `holds` is true; `words` follow "must be"."""
 
-    kind: type
+    rule: Rule
+    holds: Callable[[Any], bool]
+    words: str
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
-        if not isinstance(value, self.kind):
-            raise Broken(at, f"a {self.kind.__name__}", shown(value))
+    def _check(self, value: object, at: str) -> None:
+        self.rule._check(value, at)
+        if not self.holds(value):
+            raise Broken(at, self.words, shown(value))
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list of `shortest` to `longest` entries, each by one rule."""
+    """A list of `shortest` to `longest` entries that all follow one rule."""
 
     rule: Rule
     shortest: int = 0
     longest: int = 1000
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
+    def _check(self, value: object, at: str) -> None:
         if not isinstance(value, list | tuple):
             raise Broken(at, "a list", shown(value))
         if not self.shortest <= len(value) <= self.longest:
-            size = f"{self.shortest:,} to {self.longest:,}"
-            raise Broken(
-                at,
-                f"a list of {self.longest if self.shortest == self.longest else size} entries",
-                f"{len(value):,}",
-            )
+            exact = self.shortest == self.longest
+            size = self.longest if exact else f"{self.shortest:,} to {self.longest:,}"
+            raise Broken(at, f"a list of {size} entries", f"{len(value):,}")
         for place, entry in enumerate(value):
-            self.rule.check(entry, f"{at}[{place}]")
+            self.rule._check(entry, f"{at}[{place}]")
 
 
 @dataclass(frozen=True)
@@ -314,10 +299,10 @@ class Record:
     """Names and values.
 
     Attributes:
-        required: What must be there, by name.
-        optional: What may be there.
-        others: The rule for values under any other name; without, there are no others.
-        most: How many names there may be.
+        required: Rules for names that must be there.
+        optional: Rules for names that may be there.
+        others: Rule for any other name; without it, there may be no others.
+        most: Limit of names.
     """
 
     required: Mapping[str, Rule] = field(default_factory=dict)
@@ -325,8 +310,7 @@ class Record:
     others: Rule | None = None
     most: int = 1000
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
+    def _check(self, value: object, at: str) -> None:
         if not isinstance(value, Mapping):
             raise Broken(at, "an object: names with values", shown(value))
         missing = [name for name in self.required if name not in value]
@@ -334,59 +318,34 @@ class Record:
             raise Broken(at, f"an object with `{missing[0]}`", "none of that name")
         if len(value) > self.most:
             raise Broken(at, f"an object of at most {self.most:,} names", f"{len(value):,}")
-        for name, entry in value.items():
-            Text(200).check(name, f"{at}, a name" if at else "a name")
-            self._rule(name, at).check(entry, f"{at}.{name}" if at else name)
-
-    def _rule(self, name: str, at: str) -> Rule:
         known = {**self.required, **self.optional}
-        rule = known.get(name, self.others)
-        if rule is None:
-            only = f"an object with no names but {', '.join(known)}"
-            raise Broken(at, only, shown(name), did_you_mean(name, known))
-        return rule
-
-
-@dataclass(frozen=True)
-class Such:
-    """What another rule says, and one thing more.
-
-    Attributes:
-        rule: Checked first.
-        holds: Whether the value, which fulfils the rule, is as it must be.
-        words: Says so, after "must be".
-    """
-
-    rule: Rule
-    holds: Callable[[Any], bool]
-    words: str
-
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
-        self.rule.check(value, at)
-        if not self.holds(value):
-            raise Broken(at, self.words, shown(value))
+        for name, entry in value.items():
+            Text(200)._check(name, f"{at}, a name" if at else "a name")
+            rule = known.get(name, self.others)
+            if rule is None:
+                only = f"an object with no names but {', '.join(known)}"
+                raise Broken(at, only, shown(name), did_you_mean(name, known))
+            rule._check(entry, f"{at}.{name}" if at else name)
 
 
 @dataclass(frozen=True)
 class Plain:
-    """Any value that JSON or TOML can hold, of bounded size: for what is not known here."""
+    """Any value that JSON or TOML can hold, of limited size: for fields of unknown meaning."""
 
     deepest: int = 8
 
-    def check(self, value: object, at: str) -> None:
-        """See `Rule`."""
+    def _check(self, value: object, at: str) -> None:
         if value is None or isinstance(value, bool):
             return
         if isinstance(value, int):
-            Whole(-WHOLE_LIMIT).check(value, at)
+            Whole(-WHOLE_LIMIT)._check(value, at)
         elif isinstance(value, float):
-            Number().check(value, at)
+            Number()._check(value, at)
         elif isinstance(value, str):
-            Text(100_000).check(value, at)
+            Text(100_000)._check(value, at)
         elif isinstance(value, list | tuple | Mapping) and self.deepest > 0:
             inner = Plain(self.deepest - 1)
             rule = Record(others=inner) if isinstance(value, Mapping) else ListOf(inner, 0, 100_000)
-            rule.check(value, at)
+            rule._check(value, at)
         else:
             raise Broken(at, "a plain value, not nested too deep", shown(value))

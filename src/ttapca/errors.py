@@ -1,9 +1,9 @@
 """Every error that ttapca raises on purpose.
 
-One root, `TtapcaError`, so that a caller can catch the library and nothing else; and every class is
-also the builtin a Python programmer would expect, so that `except ValueError` keeps working.
+All derive from `TtapcaError`, so that a caller can catch errors of this library alone. Each class
+is also the builtin that a Python programmer would expect, so that `except ValueError` works.
 
-A message states the rule, then what was found, then the way out.
+A message states the rule, then what was found, then what to do.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ LONGEST_NAME = 200
 
 
 class TtapcaError(Exception):
-    """The root of all errors of this library."""
+    """Base of all errors of this library."""
 
 
 class TtapcaWarning(UserWarning):
-    """The root of all warnings of this library: something works, and may not be what you want."""
+    """Base of all warnings of this library: something works, but may not be what you want."""
 
 
 class TruncationWarning(TtapcaWarning):
@@ -29,7 +29,7 @@ class TruncationWarning(TtapcaWarning):
 
 
 class UntrainedWarning(TtapcaWarning):
-    """The weights of a network may be those that it started with."""
+    """The weights of a network may be random, as before training."""
 
 
 class OptionError(TtapcaError, ValueError):
@@ -40,20 +40,20 @@ class LayerNotFoundError(TtapcaError, KeyError):
     """No layer of the model has the given dotted path."""
 
     def __str__(self) -> str:
-        """The message itself: `KeyError` would print its `repr`, quotes and all."""
+        """Return the message itself: `KeyError` would print its `repr`, with quotes."""
         return str(self.args[0])
 
 
 class LayerOutputError(TtapcaError, TypeError):
-    """A layer does not return one tensor, or is not called exactly once a forward."""
+    """A layer does not return one tensor, or is not called exactly once per forward pass."""
 
 
 class ShapeError(TtapcaError, ValueError):
-    """A tensor has another shape than the rule demands."""
+    """A tensor has the wrong shape."""
 
 
 class InputTypeError(TtapcaError, TypeError):
-    """A model was given something else than the tensors it can take."""
+    """A model was given something other than the tensors it can take."""
 
 
 class OutOfMemoryError(TtapcaError, MemoryError):
@@ -61,7 +61,7 @@ class OutOfMemoryError(TtapcaError, MemoryError):
 
 
 class FactoryError(TtapcaError, RuntimeError):
-    """The user's own function that makes a network has failed."""
+    """The user's function that makes a network has failed."""
 
 
 class PixelTypeError(TtapcaError, TypeError):
@@ -73,11 +73,11 @@ class NonFiniteError(TtapcaError, ValueError):
 
 
 class NotEnoughDataError(TtapcaError, ValueError):
-    """The data cannot give what was asked of them: too few samples, too low a rank."""
+    """There are too few samples, or their rank is too low, for what was asked."""
 
 
 class AttachError(TtapcaError, RuntimeError):
-    """A surface cannot be put on this model, or was already."""
+    """A filter or method cannot be put on this model, or is there already."""
 
 
 class SavedFilterError(TtapcaError, ValueError):
@@ -85,11 +85,11 @@ class SavedFilterError(TtapcaError, ValueError):
 
 
 class FilterExistsError(SavedFilterError, FileExistsError):
-    """Something is where a filter is to be saved: one that is not to be replaced, or no filter."""
+    """Something is where a filter is to be saved: another filter, or something else."""
 
 
 class SavedStreamError(TtapcaError, ValueError):
-    """A saved stream is missing, damaged, or of another kind of adapter."""
+    """A saved stream is missing, damaged, or belongs to another kind of adapter."""
 
 
 class CheckpointError(TtapcaError, ValueError):
@@ -101,7 +101,7 @@ class TrainingError(TtapcaError, RuntimeError):
 
 
 class DataFormatError(TtapcaError, ValueError):
-    """A data file is truncated, of another layout, or holds what must not be there."""
+    """A data file is truncated, has another layout, or holds what must not be there."""
 
 
 class DataNotFoundError(TtapcaError, FileNotFoundError):
@@ -121,20 +121,13 @@ class StorageError(TtapcaError, OSError):
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Offer the known names nearest to `name`.
-
-    Args:
-        name: What was asked for; nothing is near what is no text.
-        known: What there is.
-
-    Returns:
-        A sentence that starts with a space, or nothing when no name is near.
+    """Return a sentence, after a space, that offers the known names nearest to `name`, if any.
 
     Example:
         >>> did_you_mean("layr1", ["layer1", "fc"])
         ' Did you mean `layer1`?'
     """
-    # A name as long as a file would be compared for minutes, and is near nothing.
+    # Comparing a name as long as a file would take minutes.
     comparable = isinstance(name, str) and len(name) <= LONGEST_NAME
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6) if comparable else []
     if not near:
@@ -143,10 +136,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def refused_memory(error: BaseException) -> str | None:
-    """What an error says about memory that was asked for and not there; None for other errors.
-
-    Args:
-        error: A `MemoryError`, or the `RuntimeError` that torch raises instead.
+    """Return what a `MemoryError`, or torch's `RuntimeError`, says about missing memory, or None.
 
     Example:
         >>> refused_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to "
@@ -173,11 +163,8 @@ def enough_memory(what: str, remedy: str) -> Iterator[None]:
         what: The beginning of a sentence, such as `Fitting conv1`.
         remedy: Another sentence.
 
-    Yields:
-        Nothing; do the work inside.
-
     Raises:
-        OutOfMemoryError: An allocation was refused.
+        OutOfMemoryError: An allocation inside the block was refused.
 
     Example:
         >>> with enough_memory("Adding", "Add less."):

@@ -19,7 +19,7 @@ from random import Random
 from fuzz.mutations import files_in
 from fuzz.targets import Target, all_targets
 from ttapca.errors import TtapcaError
-from ttapca.support.memory import forget_peak_memory, peak_memory
+from ttapca.support.progress import forget_peak_memory, peak_memory
 
 MOST_MEMORY = 1500.0  # MB
 TORCH_IS_OUT_OF_MEMORY = "can't allocate memory"

@@ -21,7 +21,7 @@ from ttapca.adaptation.optimisation import Mover
 from ttapca.adaptation.saved_streams import read_stream, write_stream
 from ttapca.adaptation.surfaces import Surface
 from ttapca.errors import AttachError, LayerOutputError, OptionError, SavedStreamError
-from ttapca.fitting.attachment import detach_filter
+from ttapca.fitting.fitted_filter import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
 from ttapca.support.group_norm import make_gradients_safe
 from ttapca.support.modules import (

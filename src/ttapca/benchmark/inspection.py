@@ -17,8 +17,7 @@ from ttapca.datasets import Images, to_tensor
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.network import ImageNetwork
 from ttapca.spectral.filter import SpectralFilter
-from ttapca.support.capture import stopped_at
-from ttapca.support.modules import device_and_dtype, find_layer
+from ttapca.support.modules import device_and_dtype, find_layer, stopped_at
 
 SPECTRUM_IMAGES = 500  # so that the deviations are known to 3 %
 PICTURES = 6

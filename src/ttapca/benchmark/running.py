@@ -25,8 +25,7 @@ from ttapca.datasets import Images, TensorBatches, to_tensor
 from ttapca.methods.adapt import MethodName, adapt
 from ttapca.methods.method import registration
 from ttapca.networks.evaluation import Watch, predict_all
-from ttapca.support.memory import forget_peak_memory, peak_memory
-from ttapca.support.progress import Reporter, Silent
+from ttapca.support.progress import Reporter, Silent, forget_peak_memory, peak_memory
 
 Command = Callable[[Unit], Sequence[str]]
 LONGEST_REASON = 1000  # letters

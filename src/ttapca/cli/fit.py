@@ -52,8 +52,7 @@ def fit(
     import ttapca
     from ttapca.benchmark.session import recommended_layer
     from ttapca.datasets import TensorBatches, choose
-    from ttapca.fitting.fitted_filter import stored_dtype
-    from ttapca.fitting.store import check_target
+    from ttapca.fitting.store import check_target, stored_dtype
 
     stored_dtype(dtype)  # what would be refused at the end is refused now
     check_target(to, overwrite=force)

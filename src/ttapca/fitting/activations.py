@@ -22,13 +22,12 @@ from ttapca.errors import (
     ShapeError,
     TtapcaError,
 )
-from ttapca.fitting.attachment import carries_filter
-from ttapca.support.capture import stopped_at
+from ttapca.fitting.fitted_filter import carries_filter
 from ttapca.support.group_norm import GroupNormWatch
-from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer
+from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
 
-# Wraps the batches while they are read. One that has a method `stage` is also told the name of work
-# that has no batches, such as `decomposing`.
+# Wraps the batches while they are read. If it has a method `stage`, that is told the name of work
+# without batches, such as `decomposing`.
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 Prepare = Callable[[Any], Any]
 
@@ -39,13 +38,13 @@ TENSOR_BATCH = 256
 # quarter, with 3 not within a factor of two, and gains that follow from it would be noise.
 FEWEST_SAMPLES = 32
 
-# Parts of batches that are kept, evenly over the data, to be predicted once more after the fit.
+# Some of the data are kept, evenly spread, to predict them again after the fit: this many parts of
+# batches, with this many samples and numbers at most.
 KEPT_PARTS = 8
-KEPT_SAMPLES = 16  # of each part, fewer where samples are large
+KEPT_SAMPLES = 16
 KEPT_NUMBERS = 2**23
 
-# How to fit on batches that are not simply what the model takes.
-_WAY = (
+_ADVICE = (
     "Say what the model takes of a batch: prepare=lambda batch: batch['image'] for one tensor, "
     "(batch[0], batch[1]) for several, a dict for arguments by name."
 )
@@ -53,7 +52,7 @@ _WAY = (
 
 @dataclass(frozen=True)
 class Shapes:
-    """Of one sample of a layer's input and output; the input may be no single tensor."""
+    """Shapes of one sample at a layer; the input is None if it is not a single tensor."""
 
     input: tuple[int, ...] | None
     output: tuple[int, ...]
@@ -61,14 +60,14 @@ class Shapes:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What a model is called with for one batch; some of it are tensors."""
+    """The arguments that a model is called with for one batch; at least one is a tensor."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """All of it."""
+        """All arguments."""
         return (*self.args, *self.kwargs.values())
 
     @property
@@ -77,18 +76,21 @@ class ModelInputs:
         return next(value for value in self.values if isinstance(value, Tensor))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
-        """The same with every tensor changed."""
-        values = [change(value) if isinstance(value, Tensor) else value for value in self.values]
-        named = dict(zip(self.kwargs, values[len(self.args) :], strict=True))
-        return ModelInputs(tuple(values[: len(self.args)]), named)
+        """Return the arguments with every tensor changed."""
+
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, Tensor) else value
+
+        kwargs = {name: changed(value) for name, value in self.kwargs.items()}
+        return ModelInputs(tuple(map(changed, self.args)), kwargs)
 
     def head(self, count: int) -> ModelInputs:
-        """The first samples; tensors that do not go by sample are left whole."""
+        """Return the first samples; tensors without a row per sample stay whole."""
         samples = len(self.first)
         return self.mapped(lambda x: x[:count] if x.dim() and len(x) == samples else x)
 
     def run(self, model: nn.Module) -> Any:
-        """What the model makes of it."""
+        """Call the model."""
         return model(*self.args, **self.kwargs)
 
 
@@ -117,30 +119,27 @@ class SourceActivations:
         ):
             if function is not None and not callable(function):
                 raise OptionError(f"`{name}` is a function {purpose}; found {function!r}.")
-        self.device = device_and_dtype(self.layer, model)[0]
-        self._prepare = prepare
         if isinstance(data, np.ndarray):
             raise OptionError("Data are tensors; found a numpy array. Give torch.from_numpy(data).")
+        self.device = device_and_dtype(self.layer, model)[0]
+        self.group_norm = GroupNormWatch(model)
         self._one_shot = isinstance(data, Iterator)
-        self._data: Iterable[Any] = (
-            torch.split(data, TENSOR_BATCH) if isinstance(data, Tensor) else data
-        )
+        self._data = torch.split(data, TENSOR_BATCH) if isinstance(data, Tensor) else data
         self._progress: Progress = progress or (lambda batches: batches)
+        self._prepare = prepare
+        self._passes = 0
         self._kept: list[ModelInputs] = []
         self._keep_every = 1
-        self._first: tuple[list[Any], Iterator[Any]] | None = None
-        self._passes = 0
-        self.group_norm = GroupNormWatch(model)
 
     def probe(self) -> Shapes:
-        """Run a sample or two through the whole model to see what the layer takes and gives."""
+        """Run a sample or two through the whole model to see what the layer takes and returns."""
         iterator = iter(self._data)
         try:
             first = next(iterator)
         except StopIteration:
             raise NotEnoughDataError("Fitting needs data; found none.") from None
         if self._one_shot:
-            self._first = ([first], iterator)  # the batch must be read again, but cannot be
+            self._data = itertools.chain([first], iterator)  # this batch will be read again
         calls: list[Shapes] = []
 
         def record(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -160,14 +159,13 @@ class SourceActivations:
         except TtapcaError:
             raise
         except TypeError as error:
-            raise InputTypeError(f"The model cannot be called on the data: {error}. {_WAY}") from (
-                error
-            )
+            raise InputTypeError(
+                f"The model cannot be called on the data: {error}. {_ADVICE}"
+            ) from error
         except (RuntimeError, ValueError, IndexError) as error:
-            shape = tuple(inputs.first.shape[1:])
             raise ShapeError(
-                f"The model must take what the data hold, samples of shape {shape}; it does not: "
-                f"{error}. {_WAY}"
+                "The model must take what the data hold, samples of shape "
+                f"{tuple(inputs.first.shape[1:])}; it does not: {error}. {_ADVICE}"
             ) from error
         finally:
             handle.remove()
@@ -175,15 +173,15 @@ class SourceActivations:
             times = "never called" if not calls else f"called {len(calls)} times"
             raise LayerOutputError(
                 f"A filter goes after a layer that is called once in a forward pass; `{self.path}` "
-                f"is {times}. Choose another layer, or give each call a module of its own."
+                f"is {times}. Choose another layer, or use a separate module for each call."
             )
         return calls[0]
 
     def batches(self, at: Literal["input", "output"], shape: tuple[int, ...]) -> Iterator[Tensor]:
-        """What every batch becomes at the layer, shape (batch, *shape)."""
+        """Yield what every batch becomes at the layer, shape (batch, *shape)."""
         self._passes += 1
         seen = 0
-        for number, batch in enumerate(self._progress(self._read())):
+        for number, batch in enumerate(self._progress(self._data)):
             inputs = self._inputs_of(batch, number)
             with stopped_at(self.layer, before=at == "input") as reached:
                 inputs.run(self.model)
@@ -201,14 +199,14 @@ class SourceActivations:
         if seen < FEWEST_SAMPLES:
             raise NotEnoughDataError(
                 f"A filter is fitted on at least {FEWEST_SAMPLES} samples: fewer do not tell how "
-                f"much a component varies, and gains would follow chance. Found {seen}. Give more "
-                "data."
+                "much a component varies, and gains would be random. "
+                f"Found {seen}. Give more data."
             )
 
     def _check(
         self, activation: Tensor, shape: tuple[int, ...], number: int, at: str, samples: Tensor
     ) -> None:
-        """Raise unless what a batch became has the shape of the first one and is finite."""
+        """Raise unless the activations have the shape of the first batch and are finite."""
         if tuple(activation.shape[1:]) != shape:
             raise ShapeError(
                 f"All batches must give samples of one shape at `{self.path}`; batch {number} "
@@ -219,21 +217,15 @@ class SourceActivations:
             place = f"the {at} of `{self.path}`" if finite else "the data"
             raise NonFiniteError(
                 f"Fitting needs finite numbers; found NaN or infinity in {place} at batch "
-                f"{number} (counting from 0). Remove that batch or mend it."
+                f"{number} (counting from 0). Remove or correct that batch."
             )
 
     def kept(self) -> list[ModelInputs]:
-        """Some of the data, evenly over the first pass, for the whole model."""
+        """Return some of the data, evenly spread over the first pass."""
         return [inputs.mapped(lambda x: x.to(self.device)) for inputs in self._kept]
 
-    def stage(self, name: str) -> None:
-        """Tell whoever shows progress what is done while no batch is read."""
-        tell = getattr(self._progress, "stage", None)
-        if tell is not None:
-            tell(name)
-
     def _keep(self, number: int, inputs: ModelInputs) -> None:
-        """Keep a part of every so many batches, and half of all whenever there are too many."""
+        """Keep a part of one batch in `_keep_every`; drop half of the parts when there are many."""
         if number % self._keep_every:
             return
         largest = KEPT_NUMBERS // KEPT_PARTS // max(1, math.prod(inputs.first.shape[1:]))
@@ -242,6 +234,12 @@ class SourceActivations:
         if len(self._kept) > KEPT_PARTS:
             self._kept = self._kept[::2]
             self._keep_every *= 2
+
+    def stage(self, name: str) -> None:
+        """Tell the progress display what is done while no batch is read."""
+        tell = getattr(self._progress, "stage", None)
+        if tell is not None:
+            tell(name)
 
     def require_several_passes(self) -> None:
         """Raise unless the data can be read more than once."""
@@ -252,48 +250,23 @@ class SourceActivations:
                 "or a list."
             )
 
-    def _read(self) -> Iterable[Any]:
-        try:
-            return _Pass(self._each_batch(), len(self._data))  # type: ignore[arg-type]
-        except TypeError:  # an iterator, or a loader of a stream
-            return self._each_batch()
-
-    def _each_batch(self) -> Iterator[Any]:
-        return iter(self._data) if self._first is None else itertools.chain(*self._first)
-
     def _inputs_of(self, batch: Any, number: int) -> ModelInputs:
-        """What the model is called with: said by `prepare`, else the batch or its first part."""
+        """Return the model's arguments: what `prepare` says, else the batch or its first part."""
         if self._prepare is not None:
-            found = _as_inputs(self._prepare(batch))
+            given = self._prepare(batch)
         else:
-            found = _as_inputs(batch[:1] if isinstance(batch, (tuple, list)) else (batch,))
+            given = batch[:1] if isinstance(batch, (tuple, list)) else (batch,)
+        if isinstance(given, Mapping):
+            found = ModelInputs((), dict(given))
+        else:
+            found = ModelInputs(tuple(given) if isinstance(given, (tuple, list)) else (given,), {})
         if not any(isinstance(value, Tensor) for value in found.values):
             whose = "`prepare` must give" if self._prepare else "Data must yield"
             raise OptionError(
                 f"{whose} tensors, or pairs whose first element is a tensor; batch {number} "
-                f"(counting from 0) is {_describe(batch)}. {_WAY}"
+                f"(counting from 0) is {_describe(batch)}. {_ADVICE}"
             )
         return found.mapped(lambda x: x.to(self.device))
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """One pass over data of known length: whoever shows progress asks how much there is."""
-
-    batches: Iterator[Any]
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.batches
-
-
-def _as_inputs(value: Any) -> ModelInputs:
-    if isinstance(value, Mapping):
-        return ModelInputs((), dict(value))
-    return ModelInputs(tuple(value) if isinstance(value, (tuple, list)) else (value,), {})
 
 
 def _describe(value: Any) -> str:

@@ -1,32 +1,42 @@
-"""A fitted filter: what `ttapca.fit` returns, what is saved, and what is put on a model."""
+"""A fitted filter: what `ttapca.fit` returns, and how it is put on a model and taken off again.
+
+The filter does not become part of the model: a hook on the layer holds it. So the model keeps its
+modules, parameters, buffers and state-dict keys, loads and saves its checkpoints as before, and an
+optimiser over `model.parameters()` never sees the filter. The hooks are instances of classes, not
+closures, so that `copy.deepcopy` and pickling carry them along.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from ttapca._checks import OneOf, check_option
 from ttapca._version import __version__
-from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.fitting.store import GROUP_NORM, check_filter, read_folder, write_folder
+from ttapca.errors import AttachError, NotEnoughDataError
+from ttapca.fitting.store import GROUP_NORM, read_filter, save_filter
 from ttapca.fitting.store import Storage as Storage
 from ttapca.spectral.basis import BASES, Basis
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, SourceComponents, make_gain
 from ttapca.spectral.randomised import singular_value_error
+from ttapca.support.modules import device_and_dtype, find_layer
 
-# A filter that changes more source predictions than this is warned of. Variance is a poor guide: at
-# the stem of a CIFAR-100 ResNet-20, dropping 0.005 % of it changes 2 % of the predictions, 0.06 %
-# changes 14 %, and 0.45 % changes 30 % (2,000, 1,500 and 1,000 components; 500 test images).
+# Users are warned of a filter that changes more source predictions than this. Variance is a poor
+# guide: at the stem of a CIFAR-100 ResNet-20, dropping 0.005 % of it changes 2 % of the
+# predictions, 0.06 % changes 14 %, and 0.45 % changes 30 % (2,000, 1,500 and 1,000 components; 500
+# test images).
 LEAST_AGREEMENT = 0.95
 MOST_DROPPED = 1e-4
 
@@ -42,25 +52,24 @@ class FittedFilter:
         layer: Dotted path of the layer.
         basis: From samples to components and back; `basis.at_input` says whether samples are the
             layer's input or its output.
-        shape: Of one sample that is filtered.
-        output_shape: Of one sample of the layer's output.
+        shape: Shape of one sample that is filtered.
+        output_shape: Shape of one sample of the layer's output.
         mean_: Mean of the layer's output, flattened, float64, shape (p,).
         center_: Mean of the samples that are filtered, float64, shape (d,).
-        singular_values_: Of the centred output, falling, float64, shape (components,).
+        singular_values_: Singular values of the centred output, falling, float64, (components,).
         n_samples_: Number of samples it was fitted on.
         total_variance_: Variance of the output over all components, kept or not.
         route: How it was computed, for display: `folded`, `exact`, `gram`, `randomised` or `dct`.
-        error_bound_: For each component a bound on the relative error of its squared singular
-            value, shape (components,); None where the result is exact.
+        error_bound_: Bound on the relative error of each squared singular value, shape
+            (components,); None where the result is exact.
         energies_: Band energies of some source samples, for closed-form gains, shape (samples,
-            bands); see `ttapca.spectral.calibration`. None in filters that an older ttapca saved.
-        agreement_: Share of predictions on source samples that stay the same when the network is
-            run with the filter at gains of 1, which drops what lies outside the basis; see
-            `dropped_variance_`. None where nothing is dropped, where the model returns no classes,
-            and for a filter that was truncated or saved by an older ttapca.
+            bands); see `ttapca.spectral.calibration`. None in filters saved by an older ttapca.
+        agreement_: Share of source predictions that stay the same with the filter at gains of 1,
+            which drops what lies outside the basis. None where nothing is dropped, where the model
+            returns no classes, and for a filter that was truncated or saved by an older ttapca.
         group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
-            its path, shape (2, channels); see `ttapca.support.group_norm`. Empty without any.
-        versions: Of what computed it.
+            its path, shape (2, channels); see `ttapca.support.group_norm`.
+        versions: Versions of the software that computed it.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
@@ -93,7 +102,7 @@ class FittedFilter:
     )
 
     def __repr__(self) -> str:
-        """One line for a person."""
+        """Return one line for a person."""
         where = f"folded {self.shape} -> {self.output_shape}" if self.basis.at_input else self.shape
         return (
             f"FittedFilter(layer={self.layer!r}, {self.n_components_} components, "
@@ -134,7 +143,7 @@ class FittedFilter:
     def dropped_variance_(self) -> float:
         """Share of the variance outside the basis: learned gains drop it, closed-form ones do not.
 
-        It cannot be brought back by any gain, on source images either.
+        No gain can bring it back, not even on source images.
         """
         return max(0.0, 1.0 - float(self.explained_variance_ratio_.sum()))
 
@@ -142,24 +151,24 @@ class FittedFilter:
     def drops_too_much(self) -> bool:
         """Whether predictions on source samples change when what lies outside the basis is dropped.
 
-        Where that was not measured, the variance must do: see `MOST_DROPPED`.
+        Where that was not measured, the dropped variance decides: see `MOST_DROPPED`.
         """
         if self.agreement_ is not None:
             return self.agreement_ < LEAST_AGREEMENT
         return self.dropped_variance_ > MOST_DROPPED
 
     def loss_in_words(self) -> str:
-        """What dropping the variance outside of the basis does to source samples, for people."""
+        """Say what dropping the variance outside the basis does to source samples."""
         words = f"drops {100 * self.dropped_variance_:.2f} % of the source variance"
         if self.agreement_ is None:
             return words
         return f"{words} and changes {100 * (1 - self.agreement_):.1f} % of the source predictions"
 
     def truncated(self, n_components: int) -> FittedFilter:
-        """The same filter with its first components only: no new fit is needed for a lower rank.
+        """Return the same filter with its first components only, without a new fit.
 
         Raises:
-            NotEnoughDataError: When it has fewer components than that.
+            NotEnoughDataError: It has fewer components than that.
         """
         if n_components < 1 or n_components > self.n_components_:
             raise NotEnoughDataError(
@@ -172,7 +181,7 @@ class FittedFilter:
             singular_values_=self.singular_values_[:n_components],
             basis=self.basis.truncated(n_components),
             error_bound_=None if self.error_bound_ is None else self.error_bound_[:n_components],
-            # The last band may have lost components; what it varied by stands for what is left.
+            # The last band may have lost components; its old energies stand for those left.
             energies_=None if self.energies_ is None else self.energies_[:, :bands],
             # It was measured with all components.
             agreement_=self.agreement_ if n_components == self.n_components_ else None,
@@ -185,12 +194,12 @@ class FittedFilter:
         dtype: torch.dtype = torch.float32,
         **options: object,
     ) -> SpectralFilter:
-        """Build the module that filters, to compute in some precision.
+        """Build the module that filters.
 
         Args:
-            gain: Which gains it has; without, it only drops what lies outside its basis.
+            gain: Name of its gains; without, it only drops what lies outside its basis.
             dtype: Precision that it computes in.
-            **options: Of the gain, see `ttapca.spectral.gains`.
+            **options: Options of the gain, see `ttapca.spectral.gains`.
         """
         source = SourceComponents(
             self.singular_values_.to(dtype),
@@ -206,57 +215,23 @@ class FittedFilter:
         )
 
     def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        dtype: Storage = "float32",
-        overwrite: bool = False,
+        self, path: str | os.PathLike[str], *, dtype: Storage = "float32", overwrite: bool = False
     ) -> None:
         """Write the filter to a folder: `config.json`, `filter.safetensors`, `README.md`.
 
         Args:
             path: A new or empty folder.
             overwrite: Whether to replace a saved filter that is there already.
-            dtype: How the two large matrices are stored. Half precision halves the folder; means
-                and singular values are always kept in float64. float16 is the more precise one,
-                and on a processor filters single samples in three quarters of the time.
+            dtype: Precision of the large matrices. Half precision halves the folder; means and
+                singular values are always kept in float64. float16 is more precise than bfloat16,
+                and on a CPU it filters single samples in three quarters of the time.
 
         Raises:
-            OptionError: When there is no such precision, or float16 cannot hold the numbers.
-            FilterExistsError: When the path holds a saved filter, and it was not to be replaced.
-            SavedFilterError: When the path holds something else.
+            OptionError: There is no such precision, or float16 cannot hold the numbers.
+            FilterExistsError: The path holds a saved filter that is not to be replaced, or
+                something else.
         """
-        stored = stored_dtype(dtype)
-        tensors = {
-            "output_mean": self.mean_,
-            "singular_values": self.singular_values_,
-            "input_mean": self.center_ if self.basis.at_input else None,
-            "error_bound": self.error_bound_,
-            "energies": self.energies_,
-            **{name: _rounded(each, stored) for name, each in self.basis.tensors().items()},
-            **{GROUP_NORM + path: found for path, found in self.group_norm_.items()},
-        }
-        config: dict[str, Any] = {
-            "layer": self.layer,
-            "route": self.route,
-            "shape": list(self.shape),
-            "output_shape": list(self.output_shape),
-            "n_components": self.n_components_,
-            "storage": dtype,
-            "source": {
-                "n_samples": self.n_samples_,
-                "total_variance": self.total_variance_,
-                "explained_variance": float(self.explained_variance_ratio_.sum()),
-                "largest_singular_value": float(self.singular_values_[0]),
-                "smallest_singular_value": float(self.singular_values_[-1]),
-                **({} if self.agreement_ is None else {"agreement": self.agreement_}),
-            },
-            "versions": self.versions,
-        }
-        if self.singular_value_error_ is not None:
-            config["source"]["singular_value_error"] = self.singular_value_error_
-        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        write_folder(Path(path), config, present, _card(self, config), overwrite=overwrite)
+        save_filter(self, Path(path), dtype=dtype, overwrite=overwrite)
 
 
 def load(path: str | os.PathLike[str]) -> FittedFilter:
@@ -266,11 +241,10 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
         path: The folder.
 
     Raises:
-        SavedFilterError: When the folder is missing, foreign, truncated or altered, or its parts
-            do not make a filter: shapes, finiteness, ranges and order are checked.
+        SavedFilterError: The folder is missing, foreign, truncated or altered, or its parts do not
+            make a filter: shapes, finiteness, ranges and order are checked.
     """
-    config, tensors = read_folder(Path(path))
-    check_filter(config, tensors, Path(path))
+    config, tensors = read_filter(Path(path))
     shape, source = tuple(config["shape"]), config["source"]
     at_input = "input_mean" in tensors
     return FittedFilter(
@@ -296,58 +270,136 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
     )
 
 
-def stored_dtype(name: str) -> torch.dtype:
-    """The precision of that name, or `OptionError`."""
-    check_option("dtype", name, OneOf(get_args(Storage)))
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+class _FilterHook:
+    """Filters what a layer returns, or what it is given; held by the layer's hooks."""
+
+    def __init__(self, layer: nn.Module, spectral_filter: SpectralFilter) -> None:
+        self.filter = spectral_filter
+        self.enabled = True
+        self.handle = self._register(layer)
+
+    def _register(self, layer: nn.Module) -> RemovableHandle:
+        return layer.register_forward_hook(self)
+
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        return self._run(output) if self.enabled else None
+
+    def _run(self, samples: Tensor) -> Tensor:
+        if samples.device != self.filter.mean.device:
+            self.filter.to(samples.device)  # the model was moved; nobody else moves the filter
+        filtered: Tensor = self.filter(samples)
+        return filtered
 
 
-def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A matrix in the precision that it is stored in; whole numbers as they are."""
-    if not tensor.is_floating_point():
-        return tensor
-    rounded = tensor.to(dtype)
-    if not torch.isfinite(rounded).all():
-        raise OptionError(
-            f"{str(dtype).removeprefix('torch.')} cannot hold numbers as large as those of this "
-            f"filter ({float(tensor.abs().max()):.3g}). Store it as bfloat16, which has their "
-            "range."
+class _InputHook(_FilterHook):
+    def _register(self, layer: nn.Module) -> RemovableHandle:
+        return layer.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.enabled:
+            return None
+        samples, *rest = args or (kwargs["input"],)
+        return (self._run(samples), *rest), {k: v for k, v in kwargs.items() if k != "input"}
+
+
+class Attachment:
+    """A filter at a layer of a model: the handle that `attach` returns.
+
+    Attributes:
+        filter: The filter, whose `gains()` tell what it does and whose `gain` can be learned.
+    """
+
+    def __init__(self, layer: nn.Module, spectral_filter: SpectralFilter) -> None:
+        self.filter = spectral_filter
+        if "torch._dynamo" in sys.modules:
+            # A compiled model does not notice hooks that come later: compile it anew.
+            torch.compiler.reset()
+        hook = _InputHook if spectral_filter.basis.at_input else _FilterHook
+        self._hook = hook(layer, spectral_filter)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the filter acts; set it to switch."""
+        return self._hook.enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._hook.enabled = value
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Switch the filter off for a while: the model's outputs are then bit-identical."""
+        before = self.enabled
+        self.enabled = False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    def detach(self) -> None:
+        """Take the filter away for good; a second call does nothing."""
+        self._hook.handle.remove()
+
+
+def attach(
+    model: nn.Module, fitted: FittedFilter, gain: GainName | None = None, **options: object
+) -> Attachment:
+    """Put a fitted filter at its layer.
+
+    Args:
+        model: The model that the filter was fitted on, or one with the same layer.
+        fitted: The filter.
+        gain: Name of its gains: learned `relu`, `exponential` or `multiplicative`, or in closed
+            form `wiener`, `match`, `two-sided`, `pulled`. Without, all gains are 1.
+        **options: Options of the gain, see `ttapca.spectral.gains`.
+
+    Returns:
+        A handle to switch the filter off and to take it away.
+
+    Raises:
+        LayerNotFoundError: The model has no such layer.
+        AttachError: The layer carries a filter already, or has other weights than at the fit.
+
+    Example:
+        >>> import ttapca
+        >>> model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+        >>> data = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+        >>> attachment = attach(model, ttapca.fit(model, "0", data, n_components=2))
+        >>> with attachment.disabled():
+        ...     plain = model(data)
+        >>> attachment.detach()
+        >>> torch.equal(model(data), plain)
+        True
+    """
+    layer = find_layer(model, fitted.layer)
+    if carries_filter(layer):
+        raise AttachError(
+            f"A layer carries one filter; `{fitted.layer}` has one already. Call `detach()` on "
+            "what put it there first."
         )
-    return rounded
+    fitted.basis.check_layer(layer, fitted.layer, fitted.shape, fitted.mean_.numel())
+    device, dtype = device_and_dtype(layer, model)
+    precise = torch.promote_types(dtype, torch.float32)
+    # Converted before it is moved: not every device has float64.
+    spectral_filter = fitted.spectral_filter(gain, dtype=precise, **options).to(device)
+    return Attachment(layer, spectral_filter)
 
 
-def _card(fitted: FittedFilter, config: dict[str, Any]) -> str:
-    source = config["source"]
-    applied = "input of the layer (folded)" if fitted.basis.at_input else "output of the layer"
-    agreement = ""
-    if fitted.agreement_ is not None:
-        agreement = f"| source predictions kept at gains of 1 | {100 * fitted.agreement_:.1f} % |\n"
-    return f"""\
-# Spectral filter for `{fitted.layer}`
+def carries_filter(layer: nn.Module) -> bool:
+    """Return whether a filter is attached at a layer."""
+    return bool(_filter_hooks(layer))
 
-Principal components of the output of layer `{fitted.layer}` on source data, for test-time
-adaptation with the Python package `ttapca`. It belongs to the network that it was fitted on.
 
-| | |
-|---|---|
-| components | {fitted.n_components_:,} of {math.prod(fitted.output_shape):,} outputs |
-| variance kept | {100 * source["explained_variance"]:.2f} % |
-{agreement}| fitted on | {fitted.n_samples_:,} samples |
-| shape of a layer's output | {fitted.output_shape} |
-| applied to | the {applied}, shape {fitted.shape} |
-| computed by | the {fitted.route} route, ttapca {fitted.versions["ttapca"]}, \
-torch {fitted.versions["torch"]} |
-| accuracy | {fitted.accuracy_} |
-| stored as | {config["storage"]} |
+def detach_filter(layer: nn.Module) -> None:
+    """Take the filter off a layer, if there is one, without its `Attachment`."""
+    for hook in _filter_hooks(layer):
+        hook.handle.remove()
 
-```python
-import ttapca
 
-fitted = ttapca.load("path/to/this/folder")
-adapted = ttapca.adapt(model, "ttapca-relu", filter=fitted)
-logits = adapted(batch)
-```
-
-`config.json` describes the filter, `filter.safetensors` holds its tensors; both carry checksums.
-"""
+def _filter_hooks(layer: nn.Module) -> list[_FilterHook]:
+    # nn.Module offers no public way to list its hooks.
+    hooks: list[object] = [
+        *layer._forward_hooks.values(),
+        *layer._forward_pre_hooks.values(),
+    ]
+    return [hook for hook in hooks if isinstance(hook, _FilterHook)]

@@ -1,6 +1,6 @@
 """`fit`, and the routes by which it finds a basis.
 
-Only the part of the network up to the layer is run (but for some batches of a network with
+Only the part of the network up to the layer is run (except for some batches if the network has
 GroupNorm, see `ttapca.support.group_norm`). Five routes lead to the components:
 
 - **folded**, for an affine layer with fewer inputs than outputs: exact, in the space of its input;
@@ -8,10 +8,10 @@ GroupNorm, see `ttapca.support.group_norm`). Five routes lead to the components:
 - **gram**, past that and up to 4,096 samples or 1 GB of them: exact, one samples x samples matrix;
   the only route that keeps all activations in memory;
 - **randomised**, past that: a few passes over the data, until an error bound is met;
-- **dct**, on demand, for images so large that a basis of vectors is out of reach: cosines, not
-  exactly the principal components, with exact variances (see `ttapca.spectral.cosine`).
+- **dct**, only if asked for, for images too large for a basis of vectors: cosines with exact
+  variances, not exactly the principal components (see `ttapca.spectral.cosine`).
 
-A further route is one function with `@register_route`, and its name in `RouteName`.
+A further route is one function, its entry in `ROUTES`, and its name in `RouteName`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from ttapca._checks import OneOf, check_option
 from ttapca.errors import OptionError, enough_memory
 from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
-from ttapca.fitting.attachment import attach
-from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.fitting.fitted_filter import FittedFilter, attach
 from ttapca.spectral.affine import LinearPart, acts_on_input, fold, is_affine
 from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
 from ttapca.spectral.calibration import EvenSample, calibrate, energies_of
@@ -43,8 +42,10 @@ from ttapca.support.modules import evaluation_mode
 RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
 
 # The p x p matrix of the exact route takes 8 p^2 bytes (512 MB here) and its eigendecomposition
-# some minutes on a laptop; past this the Gram matrix of the samples or the randomised route serve.
+# some minutes on a laptop. Larger layers take the gram or the randomised route.
 EXACT_LIMIT = 8192
+
+AnyMoments = TypeVar("AnyMoments", Moments, CoefficientMoments)
 
 # Rounding leaves a share of variance of about this size where a basis is complete.
 NOTHING_DROPPED = 1e-6
@@ -64,26 +65,35 @@ class FitTask:
     n_components: int | float | None
     generator: torch.Generator | None
     on_demand: bool
-    _begun: list[Iterator[Tensor]] = field(default_factory=list)
+    _begun: Iterator[Tensor] | None = None
 
-    def shape(self, *, at_input: bool) -> tuple[int, ...]:
-        """Of a sample at one side of the layer."""
+    def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
+        """Return the shape of a sample at one side of the layer."""
         if not at_input:
             return self.shapes.output
         if self.shapes.input is None:
-            raise OptionError(f"`{self.source.path}` takes no single tensor to be filtered.")
+            raise OptionError(f"The input of `{self.source.path}` is not a single tensor.")
         return self.shapes.input
 
     def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
-        """One pass over the activations; goes on where another route gave up."""
-        if self._begun:
-            return self._begun.pop()
+        """Start a pass over the activations, or continue one that another route gave up."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            return begun
         side: Literal["input", "output"] = "input" if at_input else "output"
         return self.source.batches(side, self.shape(at_input=at_input))
 
+    def accumulate(self, moments: AnyMoments, *, at_input: bool) -> tuple[AnyMoments, EvenSample]:
+        """Read all activations once, and keep an even sample of them."""
+        sample = EvenSample(math.prod(self.shape(at_input=at_input)))
+        for batch in sample.of(self.read(at_input=at_input)):
+            moments.update(batch)
+        self.source.stage("decomposing")
+        return moments, sample
+
     def give_back(self, held: list[Tensor], rest: Iterator[Tensor]) -> None:
-        """Leave what was read of a pass to the next route."""
-        self._begun.append(itertools.chain(held, rest))
+        """Leave a pass that was begun to the next route."""
+        self._begun = itertools.chain(held, rest)
 
     def fitted(
         self,
@@ -93,7 +103,7 @@ class FitTask:
         energies: Tensor,
         error_bound: Tensor | None = None,
     ) -> FittedFilter:
-        """Put together what a route found."""
+        """Make a filter of what a route found."""
         shape = self.shape(at_input=basis.at_input)
         center = mean = found.mean.cpu()
         if basis.at_input:
@@ -114,43 +124,23 @@ class FitTask:
         )
 
 
-FindBasis = Callable[[FitTask], FittedFilter | None]
-
-
 @dataclass(frozen=True)
 class Route:
     """One way to find a basis.
 
     Attributes:
-        find: Gives None when it turns out that another route has to be taken.
-        serves: Whether `fit` tries it by itself, for a layer and the shapes there.
+        find: Returns None when it turns out that another route has to be taken.
+        serves: Whether `fit` tries it by default, for a layer and the shapes there.
     """
 
-    find: FindBasis
+    find: Callable[[FitTask], FittedFilter | None]
     serves: Callable[[nn.Module, Shapes], bool]
-
-
-# In the order in which they are tried.
-ROUTES: dict[str, Route] = {}
-
-
-def register_route(
-    name: RouteName, serves: Callable[[nn.Module, Shapes], bool]
-) -> Callable[[FindBasis], FindBasis]:
-    """Put a route in the table."""
-
-    def register(find: FindBasis) -> FindBasis:
-        ROUTES[name] = Route(find, serves)
-        return find
-
-    return register
 
 
 def _works_on_input(layer: nn.Module, shapes: Shapes) -> bool:
     return acts_on_input(layer, shapes.input, shapes.output)
 
 
-@register_route("folded", serves=_works_on_input)
 def _folded(task: FitTask) -> FittedFilter:
     source = task.source
     if task.shapes.input is None or not is_affine(source.layer):
@@ -158,12 +148,9 @@ def _folded(task: FitTask) -> FittedFilter:
             "Folding needs an affine layer (Conv1d, Conv2d, Conv3d or Linear, without hooks); "
             f"`{source.path}` is a {type(source.layer).__name__}. Leave `route` at auto."
         )
-    size = math.prod(task.shapes.input)
-    moments, sample = Moments(size, device=source.device), EvenSample(size)
-    for batch in sample.of(task.read(at_input=True)):
-        moments.update(batch)
     linear = LinearPart(source.layer, task.shapes.input)
-    source.stage("decomposing")
+    moments = Moments(linear.input_size, device=source.device)
+    moments, sample = task.accumulate(moments, at_input=True)
     pca = fold(moments, linear, task.n_components)
     basis = Folded(*pca.both_ways(linear))
     source.stage("calibrating")
@@ -173,13 +160,9 @@ def _folded(task: FitTask) -> FittedFilter:
     return task.fitted("folded", basis, pca, energies)
 
 
-@register_route("exact", serves=lambda _, shapes: math.prod(shapes.output) <= EXACT_LIMIT)
 def _exact(task: FitTask) -> FittedFilter:
-    size = math.prod(task.shapes.output)
-    moments, sample = Moments(size, device=task.source.device), EvenSample(size)
-    for batch in sample.of(task.read()):
-        moments.update(batch)
-    task.source.stage("decomposing")
+    moments = Moments(math.prod(task.shapes.output), device=task.source.device)
+    moments, sample = task.accumulate(moments, at_input=False)
     pca = PCA.from_moments(moments, task.n_components)
     task.source.stage("calibrating")
     energies = calibrate(
@@ -190,7 +173,6 @@ def _exact(task: FitTask) -> FittedFilter:
     return task.fitted("exact", Dense(pca.basis.cpu()), pca, energies)
 
 
-@register_route("gram", serves=lambda _layer, _shapes: True)
 def _gram(task: FitTask) -> FittedFilter | None:
     size = math.prod(task.shapes.output)
     sample, batches = EvenSample(size), task.read()
@@ -204,13 +186,12 @@ def _gram(task: FitTask) -> FittedFilter | None:
     task.source.stage("calibrating")
     energies = calibrate(
         sample,
-        pca,  # and without the same samples, by their numbers
+        pca,  # the samples that `calibrate` holds out are left out by their positions
         lambda _: gram.pca(len(pca.singular_values), leave_out=sample.numbers_apart()),
     )
     return task.fitted("gram", Dense(pca.basis.cpu()), pca, energies)
 
 
-@register_route("randomised", serves=lambda _layer, _shapes: True)
 def _randomised(task: FitTask) -> FittedFilter:
     size = math.prod(task.shapes.output)
     task.source.require_several_passes()
@@ -230,15 +211,11 @@ def _randomised(task: FitTask) -> FittedFilter:
     return task.fitted("randomised", basis, pca, energies, error_bound=pca.error_bound.cpu())
 
 
-@register_route("dct", serves=lambda _layer, _shapes: False)
 def _dct(task: FitTask) -> FittedFilter:
     at_input = _works_on_input(task.source.layer, task.shapes)
     shape = task.shape(at_input=at_input)
     moments = CoefficientMoments(shape, device=task.source.device)
-    sample = EvenSample(math.prod(shape))
-    for batch in sample.of(task.read(at_input=at_input)):
-        moments.update(batch)
-    task.source.stage("decomposing")
+    moments, sample = task.accumulate(moments, at_input=at_input)
     dct = fit_channel_dct(moments, task.n_components)
     task.source.stage("calibrating")
     basis = Cosine(dct.rotation, dct.order, shape, at_input=at_input)
@@ -249,6 +226,16 @@ def _dct(task: FitTask) -> FittedFilter:
         basis.prepared(torch.float32).project,
     )
     return task.fitted("dct", basis, dct, energies)
+
+
+# In the order in which they are tried.
+ROUTES: dict[str, Route] = {
+    "folded": Route(_folded, serves=_works_on_input),
+    "exact": Route(_exact, serves=lambda _, shapes: math.prod(shapes.output) <= EXACT_LIMIT),
+    "gram": Route(_gram, serves=lambda _layer, _shapes: True),
+    "randomised": Route(_randomised, serves=lambda _layer, _shapes: True),
+    "dct": Route(_dct, serves=lambda _layer, _shapes: False),
+}
 
 
 def fit(
@@ -271,14 +258,14 @@ def fit(
         model: Any trained module.
         layer: Dotted path of one of its layers, as in `model.named_modules()`.
         data: Source data, usually a loader of training batches: tensors, or pairs whose first
-            element is one. A single tensor of samples will do as well. At least 32 samples: fewer
-            do not tell how much a component varies.
+            element is one; or a single tensor of samples. At least 32 samples: fewer do not tell
+            how much a component varies.
         n_components: How many components to keep: a number, a fraction of the variance (a float up
             to 1), or None for all that the data have.
-        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. One
-            with a method `stage` is told by name what is done when all are read.
-        prepare: Says what the model takes of a batch: a tensor, a tuple of arguments, or a dict of
-            arguments by name; `lambda batch: batch["image"]` for batches that are dicts.
+        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. If
+            it has a method `stage`, that is told the name of work without batches.
+        prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
+            of arguments by name; `lambda batch: batch["image"]` for batches that are dicts.
         route: `folded`, `exact`, `gram`, `randomised` or `dct`, see above; by default one of the
             first four, chosen by the layer and the number of samples.
         generator: Draws the start of the randomised route; a fixed seed by default.
@@ -287,7 +274,7 @@ def fit(
         The fitted filter. Its `accuracy_` says how exact it is.
 
     Warns:
-        UserWarning: The randomised route did not become as exact as it is meant to.
+        UserWarning: The randomised route did not become as accurate as it should.
 
     Raises:
         LayerNotFoundError: No such layer; near names are offered.
@@ -309,7 +296,7 @@ def fit(
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
     source = SourceActivations(model, layer, data, progress, prepare)
-    # A caller in inference mode would make tensors that no gradient can pass.
+    # Tensors made in inference mode could not be used under gradients later.
     with (
         torch.inference_mode(False),
         torch.no_grad(),
@@ -333,9 +320,9 @@ def fit(
 
 
 def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:
-    """Share of source predictions that a filter leaves as they are when it drops what it must.
+    """Return the share of source predictions that stay the same with the filter at gains of 1.
 
-    None where nothing is dropped, and where the model predicts no classes.
+    Return None where nothing is dropped, and where the model predicts no classes.
     """
     if fitted.dropped_variance_ < NOTHING_DROPPED:
         return None
@@ -355,7 +342,7 @@ def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:
 
 
 def _classes(output: Any) -> Tensor | None:
-    """The predicted classes, where a model returns logits."""
+    """Return the predicted classes, where a model returns logits."""
     if not isinstance(output, Tensor) or output.dim() < 2 or output.shape[1] < 2:
         return None
     return output.argmax(1)

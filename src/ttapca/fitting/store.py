@@ -1,12 +1,12 @@
 """A saved filter: a folder with `config.json`, `filter.safetensors` and a `README.md` card.
 
-No pickle anywhere: what is read is JSON and raw tensors. The folder appears whole or not at all,
+There is no pickle: what is read is JSON and raw tensors. The folder appears whole or not at all,
 and every byte is covered by a checksum, so that a truncated or altered filter is refused.
 
-Checksums tell that a folder was damaged, not that it is right: whoever changes a filter can compute
+Checksums show that a folder was damaged, not that it is right: whoever changes a filter can compute
 them anew. So each tensor is compared with the config, with the others and with what its numbers
-mean, before a filter is made of them. Which tensors a basis has, and what they must be, the basis
-says (`ttapca.spectral.basis`).
+mean, before a filter is made of them. `ttapca.spectral.basis` says which tensors a basis has, and
+what they must be.
 """
 
 from __future__ import annotations
@@ -17,18 +17,33 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from ttapca._checks import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform, shown
-from ttapca.errors import FilterExistsError, SavedFilterError
+from ttapca._checks import (
+    ListOf,
+    Number,
+    OneOf,
+    Record,
+    Rule,
+    Such,
+    Text,
+    Whole,
+    check_option,
+    conform,
+    shown,
+)
+from ttapca.errors import FilterExistsError, OptionError, SavedFilterError
 from ttapca.spectral.basis import BASES, TensorForm
 from ttapca.spectral.calibration import band_edges
 from ttapca.support.disk import make_folder, recover, staged_folder
 from ttapca.support.parsing import parse_json, read_bounded
+
+if TYPE_CHECKING:
+    from ttapca.fitting.fitted_filter import FittedFilter
 
 FORMAT = "ttapca.filter"
 FORMAT_VERSION = 1
@@ -39,11 +54,11 @@ CARD = "README.md"
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
 GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file
 
-# Numbers of a filter beyond these overflow or vanish when float32 squares them.
+# Numbers beyond these overflow or vanish when float32 squares them.
 LARGEST = 1e15
 SMALLEST_VARIANCE = 1e-36
 
-ROUNDING = 1e-4  # of a share or a variance that was computed, relative or absolute
+ROUNDING = 1e-4  # tolerance for a share or a variance that was computed, relative or absolute
 
 _SHAPE = Such(
     ListOf(Whole(1, 2**31), 1, 8),
@@ -77,6 +92,98 @@ _CONFIG_RULE = Record(
 )
 
 
+def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: bool) -> None:
+    """Write a filter to a folder; see `FittedFilter.save`."""
+    source = {
+        "n_samples": fitted.n_samples_,
+        "total_variance": fitted.total_variance_,
+        "explained_variance": float(fitted.explained_variance_ratio_.sum()),
+        "largest_singular_value": float(fitted.singular_values_[0]),
+        "smallest_singular_value": float(fitted.singular_values_[-1]),
+        "agreement": fitted.agreement_,
+        "singular_value_error": fitted.singular_value_error_,
+    }
+    config = {
+        "layer": fitted.layer,
+        "route": fitted.route,
+        "shape": list(fitted.shape),
+        "output_shape": list(fitted.output_shape),
+        "n_components": fitted.n_components_,
+        "storage": dtype,
+        "source": {name: fact for name, fact in source.items() if fact is not None},
+        "versions": fitted.versions,
+    }
+    stored = stored_dtype(dtype)
+    tensors = {
+        "output_mean": fitted.mean_,
+        "singular_values": fitted.singular_values_,
+        "input_mean": fitted.center_ if fitted.basis.at_input else None,
+        "error_bound": fitted.error_bound_,
+        "energies": fitted.energies_,
+        **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
+        **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
+    }
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    write_folder(path, config, present, _card(fitted, dtype), overwrite=overwrite)
+
+
+def stored_dtype(name: str) -> torch.dtype:
+    """Return the precision of that name, or raise `OptionError`."""
+    check_option("dtype", name, OneOf(get_args(Storage)))
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a matrix in the precision it is stored in; whole numbers stay as they are."""
+    if not tensor.is_floating_point():
+        return tensor
+    rounded = tensor.to(dtype)
+    if not torch.isfinite(rounded).all():
+        raise OptionError(
+            f"{str(dtype).removeprefix('torch.')} cannot hold numbers as large as those of this "
+            f"filter ({float(tensor.abs().max()):.3g}). Store it as bfloat16, which has their "
+            "range."
+        )
+    return rounded
+
+
+def _card(fitted: FittedFilter, storage: str) -> str:
+    applied = "input of the layer (folded)" if fitted.basis.at_input else "output of the layer"
+    kept = 100 * float(fitted.explained_variance_ratio_.sum())
+    agreement = ""
+    if fitted.agreement_ is not None:
+        agreement = f"| source predictions kept at gains of 1 | {100 * fitted.agreement_:.1f} % |\n"
+    return f"""\
+# Spectral filter for `{fitted.layer}`
+
+Principal components of the output of layer `{fitted.layer}` on source data, for test-time
+adaptation with the Python package `ttapca`. It belongs to the network that it was fitted on.
+
+| | |
+|---|---|
+| components | {fitted.n_components_:,} of {math.prod(fitted.output_shape):,} outputs |
+| variance kept | {kept:.2f} % |
+{agreement}| fitted on | {fitted.n_samples_:,} samples |
+| shape of a layer's output | {fitted.output_shape} |
+| applied to | the {applied}, shape {fitted.shape} |
+| computed by | the {fitted.route} route, ttapca {fitted.versions["ttapca"]}, \
+torch {fitted.versions["torch"]} |
+| accuracy | {fitted.accuracy_} |
+| stored as | {storage} |
+
+```python
+import ttapca
+
+fitted = ttapca.load("path/to/this/folder")
+adapted = ttapca.adapt(model, "ttapca-relu", filter=fitted)
+logits = adapted(batch)
+```
+
+`config.json` describes the filter, `filter.safetensors` holds its tensors; both carry checksums.
+"""
+
+
 def write_folder(
     path: Path,
     config: dict[str, Any],
@@ -85,18 +192,11 @@ def write_folder(
     *,
     overwrite: bool = True,
 ) -> None:
-    """Write a folder.
-
-    Args:
-        path: The folder; its parents are made.
-        config: As in `_CONFIG_RULE`, without its format and checksums, which are added here.
-        tensors: By name.
-        card: Markdown for a person.
-        overwrite: Whether to replace a saved filter that is there already.
+    """Write a folder, and add format and checksums to its config.
 
     Raises:
-        FilterExistsError: When there is one, and it was not to be replaced, or something else.
-        StorageError: When the disk is full or the folder cannot be written.
+        FilterExistsError: There is a filter that is not to be replaced, or something else.
+        StorageError: The disk is full or the folder cannot be written.
     """
     check_target(path, overwrite=overwrite)
     payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
@@ -114,15 +214,44 @@ def write_folder(
         (folder / CARD).write_text(card, encoding="utf-8")
 
 
-def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what `write_folder` wrote: the config and the tensors.
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Raise `FilterExistsError` unless a filter may be saved to this folder."""
+    if (path / CONFIG).is_file():
+        if not overwrite:
+            raise FilterExistsError(
+                f"`{path}` holds a saved filter already, which would be lost. Choose another path, "
+                "or replace it with `overwrite=True`."
+            )
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FilterExistsError(
+            f"A filter is saved to a new or empty folder, or over another saved filter; `{path}` "
+            "holds something else. Choose another path."
+        )
 
-    A folder that a killed process left beside its place is put back first.
+
+def _checksum(config: dict[str, Any]) -> str:
+    content = {key: value for key, value in config.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_filter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the config and the tensors of a saved filter, and check that they make a filter.
 
     Raises:
-        SavedFilterError: When the folder is missing, foreign, truncated or altered.
+        SavedFilterError: The folder is missing, foreign, truncated or altered, or something in it
+            is missing, unknown, of another shape or type, not finite, out of range or out of order.
     """
-    with contextlib.suppress(OSError):  # what cannot be put back is missing
+    config, tensors = read_folder(path)
+    _check_filter(config, tensors, path)
+    return config, tensors
+
+
+def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read what `write_folder` wrote, and compare it with its checksums.
+
+    A folder that a killed process left beside its place is put back first.
+    """
+    with contextlib.suppress(OSError):  # if it cannot be put back, it is reported as missing
         recover(path)
     config = _read_config(path)
     try:
@@ -140,7 +269,7 @@ def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     try:
         return config, safetensors.torch.load(payload)
-    except Exception as error:  # whatever the parser, and torch after it, make of hostile bytes
+    except Exception as error:  # hostile bytes make the parser, or torch, raise anything
         raise SavedFilterError(f"`{path / TENSORS}` is not a safetensors file: {error}.") from error
 
 
@@ -172,33 +301,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise `FilterExistsError` unless a filter may be saved to this folder."""
-    if (path / CONFIG).is_file():
-        if not overwrite:
-            raise FilterExistsError(
-                f"`{path}` holds a saved filter already, which would be lost. Choose another path, "
-                "or replace it with `overwrite=True`."
-            )
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FilterExistsError(
-            f"A filter is saved to a new or empty folder, or over another saved filter; `{path}` "
-            "holds something else. Choose another path."
-        )
-
-
-def _checksum(config: dict[str, Any]) -> str:
-    content = {key: value for key, value in config.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Compare a config and its tensors with what a saved filter is.
-
-    Raises:
-        SavedFilterError: Something is missing, unknown, of another shape or type, not finite, out
-            of range or out of order.
-    """
+def _check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     where = f"The config of the filter in `{path}`"
     conform(config, _CONFIG_RULE, where, SavedFilterError)
     shape = config["shape"]
@@ -206,7 +309,7 @@ def check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path:
         "shape": BASES[config["route"]].shape_rule,
         "n_components": Whole(1, math.prod(shape)),
     }
-    if "input_mean" not in tensors:  # then it is the layer's output that is filtered
+    if "input_mean" not in tensors:  # then the filter acts on the layer's output
         rules["output_shape"] = Such(_SHAPE, lambda sides: sides == shape, f"{shape}, as `shape`")
     for name, rule in rules.items():
         conform(config[name], rule, where, SavedFilterError, at=name)
@@ -235,7 +338,7 @@ def check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path:
 def _forms(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, TensorForm], dict[str, TensorForm]]:
-    """Of the tensors that must be there, and of those that may be."""
+    """Return the forms of the tensors that must be there, and of those that may be."""
     kind, shape, components = BASES[config["route"]], config["shape"], config["n_components"]
     output_size, bands = math.prod(config["output_shape"]), len(band_edges(components)) - 1
     required = {
@@ -260,19 +363,19 @@ def _forms(
 
 
 def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
-    """Where one of them may be any number, but not zero."""
+    """Return the sizes of a matrix, at least 1, where one of them may be any number."""
     rows, columns = tensor.shape if tensor is not None and tensor.dim() == 2 else (1, 1)
     return max(1, rows), max(1, columns)
 
 
 def _fault_of(tensor: Tensor, form: TensorForm, storage: torch.dtype) -> str | None:
-    """What a tensor must be and is not, to go after "must"; None where it is."""
+    """Return what a tensor must be and is not, to follow "must"; None if it is all right."""
     shape, dtype = tuple(tensor.shape), form.dtype or storage
     if shape != form.shape:
         return f"have shape {form.shape}, by its config; found {shape}. Save the filter again."
     if tensor.dtype != dtype:
         return f"be of type {dtype}, by its config; found {tensor.dtype}. Save the filter again."
-    # In float16 the largest number would be compared with infinity: so the maximum, as a float.
+    # The maximum as a Python float: float16 would turn the limit into infinity.
     if not bool(torch.isfinite(tensor).all()) or float(tensor.abs().max()) > LARGEST:
         return (
             f"hold finite numbers, at most {LARGEST:g}; found NaN, infinity or a larger one. Fit "
@@ -284,7 +387,7 @@ def _fault_of(tensor: Tensor, form: TensorForm, storage: torch.dtype) -> str | N
 
 
 def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> None:
-    """Compare what a config says of the source with the singular values."""
+    """Compare what a config says about the source with the singular values."""
     largest, smallest = float(values[0]), float(values[-1])
     for name, value in (("largest", largest), ("smallest", smallest)):
         said = source[f"{name}_singular_value"]
@@ -308,7 +411,7 @@ def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> No
 
 
 def _has_variances(statistics: Tensor) -> bool:
-    # A difference of two rounded numbers: a channel that is constant may be a little below zero.
+    # The difference of two rounded numbers may be slightly negative for a constant channel.
     return bool((statistics[1] >= -ROUNDING).all())
 
 

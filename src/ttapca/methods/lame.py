@@ -27,8 +27,8 @@ from ttapca.methods.method import (
     register,
     statistics_surfaces,
 )
-from ttapca.support.capture import caught_inputs, find_classifier
 from ttapca.support.logits import log_softmax
+from ttapca.support.modules import caught_inputs, find_classifier
 
 Affinity = Literal["knn", "rbf", "linear"]
 

@@ -20,8 +20,8 @@ from ttapca.adaptation.surfaces import Weights
 from ttapca.adaptation.surfaces.weights import Place
 from ttapca.errors import AttachError, LayerOutputError
 from ttapca.methods.method import Assembly, GradientMethod, NotNegative, register
-from ttapca.support.capture import caught_inputs, find_classifier
 from ttapca.support.logits import log_softmax
+from ttapca.support.modules import caught_inputs, find_classifier
 
 
 @register("shot", paper="Liang et al. (ICML 2020)")

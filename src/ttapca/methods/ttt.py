@@ -25,8 +25,7 @@ from ttapca.adaptation.surfaces.weights import Place, all_parameters
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
 from ttapca.methods.method import Assembly, GradientMethod, Seed, Statistics, register
 from ttapca.methods.views import check_images
-from ttapca.support.capture import stopped_at
-from ttapca.support.modules import evaluation_mode, find_layer
+from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
 
 Rotations = Literal["all", "random"]
 

@@ -15,8 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import LayerOutputError
 from ttapca.networks.network import CIFAR_SHAPE, conv3x3, initialise
-from ttapca.support.capture import stopped_at
-from ttapca.support.modules import evaluation_mode, find_layer
+from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
 
 TURNS = 4  # 0, 90, 180 and 270 degrees
 HEAD_CHANNELS = 64

@@ -1,4 +1,4 @@
-"""Files and folders that are wholly there or not at all, and what to say when the disk refuses."""
+"""Files and folders that appear whole or not at all, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ from pathlib import Path
 
 from ttapca.errors import StorageError
 
-if sys.platform != "win32":  # which has no locks; renames are atomic there, too
+if sys.platform != "win32":  # Windows has no such locks
     import fcntl
 
 STAGING_MARK = ".ttapca-unfinished-"
 WHOLE_MARK = ".ttapca-whole-"  # in the name of a folder that is complete, but not in its place
 
-# Of Linux's renameat2, from its headers: paths as the process sees them; swap the two names.
+# Constants of Linux's renameat2: paths are relative to the working directory; swap two names.
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
+_FORBIDDEN = "You may not write there; choose another place with `--to DIR`."
+_IN_THE_WAY = "A file is where a folder should be; move it away or use `--to DIR`."
 ADVICE = {
     errno.ENOSPC: "Free some space, or choose another place with `--to DIR`.",
     errno.EDQUOT: "Your quota is used up; choose another place with `--to DIR`.",
     errno.EROFS: "It is read-only; choose another place with `--to DIR`.",
-    errno.EACCES: "You may not write there; choose another place with `--to DIR`.",
-    errno.EPERM: "You may not write there; choose another place with `--to DIR`.",
-    errno.ENOTDIR: "A file is where a folder should be; move it away or use `--to DIR`.",
-    errno.EEXIST: "A file is where a folder should be; move it away or use `--to DIR`.",
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EEXIST: _IN_THE_WAY,
 }
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system into `StorageError`, with the place and the way out."""
+    """Turn errors of the operating system into `StorageError`, with the place and advice."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # one of our own errors, which says all already
+        if error.errno is None:  # one of our own errors, which has advice already
             raise
         advice = ADVICE.get(error.errno, "Choose another place with `--to DIR`.")
         raise StorageError(f"Cannot write to {path}: {error.strerror}. {advice}") from error
@@ -68,14 +70,14 @@ def check_space(folder: Path, needed: int) -> None:
 
 @contextmanager
 def _lock_on(handle: int, if_taken: Callable[[], None]) -> Iterator[None]:
-    """Lock an open file; the operating system frees the lock of a process that died."""
+    """Lock an open file; the operating system releases the lock of a process that died."""
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if_taken()
         except OSError:
-            pass  # a network file system without locks: as on Windows
+            pass  # a network file system without locks
         yield
     finally:
         os.close(handle)
@@ -83,7 +85,7 @@ def _lock_on(handle: int, if_taken: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of an existing folder, by `StorageError`."""
+    """Keep a second process out of an existing folder: it gets a `StorageError`."""
 
     def refuse() -> None:
         raise StorageError(
@@ -100,14 +102,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Wait for one's turn.
+    """Wait until no other process is inside a block with the same lock.
 
     Args:
-        lock: A file that stands for what is used in turns; it is made, and stays.
-        waiting: Told once who has the turn, when it is somebody else.
+        lock: A file that is created for this purpose, and stays.
+        waiting: Called once with the name of the process that is waited for.
 
     Raises:
-        StorageError: The file cannot be made.
+        StorageError: The file cannot be created.
     """
     if sys.platform == "win32":
         yield
@@ -130,20 +132,16 @@ def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator
 
 @contextmanager
 def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
-    """Fill a folder beside its place and move it there in one step.
+    """Yield a folder to fill, and move it to `target` in one step when the block ends.
 
-    When the block ends well the files are flushed to disk and the folder takes the place of
-    `target`. When it does not, for whatever reason, the unfinished folder is removed. A process
-    that is killed leaves the old folder or the new one, whole: on Linux in its place, where two
-    names can be swapped in one step; elsewhere perhaps beside it, from where `recover` puts it
-    back. The next process removes whatever else was left.
+    If the block fails, the unfinished folder is removed. A process that is killed leaves either the
+    old folder or the new one, complete: on Linux at `target`, because two names can be swapped in
+    one step; elsewhere possibly beside it, from where `recover` puts it back. The next process
+    removes whatever else was left.
 
     Args:
-        target: Where the folder shall be.
-        keep_old: Whether what was there before is kept, under the name of `spare_name`.
-
-    Yields:
-        The folder to fill, on the same disk.
+        target: Where the folder is to be.
+        keep_old: Whether to keep what was there before, under the name of `spare_name`.
 
     Raises:
         StorageError: The operating system refuses to write.
@@ -169,7 +167,7 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
             flush(target.parent)
         finally:
             _remove(staging)
-        # What a killed process had replaced comes after what this one has.
+        # First what this process replaced, then what a killed process had left.
         for old in (*replaced, *_beside(target, WHOLE_MARK)):
             if not keep_old:
                 _remove(old)
@@ -178,11 +176,10 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
 
 
 def recover(target: Path) -> None:
-    """Put a folder back in its place that a killed process left beside it.
+    """Put back a folder that a killed process left beside `target`.
 
-    That happens only where two names cannot be swapped in one step, and only to a process that was
-    killed between two renames by `staged_folder`. Of two folders that were left, the new one is
-    taken.
+    That happens only where two names cannot be swapped in one step, to a process that was killed
+    between the two renames of `staged_folder`. If two folders were left, the new one is taken.
     """
     if not os.path.lexists(target):
         for whole in _beside(target, WHOLE_MARK)[:1]:
@@ -190,7 +187,7 @@ def recover(target: Path) -> None:
 
 
 def _put_in_place(staging: Path, target: Path) -> list[Path]:
-    """Give a folder its place; where what was there before is now, if there was anything."""
+    """Move a folder to its place, and return where what was there before is now, if anything."""
     if not os.path.lexists(target):
         staging.rename(target)
         return []
@@ -198,13 +195,13 @@ def _put_in_place(staging: Path, target: Path) -> list[Path]:
     staging.rename(whole)
     if _exchange(whole, target):
         return [whole]
-    old = whole.with_name(f"{whole.name}-old")  # comes after the new one in the order of names
+    old = whole.with_name(f"{whole.name}-old")  # sorted after the new one, see `recover`
     try:
         target.rename(old)
         try:
             whole.rename(target)
         except OSError:
-            if not os.path.lexists(target):  # otherwise a reader has put the new one there already
+            if not os.path.lexists(target):  # otherwise a reader has recovered the new one
                 old.rename(target)
                 raise
     except OSError:
@@ -214,18 +211,17 @@ def _put_in_place(staging: Path, target: Path) -> list[Path]:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where the system or the disk cannot."""
+    """Swap two names in one step; return False if the system or the disk cannot."""
     renameat2 = _renameat2()
     if renameat2 is None:
         return False
     names = os.fsencode(one), os.fsencode(other)
     failed: int = renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
-    return not failed  # if it is for another reason, plain renames will tell it
+    return not failed  # if it failed for another reason, plain renames will report it
 
 
 @functools.cache
 def _renameat2() -> Callable[..., int] | None:
-    """The function of the C library, where there is one."""
     if not sys.platform.startswith("linux"):
         return None
     found = getattr(ctypes.CDLL(None), "renameat2", None)
@@ -236,7 +232,7 @@ def _renameat2() -> Callable[..., int] | None:
 
 
 def _beside(target: Path, mark: str) -> list[Path]:
-    """What was left beside a place under names with this mark, in the order of names."""
+    """Return what was left beside a place under names with this mark, sorted."""
     if not target.parent.is_dir():
         return []
     start = f".{target.name}{mark}"
@@ -244,7 +240,7 @@ def _beside(target: Path, mark: str) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or the link or file that is in its place, if it is there."""
+    """Remove a folder, file or link, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -252,12 +248,12 @@ def _remove(path: Path) -> None:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Put a file in its place in one step: whoever reads it finds the old one or the new one.
+    """Write a file in one step: readers find either the old one or the new one.
 
     Raises:
         StorageError: The operating system refuses to write.
     """
-    # One fixed name, so that what a killed process left is overwritten by the next.
+    # A fixed name, so that the next process overwrites what a killed one left.
     staging = target.with_name(f".{target.name}{STAGING_MARK}")
     with writing(target):
         staging.write_bytes(content)
@@ -267,7 +263,7 @@ def replace_file(target: Path, content: bytes) -> None:
 
 
 def spare_name(target: Path) -> Path:
-    """The first free name beside `target` to keep what was there: `<target>.before-1` and on."""
+    """Return the first free name among `<target>.before-1`, `<target>.before-2`, ..."""
     names = (target.with_name(f"{target.name}.before-{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
 
@@ -279,7 +275,7 @@ def _umask() -> int:
 
 
 def flush(path: Path) -> None:
-    """Make a file, or the names in a folder, last through a power cut."""
+    """Make a file, or the names in a folder, survive a power cut."""
     if os.name == "nt":  # pragma: no cover - Windows cannot flush a folder
         return
     handle = os.open(path, os.O_RDONLY)

@@ -1,9 +1,8 @@
-"""GroupNorm: its channels over source data, and a way round a fault of torch's.
+"""GroupNorm: statistics of its channels on source data, and a workaround for a bug in torch.
 
 BatchNorm layers remember the mean and variance of every channel. GroupNorm layers normalise each
-image by itself and remember nothing, so that nothing at test time says whether a channel has moved.
-Fitting a filter therefore measures them on some of the source images, with the network run to its
-end.
+image by itself and remember nothing, so at test time nothing says whether a channel has shifted.
+Fitting a filter therefore measures them on some of the source images, running the whole network.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from torch import Tensor, nn
 
 from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward
 
-# So many images are measured in any case, and one in so many after them: fitting reads many more
-# images than a mean and a variance need, and runs only a part of the network on them.
+# The first images are all measured, and then one in 32: fitting reads many more images than a mean
+# and a variance need, and runs only a part of the network on them.
 MEASURED_FIRST = 512
 ONE_IN = 32
 
 
 def normalised_groups(layer: nn.GroupNorm, x: Tensor) -> Tensor:
-    """What a GroupNorm layer makes of its input before its own scale and shift."""
+    """Return what a GroupNorm layer makes of its input before its own scale and shift."""
     return F.group_norm(x, layer.num_groups, eps=layer.eps)
 
 
@@ -57,11 +56,9 @@ class GroupNormWatch:
 
     @torch.no_grad()
     def see(self, *inputs: Any, **options: Any) -> None:
-        """Take a batch of source images in, or let it pass.
+        """Measure a batch of source images, or skip it, given the arguments of the model.
 
-        Args:
-            *inputs: What the model takes; the first tensor has a row for each image.
-            **options: Likewise, by name.
+        The first tensor among them has a row for each image.
         """
         values = (*inputs, *options.values())
         images = next(value for value in values if isinstance(value, Tensor))
@@ -70,7 +67,9 @@ class GroupNormWatch:
             return
         self._measured += len(images)
         handles = [
-            layer.register_forward_pre_hook(_Measurement(self, path))
+            layer.register_forward_pre_hook(
+                lambda layer, args, path=path: self._add(path, normalised_groups(layer, args[0]))
+            )
             for path, layer in self._layers.items()
         ]
         try:
@@ -79,8 +78,8 @@ class GroupNormWatch:
             for handle in handles:
                 handle.remove()
 
-    def add(self, path: str, values: Tensor) -> None:
-        """Add what a layer made of a batch, shape (batch, channels, ...)."""
+    def _add(self, path: str, values: Tensor) -> None:
+        """Add the normalised input of a layer, shape (batch, channels, ...)."""
         flat = values.transpose(0, 1).flatten(1)
         var, mean = torch.var_mean(flat.float(), dim=1, correction=0)
         moments = torch.stack([mean.double(), var.double() + mean.double().square()])
@@ -89,7 +88,7 @@ class GroupNormWatch:
         self._values[path] = self._values.get(path, 0) + count
 
     def statistics(self) -> dict[str, Tensor]:
-        """Mean and variance of every channel, by path of the layer, shape (2, channels)."""
+        """Return mean and variance of every channel, by path of the layer, shape (2, channels)."""
         found = {}
         for path, sums in self._sums.items():
             mean, square = sums / self._values[path]
@@ -99,36 +98,18 @@ class GroupNormWatch:
         return found
 
 
-class _Measurement:
-    """A hook before a layer."""
-
-    def __init__(self, watch: GroupNormWatch, path: str) -> None:
-        self._watch = watch
-        self._path = path
-
-    def __call__(self, layer: nn.GroupNorm, args: tuple[Tensor, ...]) -> None:
-        self._watch.add(self._path, normalised_groups(layer, args[0]))
-
-
 class _Contiguous(Wrapper):
-    """Gives a GroupNorm layer images whose channels lie in one piece, where gradients are taken."""
+    """Gives a GroupNorm layer contiguous images where gradients are taken."""
 
     def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
-        """Run the layer; the name of the argument is that of torch's own."""
         return forward(input.contiguous() if torch.is_grad_enabled() else input)
 
 
 def make_gradients_safe(model: nn.Module) -> list[WrapperHandle]:
-    """Keep a process alive that takes gradients through GroupNorm.
+    """Make gradients through GroupNorm safe, and return handles to undo that.
 
-    Torch's backward pass of GroupNorm on a CPU ends the process where images are laid out with
-    their channels last (seen in torch 2.13); so the layers get a copy laid out as usual.
-
-    Args:
-        model: Any module; one without GroupNorm is left as it is.
-
-    Returns:
-        Handles to take this away again.
+    On a CPU, torch's backward pass of GroupNorm crashes the process if images are laid out with
+    channels last (seen in torch 2.13). So the layers get a contiguous copy.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
@@ -144,7 +125,7 @@ def make_gradients_safe(model: nn.Module) -> list[WrapperHandle]:
 
 @contextmanager
 def safe_gradients(model: nn.Module) -> Iterator[None]:
-    """The same for a while."""
+    """Apply `make_gradients_safe` inside a block."""
     handles = make_gradients_safe(model)
     try:
         yield

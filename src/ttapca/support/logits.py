@@ -9,7 +9,7 @@ from ttapca.errors import LayerOutputError
 
 
 def softmax_entropy(logits: Tensor) -> Tensor:
-    """Entropy of each prediction, in nats.
+    """Return the entropy of each prediction, in nats.
 
     Args:
         logits: Shape (batch, classes), or (batch, classes, ...) for dense predictions.
@@ -18,7 +18,7 @@ def softmax_entropy(logits: Tensor) -> Tensor:
         Shape (batch,) or (batch, ...); float32 at least.
 
     Raises:
-        LayerOutputError: When this is not a tensor with a class dimension, or has one class.
+        LayerOutputError: This is not a tensor with two classes or more.
 
     Example:
         >>> softmax_entropy(torch.zeros(1, 2)).tolist()  # log 2
@@ -29,24 +29,18 @@ def softmax_entropy(logits: Tensor) -> Tensor:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Logarithms of the predicted probabilities, in float32 at least.
-
-    Args:
-        logits: Shape (batch, classes, ...).
+    """Return the log probabilities of logits, shape (batch, classes, ...), in float32 at least.
 
     Raises:
-        LayerOutputError: When this is not a tensor with a class dimension, or has one class.
+        LayerOutputError: This is not a tensor with two classes or more.
 
     Example:
         >>> log_softmax(torch.zeros(1, 2)).exp().tolist()
         [[0.5, 0.5]]
     """
     if not isinstance(logits, Tensor) or logits.dim() < 2:
-        found = (
-            f"shape {tuple(logits.shape)}"
-            if isinstance(logits, Tensor)
-            else f"a {type(logits).__name__}"
-        )
+        is_tensor = isinstance(logits, Tensor)
+        found = f"shape {tuple(logits.shape)}" if is_tensor else f"a {type(logits).__name__}"
         raise LayerOutputError(
             "The model must return logits as one tensor of shape (batch, classes, ...); found "
             f"{found}. Wrap the model in a module that returns its logits."
@@ -54,9 +48,9 @@ def log_softmax(logits: Tensor) -> Tensor:
     if logits.shape[1] < 2:
         raise LayerOutputError(
             "A method that lowers entropy needs logits of two classes or more; the model returns "
-            f"{logits.shape[1]}, and the softmax of one logit is always 1. Return two, which are a "
-            "sigmoid: torch.cat([torch.zeros_like(z), z], 1); or choose a method that does not "
-            "look at classes, such as `bn` or `wiener`."
+            f"{logits.shape[1]}, and the softmax of one logit is always 1. Return two, whose "
+            "softmax is a sigmoid: torch.cat([torch.zeros_like(z), z], 1); or choose a method that "
+            "does not look at classes, such as `bn` or `wiener`."
         )
     precise = torch.promote_types(logits.dtype, torch.float32)
     return logits.log_softmax(1, dtype=precise)

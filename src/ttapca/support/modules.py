@@ -1,4 +1,7 @@
-"""Small tools for other people's modules: find a layer, leave every flag as it was."""
+"""Small tools for other people's modules: find a layer, see what goes through it, keep its flags.
+
+Hooks live for one forward pass: nothing of them stays on the model, in a copy or a pickle.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.errors import (
+    AttachError,
     InputTypeError,
     LayerNotFoundError,
     ShapeError,
@@ -20,14 +24,10 @@ from ttapca.errors import (
 
 
 def find_layer(model: nn.Module, path: str) -> nn.Module:
-    """Look a layer up by its dotted path.
-
-    Args:
-        model: Any module.
-        path: As in `model.named_modules()`, for example `layer1.0.conv1`.
+    """Return a layer by its dotted path, as in `model.named_modules()`.
 
     Raises:
-        LayerNotFoundError: When there is none; near names are offered.
+        LayerNotFoundError: There is none; near names are offered.
 
     Example:
         >>> find_layer(nn.Sequential(nn.Linear(2, 3)), "0")
@@ -35,19 +35,100 @@ def find_layer(model: nn.Module, path: str) -> nn.Module:
     """
     layers: dict[str, nn.Module] = {name: module for name, module in model.named_modules() if name}
     if path not in layers:
-        offer = did_you_mean(path, layers) or f" There are: {_first_names(list(layers))}."
+        names = [f"`{name}`" for name in layers]
+        shown = ", ".join(names[:8]) or "none"
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        offer = did_you_mean(path, layers) or f" There are: {shown}{more}."
         raise LayerNotFoundError(f"The model has no layer `{path}`.{offer}")
     return layers[path]
 
 
-def _first_names(names: list[str], most: int = 8) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:most]) or "none"
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def find_classifier(model: nn.Module, path: str | None) -> nn.Module:
+    """Return the layer that makes the logits: by its dotted path, else the last `nn.Linear`.
+
+    Raises:
+        LayerNotFoundError: No layer has this path.
+        AttachError: There is no path and no linear layer.
+
+    Example:
+        >>> find_classifier(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), None)
+        Linear(in_features=3, out_features=2, bias=True)
+    """
+    if path is not None:
+        return find_layer(model, path)
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise AttachError(
+            "The classifier is the last `nn.Linear` of a model; this one has none. Name the layer "
+            'that makes the logits: `classifier="head"`.'
+        )
+    return linear[-1]
+
+
+@contextmanager
+def caught_inputs(layer: nn.Module) -> Iterator[list[Any]]:
+    """Collect the first input of every call of a layer."""
+    caught: list[Any] = []
+    with _input_hook(layer, caught.append):
+        yield caught
+
+
+class _Reached(Exception):  # noqa: N818 - a signal, not an error
+    """The layer was reached: the rest of the forward pass is not needed."""
+
+
+@contextmanager
+def stopped_at(layer: nn.Module, *, before: bool = False) -> Iterator[list[Any]]:
+    """Collect a layer's output and leave the block: what comes after the layer is not computed.
+
+    Args:
+        layer: The layer.
+        before: Collect its first input instead, and do not compute the layer either.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        >>> with stopped_at(model[0]) as caught:
+        ...     output = model(torch.zeros(5, 3))
+        >>> [value.shape for value in caught]
+        [torch.Size([5, 2])]
+    """
+    caught: list[Any] = []
+
+    def catch(value: Any) -> None:
+        caught.append(value)
+        raise _Reached
+
+    try:
+        with _input_hook(layer, catch) if before else _output_hook(layer, catch):
+            yield caught
+    except _Reached:
+        pass
+
+
+@contextmanager
+def _input_hook(layer: nn.Module, see: Callable[[Any], None]) -> Iterator[None]:
+    handle = layer.register_forward_pre_hook(
+        lambda _, args, kwargs: see(args[0] if args else next(iter(kwargs.values()), None)),
+        with_kwargs=True,
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _output_hook(layer: nn.Module, see: Callable[[Any], None]) -> Iterator[None]:
+    handle = layer.register_forward_hook(lambda _module, _args, output: see(output))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and every module's own flag back afterwards."""
+    """Put a model in evaluation mode, and restore every module's own flag afterwards."""
     flags = training_flags(model)
     model.eval()
     try:
@@ -57,7 +138,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def training_flags(model: nn.Module) -> list[tuple[nn.Module, bool]]:
-    """The training flag of every module: frozen parts may differ from the rest."""
+    """Return the training flag of every module: frozen parts may differ from the rest."""
     return [(module, module.training) for module in model.modules()]
 
 
@@ -68,7 +149,7 @@ def restore_training_flags(flags: list[tuple[nn.Module, bool]]) -> None:
 
 
 def device_and_dtype(layer: nn.Module, model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where a layer computes, and in which precision: its own tensors tell, else the model's."""
+    """Return where and in which precision a layer computes: by its tensors, else the model's."""
     for module in (layer, model):
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.is_floating_point():
@@ -79,15 +160,10 @@ def device_and_dtype(layer: nn.Module, model: nn.Module) -> tuple[torch.device, 
 def map_first_tensor(
     change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Change the first tensor among the arguments of a model: its images, as a rule.
-
-    Args:
-        change: What to do with it; returns another tensor.
-        args: Of the model; left as they were.
-        kwargs: Likewise.
+    """Return a model's arguments with the first tensor changed, usually the images.
 
     Raises:
-        ShapeError: When there is no tensor among them.
+        ShapeError: There is no tensor among them.
 
     Example:
         >>> map_first_tensor(torch.neg, ("x", torch.tensor(1), torch.tensor(2)), {})
@@ -104,16 +180,10 @@ def map_first_tensor(
 
 @contextmanager
 def explained_inputs(inputs: Iterable[Any]) -> Iterator[None]:
-    """Say what is wrong with the inputs of a model, where it fails on what is rarely meant.
+    """Explain what is wrong with a model's inputs if the model, run inside the block, fails.
 
     A model may take anything, so nothing is refused beforehand: lists, arrays and whole numbers are
-    named only when the model has failed on them.
-
-    Args:
-        inputs: All that the model is given.
-
-    Yields:
-        Nothing; run the model inside.
+    named only once the model has failed on them.
 
     Raises:
         InputTypeError: The model failed, and an input is a list, an array, or not floating point.

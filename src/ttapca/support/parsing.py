@@ -1,6 +1,6 @@
-"""Small files of text from anywhere, read within bounds: of size, of depth, of numbers.
+"""Read small text files from anywhere, with bounds on size, depth and numbers.
 
-What is read so is compared with a rule of `ttapca._checks` before anything is built from it.
+Whatever is read is then compared with a rule of `ttapca._checks`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LONGEST_NUMBER = 20  # digits of a whole number; 2^63 has 19
 
 
 def read_bounded(path: Path, error: ErrorType, largest: int = LARGEST) -> bytes:
-    """The content of a file that must be small.
+    """Return the content of a file that must be small.
 
     Raises:
         OSError: The operating system refuses.
-        TtapcaError: By `error`, the file is larger.
+        TtapcaError: The one that `error` makes: the file is larger.
 
     Example:
         >>> from ttapca.errors import DataFormatError
@@ -52,14 +52,14 @@ def parse_json(
     largest: int = LARGEST,
     finite: bool = True,
 ) -> Any:
-    """Parse JSON within bounds: of size, of depth, of numbers; no name twice in one object.
+    """Parse JSON, with bounds on size, depth and numbers, and no name twice in one object.
 
     Args:
-        text: UTF-8 where it is bytes.
-        where: The file, as the message shall name it.
+        text: Text, or bytes in UTF-8.
+        where: The file, for the error message.
         error: Makes the error that is raised.
-        largest: The most characters that are read.
-        finite: Whether NaN and infinity, which Python writes, are refused.
+        largest: Limit of characters.
+        finite: Whether to refuse NaN and infinity, which Python writes.
 
     Example:
         >>> from ttapca.errors import DataFormatError
@@ -84,7 +84,7 @@ def parse_json(
 
 
 def parse_toml(text: bytes | str, where: str, error: ErrorType) -> dict[str, Any]:
-    """Parse TOML within bounds of size and depth; the arguments are those of `parse_json`.
+    """Parse TOML with bounds on size and depth; the arguments are those of `parse_json`.
 
     Example:
         >>> from ttapca.errors import DataFormatError

@@ -1,8 +1,12 @@
-"""How a long operation tells what it is doing: through a `Reporter` that the caller passes in."""
+"""What a long operation tells: how far it is, to a `Reporter`, and its peak memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+import contextlib
+import operator
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 Step = TypeVar("Step")
@@ -23,32 +27,32 @@ class Reporter(Protocol):
     """
 
     def note(self, text: str) -> None:
-        """Take one finished sentence."""
+        """Receive one finished sentence."""
 
     def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        """Take the state of a task.
+        """Receive the state of a task.
 
         Args:
             task: Its name.
-            done: Images, batches or bytes that are done.
-            total: How many there are in all; None where nobody knows. The task is finished when
-                `done` reaches it.
+            done: Number of images, batches or bytes that are done.
+            total: Number of all of them, or None if unknown. The task is finished when `done`
+                reaches it.
             facts: What is known so far, for people, such as the error.
         """
 
 
 class Silent:
-    """The reporter of a caller who does not want to know.
+    """A reporter that reports nothing.
 
     Example:
         >>> Silent().note("nobody reads this")
     """
 
     def note(self, text: str) -> None:
-        """Drop the sentence."""
+        """Ignore the sentence."""
 
     def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        """Drop the numbers."""
+        """Ignore the numbers."""
 
 
 class Steps:
@@ -57,8 +61,8 @@ class Steps:
     Args:
         reporter: Who is told.
         task: What the loop does.
-        total: Batches of all loops together; by default those of the loops so far.
-        done: Batches that were done before.
+        total: Number of batches of all loops together; by default that of the loops so far.
+        done: Number of batches that were done before.
 
     Example:
         >>> sum(Steps(Silent(), "adding")([1, 2, 3]))
@@ -72,15 +76,44 @@ class Steps:
         self._done, self._total, self._fixed = done, total, total is not None
 
     def stage(self, name: str) -> None:
-        """Say what is done now, where nobody can tell how much of it is left."""
+        """Name the work that is done now, if nobody knows how much of it is left."""
         self._reporter.advance(self._task, self._done, None, name)
 
     def __call__(self, steps: Iterable[Step]) -> Iterator[Step]:
-        """Give the steps one by one, and tell of each when it is done."""
-        if not self._fixed and isinstance(steps, Sized):
-            self._total = (self._total or 0) + len(steps)
+        """Yield the steps, and report each when it is done."""
+        length = operator.length_hint(steps)  # 0 for a loader that does not know its length
+        if not self._fixed and length:
+            self._total = (self._total or 0) + length
         self._reporter.advance(self._task, self._done, self._total)
         for step in steps:
             yield step
             self._done += 1
             self._reporter.advance(self._task, self._done, self._total)
+
+
+def forget_peak_memory() -> None:
+    """Start to measure anew, where the system can; elsewhere the peak is that of the whole run."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak memory
+
+
+def peak_memory() -> float:
+    """Return the highest resident memory of this process since it was forgotten, in MB.
+
+    `getrusage` is used only where there is no other way: on Linux it starts with the peak of the
+    parent process.
+
+    Example:
+        >>> peak_memory() > 10
+        True
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024 / 1e6
+    except OSError:
+        pass
+    import resource  # not on Windows, which has no other way either
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -1,8 +1,8 @@
-"""Run something around a module's `forward`, and be sure that it is over afterwards.
+"""Run something around a module's `forward`, and clean up after it in any case.
 
 Torch calls no forward hook after an interrupt (Ctrl-C, or any other exception that is not an
-`Exception`), not even one that was registered to be called always. So what must come out again when
-a pass is over is put in and taken out around `forward` itself.
+`Exception`), not even one that was registered to be called always. So whatever must be taken out
+when a pass is over is put in and taken out around `forward` itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Wrapper:
-    """Runs in place of a module's `forward`; a class, so that it is copied and pickled with it.
+    """Runs in place of a module's `forward`; a class, so that copies and pickles carry it along.
 
     Attributes:
         replaces: Whether it computes something else than the `forward` that it wraps.
@@ -26,18 +26,18 @@ class Wrapper:
     replaces = False
 
     def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run, given the `forward` that is wrapped and the arguments of the call."""
+        """Run, given the wrapped `forward` and the arguments of the call."""
         raise NotImplementedError
 
 
 class WrappedForward:
-    """Stands in for the `forward` of one module: wrappers around the module's own.
+    """Replaces the `forward` of one module by wrappers around it.
 
-    It lies in the instance's dictionary, where `nn.Module` looks first. Parameters, buffers, keys
-    and hooks stay as they are, and taking it away leaves no trace.
+    It is an attribute of the instance, where `nn.Module` looks first. Parameters, buffers, keys and
+    hooks stay as they are, and removing it leaves no trace.
 
     Attributes:
-        shadowed: A `forward` that the instance had already, by somebody else; None as a rule.
+        shadowed: A `forward` that somebody else had put on the instance; usually None.
         wrappers: From the innermost to the outermost.
     """
 
@@ -59,7 +59,7 @@ class WrappedForward:
         return type(self._module).forward(self._module, *args, **kwargs)
 
     def remove(self, wrapper: Wrapper) -> None:
-        """Take one wrapper away, and with the last one all of it; harmless a second time."""
+        """Remove one wrapper, and with the last one itself; a second call does nothing."""
         self.wrappers = [other for other in self.wrappers if other is not wrapper]
         if self.wrappers or vars(self._module).get("forward") is not self:
             return
@@ -70,26 +70,19 @@ class WrappedForward:
 
 
 class WrapperHandle:
-    """Takes a wrapper away again."""
+    """Removes a wrapper again."""
 
     def __init__(self, wrapped: WrappedForward, wrapper: Wrapper) -> None:
         self._wrapped = wrapped
         self._wrapper = wrapper
 
     def remove(self) -> None:
-        """Take the wrapper away; harmless a second time."""
+        """Remove the wrapper; a second call does nothing."""
         self._wrapped.remove(self._wrapper)
 
 
 def wrap_forward(module: nn.Module, wrapper: Wrapper) -> WrapperHandle:
-    """Let a wrapper run in place of a module's `forward`.
-
-    Args:
-        module: Any module.
-        wrapper: What runs.
-
-    Returns:
-        A handle to take it away again.
+    """Run a wrapper in place of a module's `forward`, and return a handle to remove it.
 
     Example:
         >>> import torch
@@ -113,13 +106,13 @@ def wrap_forward(module: nn.Module, wrapper: Wrapper) -> WrapperHandle:
 
 
 def wrappers_of(module: nn.Module) -> list[Wrapper]:
-    """What was put around a module's `forward` here, from the innermost on."""
+    """Return the wrappers around a module's `forward`, from the innermost on."""
     found = vars(module).get("forward")
     return found.wrappers if isinstance(found, WrappedForward) else []
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Whether a module runs something else than its own `forward`, by us or by somebody else."""
+    """Return whether a module runs something else than its own `forward`, whoever changed it."""
     found = vars(module).get("forward")
     if isinstance(found, WrappedForward):
         return found.shadowed is not None or any(each.replaces for each in found.wrappers)
@@ -127,17 +120,10 @@ def is_replaced(module: nn.Module) -> bool:
 
 
 def surely(run: Callable[[], Result], then: Callable[[], None]) -> Result:
-    """Run something, and something else after it, however it ends.
+    """Return what `run` returns, and call `then` afterwards, however `run` ends.
 
-    An interrupt (Ctrl-C) may come at any moment, so also in the middle of `then`, which is why it
-    is called twice: it has to take up where it was cut off, and do nothing when all is done.
-
-    Args:
-        run: What to run.
-        then: What must have been done afterwards.
-
-    Returns:
-        What `run` returned.
+    An interrupt (Ctrl-C) may come at any moment, even in the middle of `then`, so `then` is called
+    twice: it must continue where it was cut off, and do nothing when everything is done.
 
     Example:
         >>> surely(lambda: 1 + 1, then=lambda: None)

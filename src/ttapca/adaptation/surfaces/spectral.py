@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, TruncationWarning
-from ttapca.fitting.attachment import Attachment, attach
-from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.fitting.fitted_filter import Attachment, FittedFilter, attach
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, is_closed_form
