@@ -118,11 +118,6 @@ def test_routes_that_cannot_be_taken() -> None:
 # Cosines, on demand.
 
 
-@pytest.fixture(params=["conv1", "act"], ids=["input", "output"])
-def cosines(request: pytest.FixtureRequest) -> ttapca.FittedFilter:
-    return ttapca.fit(small_convnet(), request.param, DATA, route="dct")
-
-
 def test_cosines_on_the_smaller_side_of_an_affine_layer() -> None:
     model = small_convnet()
     fitted = ttapca.fit(model, "conv1", DATA, route="dct")
@@ -136,15 +131,15 @@ def test_cosines_on_the_smaller_side_of_an_affine_layer() -> None:
     np.testing.assert_allclose(energies.double().mean(0), 89 / 90, rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["ttapca-relu", "ttapca-exp", "wiener", "tent"])
-def test_every_method_takes_cosines(cosines: ttapca.FittedFilter, method: str) -> None:
+@pytest.mark.parametrize("layer", ["conv1", "act"])
+@pytest.mark.parametrize("method", ["ttapca-relu", "wiener", "tent"])
+def test_every_method_takes_cosines(layer: str, method: str) -> None:
     model = small_convnet()
-    with left_untouched(model, X):
-        adapted = ttapca.adapt(model, method, filter=cosines)
+    fitted = ttapca.fit(model, layer, DATA, route="dct")
+    with left_untouched(model, X), ttapca.adapt(model, method, filter=fitted) as adapted:
         first = adapted(3 * X)
         assert torch.isfinite(first).all()
         assert torch.equal(adapted(3 * X), first)
-        adapted.detach()
 
 
 @torch.no_grad()

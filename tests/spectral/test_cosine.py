@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from oracles import images
 from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, ShapeError
 from ttapca.spectral.basis import Cosine
-from ttapca.spectral.cosine import (
-    CoefficientMoments,
-    dct_coefficients,
-    dct_images,
-    dct_matrix,
-    fit_channel_dct,
-)
+from ttapca.spectral.cosine import CoefficientMoments, dct_matrix, fit_channel_dct
 
 SHAPE = (3, 4, 6)
 
@@ -46,17 +40,7 @@ def test_the_matrix_is_scipys_transform(size: int) -> None:
     np.testing.assert_allclose(dct_matrix(size).numpy(), expected, atol=1e-12)
 
 
-def test_two_dimensions_and_back() -> None:
-    x = images(5, shape=SHAPE)
-    height, width = dct_matrix(4), dct_matrix(6)
-    coefficients = dct_coefficients(x, height, width)
-    np.testing.assert_allclose(
-        coefficients, scipy.fft.dctn(x.numpy(), axes=(2, 3), norm="ortho"), atol=1e-12
-    )
-    torch.testing.assert_close(dct_images(coefficients, height, width), x)
-
-
-@pytest.mark.parametrize("batches", [1, 3, 40], ids=str)
+@pytest.mark.parametrize("batches", [1, 40], ids=str)
 def test_variances_are_those_of_the_dense_coefficients(batches: int) -> None:
     x = images(40, shape=SHAPE)
     moments = CoefficientMoments(SHAPE)

@@ -40,19 +40,6 @@ def test_gains_equal_the_papers_formulas(gamma: float, value: float) -> None:
     assert exponential_gain(g, s).item() == pytest.approx(1 / (1 + math.exp(gamma**2 - value)))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda gamma: relu_gain(gamma, SPECTRUM),
-        lambda gamma: exponential_gain(gamma, SPECTRUM),
-        lambda gamma: bounded_multiplier(4 * gamma, 4.0),
-    ],
-)
-def test_gradients_equal_finite_differences(function: Any) -> None:
-    gamma = torch.tensor([0.3, -0.7, 1.2, 0.01], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(function, (gamma,), eps=1e-6)
-
-
 @given(value=st.floats(-1e6, 1e6), limit=st.floats(1.01, 100))
 @settings(deadline=None)
 def test_the_multiplier_is_bounded_and_positive(value: float, limit: float) -> None:
@@ -60,18 +47,6 @@ def test_the_multiplier_is_bounded_and_positive(value: float, limit: float) -> N
     assert 1 / limit * (1 - 1e-9) <= a <= limit * (1 + 1e-9)
     if abs(value) < 1e-3:
         assert a == pytest.approx(math.exp(value), rel=1e-4)
-
-
-def test_singular_values_are_divided_by_the_largest() -> None:
-    assert made("relu").spectrum.tolist() == [1.0, 0.5, 0.125, 0.03125]
-    assert made("relu", normalise=False).spectrum.tolist() == SPECTRUM.tolist()
-
-
-def test_the_exponential_filter_starts_as_a_mild_low_pass() -> None:
-    gains = made("exponential", initial=0.0)()
-    assert bool((gains > 0.5).all())
-    assert bool((gains <= 1 / (1 + math.exp(-1)) + 1e-12).all())
-    assert bool((gains.diff() < 0).all())
 
 
 def gradient_at(gain) -> Tensor:
@@ -85,6 +60,8 @@ def test_dead_at_zero_alive_nearby_by_default(kind: str) -> None:
     assert bool((gradient_at(zero) == 0).all())
     assert bool((gradient_at(default) != 0).all())
     torch.testing.assert_close(default(), zero(), rtol=0.02, atol=0)
+    assert default.spectrum.tolist() == [1.0, 0.5, 0.125, 0.03125]
+    assert made(kind, normalise=False).spectrum.tolist() == SPECTRUM.tolist()
 
 
 @pytest.mark.parametrize("penalty", ["relu", "exponential"])
@@ -97,6 +74,7 @@ def test_multiplicative_is_the_penalty_times_the_multiplier(penalty: str) -> Non
     bound = math.log(3.0)
     factor = [math.exp(bound * math.tanh(h / bound)) for h in (0.0, 1.0, -1.0, 50.0)]
     np.testing.assert_allclose(gain().detach(), plain().detach().numpy() * factor, rtol=1e-12)
+    assert "limit=3.0" in repr(gain)
     assert sum(p.numel() for p in gain.parameters()) == 8
     assert bool((gradient_at(made("multiplicative", penalty=penalty)) != 0).all())
 
@@ -120,24 +98,12 @@ def test_relu_gain_with_one_gamma_is_ridge_regression() -> None:
     [
         ("relo", {}, r"`gain` must be one of .*; found 'relo'\. Did you mean `relu`\?"),
         ("relu", {"initial": math.nan}, "`initial` must be a finite number; found nan"),
-        (
-            "relu",
-            {"limit": 2.0},
-            "The gain `relu` has no option `limit`; it has normalise, initial",
-        ),
+        ("relu", {"limit": 2.0}, "gain `relu` has no option `limit`; it has normalise, initial"),
         ("multiplicative", {"limit": 1.0}, "`limit` must be a finite number above 1; found 1"),
-        (
-            "multiplicative",
-            {"penalty": "x"},
-            "`penalty` must be one of relu, exponential; found 'x",
-        ),
+        ("multiplicative", {"penalty": "x"}, "`penalty` must be one of relu, exponential; found"),
         ("relu", {"spectrum": torch.tensor([1.0, 0.0])}, "positive singular values"),
     ],
 )
 def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         made(name, **options)
-
-
-def test_repr_tells_the_limit() -> None:
-    assert "limit=4.0" in repr(made("multiplicative"))

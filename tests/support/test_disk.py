@@ -52,6 +52,12 @@ def test_what_the_system_refuses_names_the_way_out(number: int, tmp_path: Path) 
     with pytest.raises(StorageError, match=f"{os.strerror(number)}.*--to DIR"):
         fail_halfway(tmp_path / "data", OSError(number, os.strerror(number)))
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StorageError, match=r"1,000,000,000,000 MB are needed in .* MB are free"):
+        check_space(tmp_path, 10**18)
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "inner"):
+        with pytest.raises(StorageError, match="A file is where a folder should be"):
+            make_folder(path)
 
 
 def test_a_full_disk_while_flushing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,18 +70,6 @@ def test_a_full_disk_while_flushing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "inner"):
-        with pytest.raises(StorageError, match="A file is where a folder should be"):
-            make_folder(path)
-
-
-def test_too_little_space_is_known_before(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"1,000,000,000,000 MB are needed in .* MB are free"):
-        check_space(tmp_path, 10**18)
-
-
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -84,32 +78,30 @@ with locked(Path(sys.argv[1])):
     print("started", flush=True)
     time.sleep(60)
 """
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def can_lock(folder: Path) -> bool:
+    try:
+        with locked(folder):
+            return True
+    except StorageError:
+        return False
 
 
 def test_two_processes_do_not_fill_one_place(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as process:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "started"
-        with (
-            pytest.raises(StorageError, match="another one is at work there"),
-            locked(tmp_path),
-        ):
+        with pytest.raises(StorageError, match="another one is at work"), locked(tmp_path):
             pass
         process.kill()
-    entered = False
-    for _ in range(100):  # the system frees the lock of a dead process, in its own time
-        try:
-            with locked(tmp_path):
-                entered = True
-                break
-        except StorageError:
-            time.sleep(0.05)
-    assert entered
+    for _ in range(100):  # the system releases the lock of a dead process a little later
+        if can_lock(tmp_path):
+            break
+        time.sleep(0.05)
+    assert can_lock(tmp_path)
 
 
 # Forks a writer that dies before its n-th call to the operating system, for every n, and tells what
@@ -175,7 +167,7 @@ def test_a_writer_that_dies_anywhere_leaves_the_old_or_the_new_one(
         pytest.skip("this system cannot swap two names in one step")
     done = subprocess.run(
         [sys.executable, "-c", DIES_EVERYWHERE, str(keep_old), str(exchange)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=True,
