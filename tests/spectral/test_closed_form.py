@@ -45,13 +45,13 @@ def calibrated(deviations: Tensor, name: Any = "two-sided", **options: Any) -> A
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.integers(1, 3000), st.integers(1, 4))
-def test_bands_cover_every_component_once(n: int, per_octave: int) -> None:
-    edges = band_edges(n, per_octave)
+@given(st.integers(1, 3000))
+def test_bands_cover_every_component_once(n: int) -> None:
+    edges = band_edges(n)
     assert edges[0] == 0
     assert edges[-1] == n
     assert all(low < high for low, high in pairwise(edges))
-    fewer = band_edges(max(1, n // 3), per_octave)
+    fewer = band_edges(max(1, n // 3))
     assert fewer[:-1] == edges[: len(fewer) - 1]  # the same bands, except for the last
     values = torch.rand(2, n, dtype=torch.float64)
     means = [values[:, low:high].mean(1) for low, high in pairwise(edges)]

@@ -25,10 +25,6 @@ from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.spectral.affine import InputPCA
 from ttapca.spectral.pca import PCA
 
-# Bands per doubling of the number of components: 1 makes 12 bands of 3,072 components. More bands
-# were not better at any batch size (docs/closed-form.md).
-BANDS_PER_OCTAVE = 1
-
 # How many source samples are kept, and how many numbers at most; measured 32 samples at a time.
 SAMPLES = 2048
 SAMPLED_NUMBERS = 2**24
@@ -49,27 +45,20 @@ REACH = 0.99
 RIDGE = 1e-3
 
 
-def band_edges(n_components: int, per_octave: int = BANDS_PER_OCTAVE) -> list[int]:
+def band_edges(n_components: int) -> list[int]:
     """Return where bands begin and end: band k holds components edges[k] to edges[k + 1] - 1.
 
-    Fewer components have the same bands, except that the last one ends earlier.
-
-    Args:
-        n_components: At least 1.
-        per_octave: Bands per doubling; at the top of the spectrum a band has one component.
+    There is one band per doubling, which makes 12 bands of 3,072 components. More bands were not
+    better at any batch size (docs/closed-form.md). Fewer components have the same bands, except
+    that the last one ends earlier.
 
     Example:
-        >>> band_edges(12, per_octave=2)
-        [0, 1, 2, 3, 5, 7, 10, 12]
+        >>> band_edges(12)
+        [0, 1, 3, 7, 12]
     """
-    if n_components < 1 or per_octave < 1:
-        raise OptionError(
-            "Bands need at least one component and one band per doubling; found "
-            f"{n_components} components and {per_octave} bands."
-        )
-    steps = range(math.ceil(per_octave * math.log2(n_components + 1)) + 1)
-    inner = {round(2 ** (step / per_octave)) - 1 for step in steps}
-    return [*sorted(edge for edge in inner if edge < n_components), n_components]
+    if n_components < 1:
+        raise OptionError(f"Bands need at least one component; found {n_components}.")
+    return [*(2**band - 1 for band in range(n_components.bit_length())), n_components]
 
 
 def band_means(values: Tensor, edges: list[int]) -> Tensor:

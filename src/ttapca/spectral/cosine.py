@@ -92,12 +92,7 @@ class CoefficientMoments:
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> CoefficientMoments:
-        """Add a batch of images, shape (samples, *shape), and return self.
-
-        Raises:
-            ShapeError: The images have another size.
-            NonFiniteError: The batch holds NaN or infinity; nothing is added then.
-        """
+        """Add a batch of images, shape (samples, *shape), and return self; see `Moments`."""
         size = math.prod(self.shape)
         images = finite_samples(batch, size).reshape(-1, *self.shape)
         for part in torch.split(images, max(1, CHUNK_NUMBERS // size)):
@@ -126,11 +121,7 @@ class CoefficientMoments:
 
 @torch.no_grad()
 def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | None) -> ChannelDCT:
-    """Find the rotation of the channels, and keep as many coefficients as asked for.
-
-    Raises:
-        NotEnoughDataError: Fewer coefficients vary than asked for.
-    """
+    """Find the rotation of the channels, and keep as many coefficients as asked for."""
     check_sample_count(None, moments.count)
     # The DCT is orthonormal: the scatter of the pixels' channels is the sum over frequencies.
     _, rotation = eigh_descending(moments.scatter.sum(0))

@@ -122,12 +122,7 @@ class PCA(Spectrum):
 
 
 class SampleGram:
-    """All products of two samples, for the PCA of few samples with `size` numbers each.
-
-    Raises:
-        NotEnoughDataError: There are fewer than two samples.
-        NonFiniteError: A sample holds NaN or infinity.
-    """
+    """All products of two samples, for the PCA of few samples with `size` numbers each."""
 
     @torch.no_grad()
     def __init__(
@@ -152,12 +147,7 @@ class SampleGram:
 
     @torch.no_grad()
     def pca(self, n_components: int | float | None = None, *, leave_out: Sequence[int] = ()) -> PCA:
-        """Decompose all samples except those at the positions in `leave_out`.
-
-        Raises:
-            NotEnoughDataError: The samples have fewer components than asked for.
-            OptionError: `n_components` makes no sense.
-        """
+        """Decompose all samples except those at the positions in `leave_out`."""
         kept = torch.ones(self.count, dtype=torch.bool, device=self._device)
         kept[list(leave_out)] = False
         products = self._products[kept][:, kept]
