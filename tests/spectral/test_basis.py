@@ -71,7 +71,9 @@ def test_the_first_components_alone(basis: Basis, samples: Tensor) -> None:
     )
 
 
-def test_its_tensors_make_it_again(fitted: ttapca.FittedFilter, samples: Tensor) -> None:
+def test_its_tensors_make_it_again_and_tell_its_cost(
+    fitted: ttapca.FittedFilter, samples: Tensor
+) -> None:
     basis = fitted.basis
     tensors = basis.tensors()
     forms = basis.forms(fitted.shape, 30)
@@ -83,6 +85,9 @@ def test_its_tensors_make_it_again(fitted: ttapca.FittedFilter, samples: Tensor)
     again = BASES[fitted.route].from_tensors(tensors, fitted.shape, at_input=basis.at_input)
     assert torch.equal(again.project(samples), basis.project(samples))
     assert again.at_input == basis.at_input in basis.sides
+    numbers, multiply_adds = basis.cost(fitted.shape, 30)
+    assert numbers == sum(buffer.numel() for buffer in basis.buffers())
+    assert multiply_adds > 2 * math.prod(fitted.shape)
 
 
 def test_a_copy_to_compute_with(basis: Basis, samples: Tensor) -> None:
@@ -94,12 +99,6 @@ def test_a_copy_to_compute_with(basis: Basis, samples: Tensor) -> None:
     assert own.isdisjoint(tensor.data_ptr() for tensor in ready.buffers())
     assert torch.equal(copy.deepcopy(ready).project(samples.float()), found)
     assert ready.to("meta").project(samples.float().to("meta")).shape == (7, 30)
-
-
-def test_its_cost(fitted: ttapca.FittedFilter) -> None:
-    numbers, multiply_adds = fitted.basis.cost(fitted.shape, 30)
-    assert numbers == sum(buffer.numel() for buffer in fitted.basis.buffers())
-    assert multiply_adds > 2 * math.prod(fitted.shape)
 
 
 def test_every_route_leads_to_a_basis() -> None:

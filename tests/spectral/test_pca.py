@@ -73,10 +73,15 @@ def test_any_split_and_any_order_of_merging_give_the_same(cuts: list[int], order
     assert_same_moments(parts[0], Moments(4).update(torch.cat([data, data])))
 
 
-def test_what_is_removed_was_never_there() -> None:
+def test_samples_that_are_removed_or_left_out_were_never_there() -> None:
     data = images(60, shape=(9,)) + 3
+    rest = torch.cat([data[:10], data[40:]])
     found = Moments(9).update(data).remove(data[10:40])
-    assert_same_moments(found, Moments(9).update(torch.cat([data[:10], data[40:]])))
+    assert_same_moments(found, Moments(9).update(rest))
+    without = SampleGram(data.split(8), 9).pca(5, leave_out=range(10, 40))
+    assert without.n_samples == 30
+    for name in ("mean", "singular_values", "basis"):
+        torch.testing.assert_close(getattr(without, name), getattr(by_gram([rest], 5), name))
     with pytest.raises(NotEnoughDataError, match="Some of 30 samples must be left"):
         found.remove(data[:30])
 
@@ -159,17 +164,6 @@ def test_columns_stay_orthonormal_where_singular_values_are_small(
     )
     exact = DensePCA(samples).singular_values
     np.testing.assert_allclose(pca.singular_values, exact[:kept], rtol=1e-3, atol=1e-9 * exact[0])
-
-
-def test_leaving_samples_out_is_as_if_they_had_never_been() -> None:
-    samples = images(30, shape=(90,))
-    out = [0, 7, 8, 29]
-    kept = [number for number in range(30) if number not in out]
-    without = SampleGram(samples.split(8), 90).pca(10, leave_out=out)
-    never = by_gram([samples[kept]], 10)
-    assert without.n_samples == never.n_samples == 26
-    for name in ("mean", "singular_values", "basis"):
-        torch.testing.assert_close(getattr(without, name), getattr(never, name))
 
 
 def test_what_is_held_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:

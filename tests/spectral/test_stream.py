@@ -106,7 +106,7 @@ def test_a_broken_batch_leaves_no_mark() -> None:
     assert same(world.stream.contents(), before)
 
 
-def test_what_is_not_finite_is_not_kept_and_the_rest_is() -> None:
+def test_what_is_kept_is_finite_and_serves_outside_inference_mode() -> None:
     stream = World().stream
     stream.start_batch(1)
     stream.write("mean", torch.tensor([1.0, math.nan]))
@@ -115,6 +115,10 @@ def test_what_is_not_finite_is_not_kept_and_the_rest_is() -> None:
     assert stream.now("mean").tolist() == [0.0, 0.0]
     assert stream.now("pair")[0].item() == 1e300
     assert stream.samples == 1
+    with torch.inference_mode():
+        stream.write("mean", torch.ones(2))
+        stream.write("pair", (torch.ones(2), 1.0))
+    assert not any(tensor.is_inference() for tensor in tensors_in(stream.contents()))
 
 
 def test_a_reset_begins_as_new_every_time() -> None:
@@ -170,14 +174,6 @@ def test_casting_takes_all_of_it_along() -> None:
     world.stream.reset()
     assert world.weight.tolist() == [1.0] * 3
     assert world.weight.dtype == torch.float64
-
-
-def test_what_was_written_in_inference_mode_serves_outside() -> None:
-    stream = World().stream
-    with torch.inference_mode():
-        stream.write("mean", torch.ones(2))
-        stream.write("pair", (torch.ones(2), 1.0))
-    assert not any(tensor.is_inference() for tensor in tensors_in(stream.contents()))
 
 
 def test_the_shift_is_that_of_the_first_who_can_tell() -> None:
