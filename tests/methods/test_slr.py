@@ -18,9 +18,9 @@ from methods.plain_loops import (
     set_to,
 )
 from oracles import images, layer_norm_net, left_untouched, small_convnet
-from ttapca.adaptation.objectives import hard_likelihood_ratio, soft_likelihood_ratio
 from ttapca.adaptation.surfaces import InputTransform
 from ttapca.errors import AttachError, ShapeError
+from ttapca.methods.slr import hard_likelihood_ratio, soft_likelihood_ratio
 
 
 def plain_ratio(logits: Tensor, likelihood: str) -> Tensor:
@@ -156,15 +156,3 @@ def test_a_model_that_calls_itself_is_transformed_once() -> None:
     transform.enabled = False
     assert transform.enabled is False
     assert torch.equal(model(x), x)
-
-
-def test_one_transformation_a_model() -> None:
-    model = small_convnet()
-    transform = InputTransform()
-    transform.attach(model)
-    with pytest.raises(AttachError, match="attached already"):
-        transform.attach(small_convnet())
-    with pytest.raises(AttachError, match="has one input transformation"):
-        InputTransform().attach(model)
-    model.to("meta")
-    assert model(X.to("meta")).device.type == "meta"
