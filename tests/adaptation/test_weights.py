@@ -16,7 +16,7 @@ from oracles import (
     plain_entropy,
     small_convnet,
 )
-from ttapca.adaptation.surfaces import NormAffine, Weights
+from ttapca.adaptation.surfaces import InputTransform, NormAffine, Surface, Weights
 
 BATCHES = list(images(120, seed=8).split(12))
 X = BATCHES[0]
@@ -109,10 +109,10 @@ def test_tent_over_a_filter_moves_both() -> None:
     assert not torch.equal(exponential(X), ttapca.adapt(small_convnet(), "tent", filter=fitted)(X))
 
 
-def test_the_copies_follow_the_model_to_another_device() -> None:
+@pytest.mark.parametrize("surface", [NormAffine, InputTransform])
+def test_a_surface_follows_the_model_to_another_device(surface: type[Surface]) -> None:
     model = small_convnet()
-    surface = NormAffine()
-    surface.attach(model)
+    surface().attach(model)
     model.to("meta")
     assert model(X.to("meta")).device.type == "meta"
 

@@ -37,17 +37,15 @@ class Adapter(nn.Module):
     adapted surfaces too; inside `disabled()` both give the untouched model's outputs, bit for bit.
 
     Several threads may call one adapter. They take turns, since each batch changes how the next
-    one is predicted, so this brings no speed; to compute in parallel, give each thread a copy
-    (`copy.deepcopy(adapted)`). While an adapter is attached, call the model itself from one thread
-    only.
+    one is predicted; to compute in parallel, give each thread a copy (`copy.deepcopy(adapted)`).
+    While an adapter is attached, call the model itself from one thread only.
 
     It works inside `torch.no_grad()` and `torch.inference_mode()`, and returns logits without
     gradients. Training mode has no effect: the model is put in evaluation mode, `train()` and
     `eval()` on the adapter leave it there, and `detach()` restores the model's own flags.
 
-    One adapter can serve any number of independent streams, such as cameras, that share the model:
-    see `stream`. `state_dict()` holds all of them, so that a restored adapter continues bit for
-    bit.
+    One adapter can serve any number of independent streams, such as cameras: see `stream`.
+    `state_dict()` holds all of them, so that a restored adapter continues bit for bit.
 
     Args:
         model: Any module that returns logits of shape (batch, classes, ...).

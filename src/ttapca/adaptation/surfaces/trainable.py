@@ -19,6 +19,8 @@ from ttapca.spectral.stream import ParameterValues, Stream
 from ttapca.support.modules import device_and_dtype, map_first_tensor
 from ttapca.support.wrapping import surely, wrap_forward
 
+WIDTH = 16  # channels inside the residual network of an input transformation
+
 # Where a parameter lives: the module that owns it, and its name there.
 Place = tuple[nn.Module, str]
 Select = Callable[[nn.Module], list[Place]]
@@ -193,7 +195,6 @@ class InputTransform(Surface):
     Args:
         channels: Number of channels of the images; by default those of the model's first
             convolution.
-        width: Number of channels inside r.
         seed: Draws the weights of r; the caller's random state is not touched.
 
     Example:
@@ -212,12 +213,10 @@ class InputTransform(Surface):
     scale: nn.Parameter
     shift: nn.Parameter
 
-    def __init__(self, channels: int | None = None, *, width: int = 16, seed: int = 0) -> None:
+    def __init__(self, channels: int | None = None, *, seed: int = 0) -> None:
         super().__init__()
         check_option("channels", channels, Maybe(Whole(1)))
-        check_option("width", width, Whole(1))
         self.channels = channels
-        self.width = width
         self.seed = seed
         self.residual: nn.Module = nn.Identity()
         self._inside = False  # whether a forward pass of the model is running
@@ -232,7 +231,7 @@ class InputTransform(Surface):
             )
         channels = self.channels if self.channels is not None else _channels_of(model)
         device, dtype = device_and_dtype(model, model)
-        self.residual = _residual(channels, self.width, self.seed).to(device, dtype)
+        self.residual = _residual(channels, self.seed).to(device, dtype)
         one = torch.ones((), device=device, dtype=dtype)
         self.mix = nn.Parameter(one.clone())
         self.scale = nn.Parameter(one.repeat(channels))
@@ -300,13 +299,13 @@ def _channels_of(model: nn.Module) -> int:
     )
 
 
-def _residual(channels: int, width: int, seed: int) -> nn.Module:
+def _residual(channels: int, seed: int) -> nn.Module:
     """Return the network r: two convolutions that keep the size of an image."""
     generator = torch.Generator().manual_seed(seed)
     # Made without values, so that torch draws none from the caller's random state.
     layers = [
         skip_init(nn.Conv2d, taken, given, 3, padding=1)  # type: ignore[no-untyped-call]
-        for taken, given in ((channels, width), (width, channels))
+        for taken, given in ((channels, WIDTH), (WIDTH, channels))
     ]
     with torch.no_grad():
         for layer in layers:
