@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images, required_options, small_convnet
-from small_networks import group_norm_convnet
+from small_networks import TokenNet, group_norm_convnet
 
 DATA = images(150)
 BATCHES = list(images(60, seed=8).split(12))
@@ -21,34 +21,57 @@ X = BATCHES[0]
 OPTIONS: dict[str, dict[str, Any]] = {
     "cotta": {"views": 3},
     "memo": {"views": 3},
-    "sar": {"entropy_margin": 0.99},
+    "sar": {"entropy_margin": 1.1},
     "eata": {"entropy_margin": 6.0, "redundancy_margin": 2.0},
 }
 OVER_WIENER = {"gain": "wiener", "statistics": "mixed"}
-COMBINED = {"tent over wiener": "tent", "eata over wiener": "eata"}
+# Ways to use a method that keep something else between batches than the method by its name.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tent over wiener": ("tent", OVER_WIENER),
+    "eata over wiener": ("eata", OVER_WIENER),
+    "eata with source data": ("eata", {"source": DATA[:64], "fisher_weight": 1.0}),
+    "shot with pseudo-labels": ("shot", {"pseudo_labels": 0.3}),
+    "roid without views": ("roid", {"consistency": False}),
+    "lame by rbf": ("lame", {"affinity": "rbf"}),
+    "lame by linear": ("lame", {"affinity": "linear"}),
+    "ttt by random rotations": ("ttt", {"rotations": "random"}),
+}
 LEARNING = [name for name, found in ttapca.METHODS.items() if found.method.learns]
 
 
-def group_norm() -> nn.Module:
-    """`group_norm_convnet` with weights that depend on nothing but a seed."""
-    net = group_norm_convnet()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for tensor in net.parameters():
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) - 0.3)
-    return net.double().eval()
+def learns(case: str) -> bool:
+    """Whether a method or variant takes gradient steps."""
+    return VARIANTS.get(case, (case, {}))[0] in LEARNING
+
+
+def batch_norm_vector_net() -> nn.Module:
+    net = nn.Sequential()
+    net.add_module("flat", nn.Flatten())
+    net.add_module("conv1", nn.Linear(108, 120))
+    net.add_module("scaling", nn.BatchNorm1d(120))
+    net.add_module("fc", nn.Linear(120, 5))
+    return net
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    """A network whose weights depend on a seed, made without the global random state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().double().eval()
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "BatchNorm": small_convnet,
-    "GroupNorm": group_norm,
+    "BatchNorm": functools.partial(seeded, small_convnet),
+    "GroupNorm": functools.partial(seeded, group_norm_convnet),
+    "BatchNorm1d": functools.partial(seeded, batch_norm_vector_net),
+    "LayerNorm": functools.partial(seeded, TokenNet),
 }
 
-# Every method on every network that it fits; `bn` refuses one without BatchNorm.
+# Every method on two kinds of networks; `bn` refuses one without BatchNorm.
 CASES = [
     (method, norm)
-    for norm in NETWORKS
-    for method in (*ttapca.METHODS, *COMBINED)
+    for norm in ("BatchNorm", "GroupNorm")
+    for method in (*ttapca.METHODS, *VARIANTS)
     if (method, norm) != ("bn", "GroupNorm")
 ]
 
@@ -67,11 +90,10 @@ def adapted(
     layer: str = "conv1",
     **given: Any,
 ) -> ttapca.Adapter:
-    """A method by its name, with options that make it move, on a new network or on this one."""
-    given = {"forgetting": "online"} | given
-    if method in COMBINED:
-        method, given = COMBINED[method], {"filter": fitted(norm, layer)} | OVER_WIENER | given
-    if ttapca.METHODS[method].method.needs_filter:
+    """A method or variant, with options that make it move, on a new network or on this one."""
+    method, variant = VARIANTS.get(method, (method, {}))
+    given = {"forgetting": "online"} | variant | given
+    if "gain" in variant or ttapca.METHODS[method].method.needs_filter:
         given = {"filter": fitted(norm, layer)} | given
     if method in LEARNING:
         given = {"lr": 0.05} | given

@@ -23,13 +23,13 @@ from ttapca._version import __version__
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter as Adapter
-    from ttapca.adaptation.adapter import NamedStream as NamedStream
     from ttapca.adaptation.adapter import detach as detach
     from ttapca.adaptation.costs import Cost as Cost
     from ttapca.adaptation.costs import measure_cost as measure_cost
     from ttapca.adaptation.explanation import Explanation as Explanation
     from ttapca.adaptation.explanation import explain as explain
     from ttapca.adaptation.guards import CollapseGuard as CollapseGuard
+    from ttapca.adaptation.named_streams import NamedStream as NamedStream
     from ttapca.adaptation.surfaces import BatchNormStatistics as BatchNormStatistics
     from ttapca.adaptation.surfaces import SpectralGains as SpectralGains
     from ttapca.adaptation.surfaces import Surface as Surface
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # The same, for the interpreter: a test keeps the two lists equal.
 _HOMES = {
     "Adapter": "adaptation.adapter",
-    "NamedStream": "adaptation.adapter",
+    "NamedStream": "adaptation.named_streams",
     "detach": "adaptation.adapter",
     "Attachment": "fitting.fitted_filter",
     "attach": "fitting.fitted_filter",

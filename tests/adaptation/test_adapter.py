@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,11 +10,16 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from adapters import BATCHES, CASES, DATA, X, adapted, fitted
+from adapters import BATCHES, CASES, DATA, NETWORKS, X, adapted, fitted
 from oracles import DensePCA, images, left_untouched, plain_ttapca_loop, small_convnet
 from ttapca import Adapter, BatchNormStatistics, SpectralGains
-from ttapca.adaptation.objectives import mean_entropy
-from ttapca.adaptation.optimisation import GradientSteps, adam
+from ttapca.adaptation.optimisation import GradientSteps, mean_entropy
+from ttapca.adaptation.surfaces import (
+    GroupNormStatistics,
+    InputTransform,
+    NormAffine,
+    Surface,
+)
 from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.support.logits import softmax_entropy
 
@@ -61,20 +67,6 @@ def gains_of(adapter: Adapter) -> Tensor:
     return surface.filter.gains().detach().clone()
 
 
-@pytest.mark.parametrize(
-    ("forgetting", "forgets"), [("episodic", True), ("online", True), ("continual", False)]
-)
-def test_a_new_condition(forgetting: str, forgets: bool) -> None:
-    adapter = spectral(forgetting=forgetting)
-    start = gains_of(adapter)
-    adapter(X)
-    assert not torch.equal(gains_of(adapter), start)
-    adapter.start_condition()
-    assert torch.equal(gains_of(adapter), start) == forgets
-    adapter.reset()
-    assert torch.equal(gains_of(adapter), start)
-
-
 @pytest.mark.parametrize(("method", "norm"), CASES)
 def test_callers_without_gradients_and_resets(method: str, norm: str) -> None:
     """Bit for bit the same in every mode, and again after a reset."""
@@ -117,7 +109,8 @@ def test_training_mode_is_no_switch() -> None:
     assert model.dropout.training
 
 
-def test_further_arguments_reach_the_model() -> None:
+@pytest.mark.parametrize("method", ["bn", "memo"])
+def test_further_arguments_reach_the_model(method: str) -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -126,7 +119,8 @@ def test_further_arguments_reach_the_model() -> None:
         def forward(self, x: Tensor, scale: Tensor, *, shift: float = 0.0) -> Tensor:
             return self.net(x) * scale + shift
 
-    adapter = Adapter(Scaled(), [BatchNormStatistics(1.0)])
+    options = {} if method == "bn" else {"views": 2, "logits": "before"}
+    adapter = ttapca.adapt(Scaled(), method, **options)
     plain = adapter(X, torch.tensor(1.0))
     assert torch.allclose(adapter(X, torch.tensor(2.0), shift=1.0), plain * 2 + 1)
 
@@ -176,29 +170,6 @@ def test_a_batch_that_breaks_late_is_forgotten_early(method: str) -> None:
 # Bad input: the model is as it was.
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 0}, "`steps` must be a whole number from 1 on; found 0"),
-        ({"steps": 1.5}, "found 1.5"),
-        ({"steps": True}, "found True"),
-        ({"forgetting": "never"}, "`forgetting` must be one of episodic, online, continual"),
-        ({"logits": "both"}, "`logits` must be one of before, after; found 'both'"),
-        ({"logits": 3}, "a function that finds the logits in what the model returns; found 3"),
-    ],
-)
-def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
-    model = small_convnet()
-    with left_untouched(model, X), pytest.raises(OptionError, match=message):
-        ttapca.adapt(model, "ttapca-relu", filter=fitted(), **options)
-
-
-@pytest.mark.parametrize("lr", [0.0, -1e-3, float("nan"), float("inf"), "fast", True])
-def test_learning_rates_that_make_no_sense(lr: Any) -> None:
-    with pytest.raises(OptionError, match="`lr` must be a finite number above 0; found"):
-        adam(lr)
-
-
 def test_surfaces_that_do_not_fit_take_the_others_away() -> None:
     model = small_convnet()
     stranger = SpectralGains(ttapca.fit(small_convnet(seed=5), "conv1", DATA, 20), "relu")
@@ -211,18 +182,29 @@ def test_surfaces_that_do_not_fit_take_the_others_away() -> None:
             Adapter(model, [BatchNormStatistics(1.0), *surfaces], GradientSteps(mean_entropy))
 
 
-def test_one_adapter_a_model_and_one_model_a_surface() -> None:
-    surface = SpectralGains(fitted(), "relu", initial=0.05)
-    mover = GradientSteps(mean_entropy)
-    first = Adapter(small_convnet(), [surface, BatchNormStatistics(1.0)], mover)
-    during = first(X)
+SURFACES: dict[str, Callable[[], Surface]] = {
+    "BatchNorm": BatchNormStatistics,
+    "GroupNorm": lambda: GroupNormStatistics({"bn1": torch.ones(2, 8)}),
+    "weights": NormAffine,
+    "input": InputTransform,
+    "gains": lambda: SpectralGains(fitted(), "relu"),
+}
+
+
+@pytest.mark.parametrize("kind", SURFACES)
+def test_one_surface_of_a_kind_on_a_model_and_one_model_for_a_surface(kind: str) -> None:
+    make = NETWORKS.get(kind, small_convnet)
+    model, surface = make(), SURFACES[kind]()
+    surface.attach(model)
+    during = model(X)
     with pytest.raises(AttachError, match="already"):
-        adapted("ttapca-relu", model=first.model)
-    with pytest.raises(AttachError, match="already"):
-        adapted("bn", model=first.model)
-    with pytest.raises(AttachError, match="attached already"):
-        Adapter(small_convnet(), [surface], GradientSteps(mean_entropy))
-    assert torch.equal(first(X), during)
+        Adapter(model, [SURFACES[kind]()])
+    with pytest.raises(AttachError, match="goes on one model; this one is attached already"):
+        Adapter(make(), [surface])
+    assert torch.equal(model(X), during)
+    surface.detach()
+    surface.detach()
+    SURFACES[kind]().attach(model)
 
 
 def test_a_model_that_blocks_gradients() -> None:

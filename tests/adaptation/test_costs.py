@@ -27,6 +27,7 @@ FITTED = ttapca.fit(small_convnet(), "conv1", images(150), 20)
         ("eata", {"entropy_margin": 1e-9}, (28, 1, 0)),
         ("roid", {}, (28, 2, 1)),
         ("roid", {"consistency": False}, (28, 1, 1)),
+        ("wiener", {"filter": FITTED}, (0, 1, 0)),
         ("ttapca-relu", {"filter": FITTED}, (20, 2, 1)),
         ("ttapca-exp", {"filter": FITTED, "steps": 4}, (20, 5, 4)),
         ("ttapca-multiplicative", {"filter": FITTED, "logits": "before"}, (40, 1, 1)),

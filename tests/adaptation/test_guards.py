@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -107,19 +105,6 @@ def test_a_healthy_stream_is_left_alone() -> None:
     for x in BATCHES:
         assert torch.equal(guarded(x), plain(x))
     assert guarded.events == []
-
-
-@pytest.mark.parametrize(
-    ("method", "forgetting", "message"),
-    [
-        ("bn", "online", "no effect on what nothing learns"),
-        ("tent", "episodic", "no effect on what forgets after each batch"),
-    ],
-)
-def test_a_guard_without_effect_is_refused(method: Any, forgetting: Any, message: str) -> None:
-    model = small_convnet()
-    with left_untouched(model, BATCHES[0]), pytest.raises(OptionError, match=message):
-        ttapca.adapt(model, method, forgetting=forgetting, guard="reset")
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,10 @@ from oracles import (
     group_norm_net,
     images,
     layer_norm_net,
-    left_untouched,
     plain_entropy,
     small_convnet,
 )
-from ttapca.adaptation.surfaces import NormAffine, Weights
-from ttapca.errors import AttachError
+from ttapca.adaptation.surfaces import InputTransform, NormAffine, Surface, Weights
 
 BATCHES = list(images(120, seed=8).split(12))
 X = BATCHES[0]
@@ -111,29 +109,12 @@ def test_tent_over_a_filter_moves_both() -> None:
     assert not torch.equal(exponential(X), ttapca.adapt(small_convnet(), "tent", filter=fitted)(X))
 
 
-def test_the_copies_follow_the_model_to_another_device() -> None:
+@pytest.mark.parametrize("surface", [NormAffine, InputTransform])
+def test_a_surface_follows_the_model_to_another_device(surface: type[Surface]) -> None:
     model = small_convnet()
-    surface = NormAffine()
-    surface.attach(model)
+    surface().attach(model)
     model.to("meta")
     assert model(X.to("meta")).device.type == "meta"
-
-
-def test_what_cannot_be_moved() -> None:
-    plain = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, affine=False))
-    x = torch.zeros(4, 3)
-    with left_untouched(plain.eval(), x), pytest.raises(AttachError, match="the model has none"):
-        ttapca.adapt(plain, "tent")
-    model = small_convnet()
-    surface = NormAffine()
-    surface.attach(model)
-    with pytest.raises(AttachError, match="attached already"):
-        surface.attach(small_convnet())
-    with pytest.raises(AttachError, match="taken them over already"):
-        NormAffine().attach(model)
-    surface.detach()
-    surface.detach()
-    NormAffine().attach(model)
 
 
 def test_repr_counts() -> None:

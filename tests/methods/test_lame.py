@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 import ttapca
 from methods.plain_loops import BATCHES, X, both_ways, every_norm
-from oracles import images, left_untouched, small_convnet
+from oracles import left_untouched, small_convnet
 from ttapca.errors import AttachError, LayerOutputError
-from ttapca.methods.lame import affinities_of
 
 every_affinity = pytest.mark.parametrize("affinity", ["knn", "rbf", "linear"])
 
@@ -61,12 +60,6 @@ def test_equals_a_plain_loop(affinity: str, make, forgetting: str) -> None:
     assert moved > 0.01
 
 
-def test_the_model_itself_is_not_corrected() -> None:
-    adapter = ttapca.adapt(small_convnet(), "lame")
-    adapter(X)
-    assert torch.equal(adapter.model(X), small_convnet()(X))
-
-
 @every_affinity
 def test_small_and_degenerate_batches(affinity: str) -> None:
     adapter = ttapca.adapt(small_convnet(), "lame", affinity=affinity)
@@ -85,17 +78,6 @@ def test_a_poisoned_batch_is_left_as_it_is() -> None:
     expected = small_convnet()(poisoned).log_softmax(1).detach()
     output = ttapca.adapt(small_convnet(), "lame")(poisoned)
     torch.testing.assert_close(output, expected, equal_nan=True)
-
-
-def test_every_sample_has_its_neighbours() -> None:
-    w = affinities_of(images(9, shape=(4,)), "knn", 3)
-    assert torch.equal(w.sum(1), torch.full((9,), 3.0).double())
-    assert torch.equal(w.diagonal(), torch.zeros(9).double())
-
-
-def test_the_classifier_by_its_name() -> None:
-    named = ttapca.adapt(small_convnet(), "lame", classifier="fc")
-    assert torch.equal(named(X), ttapca.adapt(small_convnet(), "lame")(X))
 
 
 def test_models_it_cannot_serve() -> None:

@@ -80,16 +80,3 @@ def test_a_poisoned_image_harms_no_other() -> None:
     output = adapter(poisoned)
     assert torch.equal(output[::2], clean[::2])
     assert adapter.skipped == 1
-
-
-def test_further_arguments_reach_the_model() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = small_convnet()
-
-        def forward(self, x: Tensor, scale: float, *, shift: float = 0.0) -> Tensor:
-            return self.net(x) * scale + shift
-
-    adapter = ttapca.adapt(Scaled(), "memo", views=4, logits="before")
-    torch.testing.assert_close(adapter(X, 2.0, shift=1.0), small_convnet()(X).detach() * 2 + 1)

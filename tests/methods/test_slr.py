@@ -18,9 +18,9 @@ from methods.plain_loops import (
     set_to,
 )
 from oracles import images, layer_norm_net, left_untouched, small_convnet
-from ttapca.adaptation.objectives import hard_likelihood_ratio, soft_likelihood_ratio
 from ttapca.adaptation.surfaces import InputTransform
 from ttapca.errors import AttachError, ShapeError
+from ttapca.methods.slr import hard_likelihood_ratio, soft_likelihood_ratio
 
 
 def plain_ratio(logits: Tensor, likelihood: str) -> Tensor:
@@ -107,13 +107,6 @@ def test_certain_predictions_keep_their_gradient(ratio) -> None:
     assert gradient[0, 0].item() == pytest.approx(-1.0)
 
 
-def test_clipped_ratios() -> None:
-    p = torch.tensor([[0.995, 0.004, 0.001], [0.5, 0.3, 0.2]], dtype=torch.float64)
-    clipped = p.clamp(max=0.99)
-    expected = -(clipped * torch.log(clipped / (1 - clipped))).sum(1)
-    torch.testing.assert_close(soft_likelihood_ratio(p.log(), clip=0.99), expected)
-
-
 # The surface.
 
 
@@ -156,15 +149,3 @@ def test_a_model_that_calls_itself_is_transformed_once() -> None:
     transform.enabled = False
     assert transform.enabled is False
     assert torch.equal(model(x), x)
-
-
-def test_one_transformation_a_model() -> None:
-    model = small_convnet()
-    transform = InputTransform()
-    transform.attach(model)
-    with pytest.raises(AttachError, match="attached already"):
-        transform.attach(small_convnet())
-    with pytest.raises(AttachError, match="has one input transformation"):
-        InputTransform().attach(model)
-    model.to("meta")
-    assert model(X.to("meta")).device.type == "meta"

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ttapca.adaptation.adapter import Adapter
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call of an adapter.
+    """The cost of one call of an adapter.
 
     Attributes:
-        parameters: Numbers that gradient steps move.
-        forwards: Forward passes, in units of the batch: views of single images add up.
-        backwards: Backward passes.
-        kept_bytes: Kept between batches beyond the model itself: filters, copies of weights, the
-            optimiser's state.
-        graph_bytes: Activations that are held for a backward pass, at the most.
+        parameters: Number of parameters that gradient steps move.
+        forwards: Number of forward passes of a whole batch: views of single images add up.
+        backwards: Number of backward passes.
+        kept_bytes: Memory kept between batches beyond the model itself: filters, copies of
+            weights, the optimiser's state.
+        graph_bytes: Activations that are held for backward passes.
     """
 
     parameters: int
@@ -35,74 +34,46 @@ def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
     """Count what one call costs; the adapter is reset before and after.
 
     Args:
-        adapter: Attached, on any device.
-        batch: What it is called with, shape (batch, ...).
+        adapter: An attached adapter, on any device.
+        batch: The batch to call it with, shape (batch, ...).
 
     Example:
         >>> import ttapca
+        >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
         >>> cost = measure_cost(ttapca.adapt(model, "tent"), torch.randn(5, 4))
         >>> cost.parameters, cost.forwards, cost.backwards
         (16, 1.0, 1)
     """
+    passes: list[int] = []
+    saved: list[Tensor] = []  # all are held, so that no address is used a second time
+
+    def save(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
     adapter.reset()
-    counter = _Passes()
-    handle = adapter.model.register_forward_pre_hook(counter)
     before = adapter.mover.backwards
-    graph = _Graph()
-    # The model's own tensors are there anyway, whether or not a graph refers to them.
-    graph.ignore(*adapter.model.parameters(), *adapter.model.buffers())
+    handle = adapter.model.register_forward_pre_hook(lambda _, args: passes.append(len(args[0])))
     try:
-        with torch.autograd.graph.saved_tensors_hooks(graph.save, _unchanged):
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             adapter(batch)
-        kept_bytes = _bytes_of(adapter.kept_tensors())
+        kept_bytes = sum(_bytes_by_address(adapter.kept_tensors()).values())
     finally:
         handle.remove()
         adapter.reset()
+    graph = _bytes_by_address(saved)
+    # The model's own tensors are there anyway, whether or not a graph refers to them.
+    own = _bytes_by_address([*adapter.model.parameters(), *adapter.model.buffers()])
     return Cost(
         parameters=adapter.n_parameters,
-        forwards=counter.samples / len(batch),
+        forwards=sum(passes) / len(batch),
         backwards=adapter.mover.backwards - before,
         kept_bytes=kept_bytes,
-        graph_bytes=graph.bytes,
+        graph_bytes=sum(size for address, size in graph.items() if address not in own),
     )
 
 
-class _Passes:
-    """Hook: counts the samples that go through a model."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        del module
-        self.samples += len(args[0])
-
-
-class _Graph:
-    """Sums the storages that are saved for backward passes, each once."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._seen: set[int] = set()
-        self._held: list[Tensor] = []  # an address counts for one tensor only while it is held
-
-    def ignore(self, *tensors: Tensor) -> None:
-        self._seen.update(tensor.untyped_storage().data_ptr() for tensor in tensors)
-
-    def save(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
-            self._held.append(tensor)
-            self.bytes += storage.nbytes()
-        return tensor
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _bytes_of(tensors: list[Tensor]) -> int:
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
-    return sum(storage.nbytes() for storage in storages.values())
+def _bytes_by_address(tensors: list[Tensor]) -> dict[int, int]:
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}

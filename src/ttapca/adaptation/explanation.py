@@ -1,4 +1,4 @@
-"""What a closed-form filter did to the data, for a person: a table of bands, in words."""
+"""What a closed-form filter did to the data, as a table for a person."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ttapca.errors import OptionError
 from ttapca.spectral.calibration import band_means
 from ttapca.spectral.closed_form import ClosedFormGain
 
-# A bar has so many blocks to either side, and so many stand for a factor of two.
+# The number of blocks of a bar on either side, and how many of them stand for a factor of two.
 BAR = 8
 BLOCKS_TO_A_DOUBLING = 2
 
@@ -24,11 +24,11 @@ class BandReport:
     """One band of neighbouring components.
 
     Attributes:
-        first: Number of its first component, counting from 1.
-        last: Of its last one.
+        first: Number of the first component, counting from 1.
+        last: Number of the last component.
         source_variance: Mean variance of a component in the source data.
         test_variance: The same in the test data.
-        gain: By how much the filter scales it, in the middle of the band.
+        gain: The factor by which the filter scales the middle of the band.
     """
 
     first: int
@@ -52,7 +52,7 @@ class BandReport:
 
     @property
     def meaning(self) -> str:
-        """In words.
+        """What the gain means, in words.
 
         Example:
             >>> BandReport(8, 15, 1.0, 4.0, 0.25).meaning
@@ -62,18 +62,18 @@ class BandReport:
             return "as in the source, or too near to tell; left alone"
         ratio = self.test_variance / self.source_variance
         times = f"{ratio:.2g}" if ratio < 1 else f"{ratio:.1f}"
-        what = (
-            ("noise was added", "down") if self.gain < 1 else ("detail or contrast is lost", "up")
-        )
-        return f"{times} times the variance: {what[0]}; scaled {what[1]} to {100 * self.gain:.0f} %"
+        what = "noise was added; scaled down"
+        if self.gain > 1:
+            what = "detail or contrast is lost; scaled up"
+        return f"{times} times the variance: {what} to {100 * self.gain:.0f} %"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of one filter, for the data it saw last.
+    """What one filter does to the data it saw last.
 
     Attributes:
-        layer: Where the filter is.
+        layer: The layer of the filter.
         images: How many images the estimate rests on; older ones count less.
         p_value: Share of source batches of that size that are as far from the mean source batch.
         shift: How surely the data have shifted, from 0 to 1.
@@ -87,7 +87,7 @@ class Explanation:
     bands: tuple[BandReport, ...]
 
     def __str__(self) -> str:
-        """The table."""
+        """Return the table."""
         lines = [
             f"Filter at `{self.layer}`, by {self.images:.0f} images: p = {self.p_value:.3f}, "
             f"shift {self.shift:.2f}",
@@ -102,13 +102,13 @@ class Explanation:
 
 
 def explain(adapted: Adapter) -> list[Explanation]:
-    """Say what the closed-form filters of an adapter did to the last batch, or the stream so far.
+    """Explain what the closed-form filters of an adapter did to the last batch or the stream.
 
     Args:
-        adapted: With one filter or more, called at least once.
+        adapted: An adapter with at least one filter, called at least once.
 
     Raises:
-        OptionError: When it has no closed-form filter, or has seen no data since its last reset.
+        OptionError: It has no closed-form filter, or has seen no data since its last reset.
 
     Example:
         >>> import torch
@@ -121,33 +121,24 @@ def explain(adapted: Adapter) -> list[Explanation]:
         >>> explain(adapted)[0].bands[0].gain < 0.5
         True
     """
-    found = [
-        (surface, gain)
-        for surface in adapted.surfaces
-        if isinstance(surface, SpectralGains) and (gain := surface.closed_form) is not None
-    ]
+    surfaces = [each for each in adapted.surfaces if isinstance(each, SpectralGains)]
+    found = [_explanation(s.layer, s.closed_form) for s in surfaces if s.closed_form is not None]
     if not found:
         raise OptionError(
-            "An explanation is of closed-form gains; this adapter has none. Adapt with `wiener`, "
+            "Only closed-form gains can be explained; this adapter has none. Adapt with `wiener`, "
             "`match` or `two-sided`."
         )
-    return [_explanation(surface.layer, gain) for surface, gain in found]
+    return found
 
 
 def _explanation(layer: str, gain: ClosedFormGain) -> Explanation:
     if not gain.samples:
         raise OptionError("There is nothing to explain before the first batch; call the adapter.")
     normal = gain.normal.batches_of(gain.samples)
-    log_energy = gain.log_energy()
+    p_value = float(normal.p_value(normal.distance(gain.log_energy())))
     source = band_means(gain.variances.double().cpu(), gain.edges)
     test = source * gain.band_energies()
     gains = gain.band_gains().tolist()
     rows = zip(gain.edges, gain.edges[1:], source.tolist(), test.tolist(), gains, strict=False)
     bands = tuple(BandReport(first + 1, *rest) for first, *rest in rows)
-    return Explanation(
-        layer=layer,
-        images=gain.samples,
-        p_value=float(normal.p_value(normal.distance(log_energy))),
-        shift=gain.shift,
-        bands=bands,
-    )
+    return Explanation(layer, gain.samples, p_value, gain.shift, bands)

@@ -1,9 +1,9 @@
-"""Guards: notice that adaptation has collapsed, go back to a good state, and say so.
+"""A guard, which notices that adaptation has collapsed.
 
-Entropy has a trivial minimum: predict one class, surely, whatever the input. A stream on its way
-there shows two signs together: the predictions of many batches concentrate on few classes, and
-their entropy vanishes. Few classes alone may be what the stream holds, and low entropy alone may be
-a good network.
+Entropy has a trivial minimum: predict the same class, with certainty, whatever the input. A stream
+on its way there shows two signs together: the predictions of many batches concentrate on few
+classes, and their entropy vanishes. Few classes alone may be what the stream holds, and low entropy
+alone may mean a good network.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ GuardAction = Literal["rollback", "reset"]
 
 @dataclass(frozen=True)
 class GuardEvent:
-    """One intervention.
+    """One intervention of a guard.
 
     Attributes:
-        batch: Which call of the adapter, counting from 0.
+        batch: Number of the call of the adapter, counting from 0.
         action: `rollback` to the last good state, or `reset` to the source.
-        effective_classes: How many classes the window's predictions were spread over.
+        effective_classes: How many classes the predictions of the window were spread over.
         entropy: Their mean entropy, as a share of the largest possible.
     """
 
@@ -45,12 +45,10 @@ class CollapseGuard:
         action: What to do: `rollback` to the last good state, or `reset` to the source.
         window: How many batches are looked at together. A state counts as good once a whole window
             after it was healthy.
-        classes: Collapse needs fewer effective classes than this share of all, and fewer than 2
-            at least. Effective classes are the exponential of the entropy of the mean prediction.
-        entropy: And mean entropy below this share of the largest possible.
-
-    Attributes:
-        keeps: Names of the attributes that a stream changes: the window.
+        classes: In a collapse there are fewer effective classes than this share of all classes, or
+            fewer than 2. Effective classes are the exponential of the entropy of the mean
+            prediction.
+        entropy: In a collapse the mean entropy is below this share of the largest possible.
 
     Example:
         >>> guard = CollapseGuard(window=2)
@@ -59,7 +57,7 @@ class CollapseGuard:
         [False, True]
     """
 
-    keeps = ("marginals", "entropies")
+    keeps = ("marginals", "entropies")  # the window, which each stream has for itself
 
     def __init__(
         self,
@@ -84,9 +82,9 @@ class CollapseGuard:
 
     @torch.no_grad()
     def collapsed(self, logits: Tensor) -> bool:
-        """Look at one more batch of logits, shape (batch, classes, ...); True on collapse.
+        """Look at one more batch of logits, shape (batch, classes, ...); return True on collapse.
 
-        A batch that is not finite is not looked at: nothing was learned from it either.
+        A batch that is not finite is ignored: nothing was learned from it either.
         """
         if not torch.isfinite(logits).all():
             return False
@@ -96,7 +94,7 @@ class CollapseGuard:
         share = float(softmax_entropy(logits).mean()) / math.log(max(count, 2))
         self.marginals = (*self.marginals, probabilities.cpu())[-self.window :]
         self.entropies = (*self.entropies, share)[-self.window :]
-        # On the CPU, where an adapter that was moved may have taken the older ones from.
+        # An adapter that was moved may have taken older ones along to another device.
         marginal = torch.stack([each.cpu() for each in self.marginals]).mean(0)
         self.effective_classes = float(torch.special.entr(marginal).sum().exp())
         self.mean_entropy = sum(self.entropies) / len(self.entropies)
@@ -110,5 +108,5 @@ class CollapseGuard:
 
 
 def make_guard(guard: CollapseGuard | GuardAction | None) -> CollapseGuard | None:
-    """A guard, or the one that an action stands for, or none."""
+    """Return the guard; an action stands for a guard with defaults."""
     return CollapseGuard(guard) if isinstance(guard, str) else guard

@@ -1,9 +1,8 @@
-"""What moves the surfaces of a model: nothing, or gradient steps on an objective.
+"""Objectives of the logits, and movers: what turns a batch into logits, and moves the surfaces.
 
-An `Adapter` owns the surfaces and decides when they forget; a `Mover` decides how one call turns
-inputs into logits and where the surfaces' parameters go meanwhile. Most methods are `GradientSteps`
-on some objective; one that needs more (a second network, augmented views, a correction of the
-outputs) is a mover of its own, and shares `Descent`, which takes the steps.
+An `Adapter` owns the surfaces and decides when they forget. Its `Mover` runs the model on one batch
+and may take gradient steps on the surfaces' parameters. Most methods are `GradientSteps` on an
+objective; one that needs more (a second network, augmented views) is its own kind of `Stepper`.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ttapca._checks import Number, OneOf, Whole, check_option
-from ttapca.adaptation.objectives import Objective
-from ttapca.errors import AttachError, OptionError
+from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.spectral.stream import Attributes, Stream, map_tensors
+from ttapca.support.logits import log_softmax, softmax_entropy
 
 Logits = Literal["before", "after"]
+Objective = Callable[[Tensor], Tensor]
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 # Runs the model, with its surfaces in place, on whatever inputs it is given.
@@ -40,22 +40,22 @@ class Mover:
         fixed: Names of lists of tensors that no stream changes, such as where parameters started.
         needs_gradients: Whether it takes gradient steps; its calls are then made with gradients
             enabled and on tensors that allow them.
-        descent: What takes its gradient steps, if anything does.
-        updates: Steps taken since it was made.
-        skipped: Batches whose step was skipped because its loss or gradient was not finite.
+        backwards: Number of backward passes since it was made.
+        updates: Number of steps taken since it was made.
+        skipped: Number of batches whose loss or gradient was not finite.
     """
 
     keeps: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[tuple[str, ...]] = ()
     needs_gradients = False
-    descent: Descent | None = None
 
     def __init__(self) -> None:
+        self.backwards = 0
         self.updates = 0
         self.skipped = 0
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """Learn what there is to move; called once, when the surfaces are attached."""
+        """Take the model and the parameters to move; called once, when surfaces are attached."""
         del model, parameters
 
     def join(self, stream: Stream) -> None:
@@ -63,26 +63,15 @@ class Mover:
         stream.keep("mover", Attributes(self, self.keeps))
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Give the logits for one batch, and move.
-
-        Args:
-            run: Runs the model with its surfaces in place.
-            *inputs: For the model.
-            **options: For the model.
-        """
+        """Return the logits for one batch, and move."""
         return run(*inputs, **options)
 
     def output(self, logits: Tensor) -> Tensor:
-        """What is returned where the model gives these logits."""
+        """Return what the adapter returns where the model gives these logits."""
         return logits
 
-    @property
-    def backwards(self) -> int:
-        """Backward passes since it was made."""
-        return 0 if self.descent is None else self.descent.backwards
-
     def tensors(self) -> list[Tensor]:
-        """What it keeps for all streams."""
+        """Return what it keeps for all streams."""
         return [tensor for name in self.fixed for tensor in getattr(self, name)]
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
@@ -92,19 +81,15 @@ class Mover:
 
 
 class Descent:
-    """Gradient steps that leave all state as it was when a loss or gradient is not finite.
-
-    Args:
-        optimizer: Makes the optimiser; Adam with the paper's learning rate by default.
-    """
+    """Gradients and steps of an optimiser, by default Adam; its state is a part of a stream."""
 
     undone = False  # as a part of a stream
 
+    _optimizer: Optimizer  # made by `bind`
+
     def __init__(self, optimizer: OptimizerFactory | None = None) -> None:
         self._make = optimizer or adam()
-        self._optimizer: Optimizer | None = None
         self.parameters: list[nn.Parameter] = []
-        self.backwards = 0
 
     def bind(self, parameters: list[nn.Parameter]) -> None:
         """Take these parameters to move, and a fresh optimiser."""
@@ -116,43 +101,34 @@ class Descent:
         self.parameters = parameters
         self.reset()
 
-    @property
-    def lr(self) -> float:
-        """The learning rate that it takes steps with."""
-        made = self._optimizer or self._make([nn.Parameter(torch.zeros(1))])
-        return float(made.param_groups[0]["lr"])
-
     def reset(self) -> None:
         """Make a fresh optimiser: moments and step counts are forgotten."""
         self._optimizer = self._make(self.parameters)
 
     def contents(self) -> dict[str, Any]:
-        """Moments and step counts, by the number of the parameter; see `stream.Part`."""
-        state = {} if self._optimizer is None else self._optimizer.state
-        numbered = enumerate(self.parameters)
+        """Return moments and step counts by the number of the parameter; see `stream.Part`."""
+        state, numbered = self._optimizer.state, enumerate(self.parameters)
         return {str(number): state[each] for number, each in numbered if each in state}
 
     def put(self, contents: Mapping[str, Any]) -> None:
-        """Go on with these moments and step counts."""
-        if self._optimizer is not None:
-            state: defaultdict[Tensor, Any] = defaultdict(dict)
-            for number, each in contents.items():
-                parameter = self.parameters[int(number)]
-                state[parameter] = map_tensors(each, functools.partial(_as, parameter))
-            self._optimizer.state = state
+        """Continue with these moments and step counts."""
+        state: defaultdict[Tensor, Any] = defaultdict(dict)
+        for number, each in contents.items():
+            parameter = self.parameters[int(number)]
+            state[parameter] = map_tensors(each, functools.partial(_as, parameter))
+        self._optimizer.state = state
 
     def start(self) -> dict[str, Any]:
-        """None of them."""
+        """Return the state of a fresh optimiser, which is empty."""
         return {}
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...] | None:
-        """Gradients of a loss, or None where it or they are not finite."""
+        """Return the gradients of a loss, or None where it or they are not finite."""
         if not loss.requires_grad:
             raise AttachError(
                 "Gradients must reach the adapted parameters; those of this model do not: its "
                 "forward pass detaches them or runs without gradients."
             )
-        self.backwards += 1
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         if all(gradient is None for gradient in found):
             raise AttachError(
@@ -168,8 +144,6 @@ class Descent:
 
     def move(self, gradients: tuple[Tensor, ...]) -> None:
         """Take one step of the optimiser along these gradients."""
-        if self._optimizer is None:
-            raise AttachError("Steps are taken once there are parameters; call `bind` first.")
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self._optimizer.step()
@@ -181,12 +155,7 @@ def _as(other: Tensor, tensor: Tensor) -> Tensor:
 
 
 class Draws:
-    """The state of a random generator, as a part of a stream.
-
-    Args:
-        generator: Of the CPU.
-        seed: Each stream draws the same again.
-    """
+    """The state of a random generator on the CPU, as a part of a stream."""
 
     undone = True
 
@@ -199,32 +168,27 @@ class Draws:
         return self._generator.get_state()
 
     def put(self, contents: Tensor) -> None:
-        """See there."""
+        """See `ttapca.spectral.stream.Part`."""
         self._generator.set_state(contents.cpu())
 
     def start(self) -> Tensor:
-        """See there."""
+        """See `ttapca.spectral.stream.Part`."""
         return torch.Generator().manual_seed(self._seed).get_state()
 
 
 class Stepper(Mover):
-    """A mover that takes gradient steps: what all of them need.
+    """A mover that takes gradient steps.
 
     Args:
         optimizer: Makes the optimiser; Adam by default.
-        steps: Steps on each batch.
+        steps: Number of steps on each batch.
         logits: From `before` or `after` the update.
-        seed: Of what the method draws; a reset draws the same again.
-
-    Attributes:
-        start: Where the parameters started, for a method that says `remembers_start`.
-        generator: For what the method draws.
+        seed: Seed of the generator; a reset draws the same again.
     """
 
     fixed: ClassVar[tuple[str, ...]] = ("start",)
     needs_gradients = True
     remembers_start = False
-    descent: Descent
 
     def __init__(
         self,
@@ -240,12 +204,12 @@ class Stepper(Mover):
         self.steps = steps
         self.logits: Logits = logits
         self.descent = Descent(optimizer)
-        self.start: list[Tensor] = []
+        self.start: list[Tensor] = []  # where parameters started, if `remembers_start`
         self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
 
     def __repr__(self) -> str:
-        """One line for a person."""
+        """Return one line for a person."""
         return f"steps={self.steps}, logits={self.logits}"
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
@@ -261,6 +225,35 @@ class Stepper(Mover):
         stream.keep("optimiser", self.descent)
         stream.keep("draws", Draws(self.generator, self.seed))
 
+    def gradients(self, loss: Tensor) -> tuple[Tensor, ...] | None:
+        """Return the gradients of a loss; where they are not finite, count that and return None."""
+        self.backwards += 1
+        gradients = self.descent.gradients(loss)
+        self.skipped += gradients is None
+        return gradients
+
+    def step(self, loss: Tensor) -> bool:
+        """Take one step on a loss; return False where it is not finite."""
+        gradients = self.gradients(loss)
+        if gradients is None:
+            return False
+        self.descent.move(gradients)
+        self.updates += 1
+        return True
+
+    def step_and_predict(self, loss: Callable[[], Tensor], predict: Callable[[], Tensor]) -> Tensor:
+        """Take all steps on a loss, and return the prediction from before or after them."""
+        if self.logits == "before":
+            with torch.no_grad():
+                before = predict()
+        for _ in range(self.steps):
+            if not self.step(loss()):
+                break
+        if self.logits == "before":
+            return before
+        with torch.no_grad():
+            return predict()
+
 
 class GradientSteps(Stepper):
     """Lower an objective of the logits by gradient steps on each batch.
@@ -268,24 +261,13 @@ class GradientSteps(Stepper):
     A method that needs more than an objective of the logits overrides `loss`, `moved` or `output`.
 
     Args:
-        objective: A scalar of the logits; one that keeps running state names it in `keeps`.
-        optimizer: Makes the optimiser; Adam by default.
-        steps: Steps on each batch.
-        logits: Returned from the forward pass `before` the last update, as TENT does, or from one
-            more `after` it, as in the paper.
-        seed: Of what the method draws.
+        objective: A scalar function of the logits; one with running state names it in `keeps`.
+        **stepping: See `Stepper`. `logits` are those of the forward pass `before` the last update,
+            as in TENT, or of one more `after` it, as in the paper.
     """
 
-    def __init__(
-        self,
-        objective: Objective,
-        *,
-        optimizer: OptimizerFactory | None = None,
-        steps: int = 1,
-        logits: Logits = "after",
-        seed: int = 0,
-    ) -> None:
-        super().__init__(optimizer=optimizer, steps=steps, logits=logits, seed=seed)
+    def __init__(self, objective: Objective, **stepping: Any) -> None:
+        super().__init__(**stepping)
         self.objective = objective
 
     def join(self, stream: Stream) -> None:
@@ -298,13 +280,9 @@ class GradientSteps(Stepper):
         for _ in range(self.steps):
             logits = run(*inputs, **options)
             loss = self.loss(logits, run, *inputs, **options)
-            gradients = None if loss is None else self.descent.gradients(loss)
-            if gradients is None:
-                self.skipped += loss is not None
+            if loss is None or not self.step(loss):
                 # Nothing moved, so further steps and a forward pass would repeat this one.
                 return self.output(logits)
-            self.descent.move(gradients)
-            self.updates += 1
             self.moved()
         if self.logits == "before":
             return self.output(logits)
@@ -312,19 +290,19 @@ class GradientSteps(Stepper):
             return self.output(run(*inputs, **options))
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
-        """What the next step lowers; None for no step on this batch."""
+        """Return what the next step lowers; None for no step on this batch."""
         del run, inputs, options
         return self.objective(logits)
 
     def moved(self) -> None:
-        """Follow a step that was taken: it was finite, so running averages may take it in."""
+        """Update running averages after a step, whose loss was finite."""
 
 
 def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
-    """Adam with this learning rate, as the paper uses it.
+    """Return a factory of Adam with this learning rate.
 
     Raises:
-        OptionError: When the learning rate makes no sense.
+        OptionError: The learning rate makes no sense.
     """
     check_option("lr", lr, Number(above=0))
     return functools.partial(torch.optim.Adam, lr=lr)
@@ -333,10 +311,61 @@ def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
 def sgd(
     lr: float = DEFAULT_LEARNING_RATE, *, momentum: float = 0.0, nesterov: bool = False
 ) -> OptimizerFactory:
-    """Stochastic gradient descent with this learning rate.
+    """Return a factory of stochastic gradient descent with this learning rate.
 
     Raises:
-        OptionError: When the learning rate makes no sense.
+        OptionError: The learning rate makes no sense.
     """
     check_option("lr", lr, Number(above=0))
     return functools.partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov)
+
+
+# Objectives, and what they are made of. Logits have the shape (batch, classes, ...).
+
+
+def mean_entropy(logits: Tensor) -> Tensor:
+    """Return the mean entropy of a batch: the objective of TENT and of the paper.
+
+    Example:
+        >>> round(mean_entropy(torch.zeros(5, 10)).item(), 4)  # log 10
+        2.3026
+    """
+    return softmax_entropy(logits).mean()
+
+
+def log_predictions(logits: Tensor) -> Tensor:
+    """Return log-probabilities, shape (batch, classes), for a method that compares samples.
+
+    Raises:
+        LayerOutputError: There is more than one prediction per sample.
+    """
+    found = log_softmax(logits)
+    if found.dim() != 2:
+        raise LayerOutputError(
+            "This method needs one prediction per sample, so logits of shape (batch, classes); "
+            f"found {tuple(logits.shape)}. Choose another method for dense predictions."
+        )
+    return found
+
+
+def class_marginal(logits: Tensor) -> Tensor:
+    """Return the mean prediction of a batch, shape (classes,).
+
+    Example:
+        >>> class_marginal(torch.tensor([[0.0, 0.0], [0.0, 0.0]])).tolist()
+        [0.5, 0.5]
+    """
+    probabilities = log_softmax(logits).exp()
+    return probabilities.mean([d for d in range(logits.dim()) if d != 1])
+
+
+def negative_entropy(distribution: Tensor) -> Tensor:
+    """Return the sum of p log p, which is least for the uniform distribution.
+
+    Example:
+        >>> round(negative_entropy(torch.tensor([0.5, 0.5])).item(), 4)  # -log 2
+        -0.6931
+    """
+    # The logarithm of a class that no sample has any probability for would spoil the gradient.
+    positive = distribution.clamp(min=torch.finfo(distribution.dtype).tiny)
+    return (positive * positive.log()).sum()

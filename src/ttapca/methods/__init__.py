@@ -1,10 +1,10 @@
-"""Methods of the literature and of this library, each in a file of its own.
+"""Methods of the literature and of this library, one file per method.
 
-A method is a typed, frozen dataclass (see `ttapca.methods.method`). What several methods share is a
-surface, an objective or a mover of the library; what is a method's own stands in its file.
+A method is a typed, frozen dataclass (see `ttapca.methods.method`). What several methods share is
+in `ttapca.adaptation`; what only one method needs is in its file.
 """
 
-# Importing a method registers it, and tables list methods in this order: not sorted.
+# Importing a method registers it, and tables list methods in this order, which is not sorted.
 # ruff: noqa: I001
 from ttapca.methods.baselines import BN, Source, Tent
 from ttapca.methods.shot import SHOT
@@ -16,7 +16,7 @@ from ttapca.methods.sar import SAR
 from ttapca.methods.memo import MEMO
 from ttapca.methods.cotta import CoTTA
 from ttapca.methods.ttt import TTT
-from ttapca.methods.ttapca import TTAPCA
+from ttapca.methods.learned_gains import TTAPCA
 from ttapca.methods.wiener import PulledWiener, Wiener
 from ttapca.methods.method import METHODS, Method, Mixture
 

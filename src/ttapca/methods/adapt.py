@@ -59,17 +59,17 @@ def adapt(
             the name of one, whose options then follow here.
         forgetting: `episodic` starts afresh at each batch, `online` when `start_condition()` is
             called, `continual` never.
-        guard: `rollback` or `reset` when adaptation collapses, or a `CollapseGuard` of your own;
-            what it did is in `events` of the adapter.
+        guard: `rollback` or `reset` when adaptation collapses, or a `CollapseGuard`; the adapter's
+            `events` list what it did.
         logits: A function that finds the logits in what the model returns, for a model that returns
             more than one tensor: `lambda output: output.logits`. For a method with gradient steps
-            given by its name, also `before` or `after`: which side of the update they are from.
-        filter: The fitted filter: needed by the spectral methods; any other method with gradients
-            moves its gains as well. Closed-form methods take several, each of another layer.
+            given by its name, also `before` or `after` the update.
+        filter: The fitted filter, which spectral methods need. Any other method with gradient
+            steps then moves its gains as well. Closed-form methods take several, one per layer.
         steps: Gradient steps on each batch; as in the method's paper by default.
-        lr: Learning rate; likewise.
-        **options: Of the method; `ttapca methods` lists them, docs/methods.md explains them. One
-            that would have no effect is an error.
+        lr: Learning rate; as in the method's paper by default.
+        **options: Options of the method; `ttapca methods` lists them, docs/methods.md explains
+            them. An option without effect is an error.
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.
@@ -95,7 +95,7 @@ def adapt(
         if options:
             raise OptionError(
                 f"The options of a method go into the method itself, as in {type(method).__name__}"
-                f"({next(iter(options))}=...); found them beside it."
+                f"({next(iter(options))}=...); found them as arguments of `adapt`."
             )
         chosen = method
     else:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ttapca.adaptation.objectives import mean_entropy
-from ttapca.adaptation.optimisation import GradientSteps
+from ttapca.adaptation.optimisation import GradientSteps, mean_entropy
 from ttapca.adaptation.surfaces import BatchNormStatistics, NormAffine
 from ttapca.errors import OptionError
 from ttapca.methods.method import Assembly, GradientMethod, Method, NotNegative, Share, register
@@ -17,7 +16,7 @@ class Source(Method):
     """The model as it is."""
 
     def assemble(self) -> Assembly:
-        """Nothing at all."""
+        """Return nothing at all."""
         return Assembly([])
 
 
@@ -27,9 +26,9 @@ class BN(Method):
     """BatchNorm with the statistics of the test batch.
 
     Attributes:
-        alpha: Weight of the batch, the rest being the source's; 1 by default.
-        prior: How many samples the source statistics count for: the weight of a batch then follows
-            from its size. In place of `alpha`.
+        alpha: Weight of the batch, from 0 (source) to 1 (batch); 1 by default.
+        prior: How many samples the source statistics count for, in place of `alpha`: the weight of
+            a batch then follows from its size.
     """
 
     alpha: Share | None = None
@@ -45,7 +44,7 @@ class BN(Method):
             )
 
     def assemble(self) -> Assembly:
-        """Statistics that nothing moves."""
+        """Return statistics that nothing moves."""
         alpha = 1.0 if self.alpha is None else self.alpha
         return Assembly([BatchNormStatistics(alpha, prior=self.prior)])
 
@@ -59,5 +58,5 @@ class Tent(GradientMethod):
     """
 
     def assemble(self) -> Assembly:
-        """Entropy moves scale and shift."""
-        return self.assembly(NormAffine(), GradientSteps(mean_entropy, **self.stepping()))
+        """Return scale and shift, moved by entropy."""
+        return self.assembly(NormAffine(), mover=GradientSteps(mean_entropy, **self.stepping()))

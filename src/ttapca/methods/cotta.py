@@ -1,4 +1,4 @@
-"""`cotta`: a student follows a slow teacher, and now and then remembers the source.
+"""`cotta`: a student learns from a slow teacher, and is partly restored to the source.
 
 On each batch:
 
@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 
 from ttapca.adaptation.optimisation import Run, Stepper
-from ttapca.adaptation.surfaces import Weights
-from ttapca.adaptation.surfaces.weights import all_parameters
+from ttapca.adaptation.surfaces.trainable import Weights, all_parameters
 from ttapca.methods.method import Assembly, Count, GradientMethod, Seed, Share, register
 from ttapca.methods.temporary_values import with_values
-from ttapca.methods.views import Jitter, check_images
+from ttapca.methods.views import Forward, Jitter, images_and_forward
 from ttapca.support.logits import log_softmax
 
-# The official limits; its 40 % of brightness are 0.8 spreads of a middling image.
+# The limits of the official code; its 40 % of brightness are 0.8 spreads of an average image.
 STRONG = Jitter(
     degrees=15, shift=1 / 16, zoom=0.1, brightness=0.8, contrast=0.3, noise=0.02, flip=True
 )
@@ -42,8 +41,9 @@ class CoTTA(GradientMethod):
     Attributes:
         logits: `before`: the target of the last step, as in the official code; `after`: what the
             moved teacher says of the batch itself.
-        views: Over how many the teacher's prediction is averaged.
-        flip: Whether half of them are mirrored; not for what means something else then, as digits.
+        views: Over how many views the teacher's prediction is averaged.
+        flip: Whether half of them are mirrored; not for images, such as digits, that then mean
+            something else.
         confidence_below: The teacher is averaged over views where the mean confidence of the source
             network is below this.
         teacher_momentum: How much of the teacher stays at each step (m).
@@ -59,16 +59,15 @@ class CoTTA(GradientMethod):
     seed: Seed = 0
 
     def assemble(self) -> Assembly:
-        """The teacher moves all weights of the student."""
-        return self.assembly(Weights(all_parameters, "weights"), TeacherAndStudent(self))
+        """Return all weights, moved by a teacher."""
+        return self.assembly(Weights(all_parameters, "weights"), mover=TeacherAndStudent(self))
 
 
 class TeacherAndStudent(Stepper):
-    """The surfaces hold the student; the teacher and the source are values kept here.
+    """Moves the student on the surfaces; keeps the teacher and the source as values.
 
     Attributes:
-        teacher: Its values, one tensor for each parameter of the student; None while they are the
-            source's.
+        teacher: One tensor for each parameter of the student; None while they are the source's.
     """
 
     keeps = ("teacher",)
@@ -76,100 +75,63 @@ class TeacherAndStudent(Stepper):
 
     def __init__(self, options: CoTTA) -> None:
         super().__init__(**options.stepping(), seed=options.seed)
-        self.views = options.views
+        self.options = options
         self.jitter = replace(STRONG, flip=options.flip)
-        self.confidence_below = options.confidence_below
-        self.teacher_momentum = options.teacher_momentum
-        self.restored_share = options.restored_share
         self.teacher: list[Tensor] | None = None
 
-    def __repr__(self) -> str:
-        """One line for a person."""
-        return f"{super().__repr__()}, views={self.views}"
-
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Ask the teacher, and let the student learn from it.
-
-        Args:
-            run: Runs the model.
-            *inputs: Images, shape (batch, channels, height, width); what follows is given to the
-                model with each view.
-            **options: Likewise.
-
-        Returns:
-            The teacher's logits, shape (batch, classes, ...).
-        """
-        images, further = check_images("cotta", inputs)
-
-        def forward(views: Tensor) -> Tensor:
-            return run(views, *further, **options)
-
+        """Ask the teacher, let the student learn from it, and return the teacher's logits."""
+        images, forward = images_and_forward("cotta", run, inputs, options)
         for _ in range(self.steps):
             target = self._target(images, forward)
-            gradients = self.descent.gradients(consistency(forward(images), target))
-            if gradients is None:
-                self.skipped += 1
+            if not self.step(_consistency(forward(images), target)):
                 return target
-            self.descent.move(gradients)
-            self.updates += 1
             self._follow()
         if self.logits == "before":
             return target
         with torch.no_grad():
-            return with_values(
-                self.descent.parameters, self._teacher, functools.partial(forward, images)
-            )
+            return self._ask(self._teacher, functools.partial(forward, images))
+
+    def _ask(self, weights: list[Tensor], run: Callable[[], Tensor]) -> Tensor:
+        return with_values(self.descent.parameters, weights, run)
 
     @torch.no_grad()
-    def _target(self, images: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the teacher says, of the images or on average of their views."""
-        parameters = self.descent.parameters
-        of_source = with_values(parameters, self.start, functools.partial(forward, images))
-        if not of_source.softmax(1).amax(1).mean() < self.confidence_below:
-            return with_values(parameters, self._teacher, functools.partial(forward, images))
+    def _target(self, images: Tensor, forward: Forward) -> Tensor:
+        """Return what the teacher says of the images, or on average of their views."""
+        plain = functools.partial(forward, images)
+        confidence = self._ask(self.start, plain).softmax(1).amax(1).mean()
+        if not confidence < self.options.confidence_below:
+            return self._ask(self._teacher, plain)
         views = functools.partial(self._mean_over_views, images, forward)
-        return with_values(parameters, self._teacher, views)
+        return self._ask(self._teacher, views)
 
-    def _mean_over_views(self, images: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
+    def _mean_over_views(self, images: Tensor, forward: Forward) -> Tensor:
         total = forward(self.jitter(images, self.generator))
-        for _ in range(self.views - 1):
+        for _ in range(self.options.views - 1):
             total = total + forward(self.jitter(images, self.generator))
-        return total / self.views
+        return total / self.options.views
 
     @property
     def _teacher(self) -> list[Tensor]:
-        """The teacher's values; at first they are the source's."""
         return self.start if self.teacher is None else self.teacher
 
     @torch.no_grad()
     def _follow(self) -> None:
         """Move the teacher towards the student, then part of the student back to the source."""
-        students, kept = self.descent.parameters, self.teacher_momentum
+        students, kept = self.descent.parameters, self.options.teacher_momentum
         self.teacher = [
             torch.add(kept * teacher, student, alpha=1 - kept)
             for teacher, student in zip(self._teacher, students, strict=True)
         ]
+        share = self.options.restored_share
         for student, source in zip(students, self.start, strict=True):
-            if self.restored_share:
+            if share:
                 draws = torch.rand(student.shape, generator=self.generator)
-                returns = (draws < self.restored_share).to(student.device)
-                student.copy_(torch.where(returns, source, student))
+                student.copy_(torch.where((draws < share).to(student.device), source, student))
 
 
-def consistency(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean cross-entropy of the student to the teacher.
-
-    Args:
-        student: Logits, shape (batch, classes, ...).
-        teacher: Likewise; no gradient reaches it.
-
-    Returns:
-        A number.
-
-    Example:
-        >>> round(consistency(torch.zeros(3, 2), torch.randn(3, 2)).item(), 4)  # log 2
-        0.6931
-    """
+def _consistency(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the student's to the teacher's logits."""
     guesses = log_softmax(student)
     wanted = teacher.detach().softmax(1, dtype=guesses.dtype)
     return -(wanted * guesses).sum(1).mean()

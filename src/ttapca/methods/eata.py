@@ -1,4 +1,4 @@
-"""`eata`: entropy of reliable, non-redundant samples, held back where the source is sensitive."""
+"""`eata`: entropy of reliable, non-redundant samples, with a penalty on sensitive weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.adaptation.objectives import mean_entropy
-from ttapca.adaptation.optimisation import MOMENTUM, GradientSteps, Run, sgd
+from ttapca.adaptation.optimisation import (
+    MOMENTUM,
+    GradientSteps,
+    Run,
+    log_predictions,
+    mean_entropy,
+    sgd,
+)
 from ttapca.adaptation.surfaces import NormAffine
-from ttapca.errors import LayerOutputError, NonFiniteError, NotEnoughDataError, OptionError
+from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError
 from ttapca.methods.method import Assembly, GradientMethod, Positive, register
 from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode
@@ -33,14 +39,13 @@ class EATA(GradientMethod):
     """Scale and shift of the normalisation layers, learned by the entropy of reliable samples.
 
     All defaults are those of the official code on ImageNet, which returns the logits from before
-    the update. Without source data there is no Fisher information, hence no penalty: the method is
-    then the paper's ETA.
+    the update. Without source data there is no penalty: the method is then the paper's ETA.
 
     Attributes:
         source: Unlabelled source data for the Fisher information: batches, pairs whose first
             element is a batch, or one tensor of samples. Read once, when the adapter is made.
         entropy_margin: Samples of lower entropy take part; as a share of the largest, log C.
-        redundancy_margin: Samples whose prediction is less like the mean one take part.
+        redundancy_margin: Samples take part whose prediction is less similar to the mean one.
         fisher_weight: Weight of the penalty; 2,000 by default.
     """
 
@@ -59,20 +64,19 @@ class EATA(GradientMethod):
             self.refuse("fisher_weight", "there is no penalty without `source=`")
 
     def assemble(self) -> Assembly:
-        """Reliable samples move scale and shift."""
-        return self.assembly(NormAffine(), ReliableSteps(self))
+        """Return scale and shift, moved by reliable samples."""
+        return self.assembly(NormAffine(), mover=ReliableSteps(self))
 
 
 class ReliableSteps(GradientSteps):
-    """Lower the entropy of samples that are worth it, and stay near the source where it matters.
+    """Lowers the entropy of chosen samples, and stays near the source where that matters.
 
-    A sample x takes part when its entropy E is below a margin and its prediction p is no repetition
-    of the running mean prediction m: |cos(p, m)| below another margin. The loss is
+    A sample takes part when its entropy E is below a margin, and the similarity |cos(p, m)| of its
+    prediction to the running mean prediction is below another. The loss is
 
         mean of exp(margin - E) E  +  fisher_weight sum_i F_i (w_i - w_i at the start)^2
 
-    over these samples and over all that is moved. A batch in which no sample takes part moves
-    nothing.
+    over these samples and all moved weights. A batch without such samples moves nothing.
     """
 
     keeps = ("mean",)
@@ -91,7 +95,7 @@ class ReliableSteps(GradientSteps):
         self._next_mean: Tensor | None = None
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """Take the parameters to move, and learn from the source which of them matter."""
+        """Take the parameters to move, and compute from the source which of them matter."""
         super().bind(model, parameters)
         if self._source is None:
             return
@@ -99,18 +103,12 @@ class ReliableSteps(GradientSteps):
         self._source = None  # an adapter is copied and pickled without the data
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
-        """The loss over the samples that take part; None where there are none."""
+        """Return the loss over the samples that take part; None where there are none."""
         del run, inputs, options
+        predictions = log_predictions(logits).detach().exp()  # (batch, classes)
         entropy = softmax_entropy(logits)
-        if entropy.dim() != 1:
-            raise LayerOutputError(
-                "Samples are chosen by one prediction each, so logits have the shape (batch, "
-                f"classes); found {tuple(logits.shape)}. Choose another method for dense "
-                "predictions."
-            )
         if not bool(torch.isfinite(entropy).all()):
             return entropy.mean()  # not finite: the step is skipped, and counted as such
-        predictions = log_softmax(logits).detach().exp()  # (batch, classes)
         margin = self.entropy_margin * math.log(logits.shape[1])
         chosen = entropy < margin
         if self.mean is not None:
@@ -127,7 +125,7 @@ class ReliableSteps(GradientSteps):
         return (torch.exp(margin - entropy.detach()) * entropy).mean() + self._penalty()
 
     def moved(self) -> None:
-        """Take the samples of the step into the mean prediction."""
+        """Update the mean prediction with the samples of the step."""
         self.mean = self._next_mean
 
     def _penalty(self) -> Tensor | float:
@@ -142,25 +140,20 @@ class ReliableSteps(GradientSteps):
 def fisher_information(
     model: nn.Module, parameters: list[nn.Parameter], source: SourceData
 ) -> list[Tensor]:
-    """Diagonal of the Fisher information: mean square of the gradient of the log-likelihood.
+    """Return the diagonal of the Fisher information: mean squared gradients of log-likelihoods.
 
     As in the official code the labels are the model's own predictions, and the gradient is that of
     a batch's mean.
 
-    Args:
-        model: With its surfaces in place.
-        parameters: What may be moved.
-        source: Batches, pairs whose first element is a batch, or one tensor of samples.
-
     Raises:
-        OptionError: When the source yields something else.
-        NotEnoughDataError: When it yields nothing.
-        NonFiniteError: When a gradient is not finite.
+        OptionError: The source does not yield batches, or pairs that start with one.
+        NotEnoughDataError: It yields nothing.
+        NonFiniteError: A gradient is not finite.
     """
     total = [torch.zeros_like(parameter) for parameter in parameters]
     count = 0
     device, _ = device_and_dtype(model, model)
-    # A loader that shuffles draws from the caller's random state, which is put back.
+    # A loader that shuffles draws from the caller's random state, which is then restored.
     with (
         torch.random.fork_rng(devices=[]),
         evaluation_mode(model),

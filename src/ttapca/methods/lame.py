@@ -5,7 +5,7 @@ samples, the assignments z minimise
 
     sum_i KL(z_i | q_i) - sum_ij w_ij z_i . z_j
 
-by the concave-convex procedure: z_i <- softmax(log q_i + sum_j w_ij z_j), until the bound rests.
+by the concave-convex procedure: z_i <- softmax(log q_i + sum_j w_ij z_j), until it converges.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.adaptation.optimisation import Mover, Run
+from ttapca.adaptation.optimisation import Mover, Run, log_predictions
 from ttapca.errors import LayerOutputError
 from ttapca.methods.method import (
     Assembly,
@@ -27,14 +27,13 @@ from ttapca.methods.method import (
     register,
     statistics_surfaces,
 )
-from ttapca.support.logits import log_softmax
 from ttapca.support.modules import caught_inputs, find_classifier
 
 Affinity = Literal["knn", "rbf", "linear"]
 
-# As in the official code: what keeps the logarithm finite, and when the bound rests.
+# As in the official code: what keeps the logarithm finite, and when the bound has converged.
 SMALLEST_PROBABILITY = 1e-10
-RESTS = 1e-8
+CONVERGED = 1e-8
 NEIGHBOURS = 5
 
 
@@ -46,12 +45,12 @@ class LAME(Method):
     Attributes:
         affinity: `knn`: 1 for each of the nearest neighbours, else 0; `rbf`: a Gaussian of the
             distance, as wide as the mean distance to the last neighbour; `linear`: the cosine.
-        neighbours: How many, for `knn` and `rbf`; 5 by default.
-        iterations: At most.
-        symmetric: Whether to average the affinities of (i, j) and (j, i), which makes the
-            procedure's descent certain.
-        classifier: Dotted path of the layer whose input are the features; the last `nn.Linear` by
-            default.
+        neighbours: The number of neighbours, for `knn` and `rbf`; 5 by default.
+        iterations: The largest number of iterations.
+        symmetric: Whether to average the affinities of (i, j) and (j, i), which guarantees
+            descent.
+        classifier: Dotted path of the layer whose input is taken as features; the last `nn.Linear`
+            by default.
         statistics: What BatchNorm layers normalise with.
     """
 
@@ -66,73 +65,56 @@ class LAME(Method):
         """Check the options."""
         super().__post_init__()
         if self.affinity == "linear":
-            self.refuse("neighbours", "the affinity `linear` knows none")
+            self.refuse("neighbours", "the affinity `linear` uses none")
 
     def assemble(self) -> Assembly:
-        """Nothing changes but the outputs."""
+        """Return a correction of the outputs; nothing else changes."""
         return Assembly(statistics_surfaces(self.statistics), LaplacianCorrection(self))
 
 
 class LaplacianCorrection(Mover):
-    """Predict, then let samples that are near each other agree."""
+    """Predicts, then lets samples that are near each other agree."""
+
+    _classifier: nn.Module  # found by `bind`
 
     def __init__(self, options: LAME) -> None:
         super().__init__()
-        self.affinity: Affinity = options.affinity
-        self.neighbours = options.neighbours or NEIGHBOURS
-        self.iterations = options.iterations
-        self.symmetric = options.symmetric
-        self._path = options.classifier
-        self._classifier: nn.Module | None = None
+        self.options = options
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Find the classifier."""
         del parameters
-        self._classifier = find_classifier(model, self._path)
+        self._classifier = find_classifier(model, self.options.classifier)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Give corrected log-probabilities, shape (batch, classes).
+        """Return corrected log-probabilities, shape (batch, classes).
 
-        A batch of one has no neighbours, and one with numbers that are not finite no distances:
-        both keep the network's own prediction.
+        A batch of one has no neighbours, and a batch that is not finite has no distances: both keep
+        the network's own prediction.
         """
-        if self._classifier is None:
-            raise LayerOutputError("Features come from a classifier; call `bind` first.")
         with caught_inputs(self._classifier) as caught:
             logits = run(*inputs, **options)
-        features = _features(caught, logits)
-        own = log_softmax(logits).to(logits.dtype)
+        own = log_predictions(logits).to(logits.dtype)
+        features = _features(caught, len(logits))
         if len(logits) == 1:
             return own
         if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
             self.skipped += 1
             return own
-        affinities = affinities_of(features, self.affinity, self.neighbours).to(own.dtype)
-        if self.symmetric:
+        given = self.options
+        affinities = _affinities_of(features, given.affinity, given.neighbours or NEIGHBOURS)
+        affinities = affinities.to(own.dtype)
+        if given.symmetric:
             affinities = (affinities + affinities.T) / 2
-        return concave_convex(own, affinities, self.iterations)
+        return _concave_convex(own, affinities, given.iterations)
 
 
-def affinities_of(features: Tensor, kind: Affinity, neighbours: int) -> Tensor:
-    """How much each two samples have in common.
-
-    Args:
-        features: Shape (batch, d), compared by direction: each is scaled to length 1.
-        kind: Which affinity.
-        neighbours: How many count, for `knn` and for the width of `rbf`.
-
-    Returns:
-        Shape (batch, batch).
-
-    Example:
-        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
-        >>> affinities_of(features, "knn", 1).tolist()
-        [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
-    """
+def _affinities_of(features: Tensor, kind: Affinity, neighbours: int) -> Tensor:
+    """Return how much each two samples have in common, shape (batch, batch)."""
     directions = F.normalize(features, dim=-1)  # (batch, d)
     if kind == "linear":
         return directions @ directions.T
-    # By differences: the quick way by scalar products loses what tells near neighbours apart.
+    # By differences: the quicker way by scalar products cannot tell near neighbours apart.
     distances = torch.cdist(
         directions, directions, compute_mode="donot_use_mm_for_euclid_dist"
     )  # (batch, batch)
@@ -146,17 +128,8 @@ def affinities_of(features: Tensor, kind: Affinity, neighbours: int) -> Tensor:
     return torch.zeros_like(distances).scatter_(1, index, 1.0)
 
 
-def concave_convex(own: Tensor, affinities: Tensor, iterations: int) -> Tensor:
-    """Iterate until the bound rests.
-
-    Args:
-        own: The network's log-probabilities, shape (batch, classes).
-        affinities: Shape (batch, batch).
-        iterations: At most.
-
-    Returns:
-        Log-probabilities of the assignments, shape (batch, classes).
-    """
+def _concave_convex(own: Tensor, affinities: Tensor, iterations: int) -> Tensor:
+    """Iterate until the bound converges, and return log-probabilities of the assignments."""
     unary = torch.log(own.exp() + SMALLEST_PROBABILITY)
     assigned = unary.log_softmax(1)
     last = float("inf")
@@ -164,25 +137,19 @@ def concave_convex(own: Tensor, affinities: Tensor, iterations: int) -> Tensor:
         pairwise = affinities @ assigned.exp()
         assigned = (unary + pairwise).log_softmax(1)
         bound = float((assigned.exp() * (assigned - unary - pairwise)).sum())
-        if iteration > 1 and abs(bound - last) <= RESTS * abs(last):
+        if iteration > 1 and abs(bound - last) <= CONVERGED * abs(last):
             break
         last = bound
     return assigned
 
 
-def _features(caught: list[Any], logits: Tensor) -> Tensor:
-    """The classifier's input, one row for each prediction."""
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise LayerOutputError(
-            f"`lame` corrects logits of shape (batch, classes); found {found}. Choose another "
-            "method for such outputs."
-        )
-    if len(caught) != 1 or not isinstance(caught[0], Tensor) or len(caught[0]) != len(logits):
+def _features(caught: list[Any], samples: int) -> Tensor:
+    """Return the classifier's input, one row for each sample."""
+    if len(caught) != 1 or not isinstance(caught[0], Tensor) or len(caught[0]) != samples:
         calls = [tuple(getattr(value, "shape", ())) for value in caught]
         raise LayerOutputError(
             "The classifier is called once in a forward pass, on one row of features for each of "
-            f"the {len(logits)} samples; found calls on {calls}. Name the right layer with "
+            f"the {samples} samples; found calls on {calls}. Name the right layer with "
             "`classifier=`."
         )
     features: Tensor = caught[0].flatten(1)

@@ -1,17 +1,17 @@
-"""`memo`: one image at a time, made to mean the same in all its views.
+"""`memo`: adapt to one image at a time, so that all its views are predicted alike.
 
 For each image, from the source weights: with p(y | x_b) the predictions for views x_1 .. x_B and
 
     q = mean_b p(. | x_b),    loss = - sum_y q(y) log q(y)
 
-one step of all weights on the loss, then the prediction for the image itself. The rest of the batch
-plays no part, so a batch of one is as good as any.
+one step of all weights on the loss, then the prediction for the image itself. The other images of
+the batch play no part.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from ttapca.adaptation.optimisation import Logits, Run, Stepper, sgd
-from ttapca.adaptation.surfaces import Weights
-from ttapca.adaptation.surfaces.weights import all_parameters
+from ttapca.adaptation.surfaces.trainable import Weights, all_parameters
 from ttapca.methods.method import (
     Assembly,
     Count,
@@ -31,7 +30,7 @@ from ttapca.methods.method import (
     register,
 )
 from ttapca.methods.temporary_values import put_back
-from ttapca.methods.views import check_images, mixed_views
+from ttapca.methods.views import Forward, images_and_forward, mixed_views
 from ttapca.support.logits import log_softmax
 
 
@@ -40,13 +39,14 @@ from ttapca.support.logits import log_softmax
 class MEMO(GradientMethod):
     """All weights, learned for each image by the entropy over its views.
 
-    The learning rate is that of the official code for CIFAR-10. There the views of an image count
-    as one sample in BatchNorm, however many they are: statistics of 1 / (1 + n) mix them with a
-    source that counts for n samples.
+    The learning rate is that of the official code for CIFAR-10. There all views of an image count
+    as one sample in BatchNorm: `statistics=1 / (1 + n)` mixes them with a source that counts for n
+    samples.
 
     Attributes:
         views: How many views of each image.
-        flip: Whether half of them are mirrored; not for what means something else then, as digits.
+        flip: Whether half of them are mirrored; not for images, such as digits, that then mean
+            something else.
         seed: Draws the views.
     """
 
@@ -60,43 +60,24 @@ class MEMO(GradientMethod):
     seed: Seed = 0
 
     def assemble(self) -> Assembly:
-        """The entropy over views moves all weights."""
-        return self.assembly(Weights(all_parameters, "weights"), MarginalEntropySteps(self))
+        """Return all weights, moved by the entropy over views."""
+        return self.assembly(Weights(all_parameters, "weights"), mover=MarginalEntropySteps(self))
 
 
 class MarginalEntropySteps(Stepper):
-    """Adapt to each image by itself, and forget it."""
+    """Adapts to each image by itself, and forgets it."""
 
     remembers_start = True
 
     def __init__(self, options: MEMO) -> None:
         super().__init__(**options.stepping(), seed=options.seed)
-        self.views = options.views
-        self.flip = options.flip
-
-    def __repr__(self) -> str:
-        """One line for a person."""
-        return f"{super().__repr__()}, views={self.views}"
+        self.options = options
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Adapt to and predict each image.
-
-        Args:
-            run: Runs the model.
-            *inputs: Images, shape (batch, channels, height, width); what follows is given to the
-                model with each image and its views.
-            **options: Likewise.
-
-        Returns:
-            Logits, shape (batch, classes, ...).
-        """
-        images, further = check_images("memo", inputs)
+        """Adapt to and predict each image."""
+        images, forward = images_and_forward("memo", run, inputs, options)
         if not len(images):
-            return run(*inputs, **options)
-
-        def forward(views: Tensor) -> Tensor:
-            return run(views, *further, **options)
-
+            return forward(images)
         logits = torch.cat([self._adapt_to(image, forward) for image in images.unsqueeze(1)])
         self._forget_image()
         return logits
@@ -105,38 +86,18 @@ class MarginalEntropySteps(Stepper):
         put_back(self.descent.parameters, self.start)
         self.descent.reset()
 
-    def _adapt_to(self, image: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
+    def _adapt_to(self, image: Tensor, forward: Forward) -> Tensor:
         self._forget_image()
-        if self.logits == "before":
-            with torch.no_grad():
-                before = forward(image)
-        for _ in range(self.steps):
-            views = mixed_views(image, self.views, self.generator, flip=self.flip)
-            gradients = self.descent.gradients(marginal_entropy(forward(views)))
-            if gradients is None:
-                self.skipped += 1
-                break
-            self.descent.move(gradients)
-            self.updates += 1
-        if self.logits == "before":
-            return before
-        with torch.no_grad():
-            return forward(image)
+
+        def loss() -> Tensor:
+            given = self.options
+            views = mixed_views(image, given.views, self.generator, flip=given.flip)
+            return _marginal_entropy(forward(views))
+
+        return self.step_and_predict(loss, functools.partial(forward, image))
 
 
-def marginal_entropy(logits: Tensor) -> Tensor:
-    """Entropy of the mean prediction, in nats.
-
-    Args:
-        logits: Shape (views, classes, ...).
-
-    Returns:
-        A number.
-
-    Example:
-        >>> sure_of_different_things = torch.tensor([[99.0, 0.0], [0.0, 99.0]])
-        >>> round(marginal_entropy(sure_of_different_things).item(), 4)  # log 2
-        0.6931
-    """
+def _marginal_entropy(logits: Tensor) -> Tensor:
+    """Return the entropy of the mean prediction of views, given as (views, classes, ...)."""
     log_mean = log_softmax(logits).logsumexp(0) - math.log(len(logits))  # (classes, ...)
     return -(log_mean.exp() * log_mean).sum(0).mean()

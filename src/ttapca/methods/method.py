@@ -1,4 +1,4 @@
-"""What a method is: typed options, and the surfaces and the mover that they stand for.
+"""What a method is: typed options, from which surfaces and a mover are assembled.
 
 A method is a frozen dataclass, registered where it is defined:
 
@@ -7,15 +7,14 @@ A method is a frozen dataclass, registered where it is defined:
     class Tent(GradientMethod):
         'Scale and shift of the normalisation layers, learned by entropy.'
 
-Its docstring begins with its summary, its fields are its options, and the type of a field says what
-its value may be. Checks, `ttapca methods`, the tables of the docs and the glossary of a report are
-made from that.
+Its docstring begins with its summary, its fields are its options, and the type of a field says
+which values are allowed. Checks, `ttapca methods`, the tables of the docs and the glossary of a
+report are made from that.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ from typing import (
     Any,
     ClassVar,
     Literal,
-    TypedDict,
     TypeVar,
     Union,
     get_args,
@@ -51,7 +49,6 @@ from ttapca.adaptation.optimisation import (
     DEFAULT_LEARNING_RATE,
     Logits,
     Mover,
-    OptimizerFactory,
     adam,
 )
 from ttapca.adaptation.surfaces import (
@@ -68,7 +65,7 @@ from ttapca.spectral.gains import GainName, is_closed_form
 SourceNeed = Literal["model", "data", "training"]
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
 
-# Types of options, with what their values may be.
+# Types of options, with the rules for their values.
 Positive = Annotated[float, Number(above=0)]
 NotNegative = Annotated[float, Number(0)]
 Share = Annotated[float, Number(0, 1)]
@@ -84,7 +81,7 @@ class Mixture:
 
     Attributes:
         first: Weight of a large batch that has surely shifted, in the first layer.
-        last: The same in the last layer; it changes evenly in between.
+        last: The same in the last layer; in between it changes evenly.
         prior: Size of a batch that weighs half as much as a large one.
 
     Example:
@@ -104,14 +101,6 @@ class Mixture:
 Statistics = Literal["source", "batch", "mixed"] | Share | Mixture
 
 
-class Stepping(TypedDict):
-    """How a `Stepper` steps, whatever it lowers."""
-
-    optimizer: OptimizerFactory
-    steps: int
-    logits: Logits
-
-
 @dataclass(frozen=True)
 class Assembly:
     """What a method is made of.
@@ -119,7 +108,7 @@ class Assembly:
     Attributes:
         surfaces: What may change.
         mover: What moves them; None where they compute their own state in the forward pass.
-        memory: After so many samples, what was seen of a stream counts 1 / e.
+        memory: After this many samples, what was seen of a stream counts 1 / e.
     """
 
     surfaces: list[Surface]
@@ -132,7 +121,7 @@ class Method:
     """A test-time method with its options.
 
     Attributes:
-        needs_filter: Whether it is nothing without a fitted filter.
+        needs_filter: Whether it cannot do without a fitted filter.
         learns: Whether it takes gradient steps.
     """
 
@@ -144,7 +133,7 @@ class Method:
         _check_fields(self)
 
     def assemble(self) -> Assembly:
-        """Make surfaces and mover, to be put on one model."""
+        """Return surfaces and mover, to be put on one model."""
         raise NotImplementedError
 
     def refuse(self, option: str, because: str) -> None:
@@ -160,7 +149,7 @@ class GradientMethod(Method):
     Attributes:
         filter: A fitted filter, whose gains are then moved as well.
         gain: Which gains the filter has; `relu` by default. Closed-form ones are not moved: they
-            follow from the data, and `statistics="mixed"` follows them.
+            follow from the data, as `statistics="mixed"` then does.
         statistics: What normalisation layers normalise with: `source`, `batch`, the weight of the
             batch between 0 and 1, or `mixed` (see `Mixture`).
         steps: Gradient steps on each batch.
@@ -182,21 +171,17 @@ class GradientMethod(Method):
         """Check the options."""
         super().__post_init__()
         if self.filter is None:
-            self.refuse("gain", "it is that of a filter, and there is no `filter=`")
+            self.refuse("gain", "only a filter has gains, and there is no `filter=`")
 
-    def stepping(self) -> Stepping:
-        """How to step."""
-        return {
-            "optimizer": self.optimiser(self.lr),
-            "steps": self.steps,
-            "logits": self.logits,
-        }
+    def stepping(self) -> dict[str, Any]:
+        """Return the options of a `Stepper`."""
+        return {"optimizer": self.optimiser(self.lr), "steps": self.steps, "logits": self.logits}
 
-    def assembly(self, moved: Surface, mover: Mover) -> Assembly:
-        """Statistics, what is moved, and a filter below it where there is one."""
+    def assembly(self, *moved: Surface, mover: Mover) -> Assembly:
+        """Return statistics, what is moved, and the gains of a filter where there is one."""
         gain = self.gain or "relu"
         below = [] if self.filter is None else [SpectralGains(self.filter, gain)]
-        surfaces = [*statistics_surfaces(self.statistics, below), moved, *below]
+        surfaces = [*statistics_surfaces(self.statistics, below), *moved, *below]
         memory = MEMORY if below and is_closed_form(gain) else math.inf
         return Assembly(surfaces, mover, memory)
 
@@ -204,16 +189,13 @@ class GradientMethod(Method):
 def statistics_surfaces(
     statistics: Statistics, below: Sequence[SpectralGains] = ()
 ) -> list[Surface]:
-    """What normalisation layers normalise with, by name or by the weight of the batch.
-
-    A network without BatchNorm has no statistics to choose, and is no error here. Where a filter
-    knows the channels of GroupNorm layers, `mixed` mixes these.
+    """Return the surfaces for a choice of statistics; a network without BatchNorm is no error.
 
     Args:
         statistics: `source`, `batch`, the weight of the batch, or `mixed`: a weight that rises with
             the size of the batch, with the depth of the layer, and with how surely a closed-form
             filter sees a shift; a `Mixture` says how.
-        below: Surfaces among which that filter may be.
+        below: The filters. Where one knows the channels of GroupNorm layers, `mixed` mixes these.
     """
     closed = [surface for surface in below if surface.in_closed_form]
     if statistics == "mixed":
@@ -233,11 +215,7 @@ def statistics_surfaces(
 
 
 def needed_filter(given: object) -> FittedFilter:
-    """The filter of a method that is nothing without one.
-
-    Raises:
-        OptionError: There is none.
-    """
+    """Return the filter of a method that needs one; raise `OptionError` where there is none."""
     if not isinstance(given, FittedFilter):
         found = "none" if given is None else f"a {type(given).__name__}"
         raise OptionError(
@@ -255,10 +233,10 @@ class Registration:
         name: Such as `tent`.
         method: The class.
         summary: One line for a person.
-        paper: Where it comes from.
-        needs: What it needs of the source domain before the test: nothing but the `model`, its
-            unlabelled `data`, or a `training` of its own.
-        preset: Options that the name stands for.
+        paper: Where it was published.
+        needs: What it needs from the source domain: only the `model`, unlabelled `data`, or a
+            special `training`.
+        preset: Options that the name sets.
         fixed: Those among them that cannot be changed under this name.
     """
 
@@ -272,7 +250,7 @@ class Registration:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options, each with its default."""
+        """All options with their defaults."""
         return {
             each.name: self.preset.get(each.name, each.default)
             for each in dataclasses.fields(self.method)
@@ -281,7 +259,7 @@ class Registration:
 
     @property
     def rules(self) -> dict[str, Rule]:
-        """What the value of each option may be."""
+        """The rule for the value of each option."""
         rules = _rules(self.method)
         return {name: rules[name] for name in self.options}
 
@@ -289,8 +267,8 @@ class Registration:
         """Raise `OptionError` for an option that the method does not have.
 
         Args:
-            names: Of the options.
-            beside: What the caller takes beside them, to be offered where a name is near.
+            names: The names of the options.
+            beside: Arguments that the caller takes as well, to be offered as similar names.
         """
         known = list(self.options)
         for name in names:
@@ -302,17 +280,13 @@ class Registration:
                 )
 
     def make(self, **options: Any) -> Method:
-        """The method with these options.
-
-        Raises:
-            OptionError: There is no such option, or its value makes no sense.
-        """
+        """Return the method with these options; raise `OptionError` where one makes no sense."""
         self.check_names(list(options))
         return self.method(**{**self.preset, **options})
 
 
 METHODS: dict[str, Registration] = {}
-"""All methods by name; filled by the modules of `ttapca.methods`, in the order of that room."""
+"""All methods by name, in the order in which `ttapca.methods` imports them."""
 
 AnyMethod = TypeVar("AnyMethod", bound=type[Method])
 
@@ -331,9 +305,9 @@ def register(
     Args:
         name: Such as `tent`.
         summary: One line for a person; the first of the docstring by default.
-        paper: Where it comes from.
+        paper: Where it was published.
         needs: See `Registration`.
-        fixed: Options that the name stands for.
+        fixed: Options that the name sets and that cannot be changed.
         **preset: Other defaults under this name.
     """
 
@@ -349,11 +323,7 @@ def register(
 
 
 def registration(name: str) -> Registration:
-    """Look a method up.
-
-    Raises:
-        OptionError: There is none of that name; near names are offered.
-    """
+    """Return the method of this name; raise `OptionError`, with similar names, for no method."""
     if name not in METHODS:
         raise OptionError(
             f"There is no method `{name}`.{did_you_mean(name, METHODS)} There are: "
@@ -368,12 +338,7 @@ def _check_fields(instance: Any) -> None:
 
 
 def _rules(cls: type[Any]) -> dict[str, Rule]:
-    """The rule of each field of a dataclass, by its type."""
-    return _cached_rules(cls)  # type: ignore[arg-type]  # classes can be hashed
-
-
-@functools.cache
-def _cached_rules(cls: type[Any]) -> dict[str, Rule]:
+    """Return the rule of each field of a dataclass, by its type."""
     hints = get_type_hints(cls, include_extras=True)
     return {each.name: _rule(hints[each.name]) for each in dataclasses.fields(cls)}
 

@@ -11,11 +11,11 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor
 
 from ttapca._checks import Number
-from ttapca.adaptation.objectives import class_marginal, soft_likelihood_ratio
-from ttapca.adaptation.optimisation import GradientSteps, Run
+from ttapca.adaptation.optimisation import GradientSteps, Run, class_marginal, log_predictions
 from ttapca.adaptation.surfaces import NormAffine
-from ttapca.errors import LayerOutputError, ShapeError
+from ttapca.errors import ShapeError
 from ttapca.methods.method import Assembly, GradientMethod, Positive, Seed, register
+from ttapca.methods.slr import soft_likelihood_ratio
 from ttapca.methods.views import Jitter
 from ttapca.support.logits import log_softmax
 from ttapca.support.modules import map_first_tensor
@@ -31,13 +31,13 @@ LARGEST_PROBABILITY = 0.99
 class ROID(GradientMethod):
     """Scale and shift, learned by weighted likelihood ratios and pulled to the source.
 
-    All defaults are the official code's; the learning rate is its for CIFAR-10-C. It returns the
+    All defaults are those of the official code, the learning rate for CIFAR-10-C. It returns the
     logits from before the update.
 
     Attributes:
-        source_momentum: Weight of the adapted weights against the source's, after each step.
-        temperature: Of the samples' weights; small ones prefer few samples.
-        consistency: Whether an image and another view of it shall be predicted alike.
+        source_momentum: Share of the adapted weights after each step; the rest is the source's.
+        temperature: Temperature of the samples' weights; low ones prefer few samples.
+        consistency: Whether an image and another view of it are to be predicted alike.
         class_prior_correction: Whether predictions are weighted by the batch's own class marginal.
         seed: Draws the views.
     """
@@ -49,8 +49,8 @@ class ROID(GradientMethod):
     seed: Seed = 0
 
     def assemble(self) -> Assembly:
-        """Weighted samples move scale and shift."""
-        return self.assembly(NormAffine(), EnsembledSteps(self))
+        """Return scale and shift, moved by weighted samples."""
+        return self.assembly(NormAffine(), mover=EnsembledSteps(self))
 
 
 class EnsembledSteps(GradientSteps):
@@ -61,8 +61,8 @@ class EnsembledSteps(GradientSteps):
         1/n sum_i w_i (SLR(x_i) + SCE(x_i, view of x_i))
 
     where SLR is the soft likelihood ratio and SCE the symmetric cross-entropy between the
-    predictions for an image and for another view of it. After each step all that was moved becomes
-    momentum times itself plus (1 - momentum) times where it started.
+    predictions for an image and for another view of it. After each step the moved weights become
+    momentum times themselves plus (1 - momentum) times where they started.
     """
 
     keeps = ("mean",)
@@ -71,31 +71,22 @@ class EnsembledSteps(GradientSteps):
     def __init__(self, options: ROID) -> None:
         clipped = functools.partial(soft_likelihood_ratio, clip=LARGEST_PROBABILITY)
         super().__init__(clipped, **options.stepping(), seed=options.seed)
-        self.source_momentum = options.source_momentum
-        self.temperature = options.temperature
-        self.class_prior_correction = options.class_prior_correction
+        self.options = options
         self.mean: Tensor | None = None
-        self._consistency = options.consistency
         self._next_mean: Tensor | None = None
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
-        """The weighted loss of a batch, with one more forward pass for the views."""
-        if not isinstance(logits, Tensor) or logits.dim() != 2:
-            found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise LayerOutputError(
-                "Samples are weighted by one prediction each, so logits have the shape (batch, "
-                f"classes); found {found}. Choose another method for dense predictions."
-            )
-        predictions = log_softmax(logits).detach().exp()  # (batch, classes)
+        """Return the weighted loss of a batch, with one more forward pass for the views."""
+        predictions = log_predictions(logits).detach().exp()  # (batch, classes)
         mean = predictions.new_full(predictions.shape[1:], 1 / predictions.shape[1])
         if self.mean is not None:
             mean = self.mean.to(predictions)
         self._next_mean = torch.lerp(predictions.mean(0), mean, MEAN_MOMENTUM)
-        weights = prediction_weights(predictions, mean, self.temperature)
+        weights = prediction_weights(predictions, mean, self.options.temperature)
         each = self.objective(logits)
-        if self._consistency:
+        if self.options.consistency:
             args, kwargs = map_first_tensor(self._view, inputs, options)
-            each = each + symmetric_cross_entropy(logits, run(*args, **kwargs))
+            each = each + _symmetric_cross_entropy(logits, run(*args, **kwargs))
         return (weights * each).mean()
 
     def _view(self, images: Tensor) -> Tensor:
@@ -107,31 +98,28 @@ class EnsembledSteps(GradientSteps):
         return VIEWS(images, self.generator)
 
     def moved(self) -> None:
-        """Take the batch into the mean prediction, and pull the weights to the source."""
+        """Update the mean prediction with the batch, and pull the weights to the source."""
         self.mean = self._next_mean
         with torch.no_grad():
             for parameter, start in zip(self.descent.parameters, self.start, strict=True):
-                parameter.lerp_(start.to(parameter), 1 - self.source_momentum)
+                parameter.lerp_(start.to(parameter), 1 - self.options.source_momentum)
 
     def output(self, logits: Tensor) -> Tensor:
-        """The logits, whose softmax is the corrected prediction."""
-        return corrected_by_prior(logits) if self.class_prior_correction else logits
+        """Return logits whose softmax is the corrected prediction."""
+        return corrected_by_prior(logits) if self.options.class_prior_correction else logits
 
 
 def prediction_weights(predictions: Tensor, mean: Tensor, temperature: float) -> Tensor:
-    """How much each sample counts: exp(diversity certainty / temperature), or nothing.
+    """Return how much each sample counts, shape (batch,): exp(diversity certainty / temperature).
 
-    Diversity is 1 - cos(prediction, mean prediction), certainty the negative entropy, each brought
+    Diversity is 1 - cos(prediction, mean prediction), certainty the negative entropy, each scaled
     to [0, 1] over the batch (to 0 where all samples are equal, so that each then counts 1). Samples
-    whose diversity is below the batch's mean count nothing.
+    whose diversity is below the batch's mean count 0.
 
     Args:
         predictions: Shape (batch, classes).
         mean: Running mean prediction, shape (classes,).
         temperature: Above 0.
-
-    Returns:
-        Shape (batch,).
 
     Example:
         >>> predictions = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
@@ -151,32 +139,14 @@ def _to_unit_range(values: Tensor) -> Tensor:
     return (values - low) / torch.where(spread == 0, torch.ones_like(spread), spread)
 
 
-def symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
-    """Mean of the two cross-entropies between two predictions for the same samples.
-
-    Args:
-        logits: Shape (batch, classes).
-        others: Likewise.
-
-    Returns:
-        Shape (batch,).
-
-    Example:
-        >>> symmetric_cross_entropy(torch.zeros(1, 2), torch.zeros(1, 2)).item()  # log 2
-        0.6931471824645996
-    """
+def _symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
+    """Return the mean of both cross-entropies between two predictions of the same samples."""
     log_p, log_q = log_softmax(logits), log_softmax(others)
     return -(log_p.exp() * log_q + log_q.exp() * log_p).sum(1) / 2
 
 
 def corrected_by_prior(logits: Tensor) -> Tensor:
-    """Weight predictions by the class marginal of their batch, smoothed towards uniform.
-
-    Args:
-        logits: Shape (batch, classes).
-
-    Returns:
-        Logits whose softmax is proportional to prediction times smoothed marginal.
+    """Return logits weighted by the class marginal of their batch, smoothed towards uniform.
 
     Example:
         >>> corrected_by_prior(torch.zeros(3, 4)).softmax(1)[0].tolist()
@@ -184,7 +154,7 @@ def corrected_by_prior(logits: Tensor) -> Tensor:
     """
     batch, classes = logits.shape
     marginal = class_marginal(logits)
-    # The fewer samples speak for a marginal, the nearer to uniform it is taken.
+    # The fewer samples a marginal rests on, the more it is smoothed.
     smoothing = max(1 / batch, 1 / classes) / marginal.max()
     smoothed = (marginal + smoothing) / (1 + smoothing * classes)
     return logits + smoothed.log().to(logits.dtype)

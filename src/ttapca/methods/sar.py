@@ -1,4 +1,4 @@
-"""`sar`: entropy on reliable samples, in a region where it is flat, with a way back.
+"""`sar`: lower the entropy of reliable samples where it is flat, and recover from collapse.
 
 With E the entropy and S the samples whose entropy is below E0 = 0.4 ln C, one step is
 
@@ -6,7 +6,7 @@ With E the entropy and S the samples whose entropy is below E0 = 0.4 ln C, one s
     step     theta <- theta - lr * gradient of mean_{S, E < E0} E(theta + e)
 
 and theta returns to the source when the moving average of the second loss falls below 0.2: the
-network is then about to say the same of everything.
+network is then about to predict the same class for everything.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import MOMENTUM, Run, Stepper, sgd
-from ttapca.adaptation.surfaces import Weights
-from ttapca.adaptation.surfaces.weights import Place, norm_affine
+from ttapca.adaptation.surfaces.trainable import Place, Weights, norm_affine
 from ttapca.methods.method import Assembly, GradientMethod, NotNegative, Positive, register
 from ttapca.methods.temporary_values import put_back, with_values
 from ttapca.support.logits import softmax_entropy
 
-# The official code's: the last stage of a ResNet, the last three blocks of a ViT-Base and its last
-# norm, which are near the output and drift first.
+# As in the official code: the last stage of a ResNet, the last three blocks of a ViT-Base and its
+# last norm, which are near the output and drift first.
 LAST_BLOCKS = ("*layer4*", "*blocks.9*", "*blocks.10*", "*blocks.11*", "norm", "*norm.*")
 MEMORY = 0.9  # of the moving average
 
@@ -42,8 +41,8 @@ class SAR(GradientMethod):
     Attributes:
         entropy_margin: Samples of lower entropy are reliable; as a share of the largest, ln C.
         radius: How far the probe goes (rho).
-        recover_below: The moving average of the loss at which the weights return to the source; 0
-            for never.
+        recover_below: The weights return to the source when the moving average of the loss is
+            below this; 0 for never.
         leave_out: Shell patterns of layers whose scale and shift stay as they are.
     """
 
@@ -55,17 +54,17 @@ class SAR(GradientMethod):
     leave_out: Sequence[str] = LAST_BLOCKS
 
     def assemble(self) -> Assembly:
-        """Reliable samples move scale and shift."""
-        select = functools.partial(norm_affine_but, leave_out=tuple(self.leave_out))
+        """Return scale and shift, moved by reliable samples."""
+        select = functools.partial(_norm_affine_but, leave_out=tuple(self.leave_out))
         affine = Weights(select, "scale and shift of normalisation layers that are not left out")
-        return self.assembly(affine, SharpnessAwareSteps(self))
+        return self.assembly(affine, mover=SharpnessAwareSteps(self))
 
 
 class SharpnessAwareSteps(Stepper):
-    """Lower the entropy of reliable samples at the worst point nearby.
+    """Lowers the entropy of reliable samples at the worst point nearby.
 
     Attributes:
-        recoveries: How often the source was returned to.
+        recoveries: How often the weights returned to the source.
         average: The moving average of the loss; None until there is one.
     """
 
@@ -74,69 +73,59 @@ class SharpnessAwareSteps(Stepper):
 
     def __init__(self, options: SAR) -> None:
         super().__init__(**options.stepping())
-        self.entropy_margin = options.entropy_margin
-        self.radius = options.radius
-        self.recover_below = options.recover_below
+        self.options = options
         self.recoveries = 0
         self.average: float | None = None
 
     def __repr__(self) -> str:
-        """One line for a person."""
+        """Return one line for a person."""
         return f"{super().__repr__()}, recoveries={self.recoveries}"
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Predict, and step where there are reliable samples."""
+        again = functools.partial(run, *inputs, **options)
         for _ in range(self.steps):
-            logits = run(*inputs, **options)
-            if not self._step(logits, functools.partial(run, *inputs, **options)):
+            logits = again()
+            loss = self._step(logits, again)
+            if loss is None:
                 break  # nothing moved: a further step would repeat this one
+            self._watch(float(loss.detach()))
         if self.logits == "before":
             return logits
         with torch.no_grad():
-            return run(*inputs, **options)
+            return again()
 
-    def _step(self, logits: Tensor, again: Callable[[], Tensor]) -> bool:
-        """One step; False where nothing moved."""
+    def _step(self, logits: Tensor, again: Callable[[], Tensor]) -> Tensor | None:
+        """Take one step and return its loss, or None where nothing moved."""
         entropies = softmax_entropy(logits)  # (batch, ...)
-        limit = self.entropy_margin * math.log(logits.shape[1])
+        limit = self.options.entropy_margin * math.log(logits.shape[1])
         if not torch.isfinite(entropies).all():
             self.skipped += 1
-            return False
+            return None
         reliable = entropies < limit
-        if not reliable.any():
-            return False
-        first = self.descent.gradients(entropies[reliable].mean())
+        first = self.gradients(entropies[reliable].mean()) if reliable.any() else None
         if first is None:
-            self.skipped += 1
-            return False
-        there = functools.partial(self._at_probe, again, reliable, limit)
-        found = with_values(self.descent.parameters, self._probe(first), there)
-        if found is None:
-            return False
-        loss, second = found
+            return None
+
+        def at_probe() -> tuple[Tensor | None, tuple[Tensor, ...] | None]:
+            nearby = softmax_entropy(again())[reliable]
+            kept = nearby[nearby < limit]
+            if not len(kept) and torch.isfinite(nearby).all():
+                return None, None  # no sample is reliable there
+            loss = kept.mean()
+            return loss, self.gradients(loss)
+
+        loss, second = with_values(self.descent.parameters, self._probe(first), at_probe)
         if second is None:
-            self.skipped += 1
-            return False
+            return None
         self.descent.move(second)
         self.updates += 1
-        self._watch(float(loss.detach()))
-        return True
-
-    def _at_probe(
-        self, again: Callable[[], Tensor], reliable: Tensor, limit: float
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None] | None:
-        """Loss and gradients where the parameters are now; None where no sample is reliable."""
-        nearby = softmax_entropy(again())[reliable]
-        kept = nearby[nearby < limit]
-        if not len(kept) and torch.isfinite(nearby).all():
-            return None
-        loss = kept.mean()
-        return loss, self.descent.gradients(loss)
+        return loss
 
     def _probe(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
-        """The parameters at the highest point within the radius, to first order."""
+        """Return the parameters at the highest point within the radius, to first order."""
         length = torch.stack([gradient.norm() for gradient in gradients]).norm()
-        scale = self.radius / (length + 1e-12)
+        scale = self.options.radius / (length + 1e-12)
         return [
             parameter.detach() + scale * gradient
             for parameter, gradient in zip(self.descent.parameters, gradients, strict=True)
@@ -146,26 +135,16 @@ class SharpnessAwareSteps(Stepper):
         """Follow the loss, and return to the source when it vanishes."""
         before = loss if self.average is None else self.average
         self.average = MEMORY * before + (1 - MEMORY) * loss
-        if self.average < self.recover_below:
-            # The weights alone, as in the paper. The official code means to restore the optimiser,
-            # too, but not the one inside its wrapper, which has the momentum; so it goes on there.
+        if self.average < self.options.recover_below:
+            # Only the weights, as in the paper. The official code means to restore the optimiser
+            # too, but misses the one inside its wrapper, so that its momentum continues as here.
             put_back(self.descent.parameters, self.start)
             self.average = None
             self.recoveries += 1
 
 
-def norm_affine_but(model: nn.Module, leave_out: Sequence[str]) -> list[Place]:
-    """Scale and shift of the normalisation layers, but for those whose path fits a pattern.
-
-    Args:
-        model: Any module.
-        leave_out: Shell patterns of dotted paths.
-
-    Example:
-        >>> model = nn.Sequential(nn.LayerNorm(2), nn.LayerNorm(2))
-        >>> len(norm_affine_but(model, ["1"]))
-        2
-    """
+def _norm_affine_but(model: nn.Module, leave_out: Sequence[str]) -> list[Place]:
+    """Return scale and shift of the normalisation layers whose path fits no shell pattern."""
     paths = {module: path for path, module in model.named_modules()}
     return [
         (module, name)

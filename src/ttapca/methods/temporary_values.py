@@ -14,19 +14,11 @@ from ttapca.support.wrapping import Result, surely
 def with_values(
     parameters: Sequence[nn.Parameter], values: Sequence[Tensor], run: Callable[[], Result]
 ) -> Result:
-    """Run something while values take the place of the parameters' own.
+    """Run something while the parameters have other values, and return what it returned.
 
     Nothing is copied: a parameter uses the memory of its value meanwhile. The parameters have their
-    own values again however it ends, also by an interrupt. A gradient must be taken inside if the
-    forward pass was run inside, outside if outside.
-
-    Args:
-        parameters: Adapted parameters.
-        values: One for each, of the same shape.
-        run: What to run.
-
-    Returns:
-        What it returned.
+    own values again however it ends, also by an interrupt. Take a gradient inside if the forward
+    pass was run inside, and outside if it was run outside.
 
     Example:
         >>> weight = nn.Parameter(torch.tensor([1.0]))
@@ -47,16 +39,6 @@ def with_values(
 def _set(parameters: Sequence[nn.Parameter], data: Sequence[Tensor]) -> None:
     for parameter, value in zip(parameters, data, strict=True):
         parameter.data = value
-
-
-def copies_of(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Copies that gradients do not reach.
-
-    Example:
-        >>> copies_of([nn.Parameter(torch.ones(2))])
-        [tensor([1., 1.])]
-    """
-    return [parameter.detach().clone() for parameter in parameters]
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""`ttt`: learn to see which way up the test images are, with the layers that also classify them.
+"""`ttt`: learn which way up the test images are, with layers that also classify them.
 
 A head h, trained jointly with the network, tells the four rotations of an image apart from the
 features f at a split point. At test time the weights of f take steps on
@@ -20,11 +20,10 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import Logits, Run, Stepper, sgd
-from ttapca.adaptation.surfaces import Weights
-from ttapca.adaptation.surfaces.weights import Place, all_parameters
+from ttapca.adaptation.surfaces.trainable import Place, Weights, all_parameters
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
 from ttapca.methods.method import Assembly, GradientMethod, Seed, Statistics, register
-from ttapca.methods.views import check_images
+from ttapca.methods.views import Forward, images_and_forward
 from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
 
 Rotations = Literal["all", "random"]
@@ -36,9 +35,9 @@ class TTT(GradientMethod):
     """The weights up to a split, learned by telling rotations apart.
 
     Attributes:
-        head: Maps the split layer's output to four logits; used as it is, in evaluation mode.
+        head: Maps the split layer's output to four logits; not moved, used in evaluation mode.
         split: Dotted path of the last layer that both tasks share.
-        rotations: `all`: each image in all four; `random`: each in one.
+        rotations: `all`: each image in all four rotations; `random`: each in one of them.
         seed: Draws the random rotations.
     """
 
@@ -70,25 +69,22 @@ class TTT(GradientMethod):
             self.refuse("seed", "with all rotations nothing is drawn")
 
     def assemble(self) -> Assembly:
-        """Rotations move the weights up to the split."""
-        select = functools.partial(weights_up_to, split=str(self.split))
-        return self.assembly(Weights(select, "weights up to the split"), RotationSteps(self))
+        """Return the weights up to the split, moved by rotations."""
+        select = functools.partial(_weights_up_to, split=str(self.split))
+        return self.assembly(Weights(select, "weights up to the split"), mover=RotationSteps(self))
 
 
 class RotationSteps(Stepper):
-    """Lower the rotation loss of each batch."""
+    """Lowers the rotation loss of each batch."""
+
+    _model: nn.Module  # set by `bind`
 
     def __init__(self, options: TTT) -> None:
         super().__init__(**options.stepping(), seed=options.seed or 0)
         self.head = options.head or nn.Identity()
         self.split = str(options.split)
         self.rotations: Rotations = options.rotations
-        self._model: nn.Module | None = None
         self._checked = False
-
-    def __repr__(self) -> str:
-        """One line for a person."""
-        return f"{super().__repr__()}, split={self.split}"
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Take the parameters to move."""
@@ -97,39 +93,16 @@ class RotationSteps(Stepper):
         self._model = model
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Step on the rotations of the batch, and predict it.
+        """Step on the rotations of the batch, square images, and predict it."""
+        images, forward = images_and_forward("ttt", run, inputs, options)
 
-        Args:
-            run: Runs the model.
-            *inputs: Square images, shape (batch, channels, side, side); what follows is given to
-                the model with the rotated images as well.
-            **options: Likewise.
-
-        Returns:
-            Logits, shape (batch, classes, ...).
-        """
-        images, further = check_images("ttt", inputs)
-
-        def forward(views: Tensor) -> Tensor:
-            return run(views, *further, **options)
-
-        if self.logits == "before":
-            with torch.no_grad():
-                before = forward(images)
-        for _ in range(self.steps):
+        def loss() -> Tensor:
             rotated, labels = self._rotated(images)
-            loss = F.cross_entropy(self._answers(rotated, forward), labels)
-            self._check_reach(loss)
-            gradients = self.descent.gradients(loss)
-            if gradients is None:
-                self.skipped += 1
-                break
-            self.descent.move(gradients)
-            self.updates += 1
-        if self.logits == "before":
-            return before
-        with torch.no_grad():
-            return forward(images)
+            found = F.cross_entropy(self._answers(rotated, forward), labels)
+            self._check_reach(found)
+            return found
+
+        return self.step_and_predict(loss, functools.partial(forward, images))
 
     def _rotated(self, images: Tensor) -> tuple[Tensor, Tensor]:
         rotated, labels = four_rotations(images)
@@ -139,10 +112,8 @@ class RotationSteps(Stepper):
         index = chosen * len(images) + torch.arange(len(images), device=labels.device)
         return rotated[index], chosen
 
-    def _answers(self, images: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
-        """The head's logits, shape (images, 4)."""
-        if self._model is None:
-            raise AttachError("Features come from a model; call `bind` first.")
+    def _answers(self, images: Tensor, forward: Forward) -> Tensor:
+        """Return the head's logits, shape (images, 4)."""
         with stopped_at(find_layer(self._model, self.split)) as caught:
             forward(images)
         if not caught or not isinstance(caught[0], Tensor):
@@ -162,12 +133,12 @@ class RotationSteps(Stepper):
         return answers
 
     def _check_reach(self, loss: Tensor) -> None:
-        """Once: no weight outside of the surface has a part in the loss."""
-        if self._checked or self._model is None:
+        """Check, once, that no weight outside of the surface has a part in the loss."""
+        if self._checked:
             return
         outside = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         if outside and loss.requires_grad:
-            # The surface's copies stand in for what it moves, so only what is outside shows up.
+            # The surface's copies replace what it moves, so only weights outside of it are found.
             found = torch.autograd.grad(
                 loss, list(outside.values()), allow_unused=True, retain_graph=True
             )
@@ -181,27 +152,26 @@ class RotationSteps(Stepper):
         self._checked = True
 
     def tensors(self) -> list[Tensor]:
-        """The head's as well."""
+        """Return the tensors of the head as well."""
         return [*super().tensors(), *self.head.parameters(), *self.head.buffers()]
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Take the head along."""
+        """Convert the head as well."""
         super().apply(fn)
         self.head._apply(fn)  # type: ignore[no-untyped-call]
 
 
 def four_rotations(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Images turned by 0, 90, 180 and 270 degrees against the clock, and by which.
+    """Return images turned by 0, 90, 180 and 270 degrees counter-clockwise, and labels 0 to 3.
 
     Args:
         images: Shape (batch, channels, side, side).
 
     Returns:
-        Rotated images, shape (4 batch, channels, side, side), all of one rotation together; and
-        labels 0 to 3, shape (4 batch,).
+        Images, shape (4 batch, channels, side, side), one rotation after the other, and labels.
 
     Raises:
-        ShapeError: When the images are not square.
+        ShapeError: The images are not square.
 
     Example:
         >>> rotated, labels = four_rotations(torch.tensor([[[[1, 2], [3, 4]]]]))
@@ -217,21 +187,8 @@ def four_rotations(images: Tensor) -> tuple[Tensor, Tensor]:
     return rotated, labels
 
 
-def weights_up_to(model: nn.Module, split: str) -> list[Place]:
-    """The parameters that are registered before the end of a layer.
-
-    Args:
-        model: Any module.
-        split: Dotted path of the layer.
-
-    Raises:
-        LayerNotFoundError: When there is none; near names are offered.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-        >>> len(weights_up_to(model, "1"))
-        2
-    """
+def _weights_up_to(model: nn.Module, split: str) -> list[Place]:
+    """Return the parameters that are registered before the end of the layer with this path."""
     end = find_layer(model, split)
     modules = list(model.modules())
     inside = {id(module) for module in end.modules()}

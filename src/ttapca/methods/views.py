@@ -1,13 +1,14 @@
-"""Changed views of images, for methods that ask a network to say the same of them.
+"""Changed views of images, for methods that ask a network to predict them alike.
 
-Everything is drawn from a generator that is passed in, on the CPU, so that a seed gives the same
-views on every device and nobody else's random numbers are used up. Changes of brightness, contrast
-and noise are in units of each image's own spread: they mean the same for pixels from 0 to 1 and for
+Everything is drawn on the CPU, from a generator that is passed in, so a seed gives the same views
+on every device and the global random state is not used. Changes of brightness, contrast and noise
+are relative to each image's own spread: they mean the same for pixels from 0 to 1 and for
 standardised ones, and nothing is clipped to a range that the method cannot know.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,20 +16,24 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Generator, Tensor
 
+from ttapca.adaptation.optimisation import Run
 from ttapca.errors import InputTypeError, ShapeError
+
+# Runs the model on images, with its further inputs as they are.
+Forward = Callable[[Tensor], Tensor]
 
 CHAINS = 3
 
 
 @dataclass(frozen=True)
 class Jitter:
-    """A random change of each image of a batch, as large as these limits.
+    """A random change of each image of a batch, within these limits.
 
     Attributes:
         degrees: Rotation.
-        shift: As a part of the image's width and height; rounded to whole pixels.
+        shift: Translation, as a share of width and height; rounded to whole pixels.
         zoom: Relative change of size.
-        shear: As a part of the height.
+        shear: Shear, as a share of the height.
         brightness: In standard deviations of the image.
         contrast: Relative change.
         noise: Standard deviation of Gaussian noise, in standard deviations of the image.
@@ -45,11 +50,7 @@ class Jitter:
     flip: bool = False
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
-        """Change every image in its own way.
-
-        Args:
-            images: Shape (batch, channels, height, width).
-            generator: Of the CPU.
+        """Change every image, shape (batch, channels, height, width), by its own draws.
 
         Example:
             >>> images = torch.zeros(4, 3, 8, 8)
@@ -69,7 +70,7 @@ class Jitter:
         return changed
 
     def _maps(self, images: Tensor, draws: Tensor) -> Tensor:
-        """From where each pixel of the output is taken, shape (batch, 2, 3)."""
+        """Return the affine maps from output to input pixels, shape (batch, 2, 3)."""
         height, width = images.shape[-2:]
         angle = draws[:, 0] * (self.degrees * torch.pi / 180)
         size = 1 + self.zoom * draws[:, 1]
@@ -84,26 +85,23 @@ class Jitter:
         return torch.stack([first, second], 1).to(images.dtype)
 
 
-# Random crops after padding by an eighth: with flips, how networks for CIFAR are trained.
+# Random crops after padding by an eighth: with flips, as networks for CIFAR are trained.
 CROP = Jitter(shift=1 / 8)
 # In place of a chain of AugMix at its lowest severity.
 GENTLE = Jitter(degrees=3, shift=1 / 32, shear=0.03, brightness=0.1, contrast=0.3)
 
 
 def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool = True) -> Tensor:
-    """Views of one image, each a mixture of itself and of three gently changed versions.
+    """Return views of one image, each a mixture of itself and of three gently changed versions.
 
-    After AugMix (Hendrycks et al., 2020): the versions' weights come from a flat Dirichlet
-    distribution, the part of the unchanged one from a uniform one.
+    After AugMix (Hendrycks et al., 2020): the weights of the versions come from a flat Dirichlet
+    distribution, the weight of the unchanged image from a uniform one.
 
     Args:
         image: Shape (1, channels, height, width).
-        count: How many views.
-        generator: Of the CPU.
+        count: The number of views.
+        generator: A generator on the CPU.
         flip: Whether half of them are mirrored, left to right.
-
-    Returns:
-        Shape (count, channels, height, width).
 
     Example:
         >>> mixed_views(torch.zeros(1, 3, 8, 8), 5, torch.Generator().manual_seed(0)).shape
@@ -118,12 +116,14 @@ def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool =
     return own * base + (1 - own) * (weights * versions).sum(0)
 
 
-def check_images(method: str, inputs: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
-    """The images among a model's inputs, and what else there is.
+def images_and_forward(
+    method: str, run: Run, inputs: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Tensor, Forward]:
+    """Return the images among a model's inputs, and a function that runs it on other images.
 
     Raises:
-        ShapeError: When the first input is no batch of images.
-        InputTypeError: When its numbers are not floating point.
+        ShapeError: The first input is no batch of images.
+        InputTypeError: Its numbers are not floating point.
     """
     if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].dim() != 4:
         found = [tuple(getattr(value, "shape", ())) for value in inputs[:1]] or "no input"
@@ -131,16 +131,17 @@ def check_images(method: str, inputs: tuple[Any, ...]) -> tuple[Tensor, tuple[An
             f"`{method}` changes images: the model's first input is a batch of shape (batch, "
             f"channels, height, width); found {found}. Choose another method for such inputs."
         )
-    if not inputs[0].is_floating_point():
-        kind = str(inputs[0].dtype).removeprefix("torch.")
+    images, *further = inputs
+    if not images.is_floating_point():
+        kind = str(images.dtype).removeprefix("torch.")
         raise InputTypeError(
             f"`{method}` changes images of floating point; found a tensor of {kind}. Prepare the "
             "images as in training, for example batch.float() / 255 for pixels from 0 to 255."
         )
-    return inputs[0], inputs[1:]
+    return images, lambda views: run(views, *further, **options)
 
 
 def _uniform(images: Tensor, count: int, generator: Generator) -> Tensor:
-    """Uniform draws from -1 to 1 for each image, shape (batch, count)."""
+    """Return uniform draws from -1 to 1 for each image, shape (batch, count)."""
     draws = torch.rand(len(images), count, generator=generator, dtype=torch.float64)
     return draws.mul(2).sub(1).to(images)

@@ -1,7 +1,7 @@
-"""Spectral gains without learning: `wiener`, `match`, `two-sided`; and learned from there.
+"""`wiener`, `match` and `two-sided`: spectral gains in closed form; `ttapca-closed` learns on top.
 
-One forward pass, nothing that a gradient moves: the gains follow from the spectrum of the batch (or
-of the stream, online), and BatchNorm mixes the statistics of the batch with those of the source.
+There is one forward pass and no gradient: the gains follow from the spectrum of the batch or the
+stream, and BatchNorm mixes the statistics of the batch with those of the source.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from ttapca._checks import Number
-from ttapca.adaptation.objectives import mean_entropy
-from ttapca.adaptation.optimisation import GradientSteps, Logits, Run, adam
+from ttapca.adaptation.optimisation import GradientSteps, Logits, Run, adam, mean_entropy
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import (
@@ -54,15 +53,15 @@ class Wiener(Method):
     """Spectral filter in closed form, the safe choice; no gradient.
 
     Attributes:
-        filter: A fitted filter, or several, each of another layer.
+        filter: A fitted filter, or several, one per layer.
         shrink: Exponent where the test data have more variance than the source.
         restore: Exponent where they have less.
         largest_ratio: The largest ratio of variances that is believed.
         threshold: Share of source batches whose gains are exactly 1 (0.8 by default); 0 trusts
             every batch.
-        memory: After so many samples, what was seen of a stream counts 1 / e.
-        center: What part of a sure change of the mean is taken away, 0 to 1.
-        window: Smooth the spectrum over so many neighbouring components instead of over bands.
+        memory: After this many samples, what was seen of a stream counts 1 / e.
+        center: Which share of a sure change of the mean is removed, from 0 to 1.
+        window: Smooth the spectrum over this many neighbouring components instead of over bands.
         floor: Variance of noise that every image has, such as that of 8 bits.
         statistics: What normalisation layers normalise with; see `GradientMethod`.
     """
@@ -94,16 +93,10 @@ class Wiener(Method):
         return [needed_filter(self.filter)]
 
     def assemble(self) -> Assembly:
-        """Gains and statistics follow the stream."""
-        options = {
-            "shrink": self.shrink,
-            "restore": self.restore,
-            "largest_ratio": self.largest_ratio,
-            "threshold": THRESHOLD if self.threshold is None else self.threshold,
-            "center": self.center,
-            "window": self.window,
-            "floor": self.floor,
-        }
+        """Return gains and statistics that follow the stream."""
+        names = ("shrink", "restore", "largest_ratio", "center", "window", "floor")
+        options = {name: getattr(self, name) for name in names}
+        options["threshold"] = THRESHOLD if self.threshold is None else self.threshold
         gains = [SpectralGains(one, self.gain, **options) for one in self._filters()]
         surfaces = [*statistics_surfaces(self.statistics, gains), *gains]
         return Assembly(surfaces, memory=self.memory)
@@ -130,31 +123,25 @@ class PulledWiener(Wiener):
     logits: Logits = "after"
 
     def assemble(self) -> Assembly:
-        """The same, and a mover of the factors."""
+        """Return the same, and a mover of a factor on each gain."""
         below = super().assemble()
         return Assembly(below.surfaces, PulledSteps(self), below.memory)
 
 
 class PulledSteps(GradientSteps):
-    """Lower the entropy, and stay near the closed form.
+    """Lowers the entropy, and stays near the closed form.
 
     The loss is the mean entropy plus `pull` times the mean square of what is learned: the logarithm
-    of a factor on each gain, zero at the closed form.
+    of a factor on each gain, which is 0 at the closed form.
     """
 
     def __init__(self, options: PulledWiener) -> None:
-        super().__init__(
-            mean_entropy,
-            optimizer=adam(options.lr),
-            steps=options.steps,
-            logits=options.logits,
-        )
+        stepping = {"optimizer": adam(options.lr), "steps": options.steps}
+        super().__init__(mean_entropy, logits=options.logits, **stepping)
         self.pull = options.pull
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
-        """Entropy and distance."""
-        entropy = super().loss(logits, run, *inputs, **options)
-        if entropy is None:
-            return None
+        """Return entropy plus weighted distance."""
+        del run, inputs, options
         away = sum(parameter.square().mean() for parameter in self.descent.parameters)
-        return entropy + self.pull * away
+        return self.objective(logits) + self.pull * away

@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import nn
 
+from ttapca.errors import AttachError
 from ttapca.spectral.stream import Stream
+from ttapca.support.wrapping import Wrapper, WrapperHandle, wrappers_of
 
 
 class Surface(nn.Module):
     """A part of a model that may change at test time.
 
-    A surface's own parameters are what gradient steps may move. Whatever a stream changes in it,
-    the surface declares to that stream when it is attached: the stream then resets it, saves it and
-    exchanges it for another stream's.
+    Gradient steps may move a surface's parameters. When it is attached, a surface declares to the
+    stream all that changes over time; the stream then resets, saves and exchanges it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._enabled = True
+        self._handles: list[WrapperHandle] = []
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
-        """Put the surface on a model.
+        """Put the surface on a model; a subclass continues after the check that is made here.
 
         Args:
             model: Any module.
-            stream: What the surface reads and writes; by default one of its own.
+            stream: What the surface reads and writes; by default a stream for this surface alone.
 
         Raises:
-            AttachError: The surface does not fit the model.
+            AttachError: The surface does not fit the model, or is attached already.
         """
-        raise NotImplementedError
+        del model, stream
+        if self.attached:
+            raise AttachError("A surface goes on one model; this one is attached already.")
+
+    @property
+    def attached(self) -> bool:
+        """Whether the surface is on a model."""
+        return bool(self._handles)
 
     def detach(self) -> None:
-        """Take the surface away, leaving no trace; harmless when it is not attached."""
-        raise NotImplementedError
+        """Take the surface away without a trace; harmless when it is not attached."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def start_batch(self) -> None:
-        """Hear that a batch follows: a place to tidy up what an interrupt has left."""
+        """Tidy up what an interrupted call may have left, before the next batch."""
+
+    def run(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the forward pass of a model that an `AroundForward` was put on."""
+        return forward(*args, **kwargs)
 
     @property
     def enabled(self) -> bool:
@@ -46,3 +66,22 @@ class Surface(nn.Module):
     @enabled.setter
     def enabled(self, value: bool) -> None:
         self._enabled = value
+
+
+class AroundForward(Wrapper):
+    """Lets a surface run the forward pass of a model."""
+
+    def __init__(self, surface: Surface) -> None:
+        self.surface = surface
+
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run one pass."""
+        return self.surface.run(forward, args, kwargs)
+
+
+def has_surface(model: nn.Module, kind: type[Surface]) -> bool:
+    """Return whether a surface of this kind runs the forward pass of a model already."""
+    return any(
+        isinstance(wrapper, AroundForward) and isinstance(wrapper.surface, kind)
+        for wrapper in wrappers_of(model)
+    )

@@ -11,39 +11,28 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttapca._checks import Number, check_option
+from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface
-from ttapca.adaptation.surfaces.channel_moments import (
-    LARGE,
-    can_be_quick,
-    channel_moments,
-    mixed,
-    normalised,
-)
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
 from ttapca.support.group_norm import normalised_groups
 from ttapca.support.modules import device_and_dtype, find_layer
-from ttapca.support.wrapping import Wrapper, WrapperHandle, is_replaced, wrap_forward
+from ttapca.support.wrapping import Wrapper, is_replaced, wrap_forward
 
-# What is known of a layer's channels before a stream: mean, variance, for how many samples they
-# count, and whether a batch was met.
+# What is known of a layer's channels before a stream starts: mean, variance, how many samples they
+# count for, and whether a batch was seen.
 NOTHING_SEEN = (None, None, 0.0, False)
+
+# From this many numbers on, `quick_moments` is quicker than BatchNorm in training mode.
+LARGE = 2**18
+
+# Where the mean square is more than this many variances, their difference loses more than two of
+# the seven digits of float32.
+FAR_FROM_ZERO = 64.0
 
 
 class MixedStatistics(Surface):
-    """Normalisation with statistics of the test data and of the source, mixed.
-
-    Args:
-        alpha: Weight of the batch, from 0 (source) to 1 (batch). A pair is the weight in the first
-            and in the last layer; it changes evenly in between.
-        prior: How many samples the source statistics count for. The weight of a batch of n is then
-            n / (n + prior) times `alpha`, after Schneider et al. (2020), whose variance leaves out
-            the distance between the means.
-        follow: Whether to follow the stream. Its `shift`, between 0 and 1, then multiplies the
-            weight, so that data which have not shifted are normalised as the source; and what the
-            stream remembers of earlier batches stands for the batch.
-    """
+    """What both kinds of statistics share: the options, and how layers are taken over."""
 
     def __init__(
         self,
@@ -53,33 +42,23 @@ class MixedStatistics(Surface):
         follow: bool = False,
     ) -> None:
         super().__init__()
-        if prior is not None:
-            check_option("prior", prior, Number(0))
+        check_option("prior", prior, Maybe(Number(0)))
         self.ends = alpha if isinstance(alpha, tuple) else (alpha, alpha)
         for end in self.ends:
             check_option("alpha", end, Number(0, 1))
         self.prior = prior
         self.follow = follow
         self.stream = Stream()
-        self._handles: list[WrapperHandle] = []
 
     def take_over(
         self, layers: Sequence[tuple[nn.Module, Normalise]], stream: Stream | None
     ) -> None:
-        """Let layers normalise by something else than their own `forward`.
-
-        Args:
-            layers: In the order of the model, each with its normalisation.
-            stream: What the statistics follow.
-        """
-        if self._handles:
-            raise AttachError("A surface goes on one model; this one is attached already.")
+        """Replace the `forward` of layers, given in the model's order with their normalisation."""
         for layer, _ in layers:
             if is_replaced(layer):
                 raise AttachError(
                     "A normalisation layer takes one set of statistics; something has taken over a "
-                    f"{type(layer).__name__} of this model already. Call `detach()` on what did "
-                    "first."
+                    f"{type(layer).__name__} of this model already. Call `detach()` on that first."
                 )
         self.stream = stream or Stream()
         first, last = self.ends
@@ -92,14 +71,8 @@ class MixedStatistics(Surface):
             statistics = LayerStatistics(self, layer, normalise, name, weight)
             self._handles.append(wrap_forward(layer, statistics))
 
-    def detach(self) -> None:
-        """Give every layer its own normalisation back."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
     def extra_repr(self) -> str:
-        """What `print(adapter)` shows."""
+        """Return what `print(adapter)` shows."""
         first, last = self.ends
         alpha = f"{first}" if first == last else f"{first} to {last}"
         prior = "" if self.prior is None else f", prior={self.prior}"
@@ -107,15 +80,7 @@ class MixedStatistics(Surface):
 
 
 class LayerStatistics(Wrapper):
-    """Runs one layer with the statistics of a surface, while that is switched on.
-
-    Args:
-        surface: Whose statistics.
-        layer: The layer.
-        normalise: Computes its output.
-        name: Under which the stream holds what was seen here.
-        weight: Of a large batch that has surely shifted.
-    """
+    """Runs one layer with the statistics of a surface, while that is switched on."""
 
     replaces = True
 
@@ -130,25 +95,25 @@ class LayerStatistics(Wrapper):
         self.surface = surface
         self.layer = layer
         self.normalise = normalise
-        self.name = name
-        self.full_weight = weight
+        self.name = name  # under which the stream holds what this layer has seen
+        self.full_weight = weight  # of a large batch that has surely shifted
 
     def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
-        """Normalise a batch; the name of the argument is that of torch's own layers."""
+        """Normalise a batch; the argument has the name that torch's own layers give it."""
         output = None
         if self.surface.enabled:
             output = self.normalise(self.layer, self, input)
         return forward(input) if output is None else output
 
     def weight(self, batch_size: int) -> float:
-        """Weight of the test data in the mixture, with what was seen before this batch."""
+        """Return the weight of the test data in the mixture, given what was seen before."""
         surface, weight, size = self.surface, self.full_weight, float(batch_size)
         if weight and surface.follow:
             stream = surface.stream
-            _, _, samples, met = stream.past(self.name)
+            _, _, samples, seen = stream.past(self.name)
             size += stream.aged(samples, batch_size)
-            if size <= 1 and not met:
-                # One image says little of a channel. The second one finds that one was there.
+            if size <= 1 and not seen:
+                # One image says little about a channel, so the first one changes nothing.
                 if stream.counts(self.name):
                     stream.write(self.name, (None, None, 0.0, True))
                 return 0.0
@@ -156,7 +121,7 @@ class LayerStatistics(Wrapper):
         return weight if surface.prior is None else weight * (size / (size + surface.prior))
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the channels in the batch, or in the stream up to it."""
+        """Return mean and variance of the channels in the batch, or in the stream up to it."""
         moments = channel_moments(x)
         if not self.surface.follow:
             return moments
@@ -164,23 +129,23 @@ class LayerStatistics(Wrapper):
         mean, var, samples, _ = stream.past(self.name)
         before = stream.aged(samples, len(x))
         if mean is not None:
-            moments = mixed(len(x) / (before + len(x)), moments, (mean, var))
+            moments = _mixed(len(x) / (before + len(x)), moments, (mean, var))
         if stream.counts(self.name):
             mean, var = (moment.detach() for moment in moments)
             stream.write(self.name, (mean, var, before + len(x), True))
         return moments
 
 
-# The normalisation of one layer: given the layer, its statistics and its input. None where the
-# layer's own will do.
+# Normalises for one layer, given the layer, its statistics and its input; None where the layer's
+# own `forward` will do.
 Normalise = Callable[[Any, LayerStatistics, Tensor], Tensor | None]
 
 
 class BatchNormStatistics(MixedStatistics):
-    """Normalise with statistics of the source, of the test batch, or of a mixture of both.
+    """BatchNorm with statistics of the source, of the test batch, or of a mixture of both.
 
     The mixture is that of two populations, the batch with weight alpha and the source with
-    1 - alpha, so its variance holds the distance between their means:
+    1 - alpha, so its variance includes the distance between their means:
 
         mean = alpha m_batch + (1 - alpha) m_source
         var  = alpha v_batch + (1 - alpha) v_source + alpha (1 - alpha) (m_batch - m_source)^2
@@ -189,9 +154,14 @@ class BatchNormStatistics(MixedStatistics):
     the statistics of the batch.
 
     Args:
-        alpha: See `MixedStatistics`, as for the next two.
-        prior: How many samples the source statistics count for.
-        follow: Whether to follow the stream.
+        alpha: Weight of the batch, from 0 (source) to 1 (batch). A pair is the weight in the first
+            and in the last layer; in between it changes evenly.
+        prior: How many samples the source statistics count for. The weight of a batch of n is then
+            n / (n + prior) times `alpha`, after Schneider et al. (2020), whose variance leaves out
+            the distance between the means.
+        follow: Whether to follow the stream. Its `shift`, between 0 and 1, then multiplies the
+            weight, so that data which have not shifted are normalised as in the source. And the
+            statistics are those of the stream so far instead of the batch alone.
         required: Whether a model without BatchNorm is an error.
 
     Example:
@@ -215,7 +185,8 @@ class BatchNormStatistics(MixedStatistics):
         self._required = required
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
-        """Take over the normalisation of every BatchNorm layer that has running statistics."""
+        """Take over every BatchNorm layer that has running statistics."""
+        super().attach(model, stream)
         # A layer without running statistics always uses those of the batch: there is no choice.
         layers = [
             module
@@ -244,31 +215,29 @@ def _batch_norm(layer: _BatchNorm, statistics: LayerStatistics, x: Tensor) -> Te
             "Batch statistics need more than one value for each channel; found a batch of "
             f"shape {tuple(x.shape)}. Use a larger batch, or source or mixed statistics."
         )
-    large = x.numel() >= LARGE and can_be_quick(x)
+    large = x.numel() >= LARGE and _can_be_quick(x)
     if alpha == 1.0 and not statistics.surface.follow and not large:
         return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
     precise = x.to(torch.promote_types(x.dtype, torch.float32))
     if layer.running_mean is None or layer.running_var is None:
         raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
     source = (layer.running_mean, layer.running_var)
-    moments = mixed(alpha, statistics.moments(precise), source)
-    return normalised(precise, moments, layer.weight, layer.bias, layer.eps).to(x.dtype)
+    moments = _mixed(alpha, statistics.moments(precise), source)
+    return _normalised(precise, moments, layer.weight, layer.bias, layer.eps).to(x.dtype)
 
 
 class GroupNormStatistics(MixedStatistics):
     """Bring the channels of GroupNorm layers back to the mean and variance they had in the source.
 
     GroupNorm normalises the groups of each image; single channels still move when data shift. A
-    channel is normalised by the mixture of what it is in the batch and what it was in the source
-    (see `BatchNormStatistics`), and given the source's mean and variance again. With the weight 0
-    the layer is as it was.
+    channel is normalised by the mixture of its statistics in the batch and in the source (see
+    `BatchNormStatistics`), and then given the mean and variance of the source again. With the
+    weight 0 the layer is as it was.
 
     Args:
         source: Mean and variance of every channel before the layer's own scale and shift, by the
             layer's path, shape (2, channels); see `ttapca.support.group_norm`.
-        alpha: See `MixedStatistics`, as for the next two.
-        prior: How many samples the source statistics count for.
-        follow: Whether to follow the stream.
+        alpha, prior, follow: See `BatchNormStatistics`.
 
     Example:
         >>> model = nn.Sequential(nn.GroupNorm(1, 2, affine=False))
@@ -293,6 +262,7 @@ class GroupNormStatistics(MixedStatistics):
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over the GroupNorm layers whose statistics are known."""
+        super().attach(model, stream)
         layers: list[tuple[nn.Module, Normalise]] = []
         for path, known in self._source.items():
             layer = find_layer(model, path)
@@ -314,11 +284,96 @@ def _group_norm(
         return None
     precise = normalised_groups(layer, x.to(torch.promote_types(x.dtype, torch.float32)))
     source_mean, source_var = source.to(precise)
-    moments = mixed(alpha, statistics.moments(precise), (source_mean, source_var))
-    # To the source's mean and deviation, and from there by the layer's own scale and shift.
+    moments = _mixed(alpha, statistics.moments(precise), (source_mean, source_var))
+    # To the mean and deviation of the source, and from there by the layer's own scale and shift.
     weight, bias = (source_var + layer.eps).sqrt(), source_mean
     if layer.weight is not None:
         weight, bias = weight * layer.weight, bias * layer.weight
     if layer.bias is not None:
         bias = bias + layer.bias
-    return normalised(precise, moments, weight, bias, layer.eps).to(x.dtype)
+    return _normalised(precise, moments, weight, bias, layer.eps).to(x.dtype)
+
+
+# Mean and variance of channels, shape (channels,) each.
+
+
+def _mixed(
+    alpha: float, batch: tuple[Tensor, Tensor], source: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of two populations together, the batch with weight alpha."""
+    (batch_mean, batch_var), (source_mean, source_var) = batch, source
+    source_mean, source_var = source_mean.to(batch_mean), source_var.to(batch_var)
+    between = batch_mean - source_mean
+    var = torch.lerp(source_var, batch_var, alpha)
+    var = torch.addcmul(var, between, between, value=alpha * (1 - alpha))
+    return torch.add(source_mean, between, alpha=alpha), var
+
+
+def _normalised(
+    x: Tensor,
+    moments: tuple[Tensor, Tensor],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Return weight (x - mean) / sqrt(var + eps) + bias for x of shape (batch, channels, ...)."""
+    mean, var = moments
+    weight, bias = (None if value is None else value.to(x.dtype) for value in (weight, bias))
+    if not torch.is_grad_enabled():
+        # One pass instead of two; but no gradient would reach mean and variance.
+        return F.batch_norm(x, mean, var, weight, bias, eps=eps)
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + bias
+    channels = (1, -1, *[1] * (x.dim() - 2))
+    return torch.addcmul(shift.view(channels), x, scale.view(channels))
+
+
+def _can_be_quick(x: Tensor) -> bool:
+    """Return whether statistics without gradients will do, and are worth a path of their own."""
+    several = x.numel() >= 2 * x.shape[1]
+    plain = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return several and plain and x.device.type == "cpu"
+
+
+def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of every channel, with gradients where there are any.
+
+    Example:
+        >>> mean, var = channel_moments(torch.tensor([[[1.0, 3.0]], [[5.0, 7.0]]]))
+        >>> mean.tolist(), var.tolist()
+        ([4.0], [5.0])
+    """
+    if _can_be_quick(x):
+        if x.numel() >= LARGE:
+            return quick_moments(x)
+        # Several times as quick as `var_mean`, for which a single image would have to wait.
+        return torch.batch_norm_update_stats(x, None, None, 0.0)
+    dimensions = [d for d in range(x.dim()) if d != 1]
+    var, mean = torch.var_mean(x, dim=dimensions, correction=0)
+    return mean, var
+
+
+def quick_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of every channel of a large batch, without gradients.
+
+    On a CPU torch's own `var_mean` takes as long as a convolution. Sums and norms of single
+    feature maps are many times faster, and are added up in float64. The variance is then a
+    difference of squares. Where the mean is so far from zero that this would cost digits, and
+    where feature maps are not contiguous, torch's statistics for training take over.
+    """
+    count = x.numel() // x.shape[1]
+    if x.is_contiguous() and x.dim() > 2:
+        maps = x.flatten(2)  # (batch, channels, places)
+        mean = maps.mean(2, dtype=x.dtype).double().mean(0)
+        squares = torch.linalg.vector_norm(maps, dim=2).double().square().sum(0) / count
+        var = squares - mean.square()
+        if bool((squares < FAR_FROM_ZERO * var).all()):
+            return mean.to(x.dtype), var.to(x.dtype)
+    mean, var = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+    # With momentum 1 the running statistics become those of the batch.
+    F.batch_norm(x, mean, var, training=True, momentum=1.0)
+    return mean, var * ((count - 1) / count)

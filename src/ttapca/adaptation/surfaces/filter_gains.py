@@ -7,7 +7,7 @@ import warnings
 from torch import Tensor, nn
 
 from ttapca.adaptation.surfaces.base import Surface
-from ttapca.errors import AttachError, TruncationWarning
+from ttapca.errors import TruncationWarning
 from ttapca.fitting.fitted_filter import Attachment, FittedFilter, attach
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.filter import SpectralFilter
@@ -19,12 +19,12 @@ class SpectralGains(Surface):
     """A fitted filter whose gains may change.
 
     Args:
-        fitted: The filter; its layer says where it goes.
+        fitted: The filter, which knows its layer.
         gain: Which gains; see `ttapca.spectral.gains`.
-        **options: Of the gain.
+        **options: Options of the gain.
 
     Attributes:
-        filter: The filter on the model, once attached; its parameters are the gains' own.
+        filter: The filter on the model, once attached; its parameters are those of its gains.
     """
 
     filter: SpectralFilter | None
@@ -40,8 +40,7 @@ class SpectralGains(Surface):
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Put the filter at its layer."""
-        if self._attachment is not None:
-            raise AttachError("A surface goes on one model; this one is attached already.")
+        super().attach(model, stream)
         if not self.in_closed_form and self._fitted.drops_too_much:
             warnings.warn(
                 f"The filter of {self._fitted.n_components_:,} components at `{self.layer}` "
@@ -61,6 +60,11 @@ class SpectralGains(Surface):
             if learned:
                 stream.keep(name, ParameterValues(learned))
 
+    @property
+    def attached(self) -> bool:
+        """Whether the filter is on a model."""
+        return self._attachment is not None
+
     def detach(self) -> None:
         """Take the filter away."""
         if self._attachment is not None:
@@ -69,12 +73,12 @@ class SpectralGains(Surface):
 
     @property
     def layer(self) -> str:
-        """Where the filter goes."""
+        """The dotted path of the filter's layer."""
         return self._fitted.layer
 
     @property
     def group_norm(self) -> dict[str, Tensor]:
-        """Channels of GroupNorm layers in the source; see `ttapca.support.group_norm`."""
+        """Channel statistics of GroupNorm layers; see `ttapca.support.group_norm`."""
         return self._fitted.group_norm_
 
     @property

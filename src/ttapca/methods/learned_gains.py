@@ -1,4 +1,4 @@
-"""The paper's own method: a spectral filter whose gains are learned by entropy."""
+"""`ttapca`, the paper's own method: a spectral filter whose gains are learned by entropy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from ttapca._checks import Number
-from ttapca.adaptation.objectives import mean_entropy
-from ttapca.adaptation.optimisation import GradientSteps, Logits
+from ttapca.adaptation.optimisation import GradientSteps, Logits, mean_entropy
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.methods.method import (
     Assembly,
@@ -21,7 +20,7 @@ from ttapca.spectral.gains import PenaltyName
 
 LearnedGainName = Literal["relu", "exponential", "multiplicative"]
 PAPER: Mapping[str, Any] = {"paper": "the paper of this library", "needs": "data"}
-# Options of a multiplier, which the other gains have not.
+# Options that only multiplicative gains have.
 NO_FACTOR: Mapping[str, Any] = {"penalty": None, "limit": None}
 
 
@@ -72,10 +71,10 @@ class TTAPCA(GradientMethod):
         super().__post_init__()
         if self.gain != "multiplicative":
             for option in ("penalty", "limit"):
-                self.refuse(option, f"it is of multiplicative gains, and these are {self.gain}")
+                self.refuse(option, f"only multiplicative gains have it, and these are {self.gain}")
 
     def assemble(self) -> Assembly:
-        """Entropy moves the gains."""
+        """Return the gains, moved by entropy."""
         names = ("initial", "normalise", "penalty", "limit")
         given = {name: getattr(self, name) for name in names}
         options = {name: value for name, value in given.items() if value is not None}

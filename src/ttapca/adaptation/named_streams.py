@@ -1,0 +1,289 @@
+"""Many streams over one model: one is in place, the others are parked, and any can be saved.
+
+A saved stream is a safetensors file: the tensors, and in its metadata a description in JSON of
+everything else, with a number in the place of each tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from ttapca._checks import shown
+from ttapca.errors import SavedStreamError
+from ttapca.spectral.stream import Stream, map_tensors
+from ttapca.support.disk import replace_file
+from ttapca.support.modules import device_and_dtype
+from ttapca.support.parsing import parse_json
+
+if TYPE_CHECKING:
+    from ttapca.adaptation.adapter import Adapter
+
+DEFAULT_STREAM = "default"
+FORMAT = "ttapca stream 1"
+TENSOR = "tensor"
+
+
+class Streams:
+    """All streams of one adapter, which threads use in turn.
+
+    Attributes:
+        stream: What surfaces and mover read and write; holds the current stream.
+        current: The name of that stream; None only where a switch was interrupted.
+        parked: The contents of all other streams, by name.
+        lock: Held by the thread whose turn it is. It is used by `with` directly, since a context
+            manager written in Python could be interrupted after it took the lock.
+    """
+
+    def __init__(self, memory: float) -> None:
+        self.stream = Stream(memory)
+        self.current: str | None = DEFAULT_STREAM
+        self.parked: dict[str, dict[str, Any]] = {}
+        self.lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the lock out: copies and pickles do not share it."""
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a new lock."""
+        vars(self).update(state, lock=threading.RLock())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all streams, the adapter's default stream first."""
+        current = () if self.current is None else (self.current,)
+        return tuple(dict.fromkeys((DEFAULT_STREAM, *self.parked, *current)))
+
+    def switch_to(self, name: str) -> None:
+        """Park the current stream and put another in place; a new one starts from the source."""
+        if name == self.current:
+            return
+        with torch.inference_mode(False):
+            if self.current is not None:
+                self.parked[self.current] = self.stream.contents()
+                self.current = None
+            if name in self.parked:
+                self.stream.put(self.parked[name])
+            else:
+                self.stream.reset()
+            self.current = name
+            self.parked.pop(name, None)
+
+    def values_of(self, name: str) -> dict[str, Any]:
+        """Return what a stream holds, without creating it or switching to it."""
+        if name == self.current:
+            return self.stream.values
+        parked = self.parked.get(name)
+        return self.stream.starts if parked is None else dict(parked["values"])
+
+    def contents(self) -> dict[str, dict[str, Any]]:
+        """Return the contents of all streams by name, by reference."""
+        self.switch_to(self.current or DEFAULT_STREAM)
+        return {**self.parked, str(self.current): self.stream.contents()}
+
+    def put(self, contents: Mapping[str, dict[str, Any]], current: str) -> None:
+        """Continue with these streams instead."""
+        self.current, self.parked = None, dict(contents)
+        self.switch_to(current)
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert all tensors, when the adapter is moved or cast."""
+        self.stream.apply(fn)
+        self.parked = map_tensors(self.parked, fn)
+
+
+class NamedStream:
+    """One of the streams of an adapter; calling it predicts and adapts.
+
+    It takes turns with all other streams of the adapter.
+
+    Attributes:
+        name: The name of the stream.
+    """
+
+    def __init__(self, adapter: Adapter, name: str) -> None:
+        self._adapter = adapter
+        self._streams = adapter._streams
+        self.name = name
+
+    def __call__(self, *inputs: Any, **options: Any) -> Tensor:
+        """Predict, and adapt this stream; see `Adapter.forward`."""
+        return self._adapter._call(self.name, inputs, options)
+
+    def __repr__(self) -> str:
+        """Return one line for a person."""
+        seen = f"{self.samples:,} samples in {self.batches:,} batches"
+        return f"NamedStream({self.name!r}, {seen}, shift {self.shift:.2f})"
+
+    @property
+    def samples(self) -> int:
+        """How many samples it has seen since it started."""
+        return int(self._values()["samples"])
+
+    @property
+    def batches(self) -> int:
+        """How many batches it has seen since it started."""
+        return int(self._values()["batches"])
+
+    @property
+    def shift(self) -> float:
+        """How surely its data have shifted, from 0 to 1; 1 where the method cannot tell."""
+        return self._streams.stream.shift_in(self._values())
+
+    def _values(self) -> dict[str, Any]:
+        with self._streams.lock:
+            return self._streams.values_of(self.name)
+
+    def reset(self) -> None:
+        """Start it anew."""
+        self._do(Stream.reset)
+
+    def start_condition(self) -> None:
+        """Say that its data change from here on; see `Adapter.start_condition`."""
+        if self._adapter.forgetting != "continual":
+            self.reset()
+
+    def drop(self) -> None:
+        """Forget the stream and its name; the adapter's default stream starts anew instead."""
+        with self._streams.lock:
+            self._streams.switch_to(DEFAULT_STREAM)
+            if self.name == DEFAULT_STREAM:
+                self.reset()
+            self._streams.parked.pop(self.name, None)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole stream to a file, in one step: the file is never half written.
+
+        Args:
+            path: The file; an existing one is replaced.
+        """
+        contents = self._do(lambda stream: copy.deepcopy(stream.contents()))
+        write_stream(contents, self._adapter.kind, Path(path))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue, bit for bit, where a stream of the same kind of adapter was saved.
+
+        Raises:
+            SavedStreamError: The file is missing, damaged, or of another kind of adapter.
+        """
+        with self._streams.lock:
+            like = self._streams.stream.contents()
+            found = read_stream(Path(path), self._adapter.kind, like)
+            device, _ = device_and_dtype(self._adapter.model, self._adapter.model)
+            found = map_tensors(found, lambda tensor: tensor.to(device))
+            before = self._do(Stream.contents)
+            try:
+                self._do(lambda stream: stream.put(found))
+            except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+                self._do(lambda stream: stream.put(before))
+                raise SavedStreamError(f"{path} is no saved stream: {error!r}.") from error
+
+    def _do(self, what: Callable[[Stream], Any]) -> Any:
+        """Do something with this stream in place."""
+        with self._streams.lock, torch.inference_mode(False):
+            self._streams.switch_to(self.name)
+            return what(self._streams.stream)
+
+
+def write_stream(contents: Mapping[str, Any], kind: str, path: Path) -> None:
+    """Write the contents of a stream of this kind of adapter to a file, in one step."""
+    tensors: dict[str, Tensor] = {}
+    form = json.dumps(_described(contents, tensors))
+    replace_file(path, save(tensors, metadata={"format": FORMAT, "kind": kind, "form": form}))
+
+
+def read_stream(path: Path, kind: str, like: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the contents of a stream, and compare their names and shapes with others of its kind.
+
+    Raises:
+        SavedStreamError: The file is missing, damaged, or of another kind of adapter.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise SavedStreamError(f"{path} cannot be read: {error}.") from error
+    except safetensors.SafetensorError as error:
+        raise SavedStreamError(f"{path} is no saved stream: {error}.") from error
+    if about.get("format") != FORMAT:
+        found = shown(about.get("format"))
+        raise SavedStreamError(f"{path} must be of the format `{FORMAT}`; found {found}.")
+    if about.get("kind") != kind:
+        raise SavedStreamError(
+            f"{path} is a stream of another adapter. Load it with the method, the filter and the "
+            "network it was saved with."
+        )
+    form = parse_json(about.get("form", ""), str(path), SavedStreamError, finite=False)
+    found = _rebuilt(form, tensors, path)
+    _compare(found, like, path)
+    return dict(found)
+
+
+def _described(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return the tree as JSON can hold it, and collect its tensors."""
+    if isinstance(tree, Tensor):
+        # Copied, since safetensors refuses tensors that share memory.
+        tensors[str(len(tensors))] = tree.detach().to("cpu", copy=True).contiguous()
+        return {TENSOR: len(tensors) - 1}
+    if isinstance(tree, Mapping):
+        return {"dict": {name: _described(value, tensors) for name, value in tree.items()}}
+    if isinstance(tree, tuple | list):
+        return {type(tree).__name__: [_described(value, tensors) for value in tree]}
+    return tree
+
+
+def _rebuilt(form: Any, tensors: Mapping[str, Tensor], path: Path) -> Any:
+    """Return the tree that `_described` was given."""
+    if form is None or isinstance(form, int | float):
+        return form
+    kind, inner = None, None
+    if isinstance(form, Mapping) and len(form) == 1:
+        ((kind, inner),) = form.items()
+    if kind == TENSOR and str(inner) in tensors:
+        return tensors[str(inner)].clone()
+    if kind == "dict" and isinstance(inner, Mapping):
+        return {name: _rebuilt(value, tensors, path) for name, value in inner.items()}
+    if kind in ("tuple", "list") and isinstance(inner, list):
+        found = [_rebuilt(value, tensors, path) for value in inner]
+        return tuple(found) if kind == "tuple" else found
+    raise SavedStreamError(f"{path} is no saved stream: it holds {shown(form)}.")
+
+
+def _compare(found: Any, like: Mapping[str, Any], path: Path) -> None:
+    """Refuse other names or shapes: anybody may have written the file."""
+    for group in ("values", "parts"):
+        here = found.get(group) if isinstance(found, Mapping) else None
+        if not isinstance(here, Mapping) or here.keys() != like[group].keys():
+            raise SavedStreamError(f"{path} is no saved stream: its {group} have other names.")
+        for name, value in here.items():
+            if not _fits(value, like[group][name]):
+                raise SavedStreamError(
+                    f"{path} is no saved stream: `{name}` has another shape than in this adapter."
+                )
+
+
+def _fits(found: Any, like: Any) -> bool:
+    """Return whether one may replace the other; what is None now may be a tensor later."""
+    if found is None or like is None:
+        return True
+    if isinstance(like, Tensor):
+        return isinstance(found, Tensor) and found.shape == like.shape
+    if isinstance(like, Mapping):
+        if not isinstance(found, Mapping):
+            return False
+        return all(_fits(found[name], like[name]) for name in found.keys() & like.keys())
+    if isinstance(like, tuple | list):  # which may grow, as the window of a guard does
+        return type(found) is type(like) and all(map(_fits, found, like))
+    return isinstance(found, int | float)
