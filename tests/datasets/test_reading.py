@@ -85,8 +85,8 @@ def test_a_lie_in_an_npy_is_refused(lie, tmp_path):
         read_npz_arrays(tmp_path / "mine.npz", ["fog"])
 
 
-@pytest.mark.parametrize("dtype", ["u1", ">i4", "f8", "S3", "U2", "?"])
-@pytest.mark.parametrize("shape", [(3, 4), (), (0,), (2, 0, 3), (1024, 1300)])
+@pytest.mark.parametrize("dtype", ["u1", ">i4", "S3", "U2", "?"])
+@pytest.mark.parametrize("shape", [(3, 4), (), (2, 0, 3), (1024, 1300)])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_come_back_as_numpy_reads_them(dtype, shape, order, tmp_path):
     array = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape, order=order)
@@ -117,7 +117,7 @@ def test_a_bomb_is_refused_before_it_unpacks_but_a_small_one_is_read(tmp_path):
     (tmp_path / "bomb.npz").write_bytes(zeros(150_000_000))
     tracemalloc.start()
     with pytest.raises(DataFormatError, match=r"bomb\.npz .* more than 100 times as much"):
-        read_npz(tmp_path / "bomb.npz")
+        read_npz_arrays(tmp_path / "bomb.npz", ["images"])
     assert tracemalloc.get_traced_memory()[1] < 50_000_000
     tracemalloc.stop()
     (tmp_path / "black.npz").write_bytes(zeros(2_000_000))
@@ -149,12 +149,26 @@ def test_a_list_of_members_that_lies(field, size, number, tmp_path):
         read_npz_arrays(tmp_path / "mine.npz", ["images"])
 
 
-def test_an_archive_of_too_many_members(tmp_path):
-    with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
+def test_what_is_no_archive_of_images(tmp_path):
+    path = tmp_path / "mine.npz"
+    with pytest.raises(DataNotFoundError, match=r"mine.npz does not exist"):
+        read_npz(path)
+    np.savez(path, image=np.zeros(1))
+    with pytest.raises(DataFormatError, match=r"no array `images`. Did you mean `image`"):
+        read_npz(path)
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataFormatError, match=r"single array, not an `.npz` archive"):
+        read_npz(path)
+    for content in (b"", b"PK\x03\x04abc", zeros(2_000_000)[:1000]):
+        path.write_bytes(content)
+        with pytest.raises(DataFormatError, match=r"not a plain `.npz`"):
+            read_npz(path)
+    with zipfile.ZipFile(path, "w") as archive:
         for number in range(1001):
             archive.writestr(f"{number}.npy", b"")
     with pytest.raises(DataFormatError, match="more than 1000 members"):
-        read_npz_arrays(tmp_path / "many.npz", ["images"])
+        read_npz(path)
 
 
 @pytest.mark.parametrize(

