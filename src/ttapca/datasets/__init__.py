@@ -11,6 +11,9 @@
 `choose` says which images to use, and in which order. `fetch` gets a data set into a folder, from
 the first source that delivers it, and `inventory` says what is in the folder. Nothing here prints
 or reads the environment: progress goes to a `Reporter`, and the folder is an argument.
+
+Every reader raises `DataNotFoundError` for something that is missing, `DataFormatError` or
+`ShapeError` for a damaged file, which it names, and `OptionError` for an argument that cannot be.
 """
 
 from ttapca.datasets.catalog import DATA_SETS, DataSet, find_data_set

@@ -155,10 +155,6 @@ def read_cifar_binary(folder: Path | str, split: Split = "test") -> Images:
         folder: `cifar-10-batches-bin` or `cifar-100-binary`, under any name.
         split: `train` or `test`.
 
-    Raises:
-        DataNotFoundError: A file of the split is missing.
-        DataFormatError: A file is truncated or holds impossible labels.
-
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
@@ -209,9 +205,6 @@ def write_cifar_binary(folder: Path, version: CifarVersion, splits: Mapping[Spli
         version: `CIFAR10_BINARY` or `CIFAR100_BINARY`.
         splits: The images of each split; those of `train` are spread evenly over its files.
 
-    Raises:
-        ShapeError: The images are not 32x32x3.
-
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
@@ -242,10 +235,6 @@ def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
     Args:
         folder: `cifar-10-batches-py` or `cifar-100-python`, under any name.
         split: `train` or `test`.
-
-    Raises:
-        DataNotFoundError: A file of the split is missing.
-        DataFormatError: A file is damaged, of another kind, or tries to run something.
 
     Example:
         >>> import pickle, tempfile
@@ -320,11 +309,6 @@ def read_cifar_c(
         severity: 1 to 5.
         class_names: By default those of the manifest, then those that belong to the folder's
             official name, then plain numbers.
-
-    Raises:
-        DataNotFoundError: The folder, the labels or the corruption are missing.
-        OptionError: The severity is missing.
-        DataFormatError: A file is damaged, holds pickled objects, or the lengths disagree.
 
     Example:
         >>> import tempfile

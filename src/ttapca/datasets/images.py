@@ -109,9 +109,6 @@ class Images:
         Args:
             indices: The rows to take, in any order and with repeats, or a mask with one truth value
                 for each image.
-
-        Raises:
-            OptionError: A row is out of range, or the mask has another length.
         """
         chosen = np.asarray(indices)
         if chosen.size == 0:
@@ -153,9 +150,6 @@ def to_tensor(images: NDArray[np.uint8]) -> Tensor:
 
     Returns:
         A tensor `(batch, channels, height, width)`.
-
-    Raises:
-        ShapeError: `images` does not have four axes.
 
     Example:
         >>> to_tensor(np.full((1, 2, 2, 3), 255, np.uint8)).shape
@@ -276,9 +270,6 @@ def choose(
         order: `auto` as described above; `shuffled` always draws and shuffles; `sorted` goes class
             by class; `stored` takes the same images as `auto` in their stored order.
         seed: The seed for drawing and shuffling.
-
-    Raises:
-        OptionError: An option makes no sense.
 
     Example:
         >>> by_class = np.repeat(np.arange(10), 500)

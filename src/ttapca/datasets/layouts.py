@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +34,14 @@ from ttapca.errors import (
     ShapeError,
     did_you_mean,
 )
+from ttapca.support.parsing import read_bounded
 
 DIGITS = "digits"
 CLASS_NAMES = "class_names"
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 # Pillow knows forty more formats, one of which starts another program.
 PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+MAX_PICTURE_BYTES = 1 << 28
 MAX_PIXELS = 50_000_000  # a larger picture takes a gigabyte while it is decoded
 
 
@@ -167,10 +170,6 @@ def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels"
         images: The name of the uint8 array, `(n, height, width, channels)`.
         labels: The name of the integer array, `(n,)`.
 
-    Raises:
-        DataNotFoundError: The file is not there.
-        DataFormatError: An array is missing, damaged, pickled, or has another type.
-
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
@@ -200,11 +199,6 @@ def read_image_folder(folder: Path | str, *, size: int | tuple[int, int] | None 
         folder: The folder that holds the class folders.
         size: Resize every picture to this side, or `(height, width)`. Without it all pictures must
             have the same size.
-
-    Raises:
-        DataNotFoundError: There is no class folder with a picture.
-        ShapeError: The pictures differ in size and `size` is not given.
-        DataFormatError: A file is not a picture.
 
     Example:
         >>> import tempfile
@@ -256,11 +250,10 @@ def read_picture(path: Path, size: int | tuple[int, int] | None = None) -> NDArr
     """Read one picture in colour, `(height, width, 3)`; resize it if `size` is given."""
     from PIL import Image
 
-    with (
-        reading(path, "is not a readable picture"),
-        path.open("rb") as file,
-        Image.open(file, formats=PICTURE_FORMATS) as opened,
-    ):
+    with reading(path, "is not a readable picture"):
+        # From memory: on a file, Pillow asks for as many bytes as a chunk claims to have.
+        content = io.BytesIO(read_bounded(path, DataFormatError, MAX_PICTURE_BYTES))
+        opened = Image.open(content, formats=PICTURE_FORMATS)
         if opened.width * opened.height > MAX_PIXELS:
             raise ValueError(
                 f"it has {opened.width:,} x {opened.height:,} pixels, more than {MAX_PIXELS:,}"
@@ -277,9 +270,6 @@ def read_digits(split: Split = "test") -> Images:
 
     The split is fixed: a third of each class, chosen once at random, is for testing. That makes
     1,201 training and 596 test images.
-
-    Raises:
-        OptionError: The split does not exist.
 
     Example:
         >>> read_digits("test").images.shape
