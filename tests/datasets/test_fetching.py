@@ -11,7 +11,7 @@ import pytest
 from ttapca.datasets import fetch, fetching, find_data_set, inventory, load, write_cifar_binary
 from ttapca.datasets.catalog import CIFAR10_C, DATA_SETS
 from ttapca.datasets.cifar import CIFAR10_BINARY
-from ttapca.datasets.inventory import inspect
+from ttapca.datasets.fetching import inspect
 from ttapca.errors import DownloadError, OptionError, StorageError
 
 FOLDER = "cifar-10-batches-bin"

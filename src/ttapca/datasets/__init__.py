@@ -24,9 +24,8 @@ from ttapca.datasets.cifar import (
     read_cifar_python,
     write_cifar_binary,
 )
-from ttapca.datasets.fetching import Fetched, fetch
+from ttapca.datasets.fetching import Fetched, Holding, fetch, inventory
 from ttapca.datasets.images import Choice, Images, Order, TensorBatches, choose, to_tensor
-from ttapca.datasets.inventory import Holding, inventory
 from ttapca.datasets.layouts import DIGITS, load, read_digits, read_image_folder, read_npz
 from ttapca.datasets.packages import FROST, fetch_frost, has_frost
 from ttapca.datasets.reading import Split
