@@ -14,7 +14,7 @@ import pytest
 
 from ttapca.cli.app import run
 from ttapca.cli.arguments import cache_root
-from ttapca.datasets import fetching, load
+from ttapca.datasets import load
 from ttapca.datasets.catalog import DATA_SETS
 
 FOLDER = "cifar-10-batches-bin"
@@ -70,36 +70,12 @@ def test_another_folder(known, home, tmp_path, capsys):
     assert "is kept as" in capsys.readouterr().err
 
 
-def no_space(*_, **__):
-    raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize(
-    ("name", "prepare", "code", "messages"),
-    [
-        (
-            "tiny",
-            lambda server, home, patch: setattr(server, "status", 503),
-            1,
-            ["error: tiny must come from one of its", "answers 503", "By hand: download"],
-        ),
-        ("tiny", lambda server, home, patch: home.touch(), 1, ["error: Cannot write to"]),
-        (
-            "tiny",
-            lambda server, home, patch: patch.setattr(fetching, "unpack_tar", no_space),
-            1,
-            ["No space left on device. Free some space"],
-        ),
-        ("cifar1", lambda *_: None, 2, ["error: No data set is called `cifar1`. Did you mean"]),
-    ],
-)
-def test_a_failure_has_a_message_and_a_code(
-    name, prepare, code, messages, known, server, home, capsys, monkeypatch
-):
-    prepare(server, home, monkeypatch)
-    assert run(["data", "get", name]) == code
-    error = capsys.readouterr().err
-    assert all(message in error for message in messages)
+def test_a_failure_has_a_message_and_a_code(known, server, home, capsys):
+    assert run(["data", "get", "cifar1"]) == 2
+    assert "error: No data set is called `cifar1`. Did you mean" in capsys.readouterr().err
+    server.status = 503
+    assert run(["data", "get", "tiny"]) == 1
+    assert "error: tiny must come from one of its sources" in capsys.readouterr().err
     assert not (home / FOLDER).exists()
 
 

@@ -83,23 +83,12 @@ def test_when_every_source_fails_each_has_its_reason(tiny_set, server, tmp_path,
     assert visible(root) == []
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"../escape": b"x"}, "leads out of the folder"),
-        ({"top/test_batch.bin": b"x"}, "what it delivers is damaged: missing: data_batch_1"),
-    ],
-)
-def test_an_archive_with_other_content_leaves_nothing(
-    files, message, tiny_set, server, pack, digest, tmp_path
-):
-    server.files["tiny.tar.gz"] = content = pack(files)
-    sums = {"size": len(content), "checksum": digest(content)}
-    other = dataclasses.replace(tiny_set.archives[0], **sums)
-    with pytest.raises(DownloadError, match=message):
+def test_an_archive_with_other_content_leaves_nothing(tiny_set, server, pack, digest, tmp_path):
+    server.files["tiny.tar.gz"] = content = pack({"top/test_batch.bin": b"x"})
+    other = dataclasses.replace(tiny_set.archives[0], size=len(content), checksum=digest(content))
+    with pytest.raises(DownloadError, match="delivers is damaged: missing: data_batch_1"):
         fetch(dataclasses.replace(tiny_set, archives=(other,)), tmp_path / "root")
     assert visible(tmp_path / "root") == []
-    assert not (tmp_path / "escape").exists()
 
 
 def test_a_disk_that_refuses_ends_it_without_other_sources(tiny_set, server, tmp_path, monkeypatch):

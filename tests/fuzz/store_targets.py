@@ -414,6 +414,9 @@ PLAN = """\
 model = "net.pth"
 data = "digits"
 methods = ["bn", "tent", "ttapca-relu", "wiener"]
+method.bn.alpha = 0.3
+method.tent = {logits = "after", steps = 2}
+method.wiener = {memory = 100}
 corruptions = ["fog", "clean"]
 severities = [1, 5]
 settings = ["episodic", "mixed"]
@@ -426,16 +429,6 @@ layer = "conv1"
 images = 50
 corrupted = "folder"
 corruption_seed = 0
-
-[method.bn]
-alpha = 0.3
-
-[method.tent]
-logits = "after"
-steps = 2
-
-[method.wiener]
-memory = 100
 """
 HOSTILE_TOML = (
     "nan", "inf", "-inf", "-1", "0", "1e308", "true", "'x'", "''", "[]", "{}", "[[]]", "[nan]",

@@ -37,11 +37,8 @@ def download(archive: Archive, folder: Path, report: Reporter) -> Path:
     """Download an archive and verify it.
 
     What has arrived stays in `<name>.part`, and the next call continues from there. The file gets
-    its name only when its checksum is right; a file with a wrong checksum is removed.
-
-    Raises:
-        SourceError: The server cannot be reached, refuses, breaks off or sends something else.
-        StorageError: The folder cannot be written.
+    its name only when its checksum is right; a file with a wrong checksum is removed. Raise
+    `SourceError` if the server cannot be reached, refuses, breaks off or sends something else.
     """
     try:
         import pooch
@@ -166,11 +163,7 @@ def unpack_tar(archive: Path, target: Path, *, limit: int, report: Reporter) -> 
     """Unpack the files in the top folder of a tar archive, plain or gzipped.
 
     Every entry is checked before anything is written. A link, a device, a path that leads elsewhere
-    or more than `limit` bytes in all: then the whole archive is refused.
-
-    Raises:
-        DataFormatError: The archive is damaged, truncated, hostile or too large.
-        StorageError: The target, an existing folder, cannot be written.
+    or more than `limit` bytes in all: then the whole archive is refused by `DataFormatError`.
     """
     with _open_tar(archive, limit) as tar:
         members, total, done = [], 0, 0

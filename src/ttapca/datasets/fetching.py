@@ -78,7 +78,7 @@ def inventory(root: Path, report: Reporter | None = None) -> list[Holding]:
     """List the data sets in a folder and verify each of them, which reads every byte.
 
     Args:
-        root: The folder that holds the folders of the data sets.
+        root: The data folder, which holds a folder for each data set.
         report: Told how far it is.
 
     Example:
@@ -200,7 +200,7 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
 
     Args:
         data_set: What to get.
-        root: The folder that holds the folders of the data sets; made if it does not exist.
+        root: The data folder; made if it does not exist.
         report: Told what happens.
 
     Raises:

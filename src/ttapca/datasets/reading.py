@@ -48,12 +48,7 @@ def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT)
     """Turn whatever goes wrong while reading a file into one error that names the file.
 
     Parsers of foreign formats fail in every way that Python knows: `struct.error`, `IndexError`,
-    `NotImplementedError`, ...
-
-    Args:
-        path: The file or folder being read.
-        complaint: What to say about it when a parser fails.
-        advice: What the user can do then.
+    `NotImplementedError`, ... The message is the path, the complaint, the reason and the advice.
 
     Example:
         >>> with reading(Path("mine.npz"), "is not an archive", "Get it again."):
