@@ -21,8 +21,7 @@ from rich.table import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fuzz.runner import BAD, GOOD, Outcome, Runner
-from fuzz.targets import all_targets
+from fuzz.runner import BAD, GOOD, Outcome, Runner, all_targets
 
 
 def main() -> int:

@@ -221,7 +221,7 @@ def world(weights: Path, place: Path, pictures) -> dict[str, str]:
         ("eval {own} --data digits --forgetting online --online", 2, "found both"),
         ("eval {own} --data digits --filter nowhere", 2, "(?s)--filter.*does not.*exist"),
         ("eval {own} --data mixed", 1, "have one size; .* Give --size N to resize them"),
-        ("eval {own} --data empty", 1, "is of no known layout"),
+        ("eval {own} --data empty", 1, "has no known layout"),
         ("eval {own} --data digits --batch-size 0", 2, "--batch-size"),
         ("eval {own} --data digits --severity 9", 2, "--severity"),
         ("eval {own} --data cifarc", 2, "give --corruption NAME and --severity N"),

@@ -21,8 +21,7 @@ from ttapca.datasets.cifar import CIFAR10_BINARY, CIFAR10_CLASSES
 @pytest.fixture
 def make_images():
     def make(count: int = 10, shape: tuple[int, int, int] = (32, 32, 3), seed: int = 0) -> Images:
-        random = np.random.default_rng(seed)
-        pixels = random.integers(0, 256, (count, *shape), np.uint8)
+        pixels = np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
         return Images(pixels, np.arange(count) % len(CIFAR10_CLASSES), CIFAR10_CLASSES)
 
     return make
@@ -53,7 +52,7 @@ class FileServer:
 
     files: dict[str, bytes] = field(default_factory=dict)
     ranges: bool = True
-    cut_after: int | None = None  # bytes sent by each answer before the connection is dropped
+    cut_after: int | None = None  # bytes that each answer sends before the connection breaks
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     stated: bool = True  # whether an answer says how long it is
@@ -78,8 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.send_response(206 if start else 200)
         if start:
-            whole = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            self.send_header("Content-Range", whole)
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         if self.state.stated:
             self.send_header("Content-Length", str(len(content) - start))
         for name, value in self.state.headers.items():
@@ -92,7 +90,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[FileServer]:
+def server(monkeypatch) -> Iterator[FileServer]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     state = FileServer()
     handler = type("Handler", (Handler,), {"state": state})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
@@ -104,53 +103,42 @@ def server() -> Iterator[FileServer]:
         thread.join()
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-
-
-def sha256(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def tar_of(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
+@pytest.fixture
+def digest():
+    return lambda content: f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 @pytest.fixture
 def pack():
-    return tar_of
+    def pack(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode=mode) as tar:
+            for name, content in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+        return buffer.getvalue()
+
+    return pack
 
 
 @pytest.fixture
-def digest():
-    return sha256
-
-
-@pytest.fixture
-def tiny_set(tmp_path, make_images, server) -> DataSet:
-    """A data set like CIFAR-10 with ten images in each split, served by `server`."""
+def tiny_set(tmp_path, make_images, server, pack, digest) -> DataSet:
+    """A data set like CIFAR-10 with ten images in each split, which `server` serves."""
     source = tmp_path / "tiny-source"
     source.mkdir()
     splits = {"train": make_images(10), "test": make_images(10, seed=1)}
     write_cifar_binary(source, CIFAR10_BINARY, splits)
     files = {path.name: path.read_bytes() for path in sorted(source.iterdir())}
-    content = tar_of({f"cifar-10-batches-bin/{name}": data for name, data in files.items()})
+    content = pack({f"cifar-10-batches-bin/{name}": data for name, data in files.items()})
     server.files["tiny.tar.gz"] = content
-    sums = {name: sha256(data) for name, data in files.items() if name.endswith(".bin")}
+    sums = {name: digest(data) for name, data in files.items() if name.endswith(".bin")}
+    url = server.url("tiny.tar.gz")
     return DataSet(
         name="tiny",
         page="http://127.0.0.1/",
-        layouts=(Layout("binary version", CIFAR10_BINARY.folder, sums, CIFAR10_BINARY),),
-        archives=(
-            Archive("local", server.url("tiny.tar.gz"), len(content), sha256(content), 1_000_000),
-        ),
+        layouts=(Layout(CIFAR10_BINARY.folder, sums, CIFAR10_BINARY),),
+        archives=(Archive("local", url, len(content), digest(content), 1_000_000),),
         splits={
             split: SplitFacts(len(images), images.channel_means(), images.fingerprint())
             for split, images in splits.items()

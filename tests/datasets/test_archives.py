@@ -1,4 +1,4 @@
-"""Downloads that are cut off, servers that misbehave, and tar archives that may be hostile."""
+"""Downloads that break off, servers that misbehave, and tar archives that may be hostile."""
 
 from __future__ import annotations
 
@@ -41,28 +41,20 @@ def test_a_download_is_verified_and_fetched_once(archive, server, tmp_path, reco
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_dropped_connection_is_taken_up_in_the_same_run(archive, server, tmp_path, recorder):
-    server.cut_after = 20 * PIECE + 1
-    assert download(archive, tmp_path, recorder).read_bytes() == CONTENT
-    assert server.requests == [None, f"bytes={20 * PIECE}-", f"bytes={40 * PIECE}-"]
-
-
-def test_a_server_that_keeps_dropping_is_given_up_but_what_came_is_kept(
-    archive, server, tmp_path, recorder
-):
+def test_a_broken_connection_is_continued(archive, server, tmp_path, recorder):
     server.cut_after = 5 * PIECE
     with pytest.raises(SourceError, match=r"broke: .* 983,040 of 3,000,000 bytes have arrived"):
         download(archive, tmp_path, recorder)
     assert files_in(tmp_path) == {"data.tar.part": 15 * PIECE}
-    server.cut_after = None
+    server.cut_after = 20 * PIECE + 1
     assert download(archive, tmp_path, recorder).read_bytes() == CONTENT
-    assert server.requests[-1] == f"bytes={15 * PIECE}-"
+    assert server.requests[-2:] == [f"bytes={15 * PIECE}-", f"bytes={35 * PIECE}-"]
 
 
 @pytest.mark.parametrize(
     ("part", "ranges", "requests"),
     [
-        (CONTENT[:1_000_000], False, 1),  # a server without ranges sends it all again
+        (CONTENT[:1_000_000], False, 1),  # a server without ranges sends everything again
         (b"x" * 1_000_000, True, 2),  # a wrong beginning
         (b"x" * 3_000_000, True, 1),  # a wrong file of full length
         (b"x" * 3_000_001, True, 1),
@@ -82,9 +74,7 @@ def test_what_an_earlier_run_left(part, ranges, requests, archive, server, tmp_p
     [
         ({"files": {"data.tar": b"x" * len(CONTENT)}}, "another checksum than the publisher's; it"),
         ({"files": {"data.tar": b"<" * 100}}, "a file of 100 bytes; the publisher's has 3,000"),
-        ({"files": {"data.tar": b"<" * 4_000_000}}, "a file of 4,000,000 bytes; the publisher's"),
         ({"status": 403}, "the server answers 403"),
-        ({"status": 503}, "the server answers 503"),
     ],
 )
 def test_a_server_that_sends_something_else(changes, message, archive, server, tmp_path, recorder):
@@ -95,7 +85,9 @@ def test_a_server_that_sends_something_else(changes, message, archive, server, t
     assert files_in(tmp_path) == {}
 
 
-def test_a_file_without_end_and_one_that_has_become_shorter(archive, server, tmp_path, recorder):
+def test_a_file_without_end_and_one_that_has_become_shorter(
+    archive, server, tmp_path, recorder, monkeypatch
+):
     server.files["data.tar"], server.stated = CONTENT * 2, False
     with pytest.raises(SourceError, match="sends more than the 3,000,000 bytes"):
         download(archive, tmp_path, recorder)
@@ -103,35 +95,27 @@ def test_a_file_without_end_and_one_that_has_become_shorter(archive, server, tmp
     (tmp_path / "data.tar.part").write_bytes(CONTENT[:1000])
     with pytest.raises(SourceError, match="a file of 100 bytes"):
         download(archive, tmp_path, recorder)
-
-
-def test_nobody_listens(tmp_path, recorder, digest):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    archive = Archive("local", f"http://127.0.0.1:{port}/data.tar", 10, digest(b""), 0)
-    with pytest.raises(SourceError, match=r"not reachable: Connection refused$"):
-        download(archive, tmp_path, recorder)
-    (tmp_path / "data.tar.part").write_bytes(b"12345")
-    with pytest.raises(SourceError, match="Connection refused; 5 of 10 bytes have arrived"):
-        download(archive, tmp_path, recorder)
-    assert files_in(tmp_path) == {"data.tar.part": 5}
-
-
-def test_no_pooch_on_the_machine(archive, tmp_path, recorder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(SourceError, match=r"needs the package pooch; .*'ttapca\[data\]'"):
         download(archive, tmp_path, recorder)
 
 
-def test_a_silent_server(tmp_path, recorder, digest, monkeypatch):
+@pytest.mark.parametrize(
+    ("listening", "message"), [(False, "not reachable: Connection refused"), (True, "timed out")]
+)
+def test_a_server_that_does_not_answer(
+    listening, message, server, tmp_path, recorder, digest, monkeypatch
+):
     monkeypatch.setattr(archives, "TIMEOUT_SECONDS", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
-        silent.listen()
+        if listening:
+            silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/data.tar"
-        with pytest.raises(SourceError, match="timed out"):
+        (tmp_path / "data.tar.part").write_bytes(b"12345")
+        with pytest.raises(SourceError, match=f"{message}.*; 5 of 10 bytes have arrived"):
             download(Archive("local", url, 10, digest(b""), 0), tmp_path, recorder)
+    assert files_in(tmp_path) == {"data.tar.part": 5}
 
 
 @pytest.mark.parametrize(
@@ -154,24 +138,12 @@ def test_what_has_arrived_is_kept(fault, error, message, archive, tmp_path, reco
     assert CONTENT.startswith(part.read_bytes())
 
 
-def hostile(path, **attributes):
-    """A tar with one innocent file, then one entry of the worst kind."""
-    with tarfile.open(path, "w") as tar:
-        entry = tarfile.TarInfo("top/good.txt")
-        entry.size = 4
-        tar.addfile(entry, io.BytesIO(b"good"))
-        bad = tarfile.TarInfo("top/bad")
-        for name, value in attributes.items():
-            setattr(bad, name, value)
-        tar.addfile(bad)
-
-
 def everything_in(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 OUTSIDE = ("../escape", "top/../../escape", "/escape", "top\\..\\escape", "C:/escape")
-NO_NAMES = ("top/" + "x" * 101, "top/a\nb", ".")
+BAD_NAMES = ("top/" + "x" * 101, "top/a\nb", ".")
 LINKS = (tarfile.SYMTYPE, tarfile.LNKTYPE)
 DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
 
@@ -179,13 +151,19 @@ DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
 @pytest.mark.parametrize(
     "attributes",
     [
-        *({"name": name} for name in (*OUTSIDE, *NO_NAMES)),
+        *({"name": name} for name in (*OUTSIDE, *BAD_NAMES)),
         *({"type": kind, "linkname": "/etc/passwd"} for kind in (*LINKS, *DEVICES)),
     ],
     ids=repr,
 )
-def test_an_entry_that_is_no_plain_file_condemns_the_archive(attributes, tmp_path, recorder):
-    hostile(tmp_path / "bad.tar", **attributes)
+def test_an_entry_that_is_no_plain_file_condemns_the_archive(attributes, tmp_path, recorder, pack):
+    content = io.BytesIO(pack({"top/good.txt": b"good"}, "w"))
+    with tarfile.open(fileobj=content, mode="a") as tar:
+        bad = tarfile.TarInfo("top/bad")
+        for name, value in attributes.items():
+            setattr(bad, name, value)
+        tar.addfile(bad)
+    (tmp_path / "bad.tar").write_bytes(content.getvalue())
     (tmp_path / "out").mkdir()
     with pytest.raises(DataFormatError, match=r"bad\.tar is refused: .* leads out of the folder"):
         unpack_tar(tmp_path / "bad.tar", tmp_path / "out", limit=100, report=recorder)
@@ -196,7 +174,6 @@ def test_an_entry_that_is_no_plain_file_condemns_the_archive(attributes, tmp_pat
     ("kind", "stated", "size", "message"),
     [
         (tarfile.REGTYPE, 10**7, 10**7, "more than 1,000,000 bytes"),
-        (tarfile.REGTYPE, 10**12, 10**6, "more than 1,000,000 bytes"),
         (tarfile.DIRTYPE, 10**12, 10**6, "more than 1,000,000 bytes"),
         (tarfile.XHDTYPE, 10**8, 10**8, "header of more than 1,048,576"),
         (tarfile.XGLTYPE, 10**8, 10**8, "header of more than 1,048,576"),
@@ -217,45 +194,34 @@ def test_a_bomb_is_not_unpacked(kind, stated, size, message, tmp_path, recorder)
     assert everything_in(tmp_path) == {"bomb.tar.gz"}
 
 
-def test_too_many_entries(tmp_path, pack, recorder, monkeypatch):
-    monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
-    (tmp_path / "many.tar").write_bytes(pack({f"top/{n}": b"" for n in range(4)}, "w"))
-    with pytest.raises(DataFormatError, match="or 3 entries"):
-        unpack_tar(tmp_path / "many.tar", tmp_path, limit=100, report=recorder)
-
-
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
-@pytest.mark.parametrize("part", [0.01, 0.5, 0.9])
-def test_a_truncated_archive(mode, part, tmp_path, pack, recorder):
-    content = pack({f"top/{n}": bytes(range(256)) * 400 for n in range(5)}, mode)
-    (tmp_path / "cut.tar").write_bytes(content[: int(len(content) * part)])
-    with pytest.raises(DataFormatError, match="damaged or truncated"):
-        unpack_tar(tmp_path / "cut.tar", tmp_path, limit=10**9, report=recorder)
-
-
-def test_damage_of_any_kind_is_named(tmp_path, pack, recorder):
-    packed = bytearray(pack({"top/a": bytes(range(256)) * 40}))
-    packed[40:60] = bytes(20)
+def test_damage_of_any_kind_is_named(tmp_path, pack, recorder, monkeypatch):
+    files = {f"top/{n}": bytes(range(256)) * 400 for n in range(5)}
+    plain, packed = pack(files, "w"), pack(files)
     # A size in base 256 that no index can hold is an OverflowError of `tarfile`.
-    absurd = bytearray(pack({"top/a": b"x"}, "w"))
+    absurd = bytearray(plain)
     absurd[124:136] = b"\x80" + b"\x7f" * 11
     absurd[148:156] = b"%06o\0 " % (sum(absurd[:148]) + 8 * 32 + sum(absurd[156:512]))
-    for content in (packed, absurd):
+    cut = [content[: len(content) * n // 10] for content in (plain, packed) for n in (1, 5, 9)]
+    for content in (*cut, packed[:40] + bytes(20) + packed[60:], absurd):
         (tmp_path / "bad.tar").write_bytes(content)
-        with pytest.raises(DataFormatError, match=r"bad\.tar is"):
-            unpack_tar(tmp_path / "bad.tar", tmp_path, limit=10**6, report=recorder)
+        with pytest.raises(DataFormatError, match=r"bad\.tar is (damaged or truncated|refused)"):
+            unpack_tar(tmp_path / "bad.tar", tmp_path, limit=10**9, report=recorder)
+    (tmp_path / "bad.tar").write_bytes(plain)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
+    with pytest.raises(DataFormatError, match="or 3 entries"):
+        unpack_tar(tmp_path / "bad.tar", tmp_path, limit=10**9, report=recorder)
 
 
-def test_only_what_is_wanted_and_without_folders_or_rights(tmp_path, pack, recorder):
+def test_files_are_unpacked_without_folders_and_rights(tmp_path, pack, recorder):
     files = {"top/a": b"1", "./top/b": b"2", "c": b"3", "top/in/d": b"4", "top/a/e": b"5"}
-    (tmp_path / "a.tar").write_bytes(pack(files, "w"))
-    for name in ("all", "some", "rights"):
-        (tmp_path / name).mkdir()
-    unpack_tar(tmp_path / "a.tar", tmp_path / "all", limit=9, report=recorder)
-    unpack_tar(tmp_path / "a.tar", tmp_path / "some", limit=9, report=recorder, only={"b"})
-    assert everything_in(tmp_path / "all") == {"a", "b", "c"}
-    assert everything_in(tmp_path / "some") == {"b"}
+    content = io.BytesIO(pack(files, "w"))
+    with tarfile.open(fileobj=content, mode="a") as tar:
+        program = tarfile.TarInfo("top/run")
+        program.mode = 0o4777
+        tar.addfile(program)
+    (tmp_path / "a.tar").write_bytes(content.getvalue())
+    (tmp_path / "out").mkdir()
+    unpack_tar(tmp_path / "a.tar", tmp_path / "out", limit=9, report=recorder)
+    assert everything_in(tmp_path / "out") == {"a", "b", "c", "run"}
     assert recorder.steps[-1][1:] == (5, 5)
-    hostile(tmp_path / "b.tar", mode=0o4777)
-    unpack_tar(tmp_path / "b.tar", tmp_path / "rights", limit=100, report=recorder)
-    assert (tmp_path / "rights" / "bad").stat().st_mode & 0o7133 == 0
+    assert (tmp_path / "out" / "run").stat().st_mode & 0o7133 == 0

@@ -1,7 +1,8 @@
-"""CIFAR-10 and CIFAR-100 in their binary and python versions."""
+"""CIFAR in its binary and python versions, and the CIFAR-C layout."""
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
@@ -9,10 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttapca.datasets import Images, load, read_cifar_binary, read_cifar_python, write_cifar_binary
+from ttapca.datasets import (
+    Images,
+    corruptions_in,
+    load,
+    read_cifar_binary,
+    read_cifar_c,
+    read_cifar_python,
+    write_cifar_binary,
+)
 from ttapca.datasets.cifar import (
     BINARY_VERSIONS,
     CIFAR10_BINARY,
+    CIFAR10_CLASSES,
     CIFAR100_CLASSES,
     PYTHON_VERSIONS,
 )
@@ -37,10 +47,11 @@ def test_the_binary_version_comes_back(count, tmp_path_factory):
         train = Images(pixels, labels, version.class_names)
         write_cifar_binary(folder, version, {"train": train, "test": train[:4]})
         assert_same(read_cifar_binary(folder, "train"), train)
-        assert_same(load(folder), train[:4])
-        assert load(folder).class_names == version.class_names
-        assert isinstance(load(folder).images, np.memmap)
-        assert not load(folder).images.flags.writeable
+        test = load(folder)
+        assert_same(test, train[:4])
+        assert test.class_names == version.class_names
+        assert isinstance(test.images, np.memmap)
+        assert not test.images.flags.writeable
 
 
 def test_the_record_is_the_published_one(make_images, tmp_path):
@@ -50,14 +61,8 @@ def test_the_record_is_the_published_one(make_images, tmp_path):
     assert record[0] == images.labels[1]
     assert record[1 + 33] == images.images[1, 1, 1, 0]  # second row, second pixel, red
     assert record[1 + 2048] == images.images[1, 0, 0, 2]  # first of the blue plane
-    assert (tmp_path / "batches.meta.txt").stat().st_size == 61  # as the official one
-    with pytest.raises(ShapeError, match=r"32x32x3; found Images\(2 of 8x8x3"):
-        write_cifar_binary(tmp_path, CIFAR10_BINARY, {"test": make_images(2, (8, 8, 3))})
-
-
-def test_class_names_come_from_their_file(make_images, tmp_path):
-    write_cifar_binary(tmp_path, CIFAR10_BINARY, {"test": make_images(2)})
     names = tmp_path / "batches.meta.txt"
+    assert names.stat().st_size == 61  # as the official one
     names.write_text("\n".join("ABCDEFGHIJ"))
     assert read_cifar_binary(tmp_path).class_names == tuple("ABCDEFGHIJ")
     names.unlink()
@@ -65,21 +70,20 @@ def test_class_names_come_from_their_file(make_images, tmp_path):
     names.write_bytes(b"x " * 600_000)
     with pytest.raises(DataFormatError, match=r"meta\.txt must have at most 1,000,000 bytes"):
         read_cifar_binary(tmp_path)
+    with pytest.raises(ShapeError, match=r"32x32x3; found Images\(2 of 8x8x3"):
+        write_cifar_binary(tmp_path, CIFAR10_BINARY, {"test": make_images(2, (8, 8, 3))})
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("content", "message"),
     [
-        (lambda content: content[:-1], "whole number of records of 3073 bytes"),
-        (lambda content: content[:-3072], "whole number of records of 3073 bytes"),
-        (lambda content: b"", "whole number of records of 3073 bytes"),
-        (lambda content: b"\x63" + content[1:], "Labels must lie in 0 to 9.*found 1 to 99"),
+        (bytes(3072), "whole number of records of 3073 bytes"),
+        (b"", "whole number of records of 3073 bytes"),
+        (bytes(3073) + b"\x63" + bytes(3072), "Labels must lie in 0 to 9.*found 0 to 99"),
     ],
 )
-def test_a_damaged_binary_file_is_refused(damage, message, make_images, tmp_path):
-    write_cifar_binary(tmp_path, CIFAR10_BINARY, {"test": make_images(2)})
-    path = tmp_path / "test_batch.bin"
-    path.write_bytes(damage(path.read_bytes()))
+def test_a_damaged_binary_file_is_refused(content, message, tmp_path):
+    (tmp_path / "test_batch.bin").write_bytes(content)
     with pytest.raises(DataFormatError, match=message):
         read_cifar_binary(tmp_path)
 
@@ -108,13 +112,13 @@ def test_the_python_version_comes_back(version, protocol, make_images, tmp_path)
             rows = images[part :: len(files)]
             batch = {"data": planes(rows), version.labels_key: rows.labels.tolist()}
             (folder / name).write_bytes(pickle.dumps(batch, protocol=protocol))
-    names = {version.names_key: list(version.class_names)}
+    names = {"label_names": list(version.class_names), "fine_label_names": ["x"] * 100}
     (folder / version.names_file).write_bytes(pickle.dumps(names, protocol=protocol))
     assert_same(read_cifar_python(folder), images)
-    assert read_cifar_python(folder).class_names == version.class_names
     assert len(read_cifar_python(folder, "train")) == 10
-    assert_same(load(folder), images)
-    assert_same(load(tmp_path), images)  # torchvision's root
+    found = load(tmp_path)  # torchvision's root
+    assert_same(found, images)
+    assert found.class_names in (CIFAR10_CLASSES, ("x",) * 100)
 
 
 def test_a_pickle_of_python_2_is_read(make_images, tmp_path):
@@ -146,35 +150,123 @@ def test_copies_that_others_made_are_read(make_images, tmp_path):
 
 
 DATA = np.zeros((1, 3072), np.uint8)
+GOOD = {"data": DATA, "fine_labels": [0]}
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("batch", "meta", "message"),
     [
-        ([1, 2], "must hold a dict; found list"),
-        ({}, "entries `data` and `fine_labels`; found none"),
-        ({"data": DATA}, "found `data`"),
-        ({"data": [1], "fine_labels": [0]}, "must be a uint8 array"),
-        ({"data": DATA.astype(float), "fine_labels": [0]}, "must be a uint8 array"),
-        ({"data": DATA[0], "fine_labels": [0]}, "must be a uint8 array"),
-        ({"data": DATA[:, 1:], "fine_labels": [0]}, r"found \(1, 3071\) and 1 labels"),
-        ({"data": DATA, "fine_labels": [0, 1]}, r"found \(1, 3072\) and 2 labels"),
-        ({"data": DATA, "fine_labels": 7}, "`fine_labels` must be a list; found 7"),
+        ([1, 2], {}, "must hold a dict; found list"),
+        ({}, {}, "entries `data` and `fine_labels`; found none"),
+        ({"data": DATA}, {}, "found `data`"),
+        (GOOD | {"data": [1]}, {}, "must be a uint8 array"),
+        (GOOD | {"data": DATA.astype(float)}, {}, "must be a uint8 array"),
+        (GOOD | {"data": DATA[0]}, {}, "must be a uint8 array"),
+        (GOOD | {"data": DATA[:, 1:]}, {}, r"found \(1, 3071\) and 1 labels"),
+        (GOOD | {"fine_labels": [0, 1]}, {}, r"found \(1, 3072\) and 2 labels"),
+        (GOOD | {"fine_labels": 7}, {}, "`fine_labels` must be a list; found 7"),
         *(
-            ({"data": DATA, "fine_labels": [label]}, r"`fine_labels\[0\]` must be a whole number")
-            for label in ("x", 1.0, True, None, -1, 10**7, [0])
+            (GOOD | {"fine_labels": [label]}, {}, r"`fine_labels\[0\]` must be a whole number")
+            for label in ("x", 1.0, True, -1, 10**7, [0])
         ),
+        (GOOD, {"fine_label_names": []}, "meta must have a list"),
+        (GOOD, {"fine_label_names": [[]]}, "meta: .* must be a list of text"),
     ],
 )
-def test_a_pickle_of_something_else_is_refused(content, message, tmp_path):
-    (tmp_path / "test").write_bytes(pickle.dumps(content))
-    with pytest.raises(DataFormatError, match=rf"test.*{message}"):
+def test_a_pickle_of_something_else_is_refused(batch, meta, message, tmp_path):
+    (tmp_path / "test").write_bytes(pickle.dumps(batch))
+    (tmp_path / "meta").write_bytes(pickle.dumps(meta))
+    with pytest.raises(DataFormatError, match=message):
         read_cifar_python(tmp_path)
 
 
-@pytest.mark.parametrize(("names", "message"), [([], "have a list"), ([[]], "be a list of text")])
-def test_a_names_file_without_names_is_refused(names, message, tmp_path):
-    (tmp_path / "test").write_bytes(pickle.dumps({"data": DATA, "fine_labels": [0]}))
-    (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": names}))
-    with pytest.raises(DataFormatError, match=f"meta.* must {message}"):
-        read_cifar_python(tmp_path)
+@pytest.fixture
+def corrupted(tmp_path):
+    """Blocks by severity, each filled with its number; labels repeat in every block."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    blocks = np.repeat(np.arange(1, 6, dtype=np.uint8), 4)
+    for name in ("fog", "gaussian_noise"):
+        np.save(folder / name, np.broadcast_to(blocks[:, None, None, None], (20, 32, 32, 3)))
+    np.save(folder / "labels.npy", np.tile(np.arange(4, dtype=np.uint8), 5))
+    return folder
+
+
+@pytest.mark.parametrize("severity", range(1, 6))
+def test_a_block_is_a_memory_mapped_severity(severity, corrupted):
+    found = read_cifar_c(corrupted, "fog", severity)
+    assert isinstance(found.images, np.memmap)
+    assert (found.images == severity).all()
+    assert found.labels.tolist() == [0, 1, 2, 3]
+    assert_same(load(corrupted, corruption="fog", severity=severity), found)
+    assert_same(load(corrupted / "fog.npy", severity=severity), found)
+
+
+def test_where_severities_and_class_names_come_from(corrupted):
+    assert read_cifar_c(corrupted, "fog", 1).class_names == ("0", "1", "2", "3")
+    named = read_cifar_c(corrupted, "fog", 1, class_names=list("abcd"))
+    assert named.class_names == tuple("abcd")
+    for name, classes in (("CIFAR-10-C", CIFAR10_CLASSES), ("CIFAR-100-C", CIFAR100_CLASSES)):
+        corrupted = corrupted.rename(corrupted.with_name(name))
+        assert read_cifar_c(corrupted, "fog", 1).class_names == classes
+    manifest = {"severities": [5, 3, 1, 2], "class_names": list("abcd"), "seed": 3}
+    (corrupted / "corruptions.json").write_text(json.dumps(manifest))
+    found = read_cifar_c(corrupted, "fog", 5)
+    assert len(found) == 5  # the first of four blocks
+    assert found.class_names == tuple("abcd")
+    with pytest.raises(OptionError, match=r"must be one of 5, 3, 1, 2, which .* holds; found 4"):
+        read_cifar_c(corrupted, "fog", 4)
+
+
+def test_what_is_not_there_is_named(corrupted):
+    np.save(corrupted.parent / "secret.npy", np.zeros(3))
+    assert corruptions_in(corrupted) == ("fog", "gaussian_noise")
+    for severity in (0, 6, 2.5, "x"):
+        with pytest.raises(OptionError, match="must be one of 1, 2, 3, 4, 5"):
+            read_cifar_c(corrupted, "fog", severity)
+    with pytest.raises(DataNotFoundError, match=r"`gausian_noise` in .* mean `gaussian_noise`"):
+        read_cifar_c(corrupted, "gausian_noise", 1)
+    with pytest.raises(DataNotFoundError, match=r"No corruption `\.\./secret`"):
+        read_cifar_c(corrupted, "../secret", 1)
+    with pytest.raises(DataNotFoundError, match="holds no corruption"):
+        read_cifar_c(corrupted / "nowhere", "fog", 1)
+    (corrupted / "labels.npy").unlink()
+    with pytest.raises(DataNotFoundError, match=r"labels.npy does not exist"):
+        read_cifar_c(corrupted, "fog", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "error", "message"),
+    [
+        ("fog", np.zeros((19, 4, 4, 3), np.uint8), DataFormatError, "multiple of its 5 severities"),
+        ("fog", np.zeros((20, 4, 4), np.uint8), DataFormatError, r"found \(20, 4, 4\)"),
+        ("fog", np.zeros((25, 4, 4, 3), np.uint8), DataFormatError, "of the 25 images.*found 20"),
+        ("fog", np.zeros((20, 4, 4, 3)), DataFormatError, "must be uint8"),
+        ("fog", np.array([{}]), DataFormatError, "Files with pickled objects are refused"),
+        ("labels", np.zeros(20), DataFormatError, "Labels must be integers; found float64"),
+        ("labels", np.zeros((20, 1), np.uint8), ShapeError, "one label for each image"),
+        ("labels", np.array(3), DataFormatError, "found a single number"),
+    ],
+)
+def test_wrong_arrays_are_refused(name, array, error, message, corrupted):
+    np.save(corrupted / f"{name}.npy", array)
+    with pytest.raises(error, match=message):
+        read_cifar_c(corrupted, "fog", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "is not JSON as we read it"),
+        ("[1]", "the content must be an object"),
+        ('{"severities": []}', "`severities` must be a list of 1 to 5 entries"),
+        ('{"severities": [1, 9]}', r"`severities\[1\]` must be a whole number from 1 to 5"),
+        ('{"severities": [1, 1]}', r"each one once; found \[1, 1\]"),
+        ('{"class_names": [7]}', r"`class_names\[0\]` must be text"),
+        ("{}" + " " * 1_000_000, "must have at most 1,000,000 bytes"),
+    ],
+)
+def test_a_damaged_manifest_is_refused(text, message, corrupted):
+    (corrupted / "corruptions.json").write_text(text)
+    with pytest.raises(DataFormatError, match=rf"corruptions\.json.* {message}"):
+        read_cifar_c(corrupted, "fog", 1)

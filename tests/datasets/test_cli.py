@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -12,12 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ttapca.cli.app import run
 from ttapca.cli.arguments import cache_root
-from ttapca.cli.console import ConsoleReporter
-from ttapca.datasets import fetching, load
+from ttapca.datasets import load
 from ttapca.datasets.catalog import DATA_SETS
 
 FOLDER = "cifar-10-batches-bin"
@@ -49,11 +46,6 @@ def test_get_then_list(known, home, capsys):
     assert f"Data sets in {home}" in text.out
     assert "0.1 MB  verified: 6 files with the publisher's checksums" in text.out
     assert "cifar100-c           -  not there; get it with: ttapca data get cifar100-c" in text.out
-
-
-def test_list_as_json(known, home, capsys):
-    run(["data", "get", "tiny"])
-    capsys.readouterr()
     assert run(["data", "list", "--json"]) == 0
     by_name = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert by_name["tiny"] == {
@@ -67,52 +59,23 @@ def test_list_as_json(known, home, capsys):
 
 
 def test_another_folder(known, home, tmp_path, capsys):
-    assert run(["data", "get", "tiny", "--to", str(tmp_path / "there")]) == 0
-    assert (tmp_path / "there" / FOLDER).is_dir()
+    there = tmp_path / "there"
+    assert run(["data", "get", "tiny", "--to", str(there)]) == 0
     assert not home.exists()
-    (tmp_path / "there" / FOLDER / "test_batch.bin").unlink()
+    (there / FOLDER / "test_batch.bin").unlink()
     capsys.readouterr()
-    assert run(["data", "list", "--in", str(tmp_path / "there")]) == 0
+    assert run(["data", "list", "--in", str(there)]) == 0
     assert "damaged: missing: test_batch.bin" in capsys.readouterr().out
-    assert run(["data", "get", "tiny", "--to", str(tmp_path / "there")]) == 0
+    assert run(["data", "get", "tiny", "--to", str(there)]) == 0
     assert "is kept as" in capsys.readouterr().err
 
 
-def test_an_unknown_name_is_a_call_that_makes_no_sense(home, capsys):
+def test_a_failure_has_a_message_and_a_code(known, server, home, capsys):
     assert run(["data", "get", "cifar1"]) == 2
     assert "error: No data set is called `cifar1`. Did you mean" in capsys.readouterr().err
-    assert not home.exists()
-
-
-def refuse(*_, **__):
-    raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize(
-    ("prepare", "messages"),
-    [
-        (
-            lambda server, home, patch: setattr(server, "status", 503),
-            [
-                "error: tiny must come from one of its",
-                "the server answers 503",
-                "By hand: download",
-            ],
-        ),
-        (lambda server, home, patch: home.touch(), ["error: Cannot write to"]),
-        (
-            lambda server, home, patch: patch.setattr(fetching, "unpack_tar", refuse),
-            ["No space left on device. Free some space"],
-        ),
-    ],
-)
-def test_a_failure_has_a_message_and_a_code(
-    prepare, messages, known, server, home, capsys, monkeypatch
-):
-    prepare(server, home, monkeypatch)
+    server.status = 503
     assert run(["data", "get", "tiny"]) == 1
-    error = capsys.readouterr().err
-    assert all(message in error for message in messages)
+    assert "error: tiny must come from one of its sources" in capsys.readouterr().err
     assert not (home / FOLDER).exists()
 
 
@@ -134,13 +97,10 @@ def test_ctrl_c(tmp_path):
         silent.listen()
         silent.settimeout(60)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/slow.tar"
+        settings = {"PYTHONPATH": os.pathsep.join(sys.path), "TTAPCA_HOME": str(tmp_path)}
         process = subprocess.Popen(
             [sys.executable, "-c", INTERRUPTED, url, "data", "get", "cifar10"],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                "TTAPCA_HOME": str(tmp_path),
-            },
+            env={**os.environ, "no_proxy": "127.0.0.1", **settings},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -170,16 +130,3 @@ def test_where_the_cache_is(variables, expected, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert cache_root() == Path(expected)
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_bars_on_a_terminal_and_plain_lines_elsewhere(terminal):
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=120, soft_wrap=True)
-    with ConsoleReporter("cifar10", "bytes", console=console) as report:
-        report.advance("downloading [x].tar", 1, 2)
-        report.note("source [1]: failed")
-        report.advance("downloading [x].tar", 2, 2)
-    text = console.file.getvalue()
-    assert "cifar10: source [1]: failed" in text
-    assert ("downloading [x].tar" in text) == terminal
-    assert terminal or text == "cifar10: source [1]: failed\n"

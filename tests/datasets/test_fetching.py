@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
-import os
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from ttapca.datasets import fetch, fetching, find_data_set, inventory, load, write_cifar_binary
 from ttapca.datasets.catalog import CIFAR10_C, DATA_SETS
 from ttapca.datasets.cifar import CIFAR10_BINARY
-from ttapca.datasets.inventory import inspect
+from ttapca.datasets.fetching import inspect
 from ttapca.errors import DownloadError, OptionError, StorageError
 
 FOLDER = "cifar-10-batches-bin"
@@ -23,49 +21,43 @@ def visible(root):
     return sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
 
 
-def test_a_data_set_is_fetched_once(tiny_set, server, tmp_path, recorder, monkeypatch):
+def refuse(*_, **__):
+    raise OSError(30, "Read-only file system")
+
+
+def test_a_data_set_is_fetched_once_and_replaced_if_damaged(
+    tiny_set, server, tmp_path, recorder, monkeypatch
+):
     root = tmp_path / "new" / "root"
     first = fetch(tiny_set, root, recorder)
     assert first.source.startswith("local, http://127.0.0.1")
-    assert first.holding.folder == root / FOLDER
-    assert first.holding.state == "verified"
+    assert (first.holding.folder, first.holding.state) == (root / FOLDER, "verified")
     assert first.holding.size == sum(path.stat().st_size for path in (root / FOLDER).iterdir())
     assert inspect(tiny_set, tiny_set.layouts[0], root / FOLDER) == first.holding
     assert load(root / FOLDER).fingerprint() == tiny_set.splits["test"].fingerprint
-
-    def refuse(path):
-        raise StorageError(f"{path} is read-only")
-
-    monkeypatch.setattr(fetching, "make_folder", refuse)  # what is there needs no writing
-    assert fetch(tiny_set, root).source == "already there"
+    with monkeypatch.context() as read_only:  # what is there needs no writing
+        read_only.setattr(fetching, "make_folder", refuse)
+        assert fetch(tiny_set, root).source == "already there"
     assert len(server.requests) == 1
     assert visible(root) == [FOLDER]
     assert list((root / ".downloads").iterdir()) == []
-    with pytest.raises(StorageError, match="is read-only"):
-        fetch(tiny_set, tmp_path / "other")
-
-
-def test_a_damaged_set_is_replaced_and_kept(tiny_set, tmp_path, recorder):
-    fetch(tiny_set, tmp_path, recorder)
-    (tmp_path / FOLDER / "test_batch.bin").write_bytes(b"damage")
-    fetched = fetch(tiny_set, tmp_path, recorder)
-    assert fetched.holding.state == "verified"
-    assert fetched.kept == tmp_path / f"{FOLDER}.before-1"
-    assert (fetched.kept / "test_batch.bin").read_bytes() == b"damage"
+    (root / FOLDER / "test_batch.bin").write_bytes(b"damage")
+    again = fetch(tiny_set, root, recorder)
+    assert again.holding.state == "verified"
+    assert again.kept == root / f"{FOLDER}.before-1"
+    assert (again.kept / "test_batch.bin").read_bytes() == b"damage"
     assert any("damaged" in note for note in recorder.notes)
 
 
 def test_an_archive_placed_by_hand(tiny_set, server, tmp_path, recorder):
-    root = tmp_path / "root"
-    root.mkdir()
-    placed = root / "tiny.tar.gz"
+    placed = tmp_path / "tiny.tar.gz"
     placed.write_bytes(b"wrong")
-    assert fetch(tiny_set, root, recorder).source.startswith("local")
+    assert fetch(tiny_set, tmp_path, recorder).source.startswith("local")
     assert "placed by hand: failed: it has another checksum" in recorder.notes[0]
     placed.write_bytes(server.files["tiny.tar.gz"])
-    (root / FOLDER).rename(root / "away")
+    (tmp_path / FOLDER).rename(tmp_path / "away")
     server.status = 503
-    assert fetch(tiny_set, root, recorder).source == f"{placed}, placed by hand"
+    assert fetch(tiny_set, tmp_path, recorder).source == f"{placed}, placed by hand"
     assert placed.exists()
 
 
@@ -83,7 +75,6 @@ def test_when_every_source_fails_each_has_its_reason(tiny_set, server, tmp_path,
         "the server answers 503",
         "- second, http",
         "the server answers 404",
-        "By hand: download",
         f"put tiny.tar.gz into {root}",
         str(root / FOLDER / "data_batch_1.bin"),
         f"Or make one like it: make it in {root / FOLDER}",
@@ -92,41 +83,15 @@ def test_when_every_source_fails_each_has_its_reason(tiny_set, server, tmp_path,
     assert visible(root) == []
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"../escape": b"x"}, "leads out of the folder"),
-        ({"top/test_batch.bin": b"x"}, "what it delivers is damaged: missing: data_batch_1"),
-    ],
-)
-def test_an_archive_with_other_content_leaves_nothing(
-    files, message, tiny_set, server, pack, digest, tmp_path
-):
-    server.files["tiny.tar.gz"] = content = pack(files)
-    sums = {"size": len(content), "checksum": digest(content)}
-    other = dataclasses.replace(tiny_set.archives[0], **sums)
-    with pytest.raises(DownloadError, match=message):
+def test_an_archive_with_other_content_leaves_nothing(tiny_set, server, pack, digest, tmp_path):
+    server.files["tiny.tar.gz"] = content = pack({"top/test_batch.bin": b"x"})
+    other = dataclasses.replace(tiny_set.archives[0], size=len(content), checksum=digest(content))
+    with pytest.raises(DownloadError, match="delivers is damaged: missing: data_batch_1"):
         fetch(dataclasses.replace(tiny_set, archives=(other,)), tmp_path / "root")
     assert visible(tmp_path / "root") == []
-    assert not (tmp_path / "escape").exists()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_refuses_ends_it_without_other_sources(
-    number, tiny_set, server, tmp_path, monkeypatch
-):
-    def refuse(*_, **__):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fetching, "unpack_tar", refuse)
-    data_set = dataclasses.replace(tiny_set, archives=tiny_set.archives * 2)
-    with pytest.raises(StorageError, match=os.strerror(number)):
-        fetch(data_set, tmp_path / "root")
-    assert len(server.requests) == 1
-    assert visible(tmp_path / "root") == []
-
-
-def test_too_little_space_is_said_before_the_download(tiny_set, server, tmp_path):
+def test_a_disk_that_refuses_ends_it_without_other_sources(tiny_set, server, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="A file is where a folder should be"):
         fetch(tiny_set, tmp_path / "file")
@@ -134,6 +99,11 @@ def test_too_little_space_is_said_before_the_download(tiny_set, server, tmp_path
     with pytest.raises(StorageError, match="MB are needed"):
         fetch(dataclasses.replace(tiny_set, archives=(huge,)), tmp_path / "root")
     assert server.requests == []
+    monkeypatch.setattr(fetching, "unpack_tar", refuse)
+    with pytest.raises(StorageError, match="Read-only file system"):
+        fetch(dataclasses.replace(tiny_set, archives=tiny_set.archives * 2), tmp_path / "root")
+    assert len(server.requests) == 1
+    assert visible(tmp_path / "root") == []
 
 
 def test_ctrl_c_at_any_moment_leaves_nothing_half_there(tiny_set, tmp_path, recorder):
@@ -170,11 +140,10 @@ def test_the_catalogue_is_complete():
             sums.extend(layout.checksums.values())
             files = layout.version.files.values() if layout.version else ()
             assert {name for names in files for name in names} <= layout.checksums.keys()
+            assert layout.version or len(layout.checksums) == 20  # 19 corruptions and the labels
         for algorithm, digest in (entry.split(":") for entry in sums):
             assert len(digest) == lengths[algorithm]
         assert all(archive.url.startswith("https://") for archive in data_set.archives)
-    for name in ("cifar10-c", "cifar100-c"):
-        assert len(DATA_SETS[name].layouts[0].checksums) == 20  # nineteen corruptions and labels
 
 
 def state_of(data_set, folder):
@@ -202,21 +171,17 @@ SHUFFLED = np.random.default_rng(0).permutation(10)
 
 
 @pytest.mark.parametrize(
-    ("train", "test", "state", "detail"),
+    ("train", "test", "expected"),
     [
-        (slice(5), SHUFFLED, "partial", "5 of 10 training images; all test images, in an order of"),
-        (slice(10), SHUFFLED, "partial", "all test images, in an order of their own"),
-        (slice(10), [0] * 10, "damaged", "another checksum: test_batch.bin"),
+        (5, SHUFFLED, ("partial", "5 of 10 training images; all test images, in another order")),
+        (10, SHUFFLED, ("partial", "all test images, in another order")),
+        (10, [0] * 10, ("damaged", "another checksum: test_batch.bin")),
     ],
 )
-def test_other_images_under_the_same_names(
-    train, test, state, detail, tiny_set, tmp_path, make_images
-):
-    splits = {"train": make_images(10)[train], "test": make_images(10, seed=1).subset(test)}
+def test_other_images_under_the_same_names(train, test, expected, tiny_set, tmp_path, make_images):
+    splits = {"train": make_images(10)[:train], "test": make_images(10, seed=1).subset(test)}
     write_cifar_binary(tmp_path, CIFAR10_BINARY, splits)
-    found = state_of(tiny_set, tmp_path)
-    assert found[0] == state
-    assert found[1].startswith(detail)
+    assert state_of(tiny_set, tmp_path) == expected
 
 
 def test_the_states_of_cifar_c(tmp_path, digest):
@@ -241,8 +206,7 @@ def test_the_states_of_cifar_c(tmp_path, digest):
     state, detail = state_of(CIFAR10_C, folder)
     assert state == "damaged"
     assert "not a plain `.npy` array" in detail
-    for content in ('{"severities": 3}', '{"severities": [[]]}', "[" * 100_000):
-        (folder / "corruptions.json").write_text(content)
-        state, detail = state_of(CIFAR10_C, folder)
-        assert state == "damaged"
-        assert "corruptions.json" in detail
+    (folder / "corruptions.json").write_text('{"severities": 3}')
+    state, detail = state_of(CIFAR10_C, folder)
+    assert state == "damaged"
+    assert "corruptions.json" in detail

@@ -15,33 +15,25 @@ from ttapca.datasets import read_npz
 from ttapca.datasets.reading import map_npy, read_npz_arrays, reading
 from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError, StorageError
 
-PATH = Path("some/file.npz")
-
 
 @pytest.mark.parametrize(
     ("raised", "error", "message"),
     [
-        (struct.error("unpack requires"), DataFormatError, "read: unpack requires. It is damaged"),
         (NotImplementedError(), DataFormatError, "cannot be read: NotImplementedError"),
-        (RecursionError("too deep"), DataFormatError, "cannot be read: too deep"),
         (ValueError("x" * 10_000), DataFormatError, r"cannot be read: x{300}\. It is damaged"),
         (MemoryError(), DataFormatError, "needs more memory than there is"),
         (PermissionError(13, "Permission denied"), DataFormatError, "read: Permission denied"),
         (FileNotFoundError(2, "No such file"), DataNotFoundError, "does not exist"),
         (ShapeError("Too flat."), ShapeError, ": Too flat."),
-        (DataFormatError("Too odd."), DataFormatError, ": Too odd."),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_every_error_names_the_file(raised, error, message):
-    with pytest.raises(error, match=rf"^some/file\.npz.*{message}"), reading(PATH):
+    path = Path("some/file.npz")
+    with pytest.raises(error, match=rf"^some/file\.npz.*{message}"), reading(path):
         raise raised
-
-
-@pytest.mark.parametrize("raised", [StorageError("full"), KeyboardInterrupt("full")])
-def test_other_errors_of_ours_and_an_interrupt_pass(raised):
-    with pytest.raises(type(raised), match=r"^full$"), reading(PATH):
-        raise raised
+    with pytest.raises(StorageError, match=r"^full$"), reading(path):
+        raise StorageError("full")  # other errors of ours pass
 
 
 def npy(header, body=bytes(12), version=(1, 0)):
@@ -54,28 +46,25 @@ def header(descr="'|u1'", fortran="False", shape="(3, 4)"):
 
 
 NO_ARRAY = "not a plain `.npy` array"
-LIES = {
-    "a shape of 10^12": (npy(header(shape="(1000000000000,)")), "is cut short: shape"),
-    "a shape past 64 bits": (npy(header(shape=f"({10**15}, {10**15})")), "is cut short: shape"),
-    "one byte too few": (npy(header(), bytes(11)), "12 bytes, and 11 are there"),
-    "a negative length": (npy(header(shape="(-1, 4)")), "shape is not one of an array"),
-    "forty axes": (npy(header(shape="(" + "1," * 40 + ")")), "shape is not one of an array"),
-    "objects": (npy(header(descr="'|O'")), "'O' items.*pickled objects are refused"),
-    "records": (npy(header(descr="[('a', '<i4')]")), "'V' items"),
-    "dates": (npy(header(descr="'<M8[s]'")), "'M' items"),
-    "items of no size": (npy(header(descr="'|S0'", shape="(1000000,)")), "'S' items"),
-    "brackets without end": (npy("(" * 9000), NO_ARRAY),
-    "an expression": (npy(header(shape="(10**12,)")), NO_ARRAY),
-    "an unfinished line": (npy("{'descr': '|u1', 'shape': (3,"), NO_ARRAY),
-    "a header of 4 GB": (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(100_000), NO_ARRAY),
-    "an unknown version": (npy(header(), version=(9, 9)), NO_ARRAY),
-    "no header at all": (b"\x93NUMPY", NO_ARRAY),
-}
+LIES = [
+    (npy(header(shape="(1000000000000,)")), "is cut short: shape"),
+    (npy(header(shape=f"({10**15}, {10**15})")), "is cut short: shape"),
+    (npy(header(), bytes(11)), "12 bytes, and 11 are there"),
+    (npy(header(shape="(-1, 4)")), "shape is not one of an array"),
+    (npy(header(shape="(" + "1," * 40 + ")")), "shape is not one of an array"),
+    (npy(header(descr="'|O'")), "'O' items.*pickled objects are refused"),
+    (npy(header(descr="[('a', '<i4')]")), "'V' items"),
+    (npy(header(descr="'|S0'", shape="(1000000,)")), "'S' items"),
+    (npy("(" * 9000), NO_ARRAY),
+    (npy(header(shape="(10**12,)")), NO_ARRAY),
+    (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(100_000), NO_ARRAY),  # a header of 4 GB
+    (npy(header(), version=(9, 9)), NO_ARRAY),
+    (b"\x93NUMPY", NO_ARRAY),
+]
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_lie_in_an_npy_is_refused(lie, tmp_path):
-    content, message = LIES[lie]
+@pytest.mark.parametrize(("content", "message"), LIES, ids=map(str, range(len(LIES))))
+def test_a_lie_in_an_npy_is_refused(content, message, tmp_path):
     (tmp_path / "fog.npy").write_bytes(content)
     with pytest.raises(DataFormatError, match=rf"fog\.npy .*{message}"):
         map_npy(tmp_path / "fog.npy")
@@ -85,8 +74,8 @@ def test_a_lie_in_an_npy_is_refused(lie, tmp_path):
         read_npz_arrays(tmp_path / "mine.npz", ["fog"])
 
 
-@pytest.mark.parametrize("dtype", ["u1", ">i4", "f8", "S3", "U2", "?"])
-@pytest.mark.parametrize("shape", [(3, 4), (), (0,), (2, 0, 3), (1024, 1300)])
+@pytest.mark.parametrize("dtype", ["u1", ">i4", "S3", "U2", "?"])
+@pytest.mark.parametrize("shape", [(3, 4), (), (2, 0, 3), (1024, 1300)])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_come_back_as_numpy_reads_them(dtype, shape, order, tmp_path):
     array = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape, order=order)
@@ -117,29 +106,19 @@ def test_a_bomb_is_refused_before_it_unpacks_but_a_small_one_is_read(tmp_path):
     (tmp_path / "bomb.npz").write_bytes(zeros(150_000_000))
     tracemalloc.start()
     with pytest.raises(DataFormatError, match=r"bomb\.npz .* more than 100 times as much"):
-        read_npz(tmp_path / "bomb.npz")
+        read_npz_arrays(tmp_path / "bomb.npz", ["images"])
     assert tracemalloc.get_traced_memory()[1] < 50_000_000
     tracemalloc.stop()
     (tmp_path / "black.npz").write_bytes(zeros(2_000_000))
     assert not read_npz_arrays(tmp_path / "black.npz", ["images"])["images"].any()
 
 
-@pytest.mark.parametrize(
-    ("field", "size", "number"),
-    [
-        (6, 2, 99),  # the version that is needed: NotImplementedError
-        (8, 2, 1),  # encrypted: RuntimeError
-        (8, 2, 32),  # patched data: NotImplementedError
-        (10, 2, 1),  # a compression that is not known: NotImplementedError
-        (10, 2, 14),  # LZMA: struct.error
-        (10, 2, 12),  # bzip2
-        (16, 4, 1),  # the checksum
-        (20, 4, 2**32 - 2),  # the compressed size
-        (24, 4, 2**32 - 2),  # the size
-        (24, 4, 3),
-        (42, 4, 2**31),  # where it begins
-    ],
-)
+# Of a member: the version, encryption, patches, compressions, checksum, both sizes, the offset
+FIELDS = ((6, 2, 99), (8, 2, 1), (8, 2, 32), (10, 2, 1), (10, 2, 14), (10, 2, 12), (16, 4, 1))
+FIELDS += ((20, 4, 2**32 - 2), (24, 4, 2**32 - 2), (24, 4, 3), (42, 4, 2**31))
+
+
+@pytest.mark.parametrize(("field", "size", "number"), FIELDS)
 def test_a_list_of_members_that_lies(field, size, number, tmp_path):
     content = zeros(2_000_000)
     place = content.index(b"PK\x01\x02") + field
@@ -149,12 +128,26 @@ def test_a_list_of_members_that_lies(field, size, number, tmp_path):
         read_npz_arrays(tmp_path / "mine.npz", ["images"])
 
 
-def test_an_archive_of_too_many_members(tmp_path):
-    with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
+def test_what_is_no_archive_of_images(tmp_path):
+    path = tmp_path / "mine.npz"
+    with pytest.raises(DataNotFoundError, match=r"mine.npz does not exist"):
+        read_npz(path)
+    np.savez(path, image=np.zeros(1))
+    with pytest.raises(DataFormatError, match=r"no array `images`. Did you mean `image`"):
+        read_npz(path)
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataFormatError, match=r"single array, not an `.npz` archive"):
+        read_npz(path)
+    for content in (b"", b"PK\x03\x04abc", zeros(2_000_000)[:1000]):
+        path.write_bytes(content)
+        with pytest.raises(DataFormatError, match=r"not a plain `.npz`"):
+            read_npz(path)
+    with zipfile.ZipFile(path, "w") as archive:
         for number in range(1001):
             archive.writestr(f"{number}.npy", b"")
     with pytest.raises(DataFormatError, match="more than 1000 members"):
-        read_npz_arrays(tmp_path / "many.npz", ["images"])
+        read_npz(path)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzz.targets import Target
+from fuzz.mutations import Target
 from ttapca.errors import DataFormatError
 
 
@@ -30,10 +30,6 @@ def refuse_without_a_name(path: Path) -> None:
     raise DataFormatError("It is damaged.")
 
 
-def fail(path: Path) -> None:
-    path.read_bytes()[10**6]
-
-
 def ask_for_memory(path: Path) -> None:
     try:
         np.empty(10**10, np.uint8)
@@ -45,7 +41,7 @@ TARGETS = [
     Target("data", make, lambda path: path.read_bytes()),
     Target("refused", make, refuse),
     Target("unnamed", make, refuse_without_a_name),
-    Target("raw", make, fail),
+    Target("raw", make, lambda path: path.read_bytes()[10**6]),
     Target("hang", make, hang),
     Target("crash", make, lambda path: os.kill(os.getpid(), signal.SIGKILL)),
     Target("memory", make, ask_for_memory),

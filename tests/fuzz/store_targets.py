@@ -26,13 +26,12 @@ from fuzz.mutations import (
     ANY_FILE,
     Mutate,
     MutateBytes,
-    double_key,
+    Target,
     in_some_file,
     in_zip_member,
     mutate_bytes,
     mutate_json,
 )
-from fuzz.targets import Target
 from oracles import group_norm_net, images, small_convnet
 from ttapca import networks
 from ttapca.benchmark import Cell, ImageSource, Observation, Outcome, Results, Row, Subject, expand
@@ -67,31 +66,27 @@ def split_safetensors(content: bytes) -> tuple[bytes, bytes]:
     return content[8 : 8 + length], content[8 + length :]
 
 
-def joined_safetensors(header: bytes, body: bytes) -> bytes:
-    return struct.pack("<Q", len(header)) + header + body
-
-
 def in_header(mutate: MutateBytes) -> MutateBytes:
-    """Damage the JSON at the beginning of a safetensors file, its length right."""
+    """Damage the JSON at the beginning of a safetensors file; its stated length stays right."""
 
     def damage(content: bytes, random: Random) -> bytes:
         header, body = split_safetensors(content)
-        return joined_safetensors(mutate(header, random), body)
+        header = mutate(header, random)
+        return struct.pack("<Q", len(header)) + header + body
 
     return damage
 
 
-def in_words(name: str, mutate: MutateBytes) -> MutateBytes:
-    """Damage one of the words that a safetensors file carries beside its tensors."""
+def in_metadata(name: str, mutate: MutateBytes) -> MutateBytes:
+    """Damage one entry of a safetensors file's metadata."""
 
     def damage(content: bytes, random: Random) -> bytes:
-        header, body = split_safetensors(content)
-        facts = json.loads(header)
+        facts = json.loads(content)
         words = facts["__metadata__"]
         words[name] = mutate(words[name].encode(), random).decode("utf-8", "replace")
-        return joined_safetensors(json.dumps(facts).encode(), body)
+        return json.dumps(facts).encode()
 
-    return damage
+    return in_header(damage)
 
 
 def change_tensor(content: bytes, random: Random) -> bytes:
@@ -104,28 +99,26 @@ def change_tensor(content: bytes, random: Random) -> bytes:
 
 
 def changed_tensor(name: str, tensor: Tensor, random: Random) -> dict[str, Tensor]:
-    value = random.choice((float("nan"), float("inf"), -1.0, 0.0, 1e30, 300.0))
-    how = random.randrange(8)
-    if how == 0:
-        return {}
-    if how == 1:
-        return {f"{name}.other": tensor}
-    if how == 2:
-        return {
-            name: tensor.to(random.choice((torch.float16, torch.int64, torch.uint8, torch.bool)))
-        }
-    if how == 3:
-        shape = random.choice(((-1,), (1, -1), (-1, 1), (1, 1, *tensor.shape)))
-        return {name: tensor.reshape(shape)}
-    if how == 4:
-        return {name: tensor.new_zeros(random.choice(((0,), (0, 10**9), (10**9, 0), ())))}
-    if how == 5 and tensor.numel():
-        return {name: tensor.flatten()[: random.randrange(tensor.numel())].clone()}
-    changed = tensor.clone()
+    types = (torch.float16, torch.int64, torch.uint8, torch.bool)
+    shapes = ((-1,), (1, -1), (-1, 1), (1, 1, *tensor.shape))
+    empty = ((0,), (0, 10**9), (10**9, 0), ())
+    changed, place = tensor.clone(), random.randrange(tensor.numel() or 1)
     if changed.numel() and changed.dtype != torch.bool:
         with suppress(RuntimeError, OverflowError):  # whole numbers have no NaN
-            changed.flatten()[random.randrange(changed.numel())] = value
-    return {name: changed}
+            values = (float("nan"), float("inf"), -1.0, 0.0, 1e30, 300.0)
+            changed.view(-1)[place] = random.choice(values)
+    return random.choice(
+        (
+            {},
+            {f"{name}.other": tensor},
+            {name: tensor.to(random.choice(types))},
+            {name: tensor.reshape(random.choice(shapes)) if tensor.numel() else tensor},
+            {name: tensor.new_zeros(random.choice(empty))},
+            {name: tensor.flatten()[:place].clone()},
+            {name: changed},
+            {name: changed},
+        )
+    )
 
 
 # Saved filters -----------------------------------------------------------------------------------
@@ -145,11 +138,9 @@ def read_filter(path: Path) -> None:
     repr(fitted)
     fitted.truncated(1)
     fitted.save(path.parent / "again")
-    model = nn.Identity()
     for gain in ("relu", "wiener") if fitted.energies_ is not None else ("relu",):
-        spectral = fitted.spectral_filter(gain)
-        model = spectral(torch.rand(2, *fitted.shape))
-        assert torch.isfinite(model).all()
+        filtered = fitted.spectral_filter(gain)(torch.rand(2, *fitted.shape))
+        assert torch.isfinite(filtered).all()
     network = {"0": group_norm_net, "conv1": small_convnet, "bn2": small_convnet}.get(fitted.layer)
     if network is not None:
         adapted = network()
@@ -158,8 +149,8 @@ def read_filter(path: Path) -> None:
             adapted(images(2))
 
 
-def with_checksums_anew(name: str, mutate: MutateBytes) -> Mutate:
-    """Damage a file of a filter as an attacker would: the checksums fit afterwards."""
+def with_right_checksums(name: str, mutate: MutateBytes) -> Mutate:
+    """Damage a file of a filter as an attacker would, who also corrects the checksums."""
 
     def damage(path: Path, random: Random) -> None:
         file = path / name
@@ -176,10 +167,10 @@ def with_checksums_anew(name: str, mutate: MutateBytes) -> Mutate:
 
 FILTER_DAMAGE = (
     *ANY_FILE,
-    *(with_checksums_anew(store.CONFIG, mutate_json),) * 6,
-    *(with_checksums_anew(store.TENSORS, change_tensor),) * 8,
-    *(with_checksums_anew(store.TENSORS, mutate_bytes),) * 3,
-    *(with_checksums_anew(store.TENSORS, in_header(mutate_json)),) * 2,
+    *(with_right_checksums(store.CONFIG, mutate_json),) * 6,
+    *(with_right_checksums(store.TENSORS, change_tensor),) * 8,
+    *(with_right_checksums(store.TENSORS, mutate_bytes),) * 3,
+    *(with_right_checksums(store.TENSORS, in_header(mutate_json)),) * 2,
 )
 
 
@@ -218,9 +209,8 @@ def read_network(path: Path) -> None:
 
 NETWORK_DAMAGE = (
     *ANY_FILE,
-    *(in_some_file(in_words("description", mutate_json)),) * 6,
-    in_some_file(in_words("description", double_key)),
-    in_some_file(in_words("description", mutate_bytes)),
+    *(in_some_file(in_metadata("description", mutate_json)),) * 6,
+    in_some_file(in_metadata("description", mutate_bytes)),
     *(in_some_file(in_header(mutate_json)),) * 3,
     *(in_some_file(change_tensor),) * 5,
 )
@@ -272,12 +262,8 @@ def change_state_dict(content: bytes, random: Random) -> bytes:
     return content
 
 
-ZIP_DAMAGE = (
-    *ANY_FILE,
-    *(in_some_file(in_zip_member(mutate_bytes)),) * 6,
-    *(in_some_file(change_state_dict),) * 4,
-)
 LEGACY_DAMAGE = (*ANY_FILE, *(in_some_file(change_state_dict),) * 4)
+ZIP_DAMAGE = (*LEGACY_DAMAGE, *(in_some_file(in_zip_member(mutate_bytes)),) * 6)
 
 
 # Runs --------------------------------------------------------------------------------------------
@@ -290,31 +276,24 @@ OPTIONS = networks.TrainingOptions(
 @cache
 def few_digits() -> Images:
     pixels = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 1), np.uint8)
-    labels = np.arange(16) % 10
-    return Images(pixels, labels, tuple(str(number) for number in range(10)))
+    return Images(pixels, np.arange(16) % 10, tuple("0123456789"))
 
 
-def go_on(folder: Path) -> None:
+def train(folder: Path, on_epoch: Callable[[object], None] | None = None) -> None:
     network = networks.build("small-cnn", input_shape=SHAPE)
-    description = {**DESCRIPTION, "rotation_split": None}
-    networks.train(network, few_digits(), few_digits(), OPTIONS, folder, description=description)
+    networks.train(
+        network, few_digits(), few_digits(), OPTIONS, folder,
+        description={**DESCRIPTION, "rotation_split": None}, on_epoch=on_epoch,
+    )  # fmt: skip
     finite(dict(network.state_dict()), "the state of a training run")
 
 
 def make_run(folder: Path) -> Path:
-    class EnoughError(Exception):
-        pass
-
     def stop(record: object) -> None:
-        raise EnoughError
+        raise KeyboardInterrupt
 
-    network = networks.build("small-cnn", input_shape=SHAPE)
-    description = {**DESCRIPTION, "rotation_split": None}
-    with suppress(EnoughError):
-        networks.train(
-            network, few_digits(), few_digits(), OPTIONS, folder / "run",
-            description=description, on_epoch=stop,
-        )  # fmt: skip
+    with suppress(KeyboardInterrupt):
+        train(folder / "run", stop)
     return folder / "run"
 
 
@@ -322,15 +301,14 @@ def read_run(path: Path) -> None:
     if not (path / STATE).exists():  # a run that begins anew
         return
     read_history(path)
-    go_on(path)
+    train(path)
     networks.load(path / WEIGHTS)
 
 
 RUN_DAMAGE = (
-    in_some_file(mutate_bytes, STATE),
-    in_some_file(mutate_bytes, STATE),
+    *(in_some_file(mutate_bytes, STATE),) * 2,
     in_some_file(in_header(mutate_json), STATE),
-    *(in_some_file(in_words("facts", mutate_json), STATE),) * 5,
+    *(in_some_file(in_metadata("facts", mutate_json), STATE),) * 5,
     *(in_some_file(change_tensor, STATE),) * 5,
 )
 
@@ -412,27 +390,22 @@ HOSTILE_SCHEMAS = (
 )
 
 
-def change_results(path: Path, random: Random) -> None:
-    """Change values by SQL, as an attacker with a right file would."""
-    file = path / "results.sqlite" if path.is_dir() else path
-    table = random.choice(("results", "results", "results", "observations", "pictures"))
-    connection = sqlite3.connect(file, isolation_level=None)
-    with suppress(sqlite3.Error):
-        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-        column, value = random.choice(columns), random.choice(HOSTILE_VALUES)
-        connection.execute(f"UPDATE OR IGNORE {table} SET {column} = {value}")
-    connection.close()
-
-
-def change_schema(path: Path, random: Random) -> None:
+def by_sql(path: Path, random: Random) -> None:
+    """Change values or the schema, as an attacker with a valid file would."""
     file = path / "results.sqlite" if path.is_dir() else path
     connection = sqlite3.connect(file, isolation_level=None)
     with suppress(sqlite3.Error):
-        connection.executescript(random.choice(HOSTILE_SCHEMAS))
+        if random.random() < 1 / 3:
+            connection.executescript(random.choice(HOSTILE_SCHEMAS))
+        else:
+            table = random.choice(("results", "results", "results", "observations", "pictures"))
+            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            column, value = random.choice(columns), random.choice(HOSTILE_VALUES)
+            connection.execute(f"UPDATE OR IGNORE {table} SET {column} = {value}")
     connection.close()
 
 
-RESULTS_DAMAGE = (*ANY_FILE, *(change_results,) * 8, *(change_schema,) * 4)
+RESULTS_DAMAGE = (*ANY_FILE, *(by_sql,) * 12)
 
 
 # Plans, tables and manifests ---------------------------------------------------------------------
@@ -441,6 +414,9 @@ PLAN = """\
 model = "net.pth"
 data = "digits"
 methods = ["bn", "tent", "ttapca-relu", "wiener"]
+method.bn.alpha = 0.3
+method.tent = {logits = "after", steps = 2}
+method.wiener = {memory = 100}
 corruptions = ["fog", "clean"]
 severities = [1, 5]
 settings = ["episodic", "mixed"]
@@ -453,16 +429,6 @@ layer = "conv1"
 images = 50
 corrupted = "folder"
 corruption_seed = 0
-
-[method.bn]
-alpha = 0.3
-
-[method.tent]
-logits = "after"
-steps = 2
-
-[method.wiener]
-memory = 100
 """
 HOSTILE_TOML = (
     "nan", "inf", "-inf", "-1", "0", "1e308", "true", "'x'", "''", "[]", "{}", "[[]]", "[nan]",
@@ -478,22 +444,13 @@ def mutate_toml(content: bytes, random: Random) -> bytes:
     lines = content.decode("utf-8", "replace").splitlines()
     for _ in range(random.randint(1, 3)):
         number = random.randrange(len(lines))
-        key, equals, _ = lines[number].partition("=")
-        how = random.randrange(8)
-        if how == 0:
-            del lines[number]
-        elif how == 1:
-            lines.insert(number, random.choice(lines))
-        elif how == 2:
-            lines[number] = random.choice(
-                ("a." * 3000 + "a = 1", "[" + "a." * 3000 + "a]", "[[a]]")
-            )
-        elif how == 3 and equals:
-            lines[number] = f"{random.choice(('', 'unknown', key.upper()))} = 1"
-        elif equals:
-            lines[number] = f"{key}= {random.choice(HOSTILE_TOML)}"
-        if not lines:
-            break
+        line = lines[number]
+        key, equals, _ = line.partition("=")
+        other_key = random.choice(("", "unknown", key.upper()))
+        values = [f"{key}= {random.choice(HOSTILE_TOML)}"] * 4 + [f"{other_key} = 1"]
+        tables = ["a." * 3000 + "a = 1", "[" + "a." * 3000 + "a]", "[[a]]"]
+        changes = ["", f"{line}\n{random.choice(lines)}", random.choice(tables)]
+        lines[number] = random.choice(changes + values * bool(equals))
     return "\n".join(lines).encode("utf-8", "surrogatepass")
 
 
@@ -546,11 +503,7 @@ def read_table(path: Path) -> None:
             corrupt(few, name, 3, table=table, textures=textures)
 
 
-JSON_DAMAGE = (
-    *ANY_FILE,
-    *(in_some_file(mutate_json),) * 10,
-    in_some_file(double_key),
-)
+JSON_DAMAGE = (*ANY_FILE, *(in_some_file(mutate_json),) * 10)
 
 TARGETS = [
     *(

@@ -14,8 +14,7 @@ from typing import get_args
 import pytest
 
 from fuzz.mutations import mutate_bytes, mutate_json
-from fuzz.runner import BAD, Kind, Runner
-from fuzz.targets import all_targets
+from fuzz.runner import BAD, Kind, Runner, all_targets
 
 pytest.importorskip("resource", reason="processor time and memory are limited as Unix does it")
 

@@ -6,6 +6,7 @@ severity by name; it returns new images.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,7 @@ from ttapca.corruptions.pixels import (
 )
 from ttapca.corruptions.random_streams import between, integers, normals
 from ttapca.errors import DataFormatError, DataNotFoundError
+from ttapca.support.parsing import read_bounded
 
 _GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601, which OpenCV uses
 _UP = -90.0  # degrees, clockwise from the right: snow streaks run from here
@@ -76,6 +78,7 @@ TEXTURE_FILES = (
     *("frost1.png", "frost2.png", "frost3.png"),
     *("frost4.jpg", "frost5.jpg", "frost6.jpg"),
 )
+_MAX_BYTES = 16_000_000
 _MAX_PIXELS = 50_000_000  # a picture of more takes a gigabyte while it is decoded
 _REMEDY = (
     "`ttapca data get frost` fetches them; `ttapca.datasets.fetch_frost(root)` does so from Python "
@@ -133,7 +136,9 @@ def load_textures(folder: str | Path | None) -> tuple[Pixels, ...]:
 
 def _read_texture(path: Path) -> Pixels:
     try:
-        with path.open("rb") as file, Image.open(file, formats=("PNG", "JPEG")) as opened:
+        # From memory: on a file, Pillow asks for as many bytes as a chunk claims to have.
+        content = io.BytesIO(read_bounded(path, DataFormatError, _MAX_BYTES))
+        with Image.open(content, formats=("PNG", "JPEG")) as opened:
             if opened.width * opened.height > _MAX_PIXELS:
                 raise DataFormatError(f"it has more than {_MAX_PIXELS:,} pixels")
             return np.asarray(opened.convert("RGB"))

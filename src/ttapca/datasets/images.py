@@ -1,4 +1,4 @@
-"""Labelled images: the value that every reader gives, a choice among them, and their tensors."""
+"""Labelled images, a choice among them, and their tensors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ HASHED_AT_ONCE = 1000  # images, so that a strided view is copied in small parts
 class Images:
     """Labelled images of one size, in memory or memory-mapped.
 
-    Slices and batches are views of the same pixels: nothing is copied. The arrays of a reader may
-    be read-only and strided; `numpy.ascontiguousarray` gives a plain copy.
+    Slices and batches are views: they copy no pixels. A reader may give arrays that are read-only
+    and strided; `numpy.ascontiguousarray` makes a plain copy.
 
     Attributes:
         images: Pixels, uint8, `(n, height, width, channels)`.
@@ -33,15 +33,19 @@ class Images:
         class_names: The name of each class; a label is an index into it.
 
     Raises:
-        ShapeError: The arrays are not of these shapes or lengths.
-        DataFormatError: The arrays are not of these types, or a label has no class.
+        ShapeError: An array has another shape or length.
+        DataFormatError: An array has another type, or a label has no class.
 
     Example:
-        >>> images = Images(np.zeros((10, 8, 8, 1), np.uint8), np.zeros(10, np.int64), ("cat",))
-        >>> images
-        Images(10 of 8x8x1, 1 classes)
-        >>> np.shares_memory(images[2:5].images, images.images)
-        True
+        >>> images = Images(np.zeros((3, 8, 8, 1), np.uint8), np.arange(3), ("a", "b", "c"))
+        >>> images[1:]
+        Images(2 of 8x8x1, 3 classes)
+        >>> [len(batch) for batch in images.batches(2)]
+        [2, 1]
+        >>> images.subset([2, 0]).labels.tolist()
+        [2, 0]
+        >>> images.channel_means()
+        (0.0,)
     """
 
     images: NDArray[np.uint8]
@@ -49,7 +53,7 @@ class Images:
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check the rules that everything downstream relies on."""
+        """Check what everything downstream relies on."""
         if self.images.ndim != 4:
             raise ShapeError(
                 "Images must be an array of shape (n, height, width, channels); "
@@ -77,16 +81,16 @@ class Images:
             )
 
     def __repr__(self) -> str:
-        """Number, size and classes, without the arrays."""
+        """Return number, size and classes, without the arrays."""
         size = "x".join(map(str, self.images.shape[1:]))
         return f"Images({len(self)} of {size}, {len(self.class_names)} classes)"
 
     def __len__(self) -> int:
-        """The number of images."""
+        """Return the number of images."""
         return len(self.images)
 
     def __getitem__(self, rows: slice) -> Images:
-        """A slice, without copying; an `OptionError` for any other index."""
+        """Return a slice without copying; raise `OptionError` for any other index."""
         if not isinstance(rows, slice):
             raise OptionError(
                 f"Images takes slices such as images[100:200]; found {type(rows).__name__}. "
@@ -94,38 +98,17 @@ class Images:
             )
         return Images(self.images[rows], self.labels[rows], self.class_names)
 
-    def batches(self, size: int, *, drop_last: bool = False) -> Iterator[Images]:
-        """Go through the images in order, without copying.
-
-        Args:
-            size: Images in a batch; the last batch may have fewer.
-            drop_last: Leave a shorter last batch out.
-
-        Example:
-            >>> images = Images(np.zeros((5, 2, 2, 3), np.uint8), np.zeros(5, np.int64), ("a",))
-            >>> [len(batch) for batch in images.batches(2)]
-            [2, 2, 1]
-            >>> [len(batch) for batch in images.batches(2, drop_last=True)]
-            [2, 2]
-        """
+    def batches(self, size: int) -> Iterator[Images]:
+        """Yield batches in order, without copying; the last one may have fewer images."""
         check_option("size", size, Whole(1))
-        stop = len(self) - len(self) % size if drop_last else len(self)
-        return (self[start : start + size] for start in range(0, stop, size))
+        return (self[start : start + size] for start in range(0, len(self), size))
 
     def subset(self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> Images:
-        """Choose images by number or by mask. This copies the pixels; a slice does not.
+        """Copy chosen images; a slice does not copy.
 
         Args:
-            indices: Numbers of images, in any order and with repeats, or a mask with one truth
-                value for each image.
-
-        Raises:
-            OptionError: A number is out of range, or the mask is of another length.
-
-        Example:
-            >>> images = Images(np.zeros((3, 2, 2, 1), np.uint8), np.arange(3), ("a", "b", "c"))
-            >>> images.subset([2, 0]).labels.tolist()
-            [2, 0]
+            indices: The rows to take, in any order and with repeats, or a mask with one truth value
+                for each image.
         """
         chosen = np.asarray(indices)
         if chosen.size == 0:
@@ -141,15 +124,10 @@ class Images:
             raise OptionError(f"No such image among {len(self)}: {error}.") from error
 
     def fingerprint(self) -> str:
-        """The SHA-256 of pixels and labels, the same whatever file they were read from.
+        """Return the SHA-256 of pixels and labels; it does not depend on the file or the strides.
 
         It covers the pixels in `(n, height, width, channels)` order, then the labels as
         little-endian 64-bit integers.
-
-        Example:
-            >>> one = Images(np.zeros((2, 1, 1, 1), np.uint8), np.array([0, 0]), ("a",))
-            >>> one.fingerprint() == one[:].fingerprint()
-            True
         """
         digest = hashlib.sha256()
         for batch in self.batches(HASHED_AT_ONCE):
@@ -158,13 +136,7 @@ class Images:
         return digest.hexdigest()
 
     def channel_means(self) -> tuple[float, ...]:
-        """The mean of each channel, of pixels scaled to [0, 1], in whatever order the images are.
-
-        Example:
-            >>> white = Images(np.full((2, 1, 1, 3), 255, np.uint8), np.array([0, 0]), ("a",))
-            >>> white.channel_means()
-            (1.0, 1.0, 1.0)
-        """
+        """Return the mean of each channel, for pixels in [0, 1]; the order does not matter."""
         count = self.images[..., 0].size
         sums = self.images.sum(axis=(0, 1, 2), dtype=np.int64)  # integers: no rounding at any size
         return tuple(float(total) / (count * 255) for total in sums)
@@ -178,9 +150,6 @@ def to_tensor(images: NDArray[np.uint8]) -> Tensor:
 
     Returns:
         A tensor `(batch, channels, height, width)`.
-
-    Raises:
-        ShapeError: `images` does not have four axes.
 
     Example:
         >>> to_tensor(np.full((1, 2, 2, 3), 255, np.uint8)).shape
@@ -200,12 +169,12 @@ def to_tensor(images: NDArray[np.uint8]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TensorBatches:
-    """A loader: pairs of image and label tensors, in order, as often as you iterate.
+    """A loader that yields pairs of image and label tensors, as often as you iterate.
 
     Args:
         data: Where the images come from; only one batch at a time is copied.
-        size: Images in a batch; the last batch may have fewer.
-        order: Numbers of the images to give, in that order; by default all of them as they lie.
+        size: Images per batch; the last batch may have fewer.
+        order: Rows of the images to yield, in that order; by default all of them, as stored.
 
     Example:
         >>> data = Images(np.zeros((5, 2, 2, 3), np.uint8), np.zeros(5, np.int64), ("a",))
@@ -222,11 +191,11 @@ class TensorBatches:
         check_option("size", self.size, Whole(1))
 
     def __len__(self) -> int:
-        """The number of batches."""
+        """Return the number of batches."""
         return -(-len(self.data if self.order is None else self.order) // self.size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs `(batch, channels, height, width)` in [0, 1] and `(batch,)`."""
+        """Yield pixels `(batch, channels, height, width)` in [0, 1], and labels `(batch,)`."""
         import torch
 
         for start in range(0, len(self) * self.size, self.size):
@@ -240,10 +209,10 @@ class Choice:
     """Which images were chosen, and how.
 
     Attributes:
-        rows: Their numbers, in the order in which they come, shape (chosen,).
+        rows: The chosen rows, in the order to use them, shape (chosen,).
         total: How many images there were to choose from.
-        per_class: How many are of each class, for people; empty where the first ones were taken.
-        arrangement: What their order is, for people.
+        per_class: How many of each class, in words; empty if the first ones were taken.
+        arrangement: The order, in words.
 
     Example:
         >>> print(choose(np.array([0, 0, 0, 1, 1, 1]), 4, order="sorted"))
@@ -257,17 +226,17 @@ class Choice:
 
     @property
     def first(self) -> bool:
-        """Whether they are the first ones, as they lie."""
+        """Whether these are the first images, in stored order."""
         return np.array_equal(self.rows, np.arange(len(self.rows)))
 
     @property
     def drawn(self) -> bool:
-        """Whether they were drawn at random from a larger number."""
+        """Whether these were drawn at random from a larger number."""
         return len(self.rows) < self.total and bool(self.per_class)
 
     @property
     def selection(self) -> str:
-        """Which ones they are, for people."""
+        """Which images these are, in words."""
         count = f"{len(self.rows):,}"
         if len(self.rows) == self.total:
             return f"all {count} images"
@@ -276,11 +245,11 @@ class Choice:
         return f"the first {count} of {self.total:,} images"
 
     def __str__(self) -> str:
-        """One line for a person."""
+        """Return selection and order in one line."""
         return f"{self.selection}, {self.arrangement}"
 
     def of(self, images: Images) -> Images:
-        """The chosen images: a view if they are the first ones, a copy otherwise."""
+        """Return the chosen images: a view if they are the first ones, otherwise a copy."""
         return images[: len(self.rows)] if self.first else images.subset(self.rows)
 
 
@@ -289,31 +258,25 @@ def choose(
 ) -> Choice:
     """Choose which images to use, and in which order.
 
-    A folder of pictures is read class by class. A method that learns from its batches would then
-    see one class at a time, which is another problem. So images that lie class by class are drawn
-    at random, as many of each class, and shuffled. Images whose classes are mixed already, as those
-    of CIFAR are, stay as they lie, and a limit takes the first ones: published numbers can be
-    reproduced. Images of a single class are drawn at random too, as nothing tells how they lie.
+    A folder of pictures is read class by class. A method that learns from its batches would see
+    one class at a time, which is a different problem. So images that are stored class by class are
+    drawn at random, equally many of each class, and shuffled; so are images of a single class.
+    Images whose classes are mixed already, such as CIFAR's, keep their order, and a limit takes the
+    first ones: that reproduces published numbers.
 
     Args:
-        labels: Of all images, shape (n,).
+        labels: The labels of all images, shape (n,).
         limit: How many to choose at most; all by default.
-        order: `auto` does as said above; `shuffled` always draws and shuffles; `sorted` goes class
-            by class; `stored` takes the images of `auto` as they lie.
-        seed: Of drawing and shuffling.
-
-    Raises:
-        OptionError: An option makes no sense.
+        order: `auto` as described above; `shuffled` always draws and shuffles; `sorted` goes class
+            by class; `stored` takes the same images as `auto` in their stored order.
+        seed: The seed for drawing and shuffling.
 
     Example:
         >>> by_class = np.repeat(np.arange(10), 500)
-        >>> choice = choose(by_class, 700)
-        >>> print(choice)
+        >>> print(choose(by_class, 700))
         700 of 5,000 images, 70 of each class, shuffled with seed 0
-        >>> np.bincount(by_class[choice.rows]).tolist()
-        [70, 70, 70, 70, 70, 70, 70, 70, 70, 70]
         >>> print(choose(np.tile(np.arange(10), 500), 700))
-        the first 700 of 5,000 images, as they lie
+        the first 700 of 5,000 images, in stored order
     """
     check_option("limit", limit, Maybe(Whole(1)))
     check_option("order", order, OneOf(get_args(Order)))
@@ -323,22 +286,20 @@ def choose(
     count = len(labels) if limit is None else min(limit, len(labels))
     rows = np.arange(count)
     if drawn and count < len(labels):
-        rows = np.sort(_drawn_evenly(labels, count, random))
+        rows = np.sort(_draw_evenly(labels, count, random))
     per_class = _per_class(labels, rows) if drawn else ""
+    arrangement = "in stored order"
     if order == "sorted":
         rows = rows[np.argsort(labels[rows], kind="stable")]
-        return Choice(rows, len(labels), per_class, "class by class")
-    if drawn and order != "stored":
+        arrangement = "class by class"
+    elif drawn and order != "stored":
         rows = random.permutation(rows)
-        return Choice(rows, len(labels), per_class, f"shuffled with seed {seed}")
-    return Choice(rows, len(labels), per_class, "as they lie")
+        arrangement = f"shuffled with seed {seed}"
+    return Choice(rows, len(labels), per_class, arrangement)
 
 
 def lies_by_class(labels: NDArray[np.int64]) -> bool:
-    """Whether images of one class lie together, as in a folder of pictures.
-
-    They do if the class changes from one image to the next less than half as often as by chance.
-    """
+    """Return whether the class changes between neighbours less than half as often as by chance."""
     if len(labels) < 2:
         return False
     shares = np.bincount(labels) / len(labels)
@@ -346,10 +307,10 @@ def lies_by_class(labels: NDArray[np.int64]) -> bool:
     return bool(np.count_nonzero(np.diff(labels)) <= by_chance / 2)
 
 
-def _drawn_evenly(
+def _draw_evenly(
     labels: NDArray[np.int64], count: int, random: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Numbers of random images: one of each class in turn, until there are enough."""
+    """Draw random rows: one of each class in turn, until there are enough."""
     shuffled = random.permutation(len(labels))
     by_class = np.argsort(labels[shuffled], kind="stable")
     sorted_labels = labels[shuffled][by_class]

