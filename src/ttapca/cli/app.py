@@ -12,7 +12,7 @@ import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from ttapca._version import __version__
+from ttapca import __version__
 from ttapca.cli import (
     bench,
     corrupt,

@@ -13,8 +13,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from ttapca import __version__
 from ttapca._checks import OneOf, check_option
-from ttapca._version import __version__
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.store import GROUP_NORM, check_filter, read_folder, write_folder
 from ttapca.fitting.store import Storage as Storage
