@@ -114,13 +114,13 @@ def test_help_has_no_types_of_switches(command) -> None:
 
 def test_methods(monkeypatch: pytest.MonkeyPatch, command) -> None:
     rows = {row["name"]: row for row in json.loads(command("methods --json").out)}
-    assert list(rows) == list(ttapca.RECIPES)
+    assert list(rows) == list(ttapca.METHODS)
     assert rows["bn"]["options"] == ["alpha", "prior"]
     assert rows["ttapca-relu"]["needs"] == "source data, unlabelled"
     monkeypatch.setenv("COLUMNS", "80")
     lines = command("methods").out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert [line for line in lines if not line.startswith(" ")] == list(ttapca.RECIPES)
+    assert [line for line in lines if not line.startswith(" ")] == list(ttapca.METHODS)
     assert "    options: alpha, prior" in lines
 
 

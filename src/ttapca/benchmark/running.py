@@ -255,7 +255,8 @@ def measure(
 def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
     """The network with the method of a result on it, and as it was afterwards."""
     own = {**json.loads(cell.options), **subject.provided.get(cell.method, {})}
-    if "seed" in registration(cell.method).options:
+    options = registration(cell.method).options | own
+    if "seed" in options and options.get("rotations") != "all":  # which draw nothing
         own["seed"] = cell.seed
     forgetting = FORGETTING[cell.setting]
     if forgetting == "episodic":

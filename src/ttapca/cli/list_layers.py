@@ -20,20 +20,17 @@ if TYPE_CHECKING:
 
     from ttapca.networks import LayerFacts, LayerTable
 
-TABLE_WIDTH = 120  # where the output is no terminal
+TABLE_WIDTH = 120  # where the output is not a terminal
 
 
 def layers(
-    model: arguments.ModelArgument = None,
-    model_option: arguments.ModelOption = None,
-    weights: arguments.WeightsOption = None,
-    architecture: arguments.ArchitectureOption = None,
+    options: arguments.ModelOptions,
     input_shape: Annotated[
         str | None,
         Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
     ] = None,
     components: Annotated[
-        int, Option(min=1, help="How many the filter has whose cost is shown.")
+        int, Option(min=1, help="Components of the filter whose cost is shown.")
     ] = arguments.PAPERS_COMPONENTS,
     as_json: arguments.AsJson = False,
 ) -> None:
@@ -43,10 +40,10 @@ def layers(
     """
     from ttapca import networks
 
-    source = arguments.network_source(model, model_option, weights, architecture)
+    source = options.source()
     if source.name in networks.ARCHITECTURES and source.name not in networks.packaged():
         network: nn.Module = networks.build(source.name)
-    else:  # layers and costs do not depend on the normalisation, and not every file says it
+    else:  # the normalisation makes no difference here, and not every file states it
         network = source.load(assumed="none", doubt=False)
     shape = _shape(input_shape, network)
     try:
@@ -87,10 +84,10 @@ def _print(table: LayerTable, shape: tuple[int, ...]) -> None:
     times = "x".join(map(str, shape))
     console.print(
         f"\n{table.parameters:,} parameters, {table.multiply_adds / 1e6:,.1f} million "
-        f"multiply-adds for an image of {times}. Cost: of a filter, relative to that."
+        f"multiply-adds for an image of {times}. The cost of a filter is relative to that."
     )
     if table.recommended is None:
-        console.print("No layer gives a tensor once in a forward pass: none can carry a filter.")
+        console.print("No layer returns one tensor per forward pass, so none can carry a filter.")
     else:
         console.print(f"Recommended: {table.recommended}")
 

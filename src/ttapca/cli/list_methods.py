@@ -1,22 +1,22 @@
-"""`ttapca methods`: what can be put on a model."""
+"""`ttapca methods`: list the methods that can be put on a model."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
+from ttapca.cli.arguments import AsJson
+
 NEEDS = {"model": "the model", "data": "source data, unlabelled", "training": "its own training"}
 INDENT = "    "
-WIDEST = 100  # letters: longer lines are hard to read on a wide screen too
+WIDEST = 100  # characters; longer lines are hard to read
 
 
-def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def methods(as_json: AsJson = False) -> None:
     """List the methods, what each does, what it needs and which options it has."""
     from ttapca.methods import METHODS
 
@@ -44,7 +44,7 @@ def methods(
 
 
 def _plain(value: Any) -> Any:
-    """A default as JSON can hold it; None is for the method to decide."""
+    """Return a default as JSON can hold it; None means that the method decides."""
     return list(value) if isinstance(value, tuple) else value
 
 
