@@ -21,8 +21,7 @@ from ttapca.cli import (
     data,
     evaluate,
     fit,
-    list_layers,
-    list_methods,
+    listings,
     publish,
     reproduce,
     train,
@@ -47,7 +46,7 @@ USAGE_ERRORS = (OptionError, LayerNotFoundError, DataNotFoundError, FilterExists
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": reproduce.demo,
-    "layers": list_layers.layers,
+    "layers": listings.layers,
     "train": train.train,
     "fit": fit.fit,
     "eval": evaluate.evaluate,
@@ -57,7 +56,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": publish.export,
     "figure": publish.figure,
     "corrupt": corrupt.corrupt,
-    "methods": list_methods.methods,
+    "methods": listings.methods,
 }
 DATA_COMMANDS: dict[str, Callable[..., None]] = {"get": data.get, "list": data.list_}
 
@@ -73,12 +72,10 @@ class _PlainFlags:
         return found
 
 
-class _Command(_PlainFlags, TyperCommand):
-    pass
+class _Command(_PlainFlags, TyperCommand): ...
 
 
-class _Group(_PlainFlags, TyperGroup):
-    pass
+class _Group(_PlainFlags, TyperGroup): ...
 
 
 def _flat(command: Callable[..., None]) -> Callable[..., None]:
@@ -125,13 +122,11 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-VersionOption = Option(
-    "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
-)
+VERSION = Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
 
 
 @app.callback()
-def _options(version: Annotated[bool, VersionOption] = False) -> None:
+def _options(version: Annotated[bool, VERSION] = False) -> None:
     del version  # its callback has handled it
 
 

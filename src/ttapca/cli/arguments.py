@@ -27,7 +27,7 @@ MOST_NUMBERS = 10_000
 DATA = "cifar10, cifar100, digits, or a path to images."
 MODEL = "A packaged network, a file of weights, or package.module:factory."
 ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
-NORMALISE = "Normalisation, if the file has none: none, half, cifar10 or cifar100."
+NORMALISE = "Normalisation, if the file states none: none, half, cifar10 or cifar100."
 DataArgument = Annotated[str, Argument(metavar="DATA", help=DATA)]
 DataFolder = Annotated[
     Path | None,
@@ -91,8 +91,8 @@ class NetworkOptions(ModelOptions):
     """Options that name a network and the normalisation of the images that it takes."""
 
     normalise: Annotated[str | None, Option(metavar="NAME", help=NORMALISE)] = None
-    mean: Annotated[str | None, Option(metavar="M[,M,M]", help="Its mean, in numbers.")] = None
-    std: Annotated[str | None, Option(metavar="S[,S,S]", help="Its deviation, in numbers.")] = None
+    mean: Annotated[str | None, Option(metavar="M[,M,M]", help="Mean of the normalisation.")] = None
+    std: Annotated[str | None, Option(metavar="S[,S,S]", help="Its standard deviation.")] = None
 
     def normalisation(self) -> str | Normalisation | None:
         """Return the stated normalisation of images; None where none is stated."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
-from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Row, Setting
+from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Row
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import DIGITS
@@ -76,15 +76,16 @@ def bench(
     preset: Annotated[str | None, Option(help="A plan by name: paper-tables, ...")] = None,
     filter: arguments.FilterOption = None,
     retry_failed: Annotated[bool, Option("--retry-failed", help="Repeat what failed.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="List the runs and stop.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="List what would be run.")] = False,
     folder: arguments.DataFolder = None,
     size: arguments.ImageSize = None,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Compare methods x corruptions x settings on one network; an interrupted run is continued.
 
-    The defaults are those of the paper: its methods, fifteen corruptions at severity 5, episodic
-    and online, batches of 200, one step, 2,000 components.
+    Several values of an option are separated by commas. The defaults are those of the paper: its
+    methods, fifteen corruptions at severity 5, episodic and online, batches of 200, one step,
+    2,000 components.
     """
     from ttapca.benchmark.session import DIGITS_NETWORK, Benchmark
 
@@ -162,17 +163,19 @@ def _method_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _print_summary(rows: Sequence[Row], to: Path) -> None:
     """Print the mean error of each method in each setting, on corrupted and on clean images."""
-    settings = dict.fromkeys(row.cell.setting for row in rows)
-    clean = (False, True) if any(row.cell.corruption == CLEAN for row in rows) else (False,)
-    columns = [(setting, kind) for setting in settings for kind in clean]
+    errors: dict[tuple[str, str], list[float | None]] = {}
+    for row in rows:
+        clean = ", clean" if row.cell.corruption == CLEAN else ""
+        place = _label(row.cell, rows), row.cell.setting + clean
+        errors.setdefault(place, []).append(row.outcome.error)
+    labels, found = (list(dict.fromkeys(names)) for names in zip(*errors, strict=True))
+    columns = sorted(found, key=lambda name: (SETTINGS.index(name.partition(",")[0]), name))
     table = Table(title="Mean classification error [%] over corruptions", title_justify="left")
     table.add_column("method", no_wrap=True)
-    for setting, kind in columns:
-        table.add_column(f"{setting}, clean" if kind else setting, justify="right")
-    labels = {row.cell: _label(row.cell, rows) for row in rows}
-    for label in dict.fromkeys(labels.values()):
-        own = [row for row in rows if labels[row.cell] == label]
-        table.add_row(label, *(_mean(own, *column) for column in columns))
+    for name in columns:
+        table.add_column(name, justify="right")
+    for label in labels:
+        table.add_row(label, *(_mean(errors.get((label, name), [])) for name in columns))
     Console().print(table)
     failed = sum(row.outcome.status == "failed" for row in rows)
     lost = f", {failed:,} of them failed" if failed else ""
@@ -192,14 +195,9 @@ def _label(cell: Cell, rows: Sequence[Row]) -> str:
     return ", ".join(parts)
 
 
-def _mean(rows: Sequence[Row], setting: Setting, clean: bool) -> str:
-    chosen = [
-        row.outcome
-        for row in rows
-        if row.cell.setting == setting and (row.cell.corruption == CLEAN) == clean
-    ]
-    errors = [outcome.error for outcome in chosen if outcome.error is not None]
-    if not errors:
-        return "failed" if chosen else ""
-    text = f"{sum(errors) / len(errors):.2f}"
-    return text if len(errors) == len(chosen) else f"{text} ({len(errors)} of {len(chosen)})"
+def _mean(errors: Sequence[float | None]) -> str:
+    measured = [error for error in errors if error is not None]
+    if not measured:
+        return "failed" if errors else ""
+    text = f"{sum(measured) / len(measured):.2f}"
+    return text if len(measured) == len(errors) else f"{text} ({len(measured)} of {len(errors)})"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -173,7 +172,7 @@ def _run(
     from ttapca.networks.runs import read_history, train
 
     done, steps = len(read_history(to)), len(images) // options.batch_size
-    with ConsoleReporter("train") as reporter, _events(to, tensorboard) as write:
+    with ConsoleReporter("train") as reporter, _event_writer(to, tensorboard) as events:
         if done:
             reporter.note(f"going on after epoch {done} of {options.epochs}")
 
@@ -183,7 +182,9 @@ def _run(
                 f"accuracy {record.train_accuracy:.2f} %, test accuracy "
                 f"{record.test_accuracy:.2f} %, {record.seconds:.1f} s"
             )
-            write(record)
+            for name, value in dataclasses.asdict(record).items() if events else ():
+                if name != "epoch" and value is not None:
+                    events.add_scalar(name, value, record.epoch)
 
         try:
             return train(
@@ -201,21 +202,13 @@ def _run(
             raise
 
 
-@contextmanager
-def _events(folder: Path, wanted: bool | None) -> Iterator[Callable[[EpochRecord], None]]:
-    """Give a function that writes TensorBoard events, or does nothing if they are not wanted."""
+def _event_writer(folder: Path, wanted: bool | None) -> AbstractContextManager[Any]:
+    """Return TensorBoard's writer, or a context of None if events are not wanted."""
     if wanted is None:
         wanted = importlib.util.find_spec("tensorboard") is not None
     if not wanted:
-        yield lambda _: None
-        return
+        return nullcontext()
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(str(folder / "tensorboard")) as writer:
-
-        def write(record: EpochRecord) -> None:
-            for name, value in dataclasses.asdict(record).items():
-                if name != "epoch" and value is not None:
-                    writer.add_scalar(name, value, record.epoch)
-
-        yield write
+    writer: AbstractContextManager[Any] = SummaryWriter(str(folder / "tensorboard"))
+    return writer

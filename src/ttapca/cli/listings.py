@@ -1,11 +1,12 @@
-"""`ttapca layers`: where a filter can go in a network, and what it costs there."""
+"""`ttapca layers` and `ttapca methods`: list where a filter can go, and what can be put there."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Annotated
+import textwrap
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from ttapca.networks import LayerFacts, LayerTable
 
+NEEDS = {"model": "the model", "data": "source data, unlabelled", "training": "its own training"}
+INDENT = "    "
+WIDEST = 100  # characters; longer lines are hard to read
 TABLE_WIDTH = 120  # where the output is not a terminal
 
 
@@ -106,4 +110,47 @@ def _cells(layer: LayerFacts) -> tuple[str, ...]:
         f"{layer.components:,}",
         f"{layer.filter_bytes / 1e6:,.1f}",
         f"{cost:,.1f}",
+    )
+
+
+def methods(as_json: arguments.AsJson = False) -> None:
+    """List the methods, what each does, what it needs and which options it has."""
+    from ttapca.methods import METHODS
+
+    if as_json:
+        rows = [
+            {
+                "name": each.name,
+                "summary": each.summary,
+                "paper": each.paper,
+                "needs": NEEDS[each.needs],
+                "options": {name: _plain(value) for name, value in each.options.items()},
+            }
+            for each in METHODS.values()
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    width = min(Console().width, WIDEST)
+    for each in METHODS.values():
+        typer.secho(each.name, bold=True)
+        options = ", ".join(f"{name}={_plain(value)}" for name, value in each.options.items())
+        lines = [each.summary, each.paper, f"needs: {NEEDS[each.needs]}", f"options: {options}"]
+        for text in lines:
+            if text not in ("", "options: "):
+                typer.echo(_indented(text, width))
+
+
+def _plain(value: Any) -> Any:
+    """Return a default as JSON can hold it; None means that the method decides."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _indented(text: str, width: int) -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=INDENT,
+        subsequent_indent=INDENT * 2,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
