@@ -118,7 +118,7 @@ def _network(
 ) -> tuple[nn.Module, dict[str, Any]]:
     import torch
 
-    from ttapca import networks
+    from ttapca.networks import add_rotation_head, build, normalisation_of
     from ttapca.networks.network import find_normalisation
 
     if (architecture is None) == (factory is None):
@@ -128,26 +128,15 @@ def _network(
         )
     generator = torch.Generator().manual_seed(seed)
     height, width, channels = images.images.shape[1:]
-    classes, input_shape = len(images.class_names), (channels, height, width)
-    description: dict[str, Any] = {"classes": classes, "input_shape": input_shape}
+    input_shape, names = (channels, height, width), images.class_names
+    shape: dict[str, Any] = {"classes": len(names), "input_shape": input_shape}
+    description = shape | {"class_names": names}
     network: nn.Module
     if architecture is not None:
-        normalisation = (
-            networks.normalisation_of(images)
-            if normalise is None
-            else find_normalisation(normalise)
-        )
-        network = networks.build(
-            architecture,
-            classes=classes,
-            normalisation=normalisation,
-            input_shape=input_shape,
-            generator=generator,
-        )
-        description |= {
-            "architecture": architecture,
-            "normalisation": dataclasses.asdict(normalisation),
-        }
+        scale = find_normalisation(normalise) if normalise else normalisation_of(images)
+        network = build(architecture, normalisation=scale, generator=generator, **shape)
+        description["architecture"] = architecture
+        description["normalisation"] = dataclasses.asdict(scale)
     else:
         if normalise is not None:
             raise OptionError("--normalise has no meaning for a network of your own.")
@@ -156,8 +145,8 @@ def _network(
             network = arguments.ModelOptions(model=factory).source().load(doubt=False)
         description["factory"] = factory
     if split is not None:
-        network = networks.add_rotation_head(network, split, generator, input_shape)
-    return network, {**description, "rotation_split": split, "class_names": images.class_names}
+        network = add_rotation_head(network, split, generator, input_shape)
+    return network, description | {"rotation_split": split}
 
 
 def _run(
