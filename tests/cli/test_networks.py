@@ -15,8 +15,6 @@ import torch
 from PIL import Image
 
 import ttapca
-from ttapca.datasets import Images, write_cifar_binary
-from ttapca.datasets.cifar import CIFAR10_BINARY
 from ttapca.networks import build, runs
 from ttapca.networks.runs import WEIGHTS
 
@@ -279,21 +277,6 @@ def test_events_are_written_where_tensorboard_is_there(
     assert ("test_accuracy", accuracy, 1) in written
     assert "rotation_accuracy" not in {name for name, *_ in written}
     writer.return_value.__exit__.assert_called_once()
-
-
-def test_training_on_a_named_data_set(place: Path, command) -> None:
-    random = np.random.default_rng(0)
-    names = tuple(str(number) for number in range(10))
-
-    def some(n: int) -> Images:
-        pixels = random.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
-        return Images(pixels, np.arange(n) % 10, names)
-
-    folder = place / "home" / "cifar-10-batches-bin"
-    folder.mkdir(parents=True)
-    write_cifar_binary(folder, CIFAR10_BINARY, {"train": some(50), "test": some(20)})
-    words = "train cifar10 wrn-10-1 --epochs 1 --batch-size 25 --to run --json"
-    assert json.loads(command(words).out)["epoch"] == 1
 
 
 def test_ctrl_c_says_how_to_continue(monkeypatch: pytest.MonkeyPatch, command) -> None:

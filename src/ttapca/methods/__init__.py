@@ -16,7 +16,7 @@ from ttapca.methods.sar import SAR
 from ttapca.methods.memo import MEMO
 from ttapca.methods.cotta import CoTTA
 from ttapca.methods.ttt import TTT
-from ttapca.methods.learned_filter import TTAPCA
+from ttapca.methods.learned_gains import TTAPCA
 from ttapca.methods.wiener import PulledWiener, Wiener
 from ttapca.methods.method import METHODS, Method, Mixture
 
