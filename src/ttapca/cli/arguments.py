@@ -38,7 +38,7 @@ ImageSize = Annotated[
 ]
 LimitOption = Annotated[
     int | None,
-    Option("--limit", min=1, help="Use this many images, as many of each class (default: all)."),
+    Option("--limit", min=1, help="Use this many images, equally of each class (default: all)."),
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 LayerOption = Annotated[

@@ -45,7 +45,7 @@ class PlanOptions:
     lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None
     components: Annotated[str | None, Option(help="Components of the filter.")] = None
     layer: arguments.LayerOption = None
-    images: Annotated[int | None, Option(help="Test images, as many of each class.")] = None
+    images: Annotated[int | None, Option(help="Test images, equally of each class.")] = None
     corrupted: Annotated[
         str | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: made in memory).")
     ] = None
@@ -67,8 +67,8 @@ class PlanOptions:
 
 
 def bench(
-    network: arguments.NetworkOptions,
     wishes: PlanOptions,
+    network: arguments.NetworkOptions,
     to: Annotated[
         Path, Option(metavar="FILE", help="The results file; an unfinished one is continued.")
     ] = Path("results.sqlite"),

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    network: arguments.NetworkOptions,
     images: arguments.ImageOptions,
+    network: arguments.NetworkOptions,
     method: Annotated[str, Option(help="A name from `ttapca methods`.")] = "source",
     filter: arguments.FilterOption = None,
     forgetting: Annotated[

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def fit(
-    network: arguments.NetworkOptions,
-    images: arguments.ImageOptions,
     to: Annotated[Path, Option(metavar="DIR", help="Folder for the filter.")],
+    images: arguments.ImageOptions,
+    network: arguments.NetworkOptions,
     layer: arguments.LayerOption = None,
     components: Annotated[int, Option(min=1, help="How many.")] = arguments.PAPERS_COMPONENTS,
     batch_size: Annotated[int, Option(min=1, help="Images read at once.")] = 250,

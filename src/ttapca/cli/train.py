@@ -64,10 +64,10 @@ class TrainingWishes:
 
 def train(
     data: arguments.DataArgument,
-    wishes: TrainingWishes,
     to: Annotated[
         Path, Option(metavar="DIR", help="Folder of the run; an unfinished run is continued.")
     ],
+    wishes: TrainingWishes,
     architecture: Annotated[
         str | None, Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ...")
     ] = None,
