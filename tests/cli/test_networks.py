@@ -129,6 +129,8 @@ def test_fit_sees_every_class(place: Path, pictures, command) -> None:
     words = "fit own:mean --data images --layer stem --components 5 --limit 40 --to f"
     said = "images: 40 of 80 images, 20 of each class, shuffled with seed 0"
     assert said in command(words).out
+    facts = json.loads(command(f"{words} --force --json").out)
+    assert (facts["layer"], facts["components"], facts["images"]) == ("stem", 5, 40)
     mean = float(ttapca.load("f").center_.mean())
     assert mean == pytest.approx((50 + 75) / 255, abs=0.02)  # of 50 and of 200
 
