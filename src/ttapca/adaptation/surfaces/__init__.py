@@ -7,8 +7,8 @@ parameters.
 """
 
 from ttapca.adaptation.surfaces.base import Surface
+from ttapca.adaptation.surfaces.filter_gains import SpectralGains
 from ttapca.adaptation.surfaces.inputs import InputTransform
-from ttapca.adaptation.surfaces.spectral import SpectralGains
 from ttapca.adaptation.surfaces.statistics import BatchNormStatistics, GroupNormStatistics
 from ttapca.adaptation.surfaces.weights import NormAffine, Weights
 
