@@ -9,7 +9,9 @@ import sqlite3
 from pathlib import Path
 from unittest.mock import DEFAULT, MagicMock
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import ttapca
 from ttapca.benchmark import Results, Row, running
@@ -148,6 +150,22 @@ def test_some_images_of_each_class(place: Path, pictures, command) -> None:
     assert some.cell.data == "images, 10 of each class"
     assert some.outcome.error == 100  # of both classes: of one it would be 50
     assert every.cell.data == "images"  # all images are what they ever were
+
+
+def test_corrupted_images_of_some_of_each_class(place: Path, pictures, command) -> None:
+    """`corrupt` and `bench` choose the same images."""
+    for path in pictures(place / "images").rglob("*.png"):
+        Image.open(path).resize((32, 32)).save(path)
+    errors = []
+    for limit, to in (("--limit 20", "some"), ("", "all")):
+        command(f"corrupt images --to {to} --corruptions fog --severities 5 --jobs 1 {limit}")
+        said = command(
+            "bench own:mean --data images --methods source --corruptions fog --settings online "
+            f"--images 20 --corrupted {to} --to {to}.sqlite --json"
+        )
+        errors.append(json.loads(said.out)[0]["calibration_error"])
+    assert np.bincount(np.load("some/labels.npy")).tolist() == [10, 10]
+    assert errors[0] == pytest.approx(errors[1], abs=3)  # other noise on the same pictures
 
 
 def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, command) -> None:
