@@ -2,8 +2,8 @@
 #   make demo    install, then show the library at work on real data
 #   make test    install, then run every check that CI runs
 # And for an afternoon:
-#   make cifar10 the paper's tables on CIFAR-10, from nothing to the report; cut it off, it goes on
-#                (QUICK=1: 1,000 images a corruption; MODEL=FILE: another network, with
+#   make cifar10 the paper's tables on CIFAR-10, from data to report; run it again to continue
+#                (QUICK=1: 1,000 images per corruption; MODEL=FILE: another network, with
 #                OPTIONS="--normalise none" and the like)
 #   make cifar100 MODEL=FILE    the same for CIFAR-100
 PYTHON ?= python3

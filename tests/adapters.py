@@ -1,4 +1,4 @@
-"""Adapters of every method on small networks, for tests of what holds for all of them."""
+"""Adapters of every method on small networks, for tests of what holds for all methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA = images(150)
 BATCHES = list(images(60, seed=8).split(12))
 X = BATCHES[0]
 
-# Options that make a method move on these networks, and be quick.
+# Options with which a method changes something on these networks, and is quick.
 OPTIONS: dict[str, dict[str, Any]] = {
     "cotta": {"views": 3},
     "memo": {"views": 3},

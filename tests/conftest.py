@@ -1,4 +1,4 @@
-"""What all tests begin with: nothing of what the process that started them happened to leave."""
+"""Start all tests from the same state, whatever process started them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 # The matrices of these tests are small: a second thread costs more than it brings.
 torch.set_num_threads(1)
 
-# A process that is started in the background, or by nohup, ignores SIGINT or SIGHUP, and so do its
-# children; tests that press Ctrl-C would wait for ever.
+# A process started in the background or by nohup ignores SIGINT or SIGHUP, and so do its children;
+# tests that press Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# How wide and colourful output is, and where data lie, is what a test says.
+# Each test decides on the width and colours of output, and on the place of data.
 for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTAPCA_HOME"):
     os.environ.pop(name, None)

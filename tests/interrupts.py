@@ -1,4 +1,4 @@
-"""Run an adapter, interrupted by SIGINT at random moments, and look at the model after each.
+"""Interrupt an adapter by SIGINT at random moments, and check the model after each interrupt.
 
     python tests/interrupts.py METHOD COUNT SEED
 
@@ -18,7 +18,7 @@ import torch
 from adapters import X, adapted
 from oracles import assert_same_picture, picture_of, small_convnet
 
-# Sends one signal for each line that it reads: after so many seconds.
+# For each line that it reads, waits that many seconds and sends one signal.
 SENDER = """
 import os, signal, sys, time
 for line in sys.stdin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,17 +16,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ttapca import METHODS, FittedFilter
 
 
+def convnet(first: nn.Module, second: nn.Module) -> nn.Sequential:
+    """A network for (n, 3, 6, 6) images and five classes, with these normalisation layers."""
+    layers = {"conv1": nn.Conv2d(3, 8, 3, padding=1), "bn1": first, "act": nn.ReLU()}
+    layers |= {"conv2": nn.Conv2d(8, 6, 3, stride=2), "bn2": second}
+    return nn.Sequential(OrderedDict(layers, flat=nn.Flatten(), fc=nn.Linear(24, 5)))
+
+
 def small_convnet(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """A trained-looking BatchNorm network for (n, 3, 6, 6) images and five classes."""
+    """A BatchNorm network whose weights and statistics look like those of a trained one."""
     generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential()
-    model.add_module("conv1", nn.Conv2d(3, 8, 3, padding=1))
-    model.add_module("bn1", nn.BatchNorm2d(8))
-    model.add_module("act", nn.ReLU())
-    model.add_module("conv2", nn.Conv2d(8, 6, 3, stride=2))
-    model.add_module("bn2", nn.BatchNorm2d(6))
-    model.add_module("flat", nn.Flatten())
-    model.add_module("fc", nn.Linear(24, 5))
+    model = convnet(nn.BatchNorm2d(8), nn.BatchNorm2d(6))
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point():
@@ -51,7 +52,7 @@ def layer_norm_net() -> nn.Module:
 
 
 def with_batch_statistics(model: nn.Module) -> nn.Module:
-    """A copy whose BatchNorm layers know only the batch, as the official codes make it."""
+    """Return a copy whose BatchNorm layers use only the batch, as the official codes do."""
     network = copy.deepcopy(model).train()
     for module in network.modules():
         if isinstance(module, _BatchNorm):
@@ -82,7 +83,7 @@ def rotation_head(features: int) -> nn.Module:
 
 
 def options_of(method: str) -> dict[str, Any]:
-    """What a method needs to run, and to move, on `small_convnet`."""
+    """Return options with which a method runs and changes something on `small_convnet`."""
     options: dict[str, dict[str, Any]] = {
         "cotta": {"views": 3},
         "memo": {"views": 3},  # fewer views: quicker tests
@@ -94,7 +95,7 @@ def options_of(method: str) -> dict[str, Any]:
 
 
 def filter_for(method: str, fitted: FittedFilter) -> dict[str, Any]:
-    """The filter, for a method that is nothing without one."""
+    """Return the filter as an option, for a method that needs one."""
     return {"filter": fitted} if METHODS[method].method.needs_filter else {}
 
 
@@ -180,7 +181,7 @@ def plain_ttapca_loop(
 
 
 def picture_of(model: nn.Module) -> dict[str, Any]:
-    """All that a model is: tensors, keys, flags, hooks, instance attributes."""
+    """Everything that makes up a model: tensors, keys, flags, hooks, instance attributes."""
     return {
         "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
         "parameters": [name for name, _ in model.named_parameters()],
@@ -196,7 +197,7 @@ def picture_of(model: nn.Module) -> dict[str, Any]:
 
 
 def assert_same_picture(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Every part equal, tensors bit for bit."""
+    """Assert that every part is equal, tensors bit for bit."""
     for part in before:
         if part != "state":
             assert before[part] == after[part], part
@@ -216,7 +217,7 @@ def left_untouched(model: nn.Module, x: Tensor) -> Iterator[None]:
 
 
 def required_options(method: str, model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-    """What a method cannot do without, for any small network whose first layer is `conv1`."""
+    """Return the options that a method needs, for a small network with first layer `conv1`."""
     convolutions = any(isinstance(module, nn.Conv2d) for module in model.modules())
     if method == "slr+it" and not convolutions:
         return {"channels": shape[0]}

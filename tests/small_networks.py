@@ -1,9 +1,11 @@
-"""Small networks beside those of `oracles`."""
+"""Small networks in addition to those of `oracles`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from oracles import convnet
 
 
 class TokenNet(nn.Module):
@@ -22,13 +24,5 @@ class TokenNet(nn.Module):
 
 
 def group_norm_convnet() -> nn.Module:
-    """`small_convnet` with GroupNorm."""
-    net = nn.Sequential()
-    net.add_module("conv1", nn.Conv2d(3, 8, 3, padding=1))
-    net.add_module("bn1", nn.GroupNorm(2, 8))
-    net.add_module("act", nn.ReLU())
-    net.add_module("conv2", nn.Conv2d(8, 6, 3, stride=2))
-    net.add_module("bn2", nn.GroupNorm(3, 6))
-    net.add_module("flat", nn.Flatten())
-    net.add_module("fc", nn.Linear(24, 5))
-    return net
+    """`small_convnet` with GroupNorm, as torch initialises it."""
+    return convnet(nn.GroupNorm(2, 8), nn.GroupNorm(3, 6))

@@ -1,4 +1,4 @@
-"""The schema that every foreign description goes through: bounded parsing, rules, messages."""
+"""The checks of values and of files from elsewhere: rules, bounded parsing, messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ttapca._checks import (
     conform,
     shown,
 )
-from ttapca.errors import DataFormatError, TtapcaError, did_you_mean
+from ttapca.errors import DataFormatError, did_you_mean
 from ttapca.support.parsing import parse_json, parse_toml
 
 HUGE = 10**5000
@@ -127,7 +127,7 @@ VALUES = st.recursive(
 
 
 def message_of(call: Callable[[], object]) -> str:
-    """What it raised, or what it would have."""
+    """Return the message of the error, or another sentence where there was none."""
     try:
         call()
     except DataFormatError as error:
@@ -182,7 +182,3 @@ def test_values_in_messages_are_short() -> None:
 @pytest.mark.parametrize("name", [3, None, ["layer1"], b"layer1", "layer1" * 10_000])
 def test_nothing_is_near_what_is_no_name(name: object) -> None:
     assert did_you_mean(name, ["layer1", "layer2"]) == ""
-
-
-def test_errors_are_the_librarys() -> None:
-    assert issubclass(DataFormatError, TtapcaError)

@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,16 @@ import ttapca
 from ttapca import errors
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = Path(ttapca.__file__).parent
 
 
 def test_import_is_light() -> None:
-    heavy = ["matplotlib", "sklearn", "fastapi", "typer", "rich", "scipy", "pandas", "PIL", "cv2"]
+    """Neither the package nor the corruptions load torch; the core loads nothing but torch."""
+    heavy = ["matplotlib", "sklearn", "typer", "rich", "scipy", "pandas", "PIL", "cv2", "pooch"]
     code = (
-        "import sys, ttapca; bare = 'torch' in sys.modules; ttapca.adapt; "
-        f"print(bare, [name for name in {heavy} if name in sys.modules])"
+        "import sys, ttapca; before = set(sys.modules); import ttapca.corruptions; "
+        "torch = 'torch' in sys.modules; new = set(sys.modules) - before; ttapca.adapt; "
+        f"print(torch, [name for name in {heavy} if name in set(sys.modules) - new])"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -33,7 +37,26 @@ def test_both_lists_of_public_names_agree() -> None:
     assert dir(ttapca) == sorted(ttapca.__all__)
 
 
-def test_rooms_are_attributes_and_nothing_else_is() -> None:
+def module_name(path: Path) -> str:
+    return path.parent.name if path.stem == "__init__" else path.stem
+
+
+def test_no_two_modules_or_public_classes_share_a_name() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    classes = re.compile(r"^class ([A-Z]\w*)", re.M)
+    for names in (
+        [module_name(path) for path in files],
+        [name for path in files for name in classes.findall(path.read_text(encoding="utf-8"))],
+    ):
+        assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+def test_the_top_level_is_small() -> None:
+    entries = {path.name for path in PACKAGE.iterdir()} - {"__pycache__"}
+    assert len(entries - {"__init__.py", "__main__.py", "py.typed"}) <= 12
+
+
+def test_packages_are_attributes_and_nothing_else_is() -> None:
     assert ttapca.errors is errors
     with pytest.raises(AttributeError, match="`ttapca` has no attribute `fitt`"):
         _ = ttapca.fitt
@@ -47,11 +70,8 @@ def test_everything_public_is_there_and_documented() -> None:
 
 
 def test_every_error_is_also_a_builtin() -> None:
-    classes = [
-        value
-        for value in vars(errors).values()
-        if isinstance(value, type) and value.__module__ == errors.__name__
-    ]
+    found = [value for value in vars(errors).values() if isinstance(value, type)]
+    classes = [value for value in found if value.__module__ == errors.__name__]
     assert len(classes) > 5
     builtins = (ValueError, KeyError, TypeError, RuntimeError, OSError, MemoryError)
     for value in classes:

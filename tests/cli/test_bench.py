@@ -7,14 +7,14 @@ import re
 import shlex
 import sqlite3
 from pathlib import Path
+from unittest.mock import DEFAULT, MagicMock
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import ttapca
-from ttapca.benchmark import Results, Row, session
-from ttapca.cli.app import run
+from ttapca.benchmark import Results, Row, running
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 SMALL = "--data digits --images 60 --batch-sizes 30 --corruptions fog,clean --components 10"
@@ -46,10 +46,8 @@ def test_from_nothing_to_a_table(digits: Path, monkeypatch: pytest.MonkeyPatch, 
     ]
     assert told.out.endswith("sub/r.sqlite: 8 measurements\n")
 
-    def refuse(*words: object, **more: object) -> None:
-        raise AssertionError("the filter is kept beside the results")
-
-    monkeypatch.setattr(ttapca, "fit", refuse)
+    kept = AssertionError("the filter is kept beside the results")
+    monkeypatch.setattr(ttapca, "fit", MagicMock(side_effect=kept))
     again = command(words)
     assert "bench: 0 measurements to make, 0 images; 8 runs were finished before\n" in again.err
     assert again.out == told.out
@@ -58,21 +56,15 @@ def test_from_nothing_to_a_table(digits: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_ctrl_c_and_then_the_same_command(monkeypatch: pytest.MonkeyPatch, command) -> None:
     words = f"bench digits {SMALL} --methods source,bn --settings online --to r.sqlite"
-    measure, calls = session.run.__globals__["measure"], []
-
-    def interrupted(*given: object) -> object:
-        calls.append(given)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return measure(*given)
-
-    monkeypatch.setattr("ttapca.benchmark.running.measure", interrupted)
+    measure = MagicMock(wraps=running.measure)
+    monkeypatch.setattr(running, "measure", measure)
+    measure.side_effect = [DEFAULT, DEFAULT, KeyboardInterrupt, DEFAULT, DEFAULT]
     told = command(words, 130).err
     assert "bench: stopped; the same command goes on after the last finished measurement\n" in told
     assert told.endswith("interrupted\n")
     assert len(rows_of("r.sqlite")) == 2
     assert "bench: 2 measurements to make" in command(words).err
-    assert (len(calls), len(rows_of("r.sqlite"))) == (5, 4)
+    assert (measure.call_count, len(rows_of("r.sqlite"))) == (5, 4)
 
 
 def test_the_command_of_a_row_gives_the_row(command) -> None:
@@ -217,6 +209,9 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
         ("--to foreign.sqlite", 1, "is another database"),
         ("--to none/r.sqlite", 2, "there is no .*none"),
         ("--to home", 2, "--to names a file; home is a folder"),
+        ("reproduce cifar100", 2, "No network for `cifar100` ships with ttapca"),
+        ("reproduce digits nothing", 2, "`nothing` is neither a packaged network nor a file"),
+        ("reproduce digits digits --quick", 1, "has 596 test images; asked for are 1,000"),
     ],
 )
 def test_calls_that_make_no_sense(words: str, code: int, message: str, command) -> None:
@@ -224,7 +219,8 @@ def test_calls_that_make_no_sense(words: str, code: int, message: str, command) 
         connection.execute("CREATE TABLE mine (a)")
     connection.close()
     Path("home").mkdir()
-    said = command(f"bench digits --data digits {words}", code)
+    start = "" if words.startswith("reproduce") else "bench digits --data digits "
+    said = command(start + words, code)
     assert re.search(message, said.err), said.err
     assert said.out == ""
 
@@ -260,16 +256,3 @@ def test_reproduce_runs_both_tables_and_says_how_long(command) -> None:
     assert "about 0:00:" in result.err
     assert result.out.count("Mean of 15") == 2
     assert Path("r/report.html").is_file()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("cifar100", "No network for `cifar100` ships with ttapca"),
-        ("digits nothing", "`nothing` is neither a packaged network nor a file"),
-        ("digits digits --quick", "has 596 test images; asked for are 1,000"),
-    ],
-)
-def test_reproduce_refuses(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["reproduce", *words.split()]) in (1, 2)
-    assert message in capsys.readouterr().err

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ttapca._version import __version__
+from ttapca import __version__
 
 PROCESSORS = Path("/proc/cpuinfo")
 

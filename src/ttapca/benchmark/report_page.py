@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ttapca._version import __version__
+from ttapca import __version__
 from ttapca.benchmark.cells import Observation, Row
 from ttapca.benchmark.commands import condensed
 from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, largest

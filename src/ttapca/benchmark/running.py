@@ -254,7 +254,9 @@ def measure(
 def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
     """The network with the method of a result on it, and as it was afterwards."""
     own = {**json.loads(cell.options), **subject.provided.get(cell.method, {})}
-    if "seed" in registration(cell.method).options:
+    # `ttt` refuses a seed unless its rotations are random.
+    draws = cell.method != "ttt" or own.get("rotations") == "random"
+    if draws and "seed" in registration(cell.method).options:
         own["seed"] = cell.seed
     forgetting = FORGETTING[cell.setting]
     if forgetting == "episodic":

@@ -1,8 +1,8 @@
-"""The command `ttapca`: one file for each command.
+"""The command `ttapca`, with one module for each command or family of commands.
 
-This is the only room that prints, reads the environment and exits.
-Exit codes: 0 for success, 1 for a failure, 2 for a call that makes no sense, 130 for Ctrl-C.
-Results go to standard output; progress and errors to standard error.
+Only this package prints, reads the environment and exits. Results go to standard output, progress
+and errors to standard error. Exit codes: 0 for success, 1 for a failure, 2 for a call that makes
+no sense, 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ EXTRA_OF_PACKAGE = {
     "scipy": "data",
     "cv2": "data",
     "PIL": "data",
+    "pooch": "data",
     "tensorboard": "train",
     "matplotlib": "report",
     "jinja2": "report",
@@ -38,7 +39,7 @@ def main() -> None:
             f"get it with: pip install 'ttapca[{EXTRA_OF_PACKAGE[package]}]'\n"
         )
         code = 1
-    except KeyboardInterrupt:  # while the packages were still being imported
+    except KeyboardInterrupt:  # while packages are still being imported
         sys.stderr.write("interrupted\n")
         code = 130
     sys.exit(code)

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from ttapca._version import __version__
+from ttapca import __version__
 from ttapca.cli import (
     bench,
     corrupt,
+    data,
     evaluate,
-    export,
-    figure,
     fit,
-    list_layers,
-    methods,
-    report,
+    listings,
+    publish,
     reproduce,
     train,
 )
 from ttapca.cli.console import on_the_command_line
-from ttapca.cli.data import data_app, get, list_
 from ttapca.errors import (
     DataNotFoundError,
     FilterExistsError,
@@ -38,19 +37,34 @@ from ttapca.errors import (
     refused_memory,
 )
 
-INTERRUPTED = 130
 FAILED = 1
 USAGE = 2
+INTERRUPTED = 130
 
-# What was asked for makes no sense or is not there: no run could have gone better.
+# The call makes no sense or names something that does not exist: running it again cannot help.
 USAGE_ERRORS = (OptionError, LayerNotFoundError, DataNotFoundError, FilterExistsError)
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": reproduce.demo,
+    "layers": listings.layers,
+    "train": train.train,
+    "fit": fit.fit,
+    "eval": evaluate.evaluate,
+    "bench": bench.bench,
+    "reproduce": reproduce.reproduce,
+    "report": publish.report,
+    "export": publish.export,
+    "figure": publish.figure,
+    "corrupt": corrupt.corrupt,
+    "methods": listings.methods,
+}
+DATA_COMMANDS: dict[str, Callable[..., None]] = {"get": data.get, "list": data.list_}
 
 
 class _PlainFlags:
-    """Help in which a switch has no type: `--json`, and not `--json <bool>`."""
+    """Help in which a switch has no type: `--json` instead of `--json <bool>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, as the help lists them."""
         found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in found:
             if getattr(parameter, "is_flag", False) and parameter.metavar is None:
@@ -58,28 +72,33 @@ class _PlainFlags:
         return found
 
 
-class _Command(_PlainFlags, TyperCommand):
-    pass
+class _Command(_PlainFlags, TyperCommand): ...
 
 
-class _Group(_PlainFlags, TyperGroup):
-    pass
+class _Group(_PlainFlags, TyperGroup): ...
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": reproduce.demo,
-    "layers": list_layers.layers,
-    "train": train.train,
-    "fit": fit.fit,
-    "eval": evaluate.evaluate,
-    "bench": bench.bench,
-    "reproduce": reproduce.reproduce,
-    "report": report.report,
-    "export": export.export,
-    "figure": figure.figure,
-    "corrupt": corrupt.corrupt,
-    "methods": methods.methods,
-}
+def _flat(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the fields of its option groups (dataclasses) as parameters."""
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        if not is_dataclass(parameter.annotation):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        group: Any = parameter.annotation
+        groups[name] = group
+        parameters.extend(inspect.signature(group, eval_str=True).parameters.values())
+
+    def call(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    call.__doc__ = command.__doc__
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
 
 app = typer.Typer(
     name="ttapca",
@@ -88,10 +107,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for name, command in COMMANDS.items():
-    app.command(name, cls=_Command)(command)
-data_app.command("get", cls=_Command)(get)
-data_app.command("list", cls=_Command)(list_)
+data_app = typer.Typer(
+    name="data", help="Get CIFAR and CIFAR-C, and list what is there.", no_args_is_help=True
+)
+for tree, commands in ((app, COMMANDS), (data_app, DATA_COMMANDS)):
+    for name, command in commands.items():
+        tree.command(name, cls=_Command)(_flat(command))
 app.add_typer(data_app, cls=_Group)
 
 
@@ -101,56 +122,39 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+VERSION = Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        Option(
-            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    del version  # handled by its callback before any command runs
+def _options(version: Annotated[bool, VERSION] = False) -> None:
+    del version  # its callback has handled it
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line.
-
-    Args:
-        arguments: The words after `ttapca`; those of the process by default.
-
-    Returns:
-        The exit code.
-    """
-    _write_what_the_terminal_can()
+    """Run a command line, by default that of the process, and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # print `?` for letters the terminal does not have
+        if hasattr(stream, "reconfigure") and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="replace")
     try:
-        with _spoken_warnings():
+        with _plain_warnings():
             app(arguments, standalone_mode=True)
     except TtapcaError as error:
-        return _say(str(error), USAGE if isinstance(error, USAGE_ERRORS) else FAILED)
+        return _fail(str(error), USAGE if isinstance(error, USAGE_ERRORS) else FAILED)
     except KeyboardInterrupt:
         return _interrupted()
     except SystemExit as stop:
-        if stop.code == INTERRUPTED:  # typer has made an exit of Ctrl-C, without a word
+        if stop.code == INTERRUPTED:  # typer has turned Ctrl-C into an exit without a message
             return _interrupted()
         return stop.code if isinstance(stop.code, int) else FAILED
-    except OSError as error:  # a disk or a right that nobody foresaw
-        return _say(f"{error.strerror or error}: {error.filename}", FAILED)
+    except OSError as error:  # such as a full disk or a missing permission
+        return _fail(f"{error.strerror or error}: {error.filename}", FAILED)
     except (MemoryError, RuntimeError) as error:
         refused = refused_memory(error)
         if refused is None:
             raise
         advice = "Use fewer or smaller images, smaller batches, or close other programs."
-        return _say(f"This needs more memory than there is: {refused}. {advice}", FAILED)
+        return _fail(f"This needs more memory than there is: {refused}. {advice}", FAILED)
     return 0
-
-
-def _write_what_the_terminal_can() -> None:
-    """Print `?` for letters that a terminal's encoding has not, instead of failing at them."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None and stream.encoding.lower() not in ("utf-8", "utf8"):
-            reconfigure(errors="replace")
 
 
 def _interrupted() -> int:
@@ -158,13 +162,13 @@ def _interrupted() -> int:
     return INTERRUPTED
 
 
-def _say(text: str, code: int) -> int:
+def _fail(text: str, code: int) -> int:
     sys.stderr.write(f"error: {on_the_command_line(text)}\n")
     return code
 
 
 @contextmanager
-def _spoken_warnings() -> Iterator[None]:
+def _plain_warnings() -> Iterator[None]:
     """Show the library's warnings as sentences, without the line of code they come from."""
     with warnings.catch_warnings():
         others = warnings.showwarning

@@ -1,22 +1,23 @@
-"""What several commands take alike: a network, images, folders, lists of values."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
 from ttapca.cli.console import ConsoleReporter
-from ttapca.datasets import load
+from ttapca.datasets import choose, load
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from ttapca.benchmark.session import NetworkSource
-    from ttapca.datasets import Images, Split
+    from ttapca.datasets import Choice, Images, Order, Split
     from ttapca.networks import Normalisation
 
 PAPERS_COMPONENTS = 2000
@@ -24,80 +25,117 @@ PAPERS_BATCH = 200
 MOST_NUMBERS = 10_000
 
 DATA = "cifar10, cifar100, digits, or a path to images."
+MODEL = "A packaged network, a file of weights, or package.module:factory."
+ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
+NORMALISE = "Normalisation, if the file states none: none, half, cifar10 or cifar100."
 DataArgument = Annotated[str, Argument(metavar="DATA", help=DATA)]
-DataOption = Annotated[str, Option("--data", metavar="DATA", help=DATA)]
 DataFolder = Annotated[
     Path | None,
-    Option("--in", metavar="DIR", help="Where data sets with a name lie, if not the cache."),
+    Option("--in", metavar="DIR", help="Folder of the data sets (default: the cache)."),
 ]
 ImageSize = Annotated[
-    int | None, Option("--size", min=1, help="For folders of pictures: resize to this side.")
+    int | None, Option("--size", min=1, help="Side in pixels to which pictures are resized.")
 ]
 LimitOption = Annotated[
     int | None,
-    Option(
-        "--limit", min=1, help="Use only this many images, equally of each class (default: all)."
-    ),
+    Option("--limit", min=1, help="Use this many images, equally of each class (default: all)."),
 ]
-OrderOption = Annotated[
-    str,
-    Option(
-        "--order", help="auto: shuffled where they lie class by class; or shuffled, sorted, stored."
-    ),
-]
-SeedOption = Annotated[int, Option("--seed", min=0, help="Of the choice and the shuffle.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 LayerOption = Annotated[
     str | None,
-    Option(metavar="NAME", help="Of the filter (default: what `ttapca layers` recommends)."),
+    Option(metavar="NAME", help="Layer of the filter (default: as `ttapca layers` recommends)."),
 ]
 FilterOption = Annotated[
     Path | None,
-    Option(
-        "--filter", metavar="DIR", exists=True, file_okay=False, help="What `ttapca fit` saved."
-    ),
+    Option(metavar="DIR", exists=True, file_okay=False, help="A filter from `ttapca fit`."),
 ]
-ModelArgument = Annotated[
-    str | None,
-    Argument(
-        metavar="MODEL", help="A packaged network, a file of weights, or package.module:factory."
-    ),
-]
-ModelOption = Annotated[
-    str | None, Option("--model", metavar="MODULE:FACTORY", help="The same as MODEL, by option.")
-]
-WeightsOption = Annotated[
-    Path | None,
-    Option(
-        "--weights",
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
-        help="Weights for a network of your own.",
-    ),
-]
-ArchitectureOption = Annotated[
-    str | None,
-    Option("--architecture", metavar="NAME", help="Of the file; else found out from it."),
-]
-NormalisationOption = Annotated[
-    str | None,
-    Option(
-        "--normalise",
-        metavar="NAME",
-        help="What the network of a foreign file expects: none, half, cifar10 or cifar100.",
-    ),
-]
-MeanOption = Annotated[str | None, Option("--mean", metavar="M[,M,M]", help="The same by numbers.")]
-StdOption = Annotated[str | None, Option("--std", metavar="S[,S,S]", help="Beside --mean.")]
+
+
+@dataclass(kw_only=True)
+class ModelOptions:
+    """Options that name a network."""
+
+    model: Annotated[str | None, Argument(metavar="MODEL", help=MODEL)] = None
+    model_option: Annotated[
+        str | None, Option("--model", metavar="MODULE:FACTORY", help="Another way to give MODEL.")
+    ] = None
+    weights: Annotated[
+        Path | None,
+        Option(metavar="FILE", exists=True, dir_okay=False, help="Weights for your own network."),
+    ] = None
+    architecture: Annotated[
+        str | None, Option(metavar="NAME", help="Its architecture (default: found from the file).")
+    ] = None
+
+    def source(self, default: str | None = None) -> NetworkSource:
+        """Return the named network, or else the default; its module may be in this directory."""
+        from ttapca.benchmark.session import NetworkSource
+
+        name = self.model or self.model_option or default
+        both = self.model is not None and self.model_option is not None
+        if both or name is None:
+            found = "both" if both else "neither"
+            raise OptionError(f"Name one network, as MODEL or with --model; found {found}.")
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.insert(0, here)
+        return NetworkSource(name, self.weights, self.architecture, self.normalisation())
+
+    def normalisation(self) -> str | Normalisation | None:
+        """Return the stated normalisation of images; None where none is stated."""
+        return None
+
+
+@dataclass(kw_only=True)
+class NetworkOptions(ModelOptions):
+    """Options that name a network and the normalisation of the images that it takes."""
+
+    normalise: Annotated[str | None, Option(metavar="NAME", help=NORMALISE)] = None
+    mean: Annotated[str | None, Option(metavar="M[,M,M]", help="Mean of the normalisation.")] = None
+    std: Annotated[str | None, Option(metavar="S[,S,S]", help="Its standard deviation.")] = None
+
+    def normalisation(self) -> str | Normalisation | None:
+        """Return the stated normalisation of images; None where none is stated."""
+        from ttapca.networks import Normalisation
+
+        if self.mean is None and self.std is None:
+            return self.normalise
+        if self.normalise is not None or self.mean is None or self.std is None:
+            raise OptionError("Give --normalise NAME, or both --mean and --std.")
+        numbers = []
+        for option, text in (("--mean", self.mean), ("--std", self.std)):
+            try:
+                numbers.append(tuple(float(part) for part in text.split(",")))
+            except ValueError:
+                raise OptionError(
+                    f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
+                ) from None
+        return Normalisation(*numbers)
+
+
+@dataclass(kw_only=True)
+class ImageOptions:
+    """Options that say which images are read, and in which order."""
+
+    data: Annotated[str, Option(metavar="DATA", help=DATA)]
+    folder: DataFolder = None
+    size: ImageSize = None
+    limit: LimitOption = None
+    order: Annotated[str, Option(help=ORDER)] = "auto"
+    seed: Annotated[int, Option(min=0, help="Seed of the choice and the shuffle.")] = 0
+
+    def read(self, split: Split, **options: Any) -> tuple[Images, Choice]:
+        """Return the images of a split, and the choice of them that was asked for."""
+        images = read_images(self.data, split, self.folder, size=self.size, **options)
+        order = cast("Order", self.order)
+        return images, choose(images.labels, self.limit, order=order, seed=self.seed)
 
 
 def cache_root() -> Path:
-    """The folder for data sets and other things that can be fetched again.
+    """Return the folder for data sets, which can be fetched again.
 
-    Returns:
-        `TTAPCA_HOME`, else `$XDG_CACHE_HOME/ttapca`, else `~/.cache/ttapca`. An empty variable
-        counts as unset.
+    It is `TTAPCA_HOME`, else `$XDG_CACHE_HOME/ttapca`, else `~/.cache/ttapca`. An empty variable
+    counts as unset.
 
     Example:
         >>> cache_root().is_absolute()
@@ -111,61 +149,15 @@ def cache_root() -> Path:
     return base.absolute() / "ttapca"
 
 
-def network_source(
-    argument: str | None,
-    option: str | None = None,
-    weights: Path | None = None,
-    architecture: str | None = None,
-    normalise: str | None = None,
-    mean: str | None = None,
-    std: str | None = None,
-) -> NetworkSource:
-    """The network that the options name; modules in the current directory can be named.
-
-    Raises:
-        OptionError: None or two were named, or its normalisation is given by halves.
-    """
-    from ttapca.benchmark.session import NetworkSource
-
-    if (argument is None) == (option is None):
-        found = "neither" if argument is None else "both"
-        raise OptionError(f"Name one network, as MODEL or with --model; found {found}.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    stated = _normalisation(normalise, mean, std)
-    return NetworkSource(str(argument or option), weights, architecture, stated)
-
-
-def _normalisation(
-    name: str | None, mean: str | None, std: str | None
-) -> str | Normalisation | None:
-    from ttapca.networks import Normalisation
-
-    if mean is None and std is None:
-        return name
-    if name is not None or mean is None or std is None:
-        raise OptionError("Give --normalise NAME, or both --mean and --std.")
-    numbers = []
-    for option, text in (("--mean", mean), ("--std", std)):
-        try:
-            numbers.append(tuple(float(part) for part in text.split(",")))
-        except ValueError:
-            raise OptionError(
-                f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
-            ) from None
-    return Normalisation(*numbers)
-
-
 def read_images(data: str, split: Split, folder: Path | None, **options: Any) -> Images:
-    """Labelled images by name, from the cache or the given folder, or by path."""
+    """Return labelled images by path, or by name from the cache or the given folder."""
     with ConsoleReporter() as reporter:
         reporter.advance(f"reading {data}", 0, None)
         return load(data, split, root=(folder or cache_root()).expanduser(), **options)
 
 
 def separated(text: str | None) -> tuple[str, ...] | None:
-    """The words of an option that takes several, with commas between; None where it is not given.
+    """Return the words of a list with commas; None where the option is not given.
 
     Example:
         >>> separated("bn, tent")
@@ -177,10 +169,7 @@ def separated(text: str | None) -> tuple[str, ...] | None:
 
 
 def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Whole numbers and ranges of them, with commas between; None where they are not given.
-
-    Raises:
-        OptionError: They are no whole numbers, or too many.
+    """Return the whole numbers and ranges of a list; None where the option is not given.
 
     Example:
         >>> whole_numbers("--seeds", "5,1-3")
@@ -201,7 +190,7 @@ def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def value_of(text: str) -> Any:
-    """The value of a method's option: read as TOML, and as text where it is none.
+    """Return the value of a method's option: read as TOML if it is TOML, else the text.
 
     Example:
         >>> value_of("0.5"), value_of("true"), value_of("layer2")
@@ -214,14 +203,7 @@ def value_of(text: str) -> Any:
 
 
 def check_place(to: Path, option: str = "--to") -> None:
-    """Refuse a file in a folder that does not exist: most often it is a typing mistake.
-
-    Raises:
-        OptionError: There is no such folder.
-
-    Example:
-        >>> check_place(Path("results.sqlite"))
-    """
+    """Refuse a file in a folder that does not exist: most often it is a typing mistake."""
     folder = to.expanduser().absolute().parent
     if not folder.is_dir():
         raise OptionError(f"{option} names a file in a folder that exists; there is no {folder}.")

@@ -1,4 +1,4 @@
-"""What people see on standard error: progress, and the library's advice as options to type."""
+"""What commands write to standard error: progress, and messages in words of the command line."""
 
 from __future__ import annotations
 
@@ -23,17 +23,13 @@ from rich.text import Text
 
 
 class ConsoleReporter:
-    """A `Reporter` for people: bars on a terminal, which are cleared at the end; notes anywhere.
+    """A `Reporter` for people: bars on a terminal, cleared at the end, and notes everywhere.
 
     Args:
-        title: What each note starts with.
+        title: How each note starts.
         counted: What the bars count.
-        lines: Whether a finished task that has facts to tell leaves a line.
+        lines: Whether a finished task with facts leaves a line.
         console: Where to write; standard error by default.
-
-    Example:
-        >>> with ConsoleReporter("cifar10", console=Console(quiet=True)) as report:
-        ...     report.note("already there")
     """
 
     def __init__(
@@ -61,7 +57,7 @@ class ConsoleReporter:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
-        """Start to draw."""
+        """Start drawing."""
         self._progress.start()
         return self
 
@@ -74,12 +70,12 @@ class ConsoleReporter:
         self._print(f"{self._title}: {text}" if self._title else text)
 
     def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        """Move the bar of a task, and take it away when the task is finished."""
+        """Move the bar of a task, and remove it when the task is finished."""
         if task not in self._tasks:
             self._tasks[task] = self._progress.add_task(task, total=total, facts=facts)
         number = self._tasks[task]
         self._progress.update(number, completed=done, total=total, facts=facts)
-        if total is None:  # which `update` takes for no change
+        if total is None:  # `update` would ignore it
             self._progress.tasks[self._progress.task_ids.index(number)].total = None
         elif done >= total:
             self._progress.remove_task(self._tasks.pop(task))
@@ -91,13 +87,13 @@ class ConsoleReporter:
 
 
 class _Count(MofNCompleteColumn):
-    """How many are done, of how many; nothing where that is not known."""
+    """Show how many of how many are done; nothing where the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.total is None else super().render(task)
 
 
-# What can be typed in place of an argument.
+# The option that stands for an argument of the library.
 OPTIONS = {
     "filter": "--filter DIR",
     "size": "--size N",
@@ -113,7 +109,7 @@ OPTIONS = {
     "normalisation": "--normalise",
 }
 
-# Whole phrases that have another shape here; the first that fits is taken.
+# Phrases that need other words here.
 PHRASES = (
     (r"`ttapca\.fit\([^`]*\)` and pass it as `filter=`", "`ttapca fit` and name it: --filter DIR"),
     (r"Pass the module as `head=`, and as `split=` the layer whose output it takes\.",
@@ -133,17 +129,9 @@ ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
 
 
 def on_the_command_line(text: str) -> str:
-    """Say the same to somebody who typed a command.
+    """Return a message of the library with options of the command line instead of Python arguments.
 
-    The library speaks Python: "pass it as `filter=`". Whoever typed a command has options instead.
-    All that a command says on standard error goes through here.
-
-    Args:
-        text: The message of an error or a warning.
-
-    Returns:
-        The message with arguments as options: those of a command by name, those of a method as
-        what `--option` takes.
+    Options of the command get their name; options of a method become what `--option` takes.
 
     Example:
         >>> on_the_command_line("All pictures must have one size. Give `size=` to resize them.")

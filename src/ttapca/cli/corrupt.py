@@ -1,6 +1,6 @@
 """`ttapca corrupt`: make CIFAR-10-C out of CIFAR-10, or a contact sheet of one image.
 
-The corruptions need packages that other commands do not: they are imported where they are used, so
+The corruptions need packages that other commands do not. They are imported where they are used, so
 that `ttapca --help` is quick and works without them.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -17,62 +18,56 @@ from typer import Argument, Option
 
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
-from ttapca.datasets import FROST
+from ttapca.datasets import FROST, Images, choose
 from ttapca.errors import OptionError
 from ttapca.support.disk import replace_file, writing
 
-if TYPE_CHECKING:
-    from ttapca.datasets import Images
 
-_GROUPS = ("all", "standard", "extra")
+@dataclass(kw_only=True)
+class CorruptionOptions:
+    """Options that say what is corrupted, and how."""
+
+    dataset: Annotated[
+        str, Argument(help="cifar10, cifar100, or the path of an .npz file or of a folder.")
+    ] = "cifar10"
+    corruptions: Annotated[str, Option(help="Names, all, standard (15), extra (4).")] = ""
+    severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5"
+    seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0
+
+    def images(self) -> Images:
+        """Load the test images."""
+        data = arguments.read_images(self.dataset, "test", None)
+        # OpenCV needs one image after another; the official files store planes of colours.
+        return Images(np.ascontiguousarray(data.images), data.labels, data.class_names)
 
 
 def corrupt(
-    dataset: Annotated[
-        str, Argument(help="cifar10, cifar100, or the path of an .npz file or of a folder.")
-    ] = "cifar10",
-    to: Annotated[Path | None, Option(help="Folder to write the .npy files to.")] = None,
-    corruptions: Annotated[
-        str, Option(help="Names with commas between; or all, standard (15), extra (4).")
-    ] = "",
-    severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5",
-    seed: Annotated[int, Option(help="Same seed, same bytes.")] = 0,
-    jobs: Annotated[
-        int | None,
-        Option(min=1, help="Processes (default: one for each core).", show_default=False),
-    ] = None,
+    options: CorruptionOptions,
+    to: Annotated[Path | None, Option(help="Folder for the .npy files.")] = None,
+    jobs: Annotated[int | None, Option(min=1, help="Processes (default: one per core).")] = None,
     limit: arguments.LimitOption = None,
-    sheet: Annotated[
-        Path | None, Option(help="Draw a contact sheet (PNG) instead; see --image.")
-    ] = None,
-    image: Annotated[int, Option(min=0, help="Which image the sheet shows.")] = 0,
+    sheet: Annotated[Path | None, Option(help="Draw a contact sheet (PNG) instead.")] = None,
+    image: Annotated[int, Option(min=0, help="Number of the image on the sheet.")] = 0,
     all_severities: Annotated[
-        bool, Option("--all-severities", help="Show all severities, in one row.")
+        bool, Option("--all-severities", help="Show all severities on the sheet, in one row.")
     ] = False,
 ) -> None:
     """Corrupt a data set into the layout of CIFAR-10-C, or draw a contact sheet.
 
-    Files that are finished are kept when the command is run again after an interruption.
+    If the command was interrupted, run it again: finished files are kept.
     """
     if (to is None) == (sheet is None):
         found = "neither" if to is None else "both"
         raise OptionError(f"`ttapca corrupt` takes either --to DIR or --sheet FILE; found {found}.")
-    levels = parse_severities(severities)
-    if sheet is not None:
+    if to is not None:
+        _write_data_set(options, to, limit, jobs or _cores())
+    elif sheet is not None:
         arguments.check_place(sheet, "--sheet")
-        names = parse_corruptions(corruptions or "standard")
-        shown = levels if all_severities else levels[-1:]
-        _draw_sheet(sheet, dataset, image, names, shown, seed)
-    elif to is not None:
-        names = parse_corruptions(corruptions or "all")
-        _write_data_set(to, dataset, limit, names, levels, seed, jobs or _cores())
+        _draw_sheet(options, sheet, image, all_severities)
 
 
 def parse_corruptions(words: str) -> tuple[str, ...]:
-    """Names of corruptions and groups of them, with commas between: each once, as they come.
-
-    Raises:
-        OptionError: A name is unknown, or there is none.
+    """Return the corruptions of a list of names and groups, each once and in order.
 
     Example:
         >>> parse_corruptions("fog,extra")
@@ -81,23 +76,20 @@ def parse_corruptions(words: str) -> tuple[str, ...]:
     from ttapca.corruptions import CORRUPTIONS, EXTRA, STANDARD
     from ttapca.corruptions.catalogue import find, unknown
 
-    groups = dict(zip(_GROUPS, (CORRUPTIONS, STANDARD, EXTRA), strict=True))
+    groups = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA}
     names: list[str] = []
     for word in arguments.separated(words) or ():
         try:
             names.extend(groups.get(word) or [find(word).name])
         except OptionError:
-            raise unknown(word, (*CORRUPTIONS, *_GROUPS)) from None
+            raise unknown(word, (*CORRUPTIONS, *groups)) from None
     if not names:
         raise OptionError("`--corruptions` takes at least one name; found none.")
     return tuple(dict.fromkeys(names))
 
 
 def parse_severities(words: str) -> tuple[int, ...]:
-    """Severities and ranges of them, with commas between: each once, ascending.
-
-    Raises:
-        OptionError: They are not from 1 to 5.
+    """Return the severities of a list of numbers and ranges, each once and ascending.
 
     Example:
         >>> parse_severities("5,1-2")
@@ -118,37 +110,21 @@ def parse_severities(words: str) -> tuple[int, ...]:
 
 
 def _cores() -> int:
-    """The cores that this process may use, which can be fewer than the machine has."""
+    """Return how many cores this process may use, which can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _load_test_images(name: str) -> Images:
-    """Load the images to corrupt: a data set of the cache by its name, or any layout by a path."""
-    from ttapca.datasets import Images
-
-    data = arguments.read_images(name, "test", None)
-    # OpenCV wants one image after another; the official files have planes of colours.
-    return Images(np.ascontiguousarray(data.images), data.labels, data.class_names)
-
-
-def _write_data_set(
-    to: Path,
-    dataset: str,
-    limit: int | None,
-    names: tuple[str, ...],
-    severities: tuple[int, ...],
-    seed: int,
-    jobs: int,
-) -> None:
+def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, jobs: int) -> None:
     from ttapca.corruptions.writing import Export
-    from ttapca.datasets import choose
 
-    data = _load_test_images(dataset)
+    names = parse_corruptions(options.corruptions or "all")
+    severities = parse_severities(options.severities)
+    data = options.images()
     chosen = choose(data.labels, limit, order="stored")
     if limit is not None:
-        typer.echo(f"{chosen.selection} of `{dataset}`", err=True)
+        typer.echo(f"{chosen.selection} of `{options.dataset}`", err=True)
     data = chosen.of(data)
     export = Export(
         images=data.images,
@@ -156,7 +132,7 @@ def _write_data_set(
         to=to.expanduser().absolute(),
         corruptions=names,
         severities=severities,
-        seed=seed,
+        seed=options.seed,
         textures=arguments.cache_root() / FROST,
     )
     with writing(export.to):
@@ -173,8 +149,7 @@ def _write_data_set(
 
             def tell(name: str, images: int, of: int) -> None:
                 done[name] = images
-                total = len(missing) * of
-                reporter.advance("corrupting", sum(done.values()), total, name)
+                reporter.advance("corrupting", sum(done.values()), len(missing) * of, name)
                 if images == of:
                     reporter.note(f"{name}: done")
 
@@ -182,17 +157,12 @@ def _write_data_set(
     typer.echo(f"{export.to}")
 
 
-def _draw_sheet(
-    sheet: Path,
-    dataset: str,
-    image: int,
-    names: tuple[str, ...],
-    severities: tuple[int, ...],
-    seed: int,
-) -> None:
+def _draw_sheet(options: CorruptionOptions, sheet: Path, image: int, all_severities: bool) -> None:
     from ttapca.corruptions.sheet import contact_sheet
 
-    data = _load_test_images(dataset)
+    names = parse_corruptions(options.corruptions or "standard")
+    severities = parse_severities(options.severities)
+    data = options.images()
     if image >= len(data):
         raise OptionError(
             f"`--image` must be below the number of images, {len(data)}; found {image}."
@@ -201,8 +171,8 @@ def _draw_sheet(
         data.images[image],
         index=image,
         corruptions=names,
-        severities=severities,
-        seed=seed,
+        severities=severities if all_severities else severities[-1:],
+        seed=options.seed,
         textures=arguments.cache_root() / FROST,
     )
     png = io.BytesIO()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from ttapca.cli.arguments import cache_root
+from ttapca.cli.arguments import AsJson, DataFolder, cache_root
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import (
     DATA_SETS,
@@ -24,31 +25,20 @@ from ttapca.datasets import (
 )
 from ttapca.datasets.packages import FROST_PACKAGE
 
-data_app = typer.Typer(
-    name="data", help="Get CIFAR and CIFAR-C, and list what is there.", no_args_is_help=True
-)
 STATE_COLOURS = {"verified": "green", "partial": "yellow", "generated": "cyan", "damaged": "red"}
 
-Folder = Annotated[
-    Path | None,
-    Option(
-        "--to",
-        metavar="DIR",
-        help="The folder of the data sets. Default: $TTAPCA_HOME, else $XDG_CACHE_HOME/ttapca, "
-        "else ~/.cache/ttapca.",
-    ),
-]
+CACHE = "Folder (default: $TTAPCA_HOME, else $XDG_CACHE_HOME/ttapca, else ~/.cache/ttapca)."
 
 
 def get(
     names: Annotated[
         list[str], Argument(metavar="NAME", help=f"Any of: {', '.join((*DATA_SETS, FROST))}.")
     ],
-    to: Folder = None,
+    to: Annotated[Path | None, Option(metavar="DIR", help=CACHE)] = None,
 ) -> None:
-    """Fetch data sets, verified and wholly there; a download that was cut off goes on."""
+    """Download and verify data sets; an interrupted download is continued."""
     root = (to or cache_root()).expanduser().absolute()
-    data_sets = [find_data_set(name) for name in names if name != FROST]  # all names are good
+    data_sets = [find_data_set(name) for name in names if name != FROST]  # checks all names first
     if FROST in names:
         _get_frost(root)
     for data_set in data_sets:
@@ -62,7 +52,7 @@ def get(
                 report.note(f"the folder that was there is kept as {fetched.kept}")
         holding = fetched.holding
         typer.echo(
-            f"{holding.name}  {holding.folder}  {megabytes(holding)}  {holding.state}  "
+            f"{holding.name}  {holding.folder}  {_megabytes(holding)}  {holding.state}  "
             f"(source: {fetched.source})"
         )
 
@@ -77,12 +67,7 @@ def _get_frost(root: Path) -> None:
     typer.echo(f"{FROST}  {folder}  verified  (photographs for the corruption `frost`)")
 
 
-def list_(
-    folder: Annotated[
-        Path | None, Option("--in", metavar="DIR", help="Look here, not in the cache.")
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
-) -> None:
+def list_(folder: DataFolder = None, as_json: AsJson = False) -> None:
     """Show which data sets are there, their size, and whether they verify (reads every byte)."""
     root = (folder or cache_root()).expanduser().absolute()
     with ConsoleReporter("list", "bytes") as report:
@@ -94,31 +79,13 @@ def list_(
         typer.echo(line)
 
 
-def megabytes(holding: Holding) -> str:
-    """The size for people.
-
-    Args:
-        holding: What was found.
-
-    Returns:
-        Such as `184.4 MB`.
-
-    Example:
-        >>> megabytes(Holding("x", "y", Path("z"), 1_500_000, "verified", ""))
-        '1.5 MB'
-    """
+def _megabytes(holding: Holding) -> str:
     return f"{holding.size / 1e6:,.1f} MB"
 
 
 def _as_json(holding: Holding) -> dict[str, str | int]:
-    return {
-        "name": holding.name,
-        "layout": holding.layout,
-        "folder": str(holding.folder),
-        "bytes": holding.size,
-        "state": holding.state,
-        "detail": holding.detail,
-    }
+    facts = dataclasses.asdict(holding)
+    return facts | {"folder": str(holding.folder), "bytes": facts.pop("size")}
 
 
 def _lines(root: Path, holdings: list[Holding]) -> Iterator[str]:
@@ -129,7 +96,7 @@ def _lines(root: Path, holdings: list[Holding]) -> Iterator[str]:
         for holding in found:
             state = typer.style(holding.state, fg=STATE_COLOURS[holding.state])
             facts = f"{state}: {holding.detail}  ({holding.folder.name})"
-            yield f"  {name:{width}}  {megabytes(holding):>10}  {facts}"
+            yield f"  {name:{width}}  {_megabytes(holding):>10}  {facts}"
         if not found:
             yield f"  {name:{width}}  {'-':>10}  not there; get it with: ttapca data get {name}"
     state = "verified" if has_frost(root) else f"not there; get it with: ttapca data get {FROST}"

@@ -1,10 +1,10 @@
-"""`ttapca eval`: how well a network predicts, as it is or with a test-time method."""
+"""`ttapca eval`: measure a network, as it is or with a test-time method."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -16,78 +16,54 @@ from ttapca.support.progress import Steps
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
-    from ttapca.datasets import Order, TensorBatches
+    from ttapca.datasets import TensorBatches
 
 
 def evaluate(
-    model: arguments.ModelArgument = None,
-    *,
-    data: arguments.DataOption,
-    method: Annotated[str, Option(help="One that `ttapca methods` lists.")] = "source",
+    images: arguments.ImageOptions,
+    network: arguments.NetworkOptions,
+    method: Annotated[str, Option(help="A name from `ttapca methods`.")] = "source",
     filter: arguments.FilterOption = None,
     forgetting: Annotated[
-        str | None,
-        Option(help="When to forget: episodic (each batch; the default), online, continual."),
+        str | None, Option(help="episodic (after each batch; the default), online or continual.")
     ] = None,
     episodic: Annotated[
-        bool | None, Option("--episodic/--online", help="The same as --forgetting, shorter.")
+        bool | None, Option("--episodic/--online", help="Short for --forgetting.")
     ] = None,
-    batch_size: Annotated[
-        int, Option(min=1, help="How many images make a batch.")
-    ] = arguments.PAPERS_BATCH,
-    steps: Annotated[
-        int | None, Option(min=1, help="Gradient steps on each batch (default: the method's).")
-    ] = None,
-    lr: Annotated[float | None, Option(help="Learning rate (default: the method's).")] = None,
-    corruption: Annotated[str | None, Option(help="For a folder of CIFAR-C.")] = None,
-    severity: Annotated[
-        int | None, Option(min=1, max=5, help="For a folder of CIFAR-C: 1 to 5.")
-    ] = None,
-    limit: arguments.LimitOption = None,
-    order: arguments.OrderOption = "auto",
-    seed: arguments.SeedOption = 0,
+    batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = arguments.PAPERS_BATCH,
+    steps: Annotated[int | None, Option(min=1, help="Gradient steps per batch.")] = None,
+    lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None,
+    corruption: Annotated[str | None, Option(help="For CIFAR-C: which corruption.")] = None,
+    severity: Annotated[int | None, Option(min=1, max=5, help="For CIFAR-C: 1 to 5.")] = None,
     option: Annotated[
         list[str] | None,
-        Option(metavar="NAME=VALUE", help="An option of the method; may be given repeatedly."),
+        Option(metavar="NAME=VALUE", help="An option of the method; may be repeated."),
     ] = None,
     explain: Annotated[
         bool, Option("--explain", help="Show what a closed-form filter did at the end.")
     ] = False,
-    model_option: arguments.ModelOption = None,
-    weights: arguments.WeightsOption = None,
-    architecture: arguments.ArchitectureOption = None,
-    normalise: arguments.NormalisationOption = None,
-    mean: arguments.MeanOption = None,
-    std: arguments.StdOption = None,
-    folder: arguments.DataFolder = None,
-    size: arguments.ImageSize = None,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Measure error, calibration and speed on the test images of a data set."""
     import ttapca
-    from ttapca.datasets import TensorBatches, choose
+    from ttapca.datasets import TensorBatches
 
     setting = _setting(forgetting, episodic)
-    source = arguments.network_source(
-        model, model_option, weights, architecture, normalise, mean, std
-    )
-    images = arguments.read_images(
-        data, "test", folder, corruption=corruption, severity=severity, size=size
-    )
-    chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
+    source = network.source()
+    test, chosen = images.read("test", corruption=corruption, severity=severity)
     wishes = {"forgetting": setting, "steps": steps, "lr": lr, **_options(option or [])}
     fitted = None if filter is None else ttapca.load(filter)
     adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
     facts = {
         "model": source.name,
-        "data": data,
+        "data": images.data,
         "corruption": corruption,
         "severity": severity,
         "method": method,
         "setting": setting,
         "batch_size": batch_size,
         "chosen": str(chosen),
-        **_measured(adapted, TensorBatches(images, batch_size, chosen.rows)),
+        **_measured(adapted, TensorBatches(test, batch_size, chosen.rows)),
         "parameters_adapted": adapted.n_parameters,
     }
     reports = ttapca.explain(adapted) if explain else []
@@ -128,7 +104,7 @@ def _measured(adapted: Adapter, batches: TensorBatches) -> dict[str, Any]:
         progress = Steps(reporter, "evaluating")
         outcome = predict_all(adapted, batches, progress=progress).evaluation()
     values = dataclasses.asdict(outcome)
-    for stream in ("error_stream", "entropy_stream"):  # for a benchmark, not for a person
+    for stream in ("error_stream", "entropy_stream"):  # too long to print
         del values[stream]
     by_class = dict(zip(batches.data.class_names, values.pop("accuracy_of_class"), strict=True))
     return {

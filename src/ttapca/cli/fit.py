@@ -15,59 +15,39 @@ from ttapca.cli.console import ConsoleReporter
 from ttapca.support.progress import Steps
 
 if TYPE_CHECKING:
-    from ttapca.datasets import Choice, Order
+    from ttapca.datasets import Choice
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
 
 
 def fit(
-    model: arguments.ModelArgument = None,
-    *,
-    data: arguments.DataOption,
-    to: Annotated[Path, Option(metavar="DIR", help="The folder that the filter goes to.")],
+    to: Annotated[Path, Option(metavar="DIR", help="Folder for the filter.")],
+    images: arguments.ImageOptions,
+    network: arguments.NetworkOptions,
     layer: arguments.LayerOption = None,
-    components: Annotated[
-        int, Option(min=1, help="How many to keep.")
-    ] = arguments.PAPERS_COMPONENTS,
-    model_option: arguments.ModelOption = None,
-    weights: arguments.WeightsOption = None,
-    architecture: arguments.ArchitectureOption = None,
-    normalise: arguments.NormalisationOption = None,
-    mean: arguments.MeanOption = None,
-    std: arguments.StdOption = None,
-    folder: arguments.DataFolder = None,
-    size: arguments.ImageSize = None,
-    limit: arguments.LimitOption = None,
-    order: arguments.OrderOption = "auto",
-    seed: arguments.SeedOption = 0,
-    batch_size: Annotated[int, Option(min=1, help="How many images are read at once.")] = 250,
-    dtype: Annotated[
-        str, Option(help="Storage: float64, float32, bfloat16 or float16.")
-    ] = "float32",
-    force: Annotated[
-        bool, Option("--force", help="Replace a saved filter that is there already.")
-    ] = False,
+    components: Annotated[int, Option(min=1, help="How many.")] = arguments.PAPERS_COMPONENTS,
+    batch_size: Annotated[int, Option(min=1, help="Images read at once.")] = 250,
+    dtype: Annotated[str, Option(help="float64, float32, bfloat16 or float16.")] = "float32",
+    force: Annotated[bool, Option("--force", help="Replace an existing filter.")] = False,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Fit a spectral filter on the training images of a data set, and save it to a folder."""
     import ttapca
     from ttapca.benchmark.session import recommended_layer
-    from ttapca.datasets import TensorBatches, choose
-    from ttapca.fitting.store import check_target, stored_dtype
+    from ttapca.datasets import TensorBatches
+    from ttapca.fitting.store import stored_dtype
+    from ttapca.fitting.store import check_target
 
-    stored_dtype(dtype)  # what would be refused at the end is refused now
+    stored_dtype(dtype)  # refuse now what saving would refuse at the end
     check_target(to, overwrite=force)
-    source = arguments.network_source(
-        model, model_option, weights, architecture, normalise, mean, std
-    )
-    images = arguments.read_images(data, "train", folder, size=size)
-    chosen = choose(images.labels, limit, order=cast("Order", order), seed=seed)
-    network = source.load()
+    source = network.source()
+    train, chosen = images.read("train")
+    model = source.load()
     start = time.perf_counter()
-    batches = TensorBatches(images, batch_size, chosen.rows)
-    layer = layer or recommended_layer(network, images)
+    batches = TensorBatches(train, batch_size, chosen.rows)
+    layer = layer or recommended_layer(model, train)
     with ConsoleReporter() as reporter:
         progress = Steps(reporter, f"fitting {layer}")
-        fitted = ttapca.fit(network, layer, batches, components, progress=progress)
+        fitted = ttapca.fit(model, layer, batches, components, progress=progress)
     fitted.save(to, dtype=cast("Storage", dtype), overwrite=force)
     _print(fitted, to, chosen, time.perf_counter() - start, as_json)
 
@@ -101,9 +81,9 @@ def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_js
     )
     if fitted.drops_too_much:
         typer.secho(
-            "warning: with learned gains, as those of ttapca-relu, this filter "
-            f"{fitted.loss_in_words()}. Fit with more --components for them; methods in closed "
-            "form, such as wiener, keep what lies outside.",
+            "warning: with learned gains, as in ttapca-relu, this filter "
+            f"{fitted.loss_in_words()}. Fit more --components for such methods; closed-form "
+            "methods, such as wiener, keep what lies outside the components.",
             err=True,
             fg=typer.colors.YELLOW,
             bold=True,

@@ -1,4 +1,4 @@
-"""`ttapca demo` and `ttapca reproduce`: ready-made comparisons, from nothing to the report."""
+"""`ttapca demo` and `ttapca reproduce`: ready-made comparisons, from data to report."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ QUICK_IMAGES = 1000
 
 
 def demo(
-    to: Annotated[
-        Path, Option(metavar="DIR", help="The folder of the results and the report.")
-    ] = Path("ttapca-demo"),
-    seed: Annotated[int, Option(min=0, help="Of the order of the test digits.")] = 0,
+    to: Annotated[Path, Option(metavar="DIR", help="Folder for results and report.")] = Path(
+        "ttapca-demo"
+    ),
+    seed: Annotated[int, Option(min=0, help="Seed of the order of the test digits.")] = 0,
 ) -> None:
     """Corrupt handwritten digits in fifteen ways, and let every method repair a small network."""
     start = time.perf_counter()
 
-    # torch takes seconds to import: only who needs it waits
+    # imported here because torch takes seconds to import
     from ttapca.benchmark.machine import one_thread
     from ttapca.benchmark.plan import read_preset
     from ttapca.benchmark.session import Benchmark
@@ -43,50 +43,33 @@ def demo(
 
 def reproduce(
     data: arguments.DataArgument,
-    model: arguments.ModelArgument = None,
-    *,
+    network: arguments.NetworkOptions,
     to: Annotated[
-        Path | None, Option(metavar="DIR", help="For results and report (default: ttapca-DATA).")
+        Path | None, Option(metavar="DIR", help="Folder for results (default: ttapca-DATA).")
     ] = None,
-    quick: Annotated[
-        bool, Option("--quick", help=f"Use {QUICK_IMAGES:,} test images, not all.")
-    ] = False,
-    methods: Annotated[
-        str | None, Option(help="With commas between (default: those of the paper).")
-    ] = None,
+    quick: Annotated[bool, Option("--quick", help=f"Use {QUICK_IMAGES:,} test images.")] = False,
+    methods: Annotated[str | None, Option(help="Names (default: those of the paper).")] = None,
     corrupted: Annotated[
-        Path | None,
-        Option(
-            metavar="DIR",
-            help="A folder of CIFAR-C (default: the published one if it is there, else made here).",
-        ),
+        Path | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: found, else made).")
     ] = None,
-    model_option: arguments.ModelOption = None,
-    weights: arguments.WeightsOption = None,
-    architecture: arguments.ArchitectureOption = None,
-    normalise: arguments.NormalisationOption = None,
-    mean: arguments.MeanOption = None,
-    std: arguments.StdOption = None,
     folder: arguments.DataFolder = None,
 ) -> None:
     """Get the data, fit a filter, run tables 1 and 2 of the paper, write the report.
 
-    Stop it whenever you like: the same command goes on.
+    You can stop it at any time: the same command continues.
     """
     from ttapca.benchmark.plan import read_preset
     from ttapca.benchmark.session import Benchmark
 
-    named = model if model or model_option else OWN_NETWORK.get(data)
-    if named is None and model_option is None:
+    default = OWN_NETWORK.get(data)
+    if not (network.model or network.model_option or default):
         raise OptionError(
             f"No network for `{data}` ships with ttapca: name one, as in `ttapca reproduce {data} "
             "MODEL`."
         )
-    network = arguments.network_source(
-        named, model_option, weights, architecture, normalise, mean, std
-    )
-    network.load(doubt=False)  # a network that cannot be loaded is said before anything is fetched
-    found = corrupted or _place(f"{data}-c", folder)  # the published one, where it is there
+    source = network.source(default)
+    source.load(doubt=False)  # refuse a network that cannot be loaded before anything is fetched
+    found = corrupted or _place(f"{data}-c", folder)
     _get(data, folder, frost=found is None)
     plan = read_preset("paper-tables").changed(
         data=data,
@@ -94,7 +77,7 @@ def reproduce(
         corrupted=None if found is None else str(found),
         methods=arguments.separated(methods),
     )
-    benchmark = Benchmark(plan, network, root=arguments.cache_root(), folder=folder)
+    benchmark = Benchmark(plan, source, root=arguments.cache_root(), folder=folder)
     _run_and_report(benchmark, to or Path(f"ttapca-{Path(data).name}"), estimate=True)
 
 
@@ -103,7 +86,7 @@ def _run_and_report(
 ) -> None:
     """Run a benchmark in a folder, print its tables and write its report there."""
     from ttapca.benchmark.tables import error_tables
-    from ttapca.cli.report import write_report
+    from ttapca.cli.publish import write_report
     from ttapca.cli.terminal_tables import print_table
 
     make_folder(to)
@@ -117,7 +100,7 @@ def _run_and_report(
 
 
 def _get(data: str, folder: Path | None, *, frost: bool) -> None:
-    """Fetch what is not there; data of the user's own are left alone."""
+    """Fetch a named data set that is not there; a path is left alone."""
     from ttapca.cli.data import get
     from ttapca.datasets import DATA_SETS, FROST, has_frost
 
@@ -130,7 +113,7 @@ def _get(data: str, folder: Path | None, *, frost: bool) -> None:
 
 
 def _place(name: str, folder: Path | None) -> Path | None:
-    """Where a data set lies, if it does."""
+    """Return the folder of a data set, or None if there is none."""
     from ttapca.datasets.catalog import DATA_SETS
 
     root = (folder or arguments.cache_root()).expanduser()

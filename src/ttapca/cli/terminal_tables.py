@@ -1,49 +1,37 @@
-"""Show results: tables on a terminal, texts in files."""
+"""Print tables of results on a terminal."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ttapca.cli.arguments import check_place
-from ttapca.support.disk import replace_file
-
 if TYPE_CHECKING:
-    from ttapca.benchmark.tables import ResultTable, Value
+    from ttapca.benchmark.tables import ResultTable
 
-ResultsArgument = Annotated[
-    Path,
-    typer.Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote."),
-]
-
-UNBOUNDED = 10_000  # letters
 STYLES = {"failed": "red", "missing": "dim"}
 
 
 def print_table(console: Console, table: ResultTable) -> None:
-    """Print a table; where it is too wide, with rows as columns, and then without lines."""
+    """Print a table; if it is too wide, exchange rows and columns, then leave out its lines."""
     shown = rich_table(table)
     if not _fits(shown, console):
-        shown = rich_table(_turned(table))
+        shown = rich_table(_transposed(table))
     if not _fits(shown, console):
         shown.box, shown.collapse_padding, shown.pad_edge = box.SIMPLE_HEAD, True, False
     console.print(shown)
 
 
 def _fits(shown: RichTable, console: Console) -> bool:
-    unbounded = console.options.update(max_width=UNBOUNDED)
+    unbounded = console.options.update(max_width=10_000)
     return console.measure(shown, options=unbounded).maximum <= console.width
 
 
-def _turned(table: ResultTable) -> ResultTable:
-    """The same with rows and columns exchanged; the first column gives the headings."""
+def _transposed(table: ResultTable) -> ResultTable:
     from ttapca.benchmark.tables import Value
 
     lines = zip(table.columns[1:], *(row[1:] for row in table.rows), strict=True)
@@ -55,7 +43,7 @@ def _turned(table: ResultTable) -> ResultTable:
 
 
 def rich_table(table: ResultTable) -> RichTable:
-    """A table for a terminal: numbers to the right, the best in bold, notes below."""
+    """Return a table for a terminal: numbers to the right, the best in bold, notes below."""
     shown = RichTable(
         title=Text(table.title),
         title_justify="left",
@@ -65,20 +53,6 @@ def rich_table(table: ResultTable) -> RichTable:
     for name, words in zip(table.columns, table.wordy, strict=True):
         shown.add_column(Text(name), justify="left" if words else "right", no_wrap=True)
     for row in table.rows:
-        shown.add_row(*(_entry(value) for value in row))
+        styles = ("bold" if value.best else STYLES.get(value.kind, "") for value in row)
+        shown.add_row(*(Text(value.text, style) for value, style in zip(row, styles, strict=True)))
     return shown
-
-
-def _entry(value: Value) -> Text:
-    return Text(value.text, style="bold" if value.best else STYLES.get(value.kind, ""))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file in one step.
-
-    Raises:
-        OptionError: Its folder does not exist.
-        StorageError: The operating system refuses.
-    """
-    check_place(path)
-    replace_file(path, text.encode())

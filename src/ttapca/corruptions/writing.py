@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ttapca import __version__
 from ttapca._checks import ListOf, Record, Text, Whole, conform, shown
-from ttapca._version import __version__
 from ttapca.corruptions.apply import check_images, corrupt
 from ttapca.corruptions.catalogue import CIFAR_C, CORRUPTIONS, SEVERITIES, find, load_table
 from ttapca.corruptions.pixels import Pixels

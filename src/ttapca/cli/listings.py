@@ -1,11 +1,12 @@
-"""`ttapca layers`: where a filter can go in a network, and what it costs there."""
+"""`ttapca layers` and `ttapca methods`: list where a filter can go, and what can be put there."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Annotated
+import textwrap
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,20 +21,20 @@ if TYPE_CHECKING:
 
     from ttapca.networks import LayerFacts, LayerTable
 
-TABLE_WIDTH = 120  # where the output is no terminal
+NEEDS = {"model": "the model", "data": "source data, unlabelled", "training": "its own training"}
+INDENT = "    "
+WIDEST = 100  # characters; longer lines are hard to read
+TABLE_WIDTH = 120  # where the output is not a terminal
 
 
 def layers(
-    model: arguments.ModelArgument = None,
-    model_option: arguments.ModelOption = None,
-    weights: arguments.WeightsOption = None,
-    architecture: arguments.ArchitectureOption = None,
+    options: arguments.ModelOptions,
     input_shape: Annotated[
         str | None,
         Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
     ] = None,
     components: Annotated[
-        int, Option(min=1, help="How many the filter has whose cost is shown.")
+        int, Option(min=1, help="Components of the filter whose cost is shown.")
     ] = arguments.PAPERS_COMPONENTS,
     as_json: arguments.AsJson = False,
 ) -> None:
@@ -43,10 +44,10 @@ def layers(
     """
     from ttapca import networks
 
-    source = arguments.network_source(model, model_option, weights, architecture)
+    source = options.source()
     if source.name in networks.ARCHITECTURES and source.name not in networks.packaged():
         network: nn.Module = networks.build(source.name)
-    else:  # layers and costs do not depend on the normalisation, and not every file says it
+    else:  # the normalisation makes no difference here, and not every file states it
         network = source.load(assumed="none", doubt=False)
     shape = _shape(input_shape, network)
     try:
@@ -87,10 +88,10 @@ def _print(table: LayerTable, shape: tuple[int, ...]) -> None:
     times = "x".join(map(str, shape))
     console.print(
         f"\n{table.parameters:,} parameters, {table.multiply_adds / 1e6:,.1f} million "
-        f"multiply-adds for an image of {times}. Cost: of a filter, relative to that."
+        f"multiply-adds for an image of {times}. The cost of a filter is relative to that."
     )
     if table.recommended is None:
-        console.print("No layer gives a tensor once in a forward pass: none can carry a filter.")
+        console.print("No layer returns one tensor per forward pass, so none can carry a filter.")
     else:
         console.print(f"Recommended: {table.recommended}")
 
@@ -109,4 +110,47 @@ def _cells(layer: LayerFacts) -> tuple[str, ...]:
         f"{layer.components:,}",
         f"{layer.filter_bytes / 1e6:,.1f}",
         f"{cost:,.1f}",
+    )
+
+
+def methods(as_json: arguments.AsJson = False) -> None:
+    """List the methods, what each does, what it needs and which options it has."""
+    from ttapca.methods import METHODS
+
+    if as_json:
+        rows = [
+            {
+                "name": each.name,
+                "summary": each.summary,
+                "paper": each.paper,
+                "needs": NEEDS[each.needs],
+                "options": {name: _plain(value) for name, value in each.options.items()},
+            }
+            for each in METHODS.values()
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    width = min(Console().width, WIDEST)
+    for each in METHODS.values():
+        typer.secho(each.name, bold=True)
+        options = ", ".join(f"{name}={_plain(value)}" for name, value in each.options.items())
+        lines = [each.summary, each.paper, f"needs: {NEEDS[each.needs]}", f"options: {options}"]
+        for text in lines:
+            if text not in ("", "options: "):
+                typer.echo(_indented(text, width))
+
+
+def _plain(value: Any) -> Any:
+    """Return a default as JSON can hold it; None means that the method decides."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _indented(text: str, width: int) -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=INDENT,
+        subsequent_indent=INDENT * 2,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

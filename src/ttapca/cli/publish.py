@@ -1,0 +1,94 @@
+"""`ttapca report`, `export` and `figure`: turn results into a page, tables and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from ttapca.cli.arguments import check_place
+from ttapca.errors import OptionError, did_you_mean
+from ttapca.support.disk import replace_file
+
+ResultsArgument = Annotated[
+    Path, Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote.")
+]
+
+
+def report(
+    results: ResultsArgument,
+    to: Annotated[Path, Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML page with all tables, figures, images and costs; it works offline."""
+    count = write_report(results, to)
+    typer.echo(f"{to}: {count:,} measurement{'s' if count != 1 else ''}")
+
+
+def write_report(results: Path, to: Path) -> int:
+    """Write the page of a results file, and return how many measurements it shows."""
+    from ttapca.benchmark import Results
+    from ttapca.benchmark.report_page import report as page
+
+    check_place(to)  # before the work, so that a wrong place is reported at once
+    with Results(results, readonly=True) as file:
+        rows, observations = file.rows(), file.observations()
+    replace_file(to, page(rows, observations).encode())
+    return len(rows)
+
+
+def export(
+    results: ResultsArgument,
+    form: Annotated[
+        str,
+        Option("--format", help="csv, json (every measurement), markdown or latex (the tables)."),
+    ] = "markdown",
+    to: Annotated[
+        Path | None, Option(metavar="FILE", help="Where to write (default: standard output).")
+    ] = None,
+) -> None:
+    """Write what `ttapca bench` measured as CSV, JSON, Markdown or LaTeX."""
+    from ttapca.benchmark import Results
+    from ttapca.benchmark.table_formats import export as exported
+
+    if to is not None:
+        check_place(to)
+    with Results(results, readonly=True) as file:
+        text = exported(file.rows(), form)
+    if to is None:
+        typer.echo(text, nl=False)
+    else:
+        replace_file(to, text.encode())
+
+
+def figure(
+    results: ResultsArgument,
+    name: Annotated[
+        str | None, Argument(help="Which figure, such as `rank`; without it, all are listed.")
+    ] = None,
+    to: Annotated[
+        Path | None, Option(metavar="FILE", help="Where to write (default: NAME.svg).")
+    ] = None,
+) -> None:
+    """Write one figure of the report as an SVG file, for light and dark pages."""
+    from ttapca.benchmark import Results
+    from ttapca.benchmark.figures import figures
+    from ttapca.benchmark.svg import file_svg
+
+    with Results(results, readonly=True) as file:
+        found = {each.name: each for each in figures(file.rows(), file.observations())}
+    if name is None:
+        for each in found.values():
+            typer.echo(f"{each.name}: {each.title}. {each.caption}")
+        return
+    if name not in found:
+        raise OptionError(
+            "A figure is drawn where there are results for it. The figures of "
+            f"{results} are: {', '.join(found) or 'none'}; found `{name}`."
+            f"{did_you_mean(name, found)}"
+        )
+    target = to or Path(f"{name}.svg")
+    check_place(target)
+    replace_file(target, file_svg(found[name]).encode())
+    typer.echo(str(target))
