@@ -34,8 +34,7 @@ def fit(
     import ttapca
     from ttapca.benchmark.session import recommended_layer
     from ttapca.datasets import TensorBatches
-    from ttapca.fitting.store import stored_dtype
-    from ttapca.fitting.store import check_target
+    from ttapca.fitting.store import check_target, stored_dtype
 
     stored_dtype(dtype)  # refuse now what saving would refuse at the end
     check_target(to, overwrite=force)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ttapca._version import __version__
+from ttapca import __version__
 from ttapca.errors import AttachError, NotEnoughDataError
 from ttapca.fitting.store import GROUP_NORM, read_filter, save_filter
 from ttapca.fitting.store import Storage as Storage
