@@ -31,7 +31,6 @@ from ttapca.errors import (
     TrainingError,
 )
 from ttapca.networks import (
-    Augmentation,
     RotationNetwork,
     Training,
     TrainingOptions,
@@ -45,6 +44,7 @@ from ttapca.networks import (
 )
 from ttapca.networks.rotation import RotationHead, frozen_statistics
 from ttapca.networks.runs import LOG, STATE, WEIGHTS, read_history
+from ttapca.networks.training import augment
 from ttapca.networks.weight_files import read_safetensors, read_weights, write_safetensors
 from ttapca.support.disk import locked
 
@@ -94,7 +94,7 @@ def numbered(batch: int, channels: int, height: int, width: int) -> Tensor:
 @given(st.integers(0, 3), st.booleans(), st.integers(0, 1000))
 def test_each_image_is_a_crop_of_the_padded_one(padding: int, flip: bool, seed: int) -> None:
     images = numbered(4, 2, 5, 6)
-    found = Augmentation(padding, flip)(images, generator(seed))
+    found = augment(images, TrainingOptions(padding=padding, flip=flip), generator(seed))
     assert found.shape == images.shape
     for image, result in zip(images, found, strict=True):
         padded = torch.zeros(2, 5 + 2 * padding, 6 + 2 * padding, dtype=image.dtype)
@@ -110,7 +110,7 @@ def test_each_image_is_a_crop_of_the_padded_one(padding: int, flip: bool, seed: 
 
 def test_all_shifts_and_both_sides_occur() -> None:
     images = numbered(1, 1, 3, 3).expand(400, 1, 3, 3)
-    found = Augmentation(1, True)(images, generator())
+    found = augment(images, TrainingOptions(padding=1), generator())
     assert len({tuple(image.flatten().tolist()) for image in found}) == 9 * 2
 
 
@@ -118,7 +118,8 @@ def test_all_shifts_and_both_sides_occur() -> None:
 def test_one_square_is_cut_out(side: int, seed: int) -> None:
     images = torch.randint(1, 256, (3, 2, 7, 8), dtype=torch.uint8, generator=generator(seed))
     before = images.clone()
-    found = Augmentation(0, False, side)(images, generator(seed))
+    options = TrainingOptions(padding=0, flip=False, cutout=side)
+    found = augment(images, options, generator(seed))
     assert torch.equal(images, before)
     for image, result in zip(images, found, strict=True):
         mean = image.double().mean((1, 2), keepdim=True).round().to(torch.uint8)
@@ -162,7 +163,7 @@ def test_the_rotation_head_shares_the_network_up_to_the_split() -> None:
     assert model.layer3[0].conv1.weight.grad is None
     with pytest.raises(LayerNotFoundError, match=r"Did you mean `layer"):
         RotationNetwork(model, "layr2", RotationHead(32))
-    with pytest.raises(LayerOutputError, match=r"`fc` does not. Choose another split"):
+    with pytest.raises(LayerOutputError, match=r"`fc` does not. Choose another layer"):
         add_rotation_head(model, "fc", generator())
 
 
@@ -256,7 +257,7 @@ def test_memory_layout_changes_no_result_beyond_rounding() -> None:
 
 
 def test_how_many_images_make_an_epoch() -> None:
-    assert Training(network(), DIGITS[:130], TEST, OPTIONS).steps_an_epoch == 2  # the rest waits
+    assert Training(network(), DIGITS[:130], TEST, OPTIONS).steps_per_epoch == 2  # the rest waits
     with pytest.raises(NotEnoughDataError, match=r"one batch of 64 images; found 10"):
         Training(network(), DIGITS[:10], TEST, OPTIONS)
 
@@ -426,13 +427,13 @@ def filled(value: float) -> Any:
         ("network/bn1.running_var", filled(torch.inf), "not finite"),
         ("average/fc.weight", filled(torch.nan), "not finite"),
         ("momentum/fc.weight", filled(torch.nan), "not finite"),
-        ("momentum/fc.weight", lambda t: t[:1], "of another form"),
-        ("network/fc.weight", lambda t: t.half(), "of another form"),
+        ("momentum/fc.weight", lambda t: t[:1], "another shape or type"),
+        ("network/fc.weight", lambda t: t.half(), "another shape or type"),
         ("average/fc.weight", lambda t: None, "is missing"),
         ("generator", lambda t: None, "is missing"),
         ("generator", filled(255), "`generator` is no state"),
         ("torch_generator", filled(255), "`torch_generator` is no state"),
-        ("torch_generator", lambda t: t[:5], "of another form"),
+        ("torch_generator", lambda t: t[:5], "another shape or type"),
         ("momentum/unknown", lambda t: torch.zeros(3), "unknown"),
     ],
 )
