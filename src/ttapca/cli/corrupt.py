@@ -190,7 +190,7 @@ def _draw_sheet(
     severities: tuple[int, ...],
     seed: int,
 ) -> None:
-    from ttapca.corruptions.sheet import contact_sheet
+    from ttapca.corruptions.apply import contact_sheet
 
     data = _load_test_images(dataset)
     if image >= len(data):
