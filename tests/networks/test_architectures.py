@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from ttapca.datasets import Images
-from ttapca.errors import OptionError, ShapeError
+from ttapca.errors import InputTypeError, OptionError, ShapeError
 from ttapca.networks import ARCHITECTURES, Normalisation, build, normalisation_of
 from ttapca.networks.architectures import (
     LayeredNetwork,
@@ -240,6 +240,8 @@ def test_what_makes_no_sense(call: object, message: str) -> None:
         call()  # type: ignore[operator]
 
 
-def test_images_of_another_size() -> None:
+def test_images_of_another_size_or_type() -> None:
     with pytest.raises(ShapeError, match=r"of shape 3x32x32; found 3x64x64. Resize"):
         build("wrn-10-1")(torch.rand(1, 3, 64, 64))
+    with pytest.raises(InputTypeError, match=r"in \[0, 1\]; found uint8. Convert pixels"):
+        build("wrn-10-1")(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))

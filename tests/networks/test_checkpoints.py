@@ -46,18 +46,16 @@ def test_a_loaded_network_predicts_as_the_saved_one(checkpoint: Path) -> None:
     assert not network.training
     assert torch.equal(network(IMAGES), expected(IMAGES))
 
+    tensors = build("resnet20").state_dict()  # older files lack some counters
+    torch.save({k: v for k, v in tensors.items() if "num_batches" not in k}, checkpoint)
+    assert load(checkpoint, normalisation="none").classes == 10
+
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name < "wrn-3"])
 def test_every_architecture_is_recognised(name: str) -> None:
     with torch.device("meta"):
         tensors = ARCHITECTURES[name](3, "half", (1, 32, 32)).state_dict()
     assert guess_architecture(tensors) == name
-
-
-def test_a_file_without_counters_of_batches(tmp_path: Path) -> None:
-    tensors = build("resnet20").state_dict()
-    torch.save({k: v for k, v in tensors.items() if "num_batches" not in k}, tmp_path / "old.pth")
-    assert load(tmp_path / "old.pth", normalisation="none").classes == 10
 
 
 def test_the_wrong_architecture_names_the_right_one(checkpoint: Path) -> None:
@@ -200,7 +198,7 @@ def test_factories_that_do_not_work(
     (tmp_path / "my_broken.py").write_text("import surely_not_installed\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert isinstance(call_factory("my_nets:small"), nn.Linear)
-    assert not is_factory("a/b:c")
+    assert not any(map(is_factory, ("a/b:c", "weights.pth", "C:/weights.pth")))
     with pytest.raises(error, match=message):
         call_factory(name)
 

@@ -35,16 +35,7 @@ def stream_key(seed: int, corruption: str, severity: int) -> NDArray[np.uint64]:
 
 
 def uniforms(key: NDArray[np.uint64], indices: NDArray[np.int64], count: int) -> Numbers:
-    """Return the random numbers of some images, strictly between 0 and 1.
-
-    Args:
-        key: From `stream_key`.
-        indices: The index of each image, in any order.
-        count: How many numbers an image needs.
-
-    Returns:
-        Shape (images, count).
-    """
+    """Return `count` numbers for the image of each index, strictly between 0 and 1."""
     counts_each = -(-count // _WORDS_PER_COUNT)
     words_each = counts_each * _WORDS_PER_COUNT
     drawn = np.empty((len(indices), count))

@@ -248,12 +248,7 @@ class Export:
 
 
 def check_manifest(folder: Path, now: dict[str, Any]) -> None:
-    """Compare what files would be made from with what a folder's files were made from.
-
-    Raises:
-        OptionError: The folder was begun with other options, or not by this library.
-        DataFormatError: Its manifest cannot be read.
-    """
+    """Raise an error unless a folder is empty or its files were made from the same things."""
     path = folder / MANIFEST
     if not path.exists():
         strangers = sorted(each.name for each in folder.glob("*.npy"))
@@ -335,15 +330,9 @@ _work: Callable[[Any], None] | None = None  # set once in each worker process, w
 
 
 def completed(work: Callable[[T], None], tasks: Iterable[T], jobs: int) -> Generator[T, None, None]:
-    """Do tasks and yield each when it is done, in the order in which they end.
+    """Do tasks in `jobs` processes and yield each when it is done, in the order in which they end.
 
-    Args:
-        work: Does one task; sent to each process once.
-        tasks: Taken only as fast as they are done.
-        jobs: How many processes; with 1 everything happens in this one.
-
-    Raises:
-        TtapcaError: A process was killed. Also whatever `work` raises.
+    `work` is sent to each process once. Tasks are taken only as fast as they are done.
     """
     if jobs == 1:
         for task in tasks:

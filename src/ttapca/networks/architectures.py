@@ -32,22 +32,16 @@ GROUPS = 8
 
 
 class ZeroShortcut(nn.Module):
-    """Halve the resolution and add channels of zeros.
-
-    Args:
-        window: 1 takes every second pixel, 2 averages four.
-        before: How many channels are added before the others.
-        after: How many are added after them.
-    """
+    """Halve the resolution and add channels of zeros before and after the others."""
 
     def __init__(self, window: int, before: int, after: int) -> None:
         super().__init__()
-        self._window, self._before, self._after = window, before, after
+        self._window = window  # 1 takes every second pixel, 2 averages four
+        self._padding = (0, 0, 0, 0, before, after)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, h, w) to (batch, outputs, h / 2, w / 2)."""
-        halved = F.avg_pool2d(x, self._window, stride=2)
-        return F.pad(halved, (0, 0, 0, 0, self._before, self._after))
+        return F.pad(F.avg_pool2d(x, self._window, stride=2), self._padding)
 
 
 class BasicBlock(nn.Module):
@@ -129,12 +123,7 @@ Recipe = Callable[[int, int], dict[str, nn.Module]]
 
 
 class LayeredNetwork(ImageNetwork):
-    """A network that runs its layers one after the other, and averages over pixels before `fc`.
-
-    Args:
-        recipe: Makes the layers.
-        classes: As for `build`, like `normalisation` and `input_shape`.
-    """
+    """A network that runs its layers one after the other, and averages over pixels before `fc`."""
 
     def __init__(
         self,
@@ -301,11 +290,7 @@ def build(
 
 @lru_cache(maxsize=256)  # enough for all architectures and a few files
 def shapes_of(architecture: str, classes: int, channels: int) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of an architecture's state dict, without making its weights.
-
-    Raises:
-        OptionError: There is no such architecture.
-    """
+    """Return names and shapes of an architecture's state dict, without making its weights."""
     with torch.device("meta"):
         network = _find(architecture)(classes, "half", (channels, *CIFAR_SHAPE[1:]))
     return {name: tuple(value.shape) for name, value in network.state_dict().items()}

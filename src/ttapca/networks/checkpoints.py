@@ -116,14 +116,7 @@ def load_rotation(
 
 
 def load_weights(network: nn.Module, path: Path | str) -> nn.Module:
-    """Load the weights of a file into your own network, in place.
-
-    Args:
-        network: Any module.
-        path: As for `load`.
-
-    Returns:
-        The network, in evaluation mode.
+    """Load the weights of a file into any module, and return it in evaluation mode.
 
     Raises:
         CheckpointError: The file is damaged, unsafe, or does not fit the network.
@@ -152,11 +145,7 @@ def packaged() -> dict[str, Path]:
 
 
 def find_weights(source: str | Path) -> Path:
-    """Return the file of a packaged network's name or of a path.
-
-    Raises:
-        OptionError: There is none; similar names are suggested.
-    """
+    """Return the file of a packaged network's name or of a path."""
     names = packaged()
     if str(source) in names:
         return names[str(source)]
@@ -175,12 +164,7 @@ def find_weights(source: str | Path) -> Path:
 
 
 def guess_architecture(tensors: Tensors) -> str | None:
-    """Return the architecture with these names and shapes, whatever its classes and channels.
-
-    Example:
-        >>> guess_architecture(build("resnet20", classes=7).state_dict())
-        'resnet20'
-    """
+    """Return the architecture with these names and shapes, whatever its classes and channels."""
     classes, channels = _classes_of(tensors), _channels_of(tensors)
     if classes is None or channels is None:
         return None
@@ -308,12 +292,7 @@ def _check_shapes(wanted: Shapes, tensors: Tensors, name: str, path: Path) -> No
 
 
 def is_factory(name: str) -> bool:
-    """Tell whether a word has the form `package.module:factory`.
-
-    Example:
-        >>> is_factory("my.networks:small"), is_factory("weights.pth"), is_factory("C:/weights.pth")
-        (True, False, False)
-    """
+    """Tell whether a word has the form `package.module:factory`."""
     module, colon, factory = name.partition(":")
     dotted = all(part.isidentifier() for part in module.split("."))
     return bool(colon) and factory.isidentifier() and dotted
@@ -323,13 +302,8 @@ def call_factory(name: str) -> nn.Module:
     """Import `package.module` and return the network that `factory()` makes. Runs users' code.
 
     Raises:
-        OptionError: There is no such module or factory, it needs arguments, or it does not return
-            a module of torch.
+        OptionError: There is no such factory, it needs arguments, or it returns no `nn.Module`.
         FactoryError: The module or the factory fails.
-
-    Example:
-        >>> call_factory("torch.nn:Identity")
-        Identity()
     """
     if not is_factory(name):
         raise OptionError(f"Name your own network as `package.module:factory`; found `{name}`.")

@@ -57,11 +57,7 @@ class Normalisation:
         check_option("std", [*map(float, self.std)], ListOf(Number(above=0), 1, MOST_CHANNELS))
 
     def for_channels(self, channels: int) -> Normalisation:
-        """Return the same normalisation with one number for each channel.
-
-        Raises:
-            OptionError: It has numbers for another count of channels.
-        """
+        """Return the same normalisation with one number for each channel."""
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
                 raise OptionError(
@@ -85,11 +81,7 @@ NORMALISATIONS = {
 
 
 def find_normalisation(chosen: str | Normalisation) -> Normalisation:
-    """Return the normalisation of a name; one that is given as numbers is returned as it is.
-
-    Raises:
-        OptionError: There is no normalisation of that name.
-    """
+    """Return the normalisation of a name; one that is given as numbers is returned as it is."""
     if isinstance(chosen, Normalisation):
         return chosen
     if chosen not in NORMALISATIONS:
@@ -120,11 +112,7 @@ def normalisation_of(images: Images) -> Normalisation:
 
 
 class Normalise(nn.Module):
-    """The first layer of a network: it checks the shape of the images and normalises them.
-
-    Raises:
-        OptionError: The numbers do not fit the channels, or the shape is impossible.
-    """
+    """The first layer of a network: it checks the shape of the images and normalises them."""
 
     mean: Tensor
     std: Tensor
@@ -140,12 +128,7 @@ class Normalise(nn.Module):
             self.register_buffer(name, values, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise images in [0, 1] of shape (batch, channels, height, width).
-
-        Raises:
-            ShapeError: The images have another shape.
-            InputTypeError: The images are whole numbers.
-        """
+        """Normalise images in [0, 1] of shape (batch, channels, height, width)."""
         if not images.is_floating_point():
             kind = str(images.dtype).removeprefix("torch.")
             raise InputTypeError(
@@ -218,13 +201,11 @@ def looks_untrained(network: nn.Module) -> bool:
         >>> looks_untrained(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
         True
     """
-    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
-    known = [
-        (norm.running_mean, norm.running_var)
-        for norm in norms
-        if norm.running_mean is not None and norm.running_var is not None
-    ]
-    return bool(known) and all(not mean.any() and bool((var == 1).all()) for mean, var in known)
+    norms = [each for each in network.modules() if isinstance(each, _BatchNorm)]
+    means = [norm.running_mean for norm in norms if norm.running_mean is not None]
+    variances = [norm.running_var for norm in norms if norm.running_var is not None]
+    fresh = [not mean.any() for mean in means] + [bool((var == 1).all()) for var in variances]
+    return bool(fresh) and all(fresh)
 
 
 def _times(shape: Sequence[int]) -> str:

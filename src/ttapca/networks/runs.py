@@ -126,11 +126,7 @@ def train(
 
 
 def read_history(folder: Path) -> list[EpochRecord]:
-    """Return the epochs that a run has done; none where the folder holds no run.
-
-    Raises:
-        CheckpointError: The saved state is damaged.
-    """
+    """Return the epochs that a run has done; none where the folder holds no run."""
     path = folder / STATE
     return _history(_read_facts(read_safetensors(path)[1], path)) if path.exists() else []
 

@@ -119,12 +119,9 @@ class TrainingOptions:
 
 
 def augment(images: Tensor, options: TrainingOptions, generator: torch.Generator) -> Tensor:
-    """Return new images: random crops of padded ones, some mirrored, a square blanked in each.
+    """Crop, mirror and blank parts of images at random, as `padding`, `flip` and `cutout` say.
 
-    Args:
-        images: Pixels, uint8, shape (batch, channels, height, width).
-        options: Of which `padding`, `flip` and `cutout` count.
-        generator: Draws the random numbers.
+    Images and result are uint8, (batch, channels, height, width).
     """
     batch, _, height, width = images.shape
     rows, columns = torch.arange(height), torch.arange(width)
@@ -183,6 +180,7 @@ class Training:
 
     Raises:
         NotEnoughDataError: There are fewer images than a batch holds.
+        TrainingError: The training diverged, or a saved state does not fit.
 
     Example:
         >>> from ttapca.datasets import read_digits
@@ -228,11 +226,7 @@ class Training:
         return self._averaged.module if self._averaged else self.network
 
     def run_epoch(self, progress: Progress | None = None) -> EpochRecord:
-        """Train for one epoch, measure the result and add the record to the history.
-
-        Raises:
-            TrainingError: The loss or a weight is not finite any more.
-        """
+        """Train for one epoch, measure the result and add the record to the history."""
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._torch_state)
@@ -279,11 +273,7 @@ class Training:
         return state
 
     def restore(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> None:
-        """Go on from what `tensors()` returned; nothing changes where it does not fit.
-
-        Raises:
-            TrainingError: The state is of another network, or not finite.
-        """
+        """Go on from what `tensors()` returned; nothing changes where it does not fit."""
         fault = self._fault(tensors, history)
         if fault:
             raise TrainingError(

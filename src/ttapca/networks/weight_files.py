@@ -68,12 +68,7 @@ DESCRIPTION = Record(
 
 @dataclass(frozen=True)
 class WeightFile:
-    """What a file holds.
-
-    Attributes:
-        tensors: The weights by name, without the prefixes that wrappers add.
-        description: What a file of ours says about its network; empty for other files.
-    """
+    """The weights by name, and what a file of ours says about its network."""
 
     tensors: dict[str, Tensor]
     description: dict[str, Any] = field(default_factory=dict)
@@ -114,13 +109,6 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[s
     Raises:
         OptionError: The description is invalid.
         StorageError: The file cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "weights.safetensors"
-        >>> write_weights(path, {"fc.bias": torch.zeros(3)}, {"architecture": "resnet20"})
-        >>> read_weights(path).description
-        {'architecture': 'resnet20'}
     """
     conform(description, DESCRIPTION, "The description of a network", OptionError)
     write_safetensors(path, tensors, {"format": FORMAT, "description": json.dumps(description)})
@@ -136,11 +124,7 @@ def write_safetensors(
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of a safetensors file.
-
-    Raises:
-        CheckpointError: The file is cut short or of another kind.
-    """
+    """Return the tensors and the metadata of a safetensors file, or raise `CheckpointError`."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
