@@ -117,7 +117,10 @@ def train(
             _restore(training, folder / STATE, facts)
             _write_results(training, folder, facts)
         while not training.finished:
-            record = training.run_epoch(progress)
+            try:
+                record = training.run_epoch(progress)
+            except TrainingError as error:
+                raise TrainingError(f"{folder}: {error}") from error
             _write_state(training, folder / STATE, facts)
             _write_results(training, folder, facts)
             if on_epoch:
