@@ -14,7 +14,7 @@ from PIL import Image
 
 from ttapca.cli.app import run
 from ttapca.cli.corrupt import parse_corruptions, parse_severities
-from ttapca.corruptions import CORRUPTIONS, EXTRA, STANDARD, corrupt
+from ttapca.corruptions import CORRUPTIONS, EXTRA, STANDARD, TEXTURE_FILES, corrupt
 from ttapca.errors import OptionError
 
 
@@ -42,22 +42,18 @@ def test_it_writes_the_layout_and_says_how_much_disk_it_needs(data, images, tmp_
     assert (np.load(to / "fog.npy")[24:36] == corrupt(images, "fog", 3)).all()
     assert run(words) == 0
     assert "2 of 2 files are there; the rest needs 0.0 MB" in capsys.readouterr().err
-
-
-def test_limit_and_severities(data, images, tmp_path):
-    words = ["corrupt", data, "--to", str(tmp_path / "out"), "--corruptions", "fog"]
-    assert run([*words, "--jobs", "1", "--limit", "3", "--severities", "5", "--seed", "7"]) == 0
-    found = np.load(tmp_path / "out" / "fog.npy")
+    words[3:] = [
+        str(tmp_path / "few"),
+        *["--corruptions", "fog", "--jobs", "1", "--severities", "5", "--limit", "3"],
+    ]
+    assert run([*words, "--seed", "7"]) == 0
+    found = np.load(tmp_path / "few" / "fog.npy")
     assert (found == corrupt(images[:3], "fog", 5, seed=7)).all()
 
 
 def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
     (home / "frost").mkdir(parents=True)
-    for name, texture in zip(
-        ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg", "frost6.jpg"),
-        textures,
-        strict=True,
-    ):
+    for name, texture in zip(TEXTURE_FILES, textures, strict=True):
         Image.fromarray(texture).save(home / "frost" / name)
     sheet = tmp_path / "sheet.png"
     assert run(["corrupt", data, "--sheet", str(sheet), "--image", "2"]) == 0

@@ -1,43 +1,24 @@
-"""`corrupt`: what it accepts, and what an image's bytes depend on."""
+"""`corrupt`: what it accepts, what the bytes of an image depend on, and the contact sheet."""
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD, corrupt, find
+from ttapca.corruptions import CORRUPTIONS, corrupt, find
+from ttapca.corruptions.apply import contact_sheet
+from ttapca.corruptions.pixels import between, integers, normals, stream_key, uniforms
 from ttapca.errors import DataNotFoundError, OptionError, PixelTypeError, ShapeError
 
 WITHOUT_CHANCE = {
     *("defocus_blur", "zoom_blur", "gaussian_blur", "brightness", "contrast", "saturate"),
     *("pixelate", "jpeg_compression"),
 }
-
-
-def test_the_nineteen_are_the_papers_fifteen_and_four_more():
-    assert len(STANDARD) == 15
-    assert len(EXTRA) == 4
-    assert STANDARD + EXTRA == CORRUPTIONS
-    assert STANDARD[:4] == ("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur")
-    assert STANDARD[-1] == "jpeg_compression"
-
-
-@pytest.mark.parametrize("severity", SEVERITIES)
-@pytest.mark.parametrize("name", CORRUPTIONS)
-def test_every_corruption_changes_images_and_keeps_their_form(name, severity, images, textures):
-    before = images.copy()
-    spoilt = corrupt(images, name, severity, textures=textures)
-    assert spoilt.shape == images.shape
-    assert spoilt.dtype == np.uint8
-    assert (spoilt != images).any()
-    assert (images == before).all()
 
 
 @pytest.mark.parametrize("shape", [(32, 48), (67, 33)])
@@ -59,33 +40,8 @@ def test_order_slices_batches_and_strides_do_not_matter(name, images, textures, 
     assert (np.concatenate(pieces) == whole).all()
     mirrored = images[:, :, ::-1]
     assert (spoil(mirrored) == spoil(np.ascontiguousarray(mirrored))).all()
-    monkeypatch.setattr("ttapca.corruptions.apply._VALUES_A_PIECE", 5 * 32 * 32 * 3)
+    monkeypatch.setattr("ttapca.corruptions.apply._VALUES_PER_PIECE", 5 * 32 * 32 * 3)
     assert (spoil(images) == whole).all()
-
-
-def _noisy(start: int) -> np.ndarray:
-    images = np.full((4, 32, 32, 3), 90, dtype=np.uint8)
-    return np.concatenate(
-        [corrupt(images, name, 5, start=start) for name in ("snow", "shot_noise")]
-    )
-
-
-def test_another_process_gives_the_same_bytes():
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        there = pool.submit(_noisy, 9).result()
-    assert (there == _noisy(9)).all()
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    cuts=st.sets(st.integers(1, 11), max_size=6),
-    seed=st.integers(0, 2**63 - 1),
-    name=st.sampled_from(["impulse_noise", "fog", "glass_blur", "elastic_transform", "spatter"]),
-)
-def test_any_cutting_gives_the_same_bytes(images, cuts, seed, name):
-    edges = [0, *sorted(cuts), 12]
-    pieces = [corrupt(images[a:b], name, 3, seed, start=a) for a, b in pairwise(edges)]
-    assert (np.concatenate(pieces) == corrupt(images, name, 3, seed)).all()
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
@@ -150,3 +106,52 @@ def test_numpys_whole_numbers_are_as_good(images):
 def test_images_are_uint8_channels_last_and_large_enough(bad, error, message):
     with pytest.raises(error, match=message):
         corrupt(bad, "fog", 1)
+
+
+KEY = stream_key(0, "fog", 1)
+# Some with consecutive indices, which are drawn together.
+INDICES = st.lists(st.integers(0, 12) | st.integers(0, 2**40), min_size=1, max_size=8)
+
+
+@given(indices=INDICES, count=st.integers(1, 9))
+def test_random_numbers_depend_on_the_index_only(indices, count):
+    together = uniforms(KEY, np.array(indices), count)
+    for row, index in zip(together, indices, strict=True):
+        assert (uniforms(KEY, np.array([index]), count)[0] == row).all()
+
+
+def test_random_numbers_are_uniform_and_do_not_repeat():
+    numbers = uniforms(KEY, np.arange(500), 401)
+    assert 0.0 < numbers.min() < numbers.max() < 1.0
+    assert stats.kstest(numbers.ravel(), "uniform").pvalue > 1e-4
+    assert np.unique(numbers).size == numbers.size
+    assert abs(np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]) < 0.01
+    for other in ((1, "fog", 1), (0, "snow", 1), (0, "fog", 2), (2**80, "fog", 1)):
+        assert (stream_key(*other) != KEY).all()
+
+
+def test_random_numbers_become_what_is_needed():
+    ends = np.array([2.0**-54, 1.0 - 2.0**-53])
+    for stop in (1, 2, 3, 5, 7, 63, 64):
+        assert integers(ends, stop).tolist() == [0, stop - 1]
+    values = normals(uniforms(KEY, np.arange(100), 500), 2.0, 3.0).ravel()
+    assert stats.kstest(values, "norm", args=(2.0, 3.0)).pvalue > 1e-4
+    assert np.isfinite(normals(ends, 0.0, 1.0)).all()
+    assert between(np.array([0.0, 0.5, 1.0]), -2.0, 4.0).tolist() == [-2.0, 1.0, 4.0]
+
+
+def test_a_contact_sheet_holds_the_images_enlarged(images, make_images):
+    sheet = np.asarray(contact_sheet(images[3], index=3, corruptions=["snow"], severities=[4]))
+    clean = sheet[26 : 26 + 128 : 4, 12 : 12 + 128 : 4]
+    snowy = sheet[26 : 26 + 128 : 4, 152 : 152 + 128 : 4]
+    assert (clean == images[3]).all()
+    assert (snowy == corrupt(images[3:4], "snow", 4, start=3)[0]).all()
+    assert (sheet[:26] < 255).any()  # the captions
+    large = contact_sheet(make_images(1, 150, 200)[0], corruptions=["contrast"])
+    assert large.size == (2 * 212 + 12, 176 + 12)  # not enlarged
+    small = contact_sheet(make_images(1, 33, 33)[0], corruptions=["elastic_transform"])
+    assert small.size == (2 * (33 * 3 + 12) + 12, 33 * 3 + 14 + 12 + 12)  # a caption is cut
+    with pytest.raises(OptionError, match="at least one corruption and one severity"):
+        contact_sheet(images[0], corruptions=[])
+    with pytest.raises(PixelTypeError, match="uint8"):
+        contact_sheet(images[0] / 255)

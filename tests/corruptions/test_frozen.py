@@ -52,6 +52,10 @@ def frozen(images, textures) -> dict[str, list[float]]:
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_bytes_are_those_of_the_frozen_table(name, severity, images, textures, frozen):
     expected = np.array(frozen[f"{name}_{severity}"]).reshape(2, 4, 4, 3)
-    found = block_means(corrupt(images[:2], name, severity, textures=textures))
+    before = images[:2].copy()
+    corrupted = corrupt(images[:2], name, severity, textures=textures)
+    assert (images[:2] == before).all()
+    assert (corrupted != before).any()
+    found = block_means(corrupted)
     assert np.abs(found - expected).max() < 0.5
     assert np.abs(found - expected).mean() < 0.05

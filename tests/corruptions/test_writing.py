@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ttapca.corruptions import corrupt, workers
-from ttapca.corruptions.writing import Export
+from ttapca.corruptions import corrupt
+from ttapca.corruptions.writing import Export, completed
 from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
@@ -28,6 +28,7 @@ from ttapca.errors import (
 from ttapca.support.disk import locked
 
 NAMES = ("fog", "contrast", "impulse_noise")
+OTHERS = {"labels.npy", "corruptions.json"}
 
 
 @pytest.fixture
@@ -41,13 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_layout_is_the_official_one(export, images):
     export.run()
-    assert set(contents(export.to)) == {
-        "fog.npy",
-        "contrast.npy",
-        "impulse_noise.npy",
-        "labels.npy",
-        "corruptions.json",
-    }
+    assert set(contents(export.to)) == {*(f"{name}.npy" for name in NAMES), *OTHERS}
     labels = np.load(export.to / "labels.npy", allow_pickle=False)
     assert labels.dtype == np.uint8
     assert (labels == np.tile(np.arange(12), 5)).all()
@@ -62,7 +57,7 @@ def test_the_layout_is_the_official_one(export, images):
 
 def test_the_bytes_do_not_depend_on_processes_nor_on_tasks(export, images, tmp_path, monkeypatch):
     export.run()
-    monkeypatch.setattr("ttapca.corruptions.writing._IMAGES_A_TASK", 5)
+    monkeypatch.setattr("ttapca.corruptions.writing._IMAGES_PER_TASK", 5)
     other = Export(images, np.arange(12), tmp_path / "other", NAMES)
     seen = []
     other.run(jobs=2, progress=lambda name, done, total: seen.append((name, done, total)))
@@ -162,7 +157,7 @@ def test_a_failing_worker_process_leaves_no_torn_file(export, monkeypatch):
     monkeypatch.setattr("ttapca.corruptions.writing._reserve", lambda _path, _shape: None)
     with pytest.raises(StorageError, match=r"Cannot write to .*: No such file or directory"):
         export.run(jobs=2)
-    assert set(contents(export.to)) == {"labels.npy", "corruptions.json"}
+    assert set(contents(export.to)) == OTHERS
 
 
 def test_a_folder_that_cannot_be_used_is_named(export, images, tmp_path):
@@ -181,7 +176,7 @@ def test_an_interrupt_leaves_whole_files_only(export):
 
     with pytest.raises(KeyboardInterrupt, match="by the user"):
         export.run(progress=interrupt)
-    assert set(contents(export.to)) <= {"fog.npy", "contrast.npy", "labels.npy", "corruptions.json"}
+    assert set(contents(export.to)) <= {"fog.npy", "contrast.npy", *OTHERS}
     export.run()
     assert export.missing() == ()
 
@@ -209,7 +204,7 @@ def _die(_task: int) -> None:
 
 def test_a_killed_worker_is_an_error_with_a_remedy():
     with pytest.raises(TtapcaError, match=r"one was killed.*run the same command again"):
-        list(workers.completed(_die, [1, 2, 3], jobs=2))
+        list(completed(_die, [1, 2, 3], jobs=2))
 
 
 SCRIPT = """

@@ -16,10 +16,16 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from ttapca.datasets import Images
-from ttapca.errors import OptionError, ShapeError
+from ttapca.errors import InputTypeError, OptionError, ShapeError
 from ttapca.networks import ARCHITECTURES, Normalisation, build, normalisation_of
-from ttapca.networks.architectures import shapes_of
-from ttapca.networks.residual import ResNet, WideResNet
+from ttapca.networks.architectures import (
+    LayeredNetwork,
+    Recipe,
+    group_norm_resnet,
+    resnet,
+    shapes_of,
+    wide_resnet,
+)
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "weights"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")
@@ -41,7 +47,7 @@ def test_wrn_28_10_is_robustbenchs() -> None:
     assert len(shapes) == ROBUSTBENCH_ENTRIES
     assert hashlib.sha256(lines.encode()).hexdigest() == ROBUSTBENCH_NAMES
     with torch.device("meta"):
-        network = WideResNet(28, 10)
+        network = ARCHITECTURES["wrn-28-10"](10, "none", (3, 32, 32))
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert count(network) == ROBUSTBENCH_PARAMETERS
     assert sum(count(norm) for norm in norms) == ROBUSTBENCH_BATCH_NORM
@@ -56,8 +62,7 @@ def test_the_frozen_facts_are_those_of_the_list() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        # Published counts: chenyaofo's for convolutions; those of the common
-        # reimplementations of He and others for zeros.
+        # Published counts: chenyaofo's, and for zeros those of common reimplementations.
         ("resnet20", 272_474),
         ("resnet56", 855_770),
         ("resnet20-zeros", 269_722),
@@ -153,24 +158,25 @@ def randomise_norms(network: nn.Module) -> nn.Module:
 
 
 SMALL = (3, 16, 16)
+ZEROS = partial(resnet, depth=8, zero_shortcut=True)
 
 
 @pytest.mark.parametrize(
-    ("network", "by_hand"),
+    ("recipe", "by_hand"),
     [
-        (WideResNet(10, 1, input_shape=SMALL), wide_by_hand),
-        (WideResNet(10, 2, input_shape=SMALL), wide_by_hand),  # its first shortcut convolves
-        (ResNet(8, input_shape=SMALL), partial(residual_by_hand, zeros=False)),
-        (ResNet(8, input_shape=SMALL, shortcut="zeros"), partial(residual_by_hand, zeros=True)),
-        (build("resnet26-gn", input_shape=SMALL), group_norm_by_hand),
+        (partial(wide_resnet, depth=10, width=1), wide_by_hand),
+        (partial(wide_resnet, depth=10, width=2), wide_by_hand),  # its first shortcut convolves
+        (partial(resnet, depth=8), partial(residual_by_hand, zeros=False)),
+        (ZEROS, partial(residual_by_hand, zeros=True)),
+        (partial(group_norm_resnet, depth=26), group_norm_by_hand),
     ],
     ids=["wide", "wider", "convolution", "zeros", "group-norm"],
 )
 def test_forward_passes_by_hand(
-    network: nn.Module, by_hand: Callable[[ByHand, Tensor], Tensor]
+    recipe: Recipe, by_hand: Callable[[ByHand, Tensor], Tensor]
 ) -> None:
     images = torch.rand(2, *SMALL, dtype=torch.float64)
-    network = randomise_norms(network)
+    network = randomise_norms(LayeredNetwork(recipe, input_shape=SMALL))
     torch.testing.assert_close(network(images), by_hand(ByHand(network), images))
 
 
@@ -212,12 +218,8 @@ def test_normalisation_of_a_data_set() -> None:
     ("call", "message"),
     [
         (lambda: build("wrn28-10"), "no architecture `wrn28-10`. Did you mean `wrn-28-10`"),
-        (lambda: WideResNet(27, 10), r"depth of 6 n \+ 4 .* found depth 27 and width 10"),
-        (lambda: ResNet(21), r"depth of 6 n \+ 2 .* found 21"),
-        (
-            lambda: ResNet(20, shortcut="none"),
-            "`shortcut` must be one of convolution, zeros; found 'none'",
-        ),  # type: ignore[arg-type]
+        (lambda: wide_resnet(3, 10, depth=27, width=10), r"must be 6 n \+ 4, .* found 27"),
+        (lambda: resnet(3, 10, depth=21), r"must be 6 n \+ 2, .* found 21"),
         (lambda: build("resnet20", classes=0), "at least 1 class; found 0"),
         (lambda: build("resnet20", normalisation="cifar"), "Did you mean `cifar10`"),
         *(
@@ -225,7 +227,8 @@ def test_normalisation_of_a_data_set() -> None:
             for shape in ((32, 32), (3, 0, 32), (3, 10**6, 10**6), (3.0, 32, 32))
         ),
         (lambda: Normalisation((0.5,), (0.0,)), "above 0; found"),
-        (lambda: Normalisation((), (1.0,)), "one or more finite numbers; found"),
+        (lambda: Normalisation((), (1.0,)), "`mean` must be a list of 1 to 1,024 entries; found 0"),
+        (lambda: Normalisation((float("nan"),), (1.0,)), r"`mean\[0\]` must be a finite number"),
         (
             lambda: build("resnet20", normalisation=Normalisation((0.1, 0.2), (1.0,))),
             "one for each of the 3 channels; found 2",
@@ -237,6 +240,8 @@ def test_what_makes_no_sense(call: object, message: str) -> None:
         call()  # type: ignore[operator]
 
 
-def test_images_of_another_size() -> None:
+def test_images_of_another_size_or_type() -> None:
     with pytest.raises(ShapeError, match=r"of shape 3x32x32; found 3x64x64. Resize"):
         build("wrn-10-1")(torch.rand(1, 3, 64, 64))
+    with pytest.raises(InputTypeError, match=r"in \[0, 1\]; found uint8. Convert pixels"):
+        build("wrn-10-1")(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))

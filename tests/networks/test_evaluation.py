@@ -59,41 +59,37 @@ def test_calibration_error(pairs: list[tuple[int, bool]], bins: int) -> None:
     assert found == pytest.approx(slow_calibration(confidence, correct, bins), abs=1e-12)
 
 
-def test_calibration_at_the_ends() -> None:
-    for confidence, expected in ((0.0, 1.0), (1.0, 0.0)):
-        found = expected_calibration_error(torch.tensor([confidence]), torch.tensor([True]))
-        assert found == expected
-
-
 @pytest.mark.parametrize("batch_size", [7, 200])
 def test_measured_as_one_by_one(batch_size: int) -> None:
     images, model = random_images(50), network()
-    outcome = evaluate(model, images, batch_size=batch_size)
-    probabilities = model(to_tensor(images.images)).softmax(1)
-    predicted = probabilities.argmax(1).numpy()
-    right = predicted == images.labels
-    assert outcome.images == 50
-    assert outcome.error == pytest.approx(100 * (1 - right.mean()))
-    assert outcome.accuracy == pytest.approx(100 * right.mean())
-    by_class = [100 * right[images.labels == label].mean() for label in (0, 1)]
-    assert outcome.accuracy_of_class[:2] == pytest.approx(by_class)
-    assert outcome.accuracy_of_class[2] is None  # no image has it
-    slow = slow_calibration(probabilities.amax(1).tolist(), right.tolist(), 15)
-    assert outcome.calibration_error == pytest.approx(100 * slow, abs=1e-4)
-    assert outcome.seconds > 0
-
-
-def test_progress_and_speed() -> None:
-    seen = []
+    seen: list[int] = []
 
     def watch(batches: Iterable[Any]) -> Iterable[Any]:
         for batch in batches:
             seen.append(len(batch[1]))
             yield batch
 
-    evaluate(network(), random_images(5), batch_size=2, progress=watch)
-    assert seen == [2, 2, 1]
-    assert Evaluation(100, 0.0, 0.0, (), 0.0, (), (), 0.5).images_per_second == 200
+    outcome = evaluate(model, images, batch_size=batch_size, progress=watch)
+    assert seen == ([7] * 7 + [1] if batch_size == 7 else [50])
+    wrong, entropies, confidence = [], [], []
+    for pixels, label in zip(images.images, images.labels, strict=True):
+        with torch.no_grad():
+            chances = model(to_tensor(pixels[None])).double().softmax(1)[0]
+        wrong.append(100.0 * (int(chances.argmax()) != label))
+        entropies.append(-float((chances * chances.log()).sum()))
+        confidence.append(float(chances.max()))
+    parts = [slice(first, first + batch_size) for first in range(0, 50, batch_size)]
+    assert outcome.images == 50
+    assert outcome.error == 100 - outcome.accuracy == pytest.approx(np.mean(wrong))
+    assert outcome.entropy == pytest.approx(np.mean(entropies))
+    assert outcome.error_stream == pytest.approx([np.mean(wrong[part]) for part in parts])
+    assert outcome.entropy_stream == pytest.approx([np.mean(entropies[part]) for part in parts])
+    by_class = [100 - np.array(wrong)[images.labels == label].mean() for label in (0, 1)]
+    assert outcome.accuracy_of_class[:2] == pytest.approx(by_class)
+    assert outcome.accuracy_of_class[2] is None  # no image has this class
+    slow = slow_calibration(confidence, [not each for each in wrong], 15)
+    assert outcome.calibration_error == pytest.approx(100 * slow, abs=1e-4)
+    assert outcome.images_per_second == pytest.approx(50 / outcome.seconds)
     assert Evaluation(100, 0.0, 0.0, (), 0.0, (), (), 0.0).images_per_second == float("inf")
 
 
@@ -121,21 +117,6 @@ def test_what_cannot_be_measured(
 ) -> None:
     with pytest.raises(error, match=message):
         evaluate(predict, images)
-
-
-def test_streams_and_entropy_against_a_loop() -> None:
-    images, model = random_images(7), network()
-    outcome = evaluate(model, images, batch_size=3)
-    wrong, entropies = [], []
-    for pixels, label in zip(images.images, images.labels, strict=True):
-        with torch.no_grad():
-            chances = model(to_tensor(pixels[None])).double().softmax(1)[0]
-        wrong.append(100.0 * (int(chances.argmax()) != label))
-        entropies.append(-float((chances * chances.log()).sum()))
-    parts = [slice(0, 3), slice(3, 6), slice(6, 7)]
-    assert outcome.entropy == pytest.approx(np.mean(entropies))
-    assert outcome.error_stream == pytest.approx([np.mean(wrong[part]) for part in parts])
-    assert outcome.entropy_stream == pytest.approx([np.mean(entropies[part]) for part in parts])
 
 
 def test_some_images_of_a_stream() -> None:

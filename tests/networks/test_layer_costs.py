@@ -86,10 +86,8 @@ def test_layers_that_cannot_carry_a_filter() -> None:
     assert table.recommended == "narrow"  # nothing folds: the first that is called once
     assert by_name["narrow"].components == 2  # it cannot have three
 
-
-def test_networks_with_nothing_to_count() -> None:
-    table = describe_layers(nn.Identity(), (4,))
-    assert (table.recommended, table.layers) == (None, ())
+    nothing = describe_layers(nn.Identity(), (4,))
+    assert (nothing.recommended, nothing.layers) == (None, ())
     assert facts(nn.Sequential(nn.ReLU()), (4,), 2)["0"].relative_cost is None
 
 

@@ -31,7 +31,6 @@ from ttapca.errors import (
     TrainingError,
 )
 from ttapca.networks import (
-    Augmentation,
     RotationNetwork,
     Training,
     TrainingOptions,
@@ -45,6 +44,7 @@ from ttapca.networks import (
 )
 from ttapca.networks.rotation import RotationHead, frozen_statistics
 from ttapca.networks.runs import LOG, STATE, WEIGHTS, read_history
+from ttapca.networks.training import augment
 from ttapca.networks.weight_files import read_safetensors, read_weights, write_safetensors
 from ttapca.support.disk import locked
 
@@ -94,7 +94,7 @@ def numbered(batch: int, channels: int, height: int, width: int) -> Tensor:
 @given(st.integers(0, 3), st.booleans(), st.integers(0, 1000))
 def test_each_image_is_a_crop_of_the_padded_one(padding: int, flip: bool, seed: int) -> None:
     images = numbered(4, 2, 5, 6)
-    found = Augmentation(padding, flip)(images, generator(seed))
+    found = augment(images, TrainingOptions(padding=padding, flip=flip), generator(seed))
     assert found.shape == images.shape
     for image, result in zip(images, found, strict=True):
         padded = torch.zeros(2, 5 + 2 * padding, 6 + 2 * padding, dtype=image.dtype)
@@ -110,7 +110,7 @@ def test_each_image_is_a_crop_of_the_padded_one(padding: int, flip: bool, seed: 
 
 def test_all_shifts_and_both_sides_occur() -> None:
     images = numbered(1, 1, 3, 3).expand(400, 1, 3, 3)
-    found = Augmentation(1, True)(images, generator())
+    found = augment(images, TrainingOptions(padding=1), generator())
     assert len({tuple(image.flatten().tolist()) for image in found}) == 9 * 2
 
 
@@ -118,7 +118,8 @@ def test_all_shifts_and_both_sides_occur() -> None:
 def test_one_square_is_cut_out(side: int, seed: int) -> None:
     images = torch.randint(1, 256, (3, 2, 7, 8), dtype=torch.uint8, generator=generator(seed))
     before = images.clone()
-    found = Augmentation(0, False, side)(images, generator(seed))
+    options = TrainingOptions(padding=0, flip=False, cutout=side)
+    found = augment(images, options, generator(seed))
     assert torch.equal(images, before)
     for image, result in zip(images, found, strict=True):
         mean = image.double().mean((1, 2), keepdim=True).round().to(torch.uint8)
@@ -162,34 +163,29 @@ def test_the_rotation_head_shares_the_network_up_to_the_split() -> None:
     assert model.layer3[0].conv1.weight.grad is None
     with pytest.raises(LayerNotFoundError, match=r"Did you mean `layer"):
         RotationNetwork(model, "layr2", RotationHead(32))
-    with pytest.raises(LayerOutputError, match=r"`fc` does not. Choose another split"):
+    with pytest.raises(LayerOutputError, match=r"`fc` does not. Choose another layer"):
         add_rotation_head(model, "fc", generator())
 
 
 # Steps -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
-@pytest.mark.parametrize("steps", [1, 2, 100])
-def test_learning_rates_rise_then_fall(schedule: Any, steps: int) -> None:
-    options = TrainingOptions(epochs=steps, schedule=schedule, peak=0.5, warmup=20)
-    rates = [options.learning_rate(step, 1) for step in range(steps)]
-    highest = rates.index(max(rates))
-    assert rates[: highest + 1] == sorted(rates[: highest + 1])
-    assert rates[highest:] == sorted(rates[highest:], reverse=True)
-    assert 0 < min(rates) <= max(rates) <= 0.5
-    if steps == 100:
-        assert max(rates) == 0.5
-        assert highest == (20 if schedule == "cosine" else 30)
-        assert rates[-1] < 0.001
+@pytest.mark.parametrize(("schedule", "top"), [("cosine", 20), ("one-cycle", 30)])
+def test_learning_rates_rise_then_fall(schedule: Any, top: int) -> None:
+    options = TrainingOptions(epochs=100, schedule=schedule, peak=0.5, warmup=20)
+    rates = [options.learning_rate(step, 1) for step in range(100)]
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert max(rates) == rates[top] == 0.5
+    assert 0 < rates[-1] < 0.001
+    assert TrainingOptions(epochs=1, schedule=schedule).learning_rate(0, 1) > 0
 
 
 def test_one_step_by_hand() -> None:
     """Nesterov's momentum, weight decay on weights only, label smoothing: written out."""
-    options = TrainingOptions(
-        epochs=1, batch_size=4, peak=0.5, schedule="cosine", warmup=0, weight_decay=0.1,
-        label_smoothing=0.2, padding=0, flip=False, channels_last=False,
-    )  # fmt: skip
+    schedule = {"epochs": 1, "batch_size": 4, "peak": 0.5, "schedule": "cosine", "warmup": 0}
+    others = {"weight_decay": 0.1, "label_smoothing": 0.2, "padding": 0, "flip": False}
+    options = TrainingOptions(**schedule, **others, channels_last=False)
     pixels = np.random.default_rng(0).integers(0, 256, (4, 2, 2, 1), dtype=np.uint8)
     images = Images(pixels, np.array([0, 1, 2, 0]), ("a", "b", "c"))
     torch.manual_seed(0)
@@ -249,14 +245,8 @@ def test_dropout_is_repeatable_and_the_callers_random_state_untouched() -> None:
     assert equal(*outcomes)
 
 
-def test_memory_layout_changes_no_result_beyond_rounding() -> None:
-    options = (dataclasses.replace(OPTIONS, channels_last=layout) for layout in (True, False))
-    one, two = (Training(network(), DIGITS, TEST, each).run_epoch().loss for each in options)
-    assert one == pytest.approx(two, rel=1e-3)
-
-
 def test_how_many_images_make_an_epoch() -> None:
-    assert Training(network(), DIGITS[:130], TEST, OPTIONS).steps_an_epoch == 2  # the rest waits
+    assert Training(network(), DIGITS[:130], TEST, OPTIONS).steps_per_epoch == 2  # the rest waits
     with pytest.raises(NotEnoughDataError, match=r"one batch of 64 images; found 10"):
         Training(network(), DIGITS[:10], TEST, OPTIONS)
 
@@ -272,26 +262,13 @@ def test_a_diverging_run_says_so() -> None:
         Training(made, DIGITS, TEST, dataclasses.replace(OPTIONS, average=0.0)).run_epoch()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("epochs", 0),
-        ("batch_size", 0),
-        ("peak", 0.0),
-        ("momentum", 1.0),
-        ("weight_decay", -1.0),
-        ("label_smoothing", 1.0),
-        ("average", 1.0),
-        ("padding", -1),
-        ("cutout", -1),
-        ("rotation", -1.0),
-        ("warmup", -1.0),
-        ("schedule", "cosin"),
-    ],
-)
-def test_options_out_of_range(name: str, value: Any) -> None:
-    with pytest.raises(OptionError, match=f"`{name}` must be .*found {value!r}"):
-        TrainingOptions(**{name: value})
+def test_options_out_of_range() -> None:
+    negative = ("weight_decay", "padding", "cutout", "rotation", "warmup")
+    zero, one = ("epochs", "batch_size", "peak"), ("momentum", "label_smoothing", "average")
+    wrong = {**dict.fromkeys(negative, -1), **dict.fromkeys(zero, 0), **dict.fromkeys(one, 1)}
+    for name, value in {**wrong, "schedule": "cosin"}.items():
+        with pytest.raises(OptionError, match=f"`{name}` must be .*found {value!r}"):
+            TrainingOptions(**{name: value})
 
 
 # Runs in a folder ---------------------------------------------------------------------------------
@@ -310,14 +287,6 @@ def test_a_run_delivers_what_it_measured(tmp_path: Path) -> None:
     assert description["training"]["finished_epochs"] == 3
     assert description["test_accuracy"] == pytest.approx(delivered.accuracy)
     assert load_rotation(tmp_path / WEIGHTS).split == "conv2"
-
-
-def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        run(tmp_path / name, dataclasses.replace(OPTIONS, seed=seed))
-    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
-    assert not equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
-    assert log(tmp_path / "a")[0]["rotation_accuracy"] == ""
 
 
 def command(folder: Path) -> list[str]:
@@ -424,16 +393,12 @@ def filled(value: float) -> Any:
     ("name", "change", "message"),
     [
         ("network/bn1.running_var", filled(torch.inf), "not finite"),
-        ("average/fc.weight", filled(torch.nan), "not finite"),
         ("momentum/fc.weight", filled(torch.nan), "not finite"),
-        ("momentum/fc.weight", lambda t: t[:1], "of another form"),
-        ("network/fc.weight", lambda t: t.half(), "of another form"),
+        ("network/fc.weight", lambda t: t.half(), "another shape or type"),
+        ("torch_generator", lambda t: t[:5], "another shape or type"),
         ("average/fc.weight", lambda t: None, "is missing"),
-        ("generator", lambda t: None, "is missing"),
-        ("generator", filled(255), "`generator` is no state"),
-        ("torch_generator", filled(255), "`torch_generator` is no state"),
-        ("torch_generator", lambda t: t[:5], "of another form"),
         ("momentum/unknown", lambda t: torch.zeros(3), "unknown"),
+        ("generator", filled(255), "`generator` is no state"),
     ],
 )
 def test_a_state_that_does_not_fit(
@@ -454,12 +419,9 @@ def test_a_state_that_does_not_fit(
     ("change", "record", "message"),
     [
         ({"history": []}, {}, "`history` must be a list of 1"),
-        ({"options": []}, {}, "`options` must be an object"),
         ({"more": 1}, {}, "no names but options, description, history"),
         ({}, {"epoch": 7}, "the epochs from 1 on"),
         ({}, {"loss": float("nan")}, "not finite"),
-        ({}, {"loss": "x"}, r"`history\[0\].loss` must be a finite number"),
-        ({}, {"extra": 1}, r"`history\[0\]` must be an object with no names but"),
     ],
 )
 def test_a_log_that_makes_no_sense(

@@ -48,6 +48,9 @@ def test_our_own_files_describe_themselves(tmp_path: Path) -> None:
     assert same(found.tensors)
     assert found.description == {"architecture": "resnet20", "mean": [0.5]}
     assert [entry.name for entry in path.parent.iterdir()] == ["a.safetensors"]
+    with pytest.raises(OptionError, match="`classes` must be a whole number from 1"):
+        write_weights(tmp_path / "b.safetensors", WEIGHTS, {"classes": 0})
+    assert not (tmp_path / "b.safetensors").exists()
 
 
 class Hostile:
@@ -126,7 +129,6 @@ def test_no_weights_in_it(content: Any, message: str, tmp_path: Path) -> None:
     [
         ({}, "is missing, although ttapca wrote"),
         ({"description": "{"}, "is not JSON"),
-        ({"description": "[]"}, "must be an object"),
         ({"description": '{"classes": "ten"}'}, "`classes` must be a whole number"),
         ({"description": '{"input_shape": [1, 1000000, 8]}'}, r"`input_shape\[1\]` must be"),
         ({"description": '{"input_shape": [3, 16000, 16000]}'}, "at most 16,777,216 numbers"),
@@ -143,18 +145,11 @@ def test_a_description_that_was_altered(
         read_weights(tmp_path / "a.safetensors")
 
 
-def test_a_description_that_no_reader_would_take_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="`classes` must be a whole number from 1"):
-        write_weights(tmp_path / "a.safetensors", WEIGHTS, {"classes": 0})
-    assert not (tmp_path / "a.safetensors").exists()
-
-
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
         (torch.tensor([0.0, torch.nan]), "finite numbers; `fc.bias`"),
-        (torch.tensor([torch.inf]), "finite numbers; `fc.bias`"),
         (torch.tensor([complex(0, torch.inf)]), "finite numbers; `fc.bias`"),
         (torch.zeros(3, dtype=torch.float8_e4m3fn), "dense tensors of common types"),
     ],
@@ -171,11 +166,11 @@ def test_tensors_that_are_no_weights(
         read_weights(path)
 
 
-def changed_pickle(path: Path, old: bytes, new: bytes) -> None:
+def rewrite(path: Path, old: bytes, new: bytes, compression: int = zipfile.ZIP_STORED) -> None:
     """Change what a zip's pickle says; the archive itself is right."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in members.items():
             assert not name.endswith("data.pkl") or old in content
             archive.writestr(name, content.replace(old, new) if name[-3:] == "pkl" else content)
@@ -207,7 +202,7 @@ def test_a_checkpoint_that_lies_about_sizes(lie: str, tmp_path: Path) -> None:
     path = tmp_path / "a.pth"
     torch.save({"a": torch.arange(7.0)}, path)
     assert read_weights(path).tensors["a"].tolist() == list(range(7))
-    changed_pickle(path, *LIES[lie])
+    rewrite(path, *LIES[lie])
     with pytest.raises(CheckpointError, match=r"a\.pth (is not a whole|holds more than tensors)"):
         read_weights(path)
 
@@ -221,11 +216,7 @@ def test_other_files_that_lie_about_sizes(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"a\.pth is not a whole"):
         read_weights(path)
     torch.save({"a": torch.zeros(100_000)}, path)
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:  # it unpacks to more
-        for name, member in members.items():
-            archive.writestr(name, member)
+    rewrite(path, b"", b"", zipfile.ZIP_DEFLATED)  # it unpacks to more
     with pytest.raises(CheckpointError, match=r"a\.pth is not a whole"):
         read_weights(path)
 

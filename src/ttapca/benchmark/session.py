@@ -33,7 +33,7 @@ from ttapca.datasets import (
 from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods import METHODS
-from ttapca.networks.factories import is_factory, make
+from ttapca.networks.checkpoints import call_factory, is_factory
 from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent, Steps
@@ -77,7 +77,7 @@ class NetworkSource:
         """
         if is_factory(self.name):
             self._refuse("architecture", "normalisation")
-            network = make(self.name)
+            network = call_factory(self.name)
             network = networks.load_weights(network, self.weights) if self.weights else network
         else:
             self._refuse("weights")

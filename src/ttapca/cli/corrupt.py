@@ -158,7 +158,7 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
 
 
 def _draw_sheet(options: CorruptionOptions, sheet: Path, image: int, all_severities: bool) -> None:
-    from ttapca.corruptions.sheet import contact_sheet
+    from ttapca.corruptions.apply import contact_sheet
 
     names = parse_corruptions(options.corruptions or "standard")
     severities = parse_severities(options.severities)

@@ -1,13 +1,9 @@
-"""Nineteen ways in which an image goes wrong, at five severities, with a seed.
+"""The nineteen corruptions of CIFAR-10-C and CIFAR-100-C, at five severities, with a seed.
 
-They are the corruptions of CIFAR-10-C and CIFAR-100-C: `corrupt` turns clean images into those that
-the benchmark holds. Four things are kept apart:
-
-- *what happens to an image*: `noise`, `blur`, `weather`, `digital`, the four groups of the paper;
-  pure functions of images, random numbers and parameters;
-- *how strong it is*: a table, `cifar_c.toml`, which is data; `catalogue` reads it;
-- *which random numbers an image gets*: `random_streams`; they belong to the image's index;
-- *whole data sets*: `writing` fills a folder in the layout of CIFAR-C, `sheet` draws one image.
+- `noise`, `blur`, `weather` and `digital`, the four groups of the paper, hold functions of images,
+  random numbers and parameters; `pixels` holds what they share, the random numbers included;
+- `catalogue` lists them and reads the strength of each from a table, `cifar_c.toml`;
+- `apply` corrupts images and draws a contact sheet; `writing` writes whole data sets.
 
 Nothing here prints, reads the environment or knows of adaptation.
 """

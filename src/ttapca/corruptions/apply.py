@@ -1,4 +1,4 @@
-"""`corrupt`: check the call, cut it into pieces that fit the cache, hand each to its function."""
+"""Corrupt images, and draw a contact sheet of what each corruption does to one image."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
 from ttapca._checks import Whole, check_option
 from ttapca.corruptions.catalogue import (
     CIFAR_C,
     SEVERITIES,
+    STANDARD,
     TEXTURES,
     SeverityTable,
     find,
     load_table,
 )
-from ttapca.corruptions.pixels import CHANNELS, Pixels
-from ttapca.corruptions.random_streams import stream_key, uniforms
+from ttapca.corruptions.pixels import CHANNELS, Pixels, stream_key, uniforms
 from ttapca.corruptions.weather import load_textures
 from ttapca.errors import OptionError, PixelTypeError, ShapeError
 
 SMALLEST_SIDE = 32
-_VALUES_A_PIECE = 512 * 32 * 32 * CHANNELS  # measured: near the fastest, and below 200 MB at work
+_VALUES_PER_PIECE = 512 * 32 * 32 * CHANNELS  # measured: nearly the fastest, in less than 200 MB
+
+# The contact sheet, in pixels.
+_SIDE = 128  # that images are enlarged to, or nearly
+_GAP = 12
+_TEXT = 14
+_COLUMNS = 4  # the clean image and fifteen corruptions fill four by four
+_PAPER, _INK = (255, 255, 255), (20, 20, 20)
 
 
 def corrupt(
@@ -37,10 +45,10 @@ def corrupt(
     table: str | Path | SeverityTable = CIFAR_C,
     textures: str | Path | tuple[Pixels, ...] | None = None,
 ) -> Pixels:
-    """Spoil images in one of nineteen ways.
+    """Return corrupted images of the same shape.
 
-    An image's randomness depends on `seed`, `corruption`, `severity` and its index only: slices,
-    batches, orders and processes give the same bytes, as long as each image keeps its index.
+    The random numbers of an image depend on `seed`, `corruption`, `severity` and its index only. In
+    any batch, order or process it gives the same bytes, as long as it keeps its index.
 
     Args:
         images: Grey levels, uint8, (n, height, width, 3), at least 32 by 32.
@@ -48,17 +56,14 @@ def corrupt(
         severity: From 1 to 5.
         seed: From 0 on.
         start: Index of the first image; the others follow. For a slice of a data set.
-        indices: One index for each image instead, in any order.
+        indices: Or the index of each image, in any order.
         table: The severities: the name of a table, the path of one, or one that was loaded.
         textures: For frost: the folder of its photographs, or what `load_textures` returned.
 
-    Returns:
-        New images of the same shape.
-
     Raises:
         PixelTypeError: The images are not uint8.
-        ShapeError: They are not (n, height, width, 3), or too small; or `indices` has another
-            length.
+        ShapeError: They are not (n, height, width, 3), or too small; or `indices` does not have
+            one entry for each of them.
         OptionError: No such corruption, severity, seed, index or table.
         DataNotFoundError: Frost has no photographs; the message says how to get them.
 
@@ -75,7 +80,7 @@ def corrupt(
     check_images(images)
     _check_whole("severity", severity, Whole(SEVERITIES[0], SEVERITIES[-1]))
     _check_whole("seed", seed, Whole(0))
-    places = _places(len(images), start, indices)
+    chosen_indices = _indices(len(images), start, indices)
     loaded = table if isinstance(table, SeverityTable) else load_table(table)
     parameters = loaded.parameters(chosen.name, severity)
     arguments: dict[str, object] = dict(parameters)
@@ -85,26 +90,27 @@ def corrupt(
     height, width = images.shape[1:3]
     draws = chosen.draws(height, width, parameters)
     key = stream_key(int(seed), chosen.name, int(severity))
-    piece = max(1, _VALUES_A_PIECE // (height * width * CHANNELS))
-    spoilt = np.empty(images.shape, dtype=np.uint8)
+    piece = max(1, _VALUES_PER_PIECE // (height * width * CHANNELS))
+    corrupted = np.empty(images.shape, dtype=np.uint8)
     for first in range(0, len(images), piece):
         part = slice(first, first + piece)
-        numbers = uniforms(key, places[part], draws)
-        spoilt[part] = chosen.apply(np.ascontiguousarray(images[part]), numbers, **arguments)
-    return spoilt
+        numbers = uniforms(key, chosen_indices[part], draws)
+        corrupted[part] = chosen.apply(np.ascontiguousarray(images[part]), numbers, **arguments)
+    return corrupted
 
 
 def check_images(images: object) -> None:
-    """Refuse everything but uint8 images of three channels, channels last, of a workable size.
+    """Raise an error unless images are uint8, (n, height, width, 3) and large enough.
 
     Raises:
-        PixelTypeError: It is not an array of uint8.
-        ShapeError: It is not (n, height, width, 3), or an image is too small.
+        PixelTypeError: They are not an array of uint8.
+        ShapeError: They are not (n, height, width, 3), or too small.
     """
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
         kind = type(images)
-        array = isinstance(images, np.ndarray)
-        found = f"dtype {images.dtype}" if array else f"a {kind.__module__}.{kind.__qualname__}"  # type: ignore[attr-defined]
+        found = f"a {kind.__module__}.{kind.__qualname__}"
+        if isinstance(images, np.ndarray):
+            found = f"dtype {images.dtype}"
         raise PixelTypeError(
             f"Images must be a numpy array of uint8, grey levels from 0 to 255; found {found}. "
             "Intensities from 0 to 1 become grey levels by (255 * images).round().astype(np.uint8)."
@@ -127,20 +133,90 @@ def _check_whole(name: str, value: object, rule: Whole) -> None:
     check_option(name, int(value) if isinstance(value, np.integer) else value, rule)
 
 
-def _places(
+def _indices(
     count: int, start: int, indices: Sequence[int] | NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
-    """The index of every image."""
     _check_whole("start", start, Whole(0))
     if indices is None:
         return np.arange(start, start + count, dtype=np.int64)
     if start:
         raise OptionError("Give either `start` or `indices`, not both; found both.")
-    places = np.asarray(indices)
-    if places.shape != (count,):
+    given = np.asarray(indices)
+    if given.shape != (count,):
         raise ShapeError(
-            f"`indices` must hold one index for each image, ({count},); found {places.shape}."
+            f"`indices` must hold one index for each image, ({count},); found {given.shape}."
         )
-    if count and (places.dtype.kind not in "iu" or places.min() < 0):
+    if count and (given.dtype.kind not in "iu" or given.min() < 0):
         raise OptionError("`indices` must be whole numbers from 0 on; found others.")
-    return places.astype(np.int64)
+    return given.astype(np.int64)
+
+
+def contact_sheet(
+    image: Pixels,
+    *,
+    index: int = 0,
+    corruptions: Sequence[str] = STANDARD,
+    severities: Sequence[int] = (5,),
+    seed: int = 0,
+    table: str | Path = CIFAR_C,
+    textures: str | Path | tuple[Pixels, ...] | None = None,
+) -> Image.Image:
+    """Draw an image next to its corruptions, enlarged, with captions.
+
+    With one severity, the sheet is a grid that starts with the clean image. With several, each
+    corruption has a row: the clean image, then one severity after another.
+
+    Args:
+        image: uint8, (height, width, 3).
+        index: Its index in its data set, which decides its random numbers.
+        corruptions: In the order in which they are shown.
+        severities: One or more.
+        seed: As for `corrupt`.
+        table: Likewise.
+        textures: Likewise.
+
+    Raises:
+        OptionError: There is nothing to show. Also all errors of `corrupt`.
+
+    Example:
+        >>> image = np.full((32, 32, 3), 100, dtype=np.uint8)
+        >>> contact_sheet(image, corruptions=["fog", "snow"]).size
+        (432, 166)
+    """
+    if not corruptions or not severities:
+        raise OptionError("A sheet shows at least one corruption and one severity; found none.")
+    images = image[None] if isinstance(image, np.ndarray) else image
+    check_images(images)
+    if "frost" in corruptions and not isinstance(textures, tuple):
+        textures = load_textures(textures)  # once for all severities
+
+    pictures = [] if len(severities) > 1 else [("clean", image)]
+    for name in corruptions:
+        if len(severities) > 1:
+            pictures.append((name, image))
+        for each in severities:
+            made = corrupt(images, name, each, seed, start=index, table=table, textures=textures)
+            caption = f"severity {each}" if len(severities) > 1 else name
+            pictures.append((caption, np.asarray(made[0])))
+    columns = 1 + len(severities) if len(severities) > 1 else min(_COLUMNS, len(pictures))
+    return _draw(pictures, columns)
+
+
+def _draw(pictures: Sequence[tuple[str, Pixels]], columns: int) -> Image.Image:
+    height, width = pictures[0][1].shape[:2]
+    factor = max(1, _SIDE // min(height, width))
+    large = (width * factor, height * factor)
+    across, down = large[0] + _GAP, large[1] + _TEXT + _GAP
+    rows = -(-len(pictures) // columns)
+    sheet = Image.new("RGB", (columns * across + _GAP, rows * down + _GAP), _PAPER)
+    pen = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(_TEXT)
+    for place, (caption, pixels) in enumerate(pictures):
+        left, top = _GAP + place % columns * across, _GAP + place // columns * down
+        words = caption.replace("_", " ")
+        while pen.textlength(words, font) > large[0]:
+            words = words[:-1]
+        pen.text((left, top - _GAP // 2), words, _INK, font)
+        enlarged = Image.fromarray(pixels).resize(large, Image.Resampling.NEAREST)
+        sheet.paste(enlarged, (left, top + _TEXT))
+    return sheet

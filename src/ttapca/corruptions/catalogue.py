@@ -1,7 +1,7 @@
-"""Which corruptions there are, and how strong each is at each of the five severities.
+"""List the corruptions, and read how strong each is at each of the five severities.
 
-The strengths are a table, which is a TOML file. `cifar_c.toml` in this folder is the one of
-CIFAR-10-C and CIFAR-100-C; another file with the same sections and names is another benchmark.
+The strengths are in a TOML file. `cifar_c.toml` in this folder holds those of CIFAR-10-C and
+CIFAR-100-C; for another benchmark, write another file with the same sections and names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILES = {CIFAR_C: Path(__file__).with_name("cifar_c.toml")}
 
 @dataclass(frozen=True)
 class Corruption:
-    """One way to spoil an image.
+    """One corruption.
 
     Attributes:
         name: As in the file names of CIFAR-C.
@@ -108,17 +108,14 @@ STANDARD: tuple[str, ...] = tuple(each.name for each in _STANDARD)
 """The fifteen of the benchmark, in the paper's order."""
 
 EXTRA: tuple[str, ...] = tuple(each.name for each in _EXTRA)
-"""The four that the paper keeps for choosing hyperparameters."""
+"""The four that the paper reserves for choosing hyperparameters."""
 
 CORRUPTIONS: tuple[str, ...] = STANDARD + EXTRA
 """All nineteen."""
 
 
 def find(name: str) -> Corruption:
-    """Look up a corruption.
-
-    Args:
-        name: As in the file names of CIFAR-C; spaces and hyphens count as underscores.
+    """Return the corruption of a name; spaces and hyphens count as underscores.
 
     Raises:
         OptionError: There is none of that name.
@@ -134,7 +131,7 @@ def find(name: str) -> Corruption:
 
 
 def unknown(name: str, known: Iterable[str]) -> OptionError:
-    """The error for a corruption that does not exist."""
+    """Return the error for a corruption that does not exist."""
     listed = tuple(known)
     near = did_you_mean(name, listed)
     return OptionError(f"A corruption is one of {', '.join(listed)}; found `{name}`.{near}")
@@ -159,10 +156,10 @@ class SeverityTable:
     sections: Mapping[str, Mapping[str, Parameter | list[Parameter]]]
 
     def parameters(self, corruption: str, severity: int) -> Parameters:
-        """The numbers of one corruption at one severity, by name.
+        """Return the parameters of one corruption at one severity, by name.
 
         Raises:
-            OptionError: The table does not give what the corruption takes, or gives more.
+            OptionError: The table lacks a parameter of the corruption, or has an unknown one.
         """
         if corruption not in self.sections:
             raise OptionError(
@@ -189,7 +186,7 @@ def load_table(source: str | Path = CIFAR_C) -> SeverityTable:
         source: The name of a table that comes with the library, or the path of a TOML file.
 
     Raises:
-        OptionError: There is no such table, or it is not in the form of a table.
+        OptionError: There is no such table, or it is not a valid one.
 
     Example:
         >>> load_table("cifar-c").name
@@ -216,8 +213,8 @@ def _read_table(path: Path, changed: int) -> SeverityTable:
     return SeverityTable(name, hashlib.sha256(content).hexdigest(), MappingProxyType(sections))
 
 
-# What each parameter may be. The limits are far beyond any benchmark's; within them an image is
-# spoilt in a moment. A name that no corruption has is refused where the table is used.
+# What each parameter may be. Within these limits, far beyond any benchmark's, corrupting an image
+# takes no time to speak of. An unknown name is refused where the table is used.
 _WIDTH = Number(0, 100)
 _SHARE = Number(-10, 10)
 _LIMITS: dict[str, Rule] = {
@@ -242,9 +239,8 @@ _LIMITS_OF = {"motion_blur": _ALONG_A_LINE, "snow": _ALONG_A_LINE}
 
 
 def _parameter(rule: Rule) -> Rule:
-    count = len(SEVERITIES)
-    said = f"one value or a list of {count}, one for each severity, within its limits"
-    return Either((rule, ListOf(rule, count, count)), said)
+    words = "one value or a list of 5, one for each severity, within its limits"
+    return Either((rule, ListOf(rule, 5, 5)), words)
 
 
 def _section(limits: Mapping[str, Rule]) -> Record:
@@ -259,13 +255,9 @@ _SECTIONS = Record(
 
 
 def _typed(corruption: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Give whole numbers the type of their parameter: 2 times a uint8 is another uint8."""
-    limits = _LIMITS_OF.get(corruption, _LIMITS)
-    return {
-        name: _as_real(value) if isinstance(limits.get(name), Number) else value
-        for name, value in values.items()
-    }
-
-
-def _as_real(value: Any) -> float | list[float]:
-    return [float(each) for each in value] if isinstance(value, list) else float(value)
+    """Turn whole numbers into floats where a parameter is real: 2 times a uint8 may overflow."""
+    typed = dict(values)
+    for name, value in values.items():
+        if isinstance(_LIMITS_OF.get(corruption, _LIMITS).get(name), Number):
+            typed[name] = [*map(float, value)] if isinstance(value, list) else float(value)
+    return typed

@@ -1,7 +1,6 @@
 """Digital: what cameras, software and file formats do to an image.
 
-Each function takes images, the numbers from (0, 1) that belong to them, and the parameters of one
-severity by name; it returns new images.
+Each corruption takes images, their random numbers from (0, 1) and its parameters by name.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from ttapca.corruptions.pixels import (
     WHITE,
     Numbers,
     Pixels,
+    between,
     gaussian_kernel,
     smooth,
     to_pixels,
     unit,
 )
-from ttapca.corruptions.random_streams import between
 
 _CORNERS = 3  # an affine map is given by where it takes three points
 _ELASTIC_TRUNCATE = 3.0  # deviations that the displacement's kernel reaches; elsewhere it is four
@@ -30,8 +29,8 @@ _ELASTIC_TRUNCATE = 3.0  # deviations that the displacement's kernel reaches; el
 def brightness(images: Pixels, _numbers: Numbers, *, amount: float) -> Pixels:
     """Raise the value of HSV.
 
-    Hue and saturation stay, so all three channels grow by one factor, which depends on the largest
-    of them only: a table over (largest, channel) holds every answer.
+    Hue and saturation stay, so all three channels grow by a factor that depends on the largest of
+    them only: a table over (largest, channel) holds every result.
     """
     levels = np.arange(WHITE + 1) / WHITE
     brighter = np.minimum(levels + amount, 1.0)
@@ -46,7 +45,7 @@ def brightness(images: Pixels, _numbers: Numbers, *, amount: float) -> Pixels:
 def saturate(images: Pixels, _numbers: Numbers, *, factor: float, offset: float) -> Pixels:
     """Scale and shift the saturation of HSV.
 
-    Hue and value stay, so each channel's distance from the largest grows by one factor, which a
+    Hue and value stay, so the distance of each channel from the largest grows by a factor, which a
     table over (largest, smallest) holds.
     """
     levels = np.arange(WHITE + 1) / WHITE
@@ -69,10 +68,9 @@ def saturate(images: Pixels, _numbers: Numbers, *, factor: float, offset: float)
 
 def contrast(images: Pixels, _numbers: Numbers, *, factor: float) -> Pixels:
     """Pull every channel towards its mean over the image."""
-    area = images.shape[1] * images.shape[2]
-    # Whole numbers add up to the same sum in any order.
+    # The sum of whole numbers does not depend on their order.
     sums = images.sum(axis=(1, 2), keepdims=True, dtype=np.int64)
-    means = sums / float(area * WHITE)
+    means = sums / float(images.shape[1] * images.shape[2] * WHITE)
     values = unit(images)
     values -= means
     values *= factor
@@ -105,7 +103,7 @@ def jpeg_compression(images: Pixels, _numbers: Numbers, *, quality: int) -> Pixe
 
 
 def elastic_draws(height: int, width: int) -> int:
-    """How many numbers an image needs: three points that move, two fields of shifts."""
+    """Return how many numbers an image needs: for three points and two fields of shifts."""
     return 2 * _CORNERS + 2 * height * width
 
 
@@ -136,7 +134,7 @@ def elastic_transform(
 
 
 def _affine(values: Numbers, numbers: Numbers, reach: float) -> Numbers:
-    """Move three corners of a square in the middle by up to `reach` pixels, and all with them."""
+    """Move three corners of a central square by up to `reach` pixels, and the image with them."""
     height, width = values.shape[1:3]
     middle = np.array([width // 2, height // 2])
     square = min(height, width) // 3

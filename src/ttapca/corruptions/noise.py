@@ -1,7 +1,6 @@
-"""Noise: every value changes by itself.
+"""Noise: every value changes independently.
 
-Each function takes images, the numbers from (0, 1) that belong to them, and the parameters of one
-severity by name; it returns new images.
+Each corruption takes images, their random numbers from (0, 1) and its parameters by name.
 """
 
 from __future__ import annotations
@@ -9,8 +8,14 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
-from ttapca.corruptions.pixels import WHITE, Numbers, Pixels, to_pixels, unit
-from ttapca.corruptions.random_streams import normals
+from ttapca.corruptions.pixels import (
+    WHITE,
+    Numbers,
+    Pixels,
+    normals,
+    to_pixels,
+    unit,
+)
 
 
 def gaussian_noise(images: Pixels, numbers: Numbers, *, deviation: float) -> Pixels:
@@ -28,7 +33,7 @@ def speckle_noise(images: Pixels, numbers: Numbers, *, deviation: float) -> Pixe
 
 
 def impulse_noise(images: Pixels, numbers: Numbers, *, amount: float) -> Pixels:
-    """Turn a part of the values black or white, either with the same chance."""
+    """Turn some values black or white, with equal chances."""
     chances = numbers.reshape(images.shape)
     noisy = images.copy()
     noisy[chances < amount] = WHITE
@@ -37,14 +42,13 @@ def impulse_noise(images: Pixels, numbers: Numbers, *, amount: float) -> Pixels:
 
 
 def shot_noise(images: Pixels, numbers: Numbers, *, photons: float) -> Pixels:
-    """Count photons: the darker the image, the fewer and the noisier.
+    """Count photons: the darker the image, the fewer they are and the noisier it gets.
 
-    Only 256 Poisson distributions occur, one a grey level. Their distribution functions are laid
-    end to end, level after level, into one ascending list, and one search in it answers for all
-    values at once.
+    There are only 256 Poisson distributions, one per grey level. Their distribution functions are
+    put one after another into one ascending list, and one search in it serves all values.
     """
     expected = np.arange(WHITE + 1) / WHITE * photons
-    # Brighter than white is clipped, so counts above `photons` need no entries of their own.
+    # Brighter than white is clipped, so counts above `photons` need no entries.
     counts = np.arange(int(np.ceil(photons)))
     distribution = special.pdtr(counts[None, :], expected[:, None])  # (levels, counts)
     offsets = np.arange(WHITE + 1) * 2.0  # keeps the levels apart: a distribution ends at 1

@@ -1,8 +1,12 @@
-"""What several corruptions share: bytes to numbers and back, smoothing, zooming.
+"""What several corruptions share: random numbers, grey levels, smoothing, zooming.
 
-Everything here treats each image by itself, with the same operations whatever the batch, so that an
-image's bytes do not depend on its neighbours. That rules out one matrix product over a whole batch:
-a BLAS may sum in another order for another number of columns.
+Random numbers belong to an image, not to a batch. Philox is a counter-based generator: its output
+is a function of a key and a counter. Seed, corruption and severity make the key, the index of an
+image the counter. So image 7,000 gets the same numbers alone, in a batch, in another order or in
+another process.
+
+All other functions, too, treat each image by itself. That rules out one matrix product over a whole
+batch: a BLAS may sum in another order for another number of columns.
 """
 
 from __future__ import annotations
@@ -12,13 +16,62 @@ from functools import lru_cache
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage, sparse
+from scipy import ndimage, sparse, special
 
 Pixels = NDArray[np.uint8]
 Numbers = NDArray[np.float64]
 
 WHITE = 255
 CHANNELS = 3
+_WORDS_PER_COUNT = 4  # Philox4x64 turns each value of its counter into four 64-bit words
+_UNUSED_BITS = np.uint64(11)  # a double holds 53 of a word's 64 bits
+_STEP = 2.0**-53
+
+
+def stream_key(seed: int, corruption: str, severity: int) -> NDArray[np.uint64]:
+    """Return a Philox key of two words; similar arguments give unrelated keys."""
+    sequence = np.random.SeedSequence([seed, severity, *corruption.encode()])
+    return sequence.generate_state(2, np.uint64).astype(np.uint64)
+
+
+def uniforms(key: NDArray[np.uint64], indices: NDArray[np.int64], count: int) -> Numbers:
+    """Return `count` numbers for the image of each index, strictly between 0 and 1."""
+    counts_each = -(-count // _WORDS_PER_COUNT)
+    words_each = counts_each * _WORDS_PER_COUNT
+    drawn = np.empty((len(indices), count))
+    # Images with consecutive indices are drawn in one call.
+    breaks = np.flatnonzero(np.diff(indices) != 1) + 1
+    for run in np.split(np.arange(len(indices)), breaks):
+        if not run.size or not count:
+            continue
+        generator = np.random.Philox(key=key, counter=int(indices[run[0]]) * counts_each)
+        words = generator.random_raw(run.size * words_each).reshape(run.size, words_each)
+        drawn[run[0] : run[-1] + 1] = words[:, :count] >> _UNUSED_BITS
+    # The centre of each of the 2^53 steps: never 0 and never 1, so that every quantile is finite.
+    drawn += 0.5
+    drawn *= _STEP
+    return np.minimum(drawn, 1.0 - _STEP, out=drawn)
+
+
+def between(numbers: Numbers, low: float, high: float) -> Numbers:
+    """Stretch numbers from (0, 1) to (low, high)."""
+    return low + (high - low) * numbers
+
+
+def integers(numbers: Numbers, stop: int) -> NDArray[np.intp]:
+    """Turn numbers from (0, 1) into integers from 0 to `stop` - 1, all equally likely."""
+    return np.floor(numbers * stop).astype(np.intp)
+
+
+def normals(numbers: Numbers, mean: float, deviation: float) -> Numbers:
+    """Turn numbers from (0, 1) into normal ones by the inverse of the distribution function.
+
+    A rejection method would take an unknown number of draws for an image.
+    """
+    values: Numbers = special.ndtri(numbers)
+    values *= deviation
+    values += mean
+    return values
 
 
 def unit(images: Pixels) -> Numbers:
@@ -27,10 +80,9 @@ def unit(images: Pixels) -> Numbers:
 
 
 def to_pixels(values: Numbers) -> Pixels:
-    """Scale intensities back to grey levels; those outside 0 to 1 are clipped.
+    """Clip intensities to 0 to 1 and scale them to grey levels; overwrites `values`.
 
-    `values` is overwritten. Grey levels are cut off rather than rounded, as the published generator
-    does: half a level darker on average.
+    Grey levels are rounded down, as in the published generator: half a level darker on average.
     """
     np.clip(values, 0.0, 1.0, out=values)
     values *= WHITE
@@ -38,10 +90,7 @@ def to_pixels(values: Numbers) -> Pixels:
 
 
 def gaussian_kernel(deviation: float, truncate: float = 4.0) -> Numbers:
-    """A Gaussian at whole pixels that sums to 1; it reaches `truncate` deviations to each side.
-
-    A deviation of 0 gives the kernel that changes nothing.
-    """
+    """Return a Gaussian that sums to 1 and reaches `truncate` deviations to each side."""
     radius = int(truncate * deviation + 0.5)
     if radius == 0:
         return np.ones(1)
@@ -50,10 +99,9 @@ def gaussian_kernel(deviation: float, truncate: float = 4.0) -> Numbers:
 
 
 def smooth(images: Numbers, kernel: Numbers, border: int = cv2.BORDER_REPLICATE) -> Numbers:
-    """Convolve rows and columns of each image with a symmetric kernel.
+    """Convolve rows and columns of each image, (n, height, width, ...), with a symmetric kernel.
 
-    Images have shape (n, height, width) or (n, height, width, channels); `border` is what OpenCV
-    takes for the pixels outside.
+    `border` is OpenCV's name for what the pixels outside are.
     """
     if kernel.size == 1:
         return images.copy()
@@ -64,7 +112,7 @@ def smooth(images: Numbers, kernel: Numbers, border: int = cv2.BORDER_REPLICATE)
 
 
 def _zoom_axis(size: int, factor: float) -> Numbers:
-    """The matrix (size, size) that enlarges the middle of a line of pixels."""
+    """Return the matrix (size, size) that enlarges the middle of a line of pixels."""
     kept = int(np.ceil(size / factor))
     start = (size - kept) // 2
     zoomed = ndimage.zoom(np.eye(kept), (factor, 1.0), order=1)
@@ -76,12 +124,11 @@ def _zoom_axis(size: int, factor: float) -> Numbers:
 
 @lru_cache(maxsize=32)
 def zoom_operator(height: int, width: int, factors: tuple[float, ...]) -> sparse.csr_array:
-    """The sum of several enlargements of an image about its middle, as one sparse matrix.
+    """Return the sum of several enlargements about the middle as one sparse matrix over pixels.
 
     Linear interpolation is linear, so twenty-six enlargements cost as much as one. Factors are at
     least 1.
     """
-    # (height * width, height * width)
     total = sparse.csr_array((height * width, height * width))
     for factor in factors:
         rows = sparse.csr_array(_zoom_axis(height, factor))

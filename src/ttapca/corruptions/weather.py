@@ -1,7 +1,6 @@
 """Weather: snow, frost and fog between the camera and the scene, and drops on the lens.
 
-Each function takes images, the numbers from (0, 1) that belong to them, and the parameters of one
-severity by name; it returns new images.
+Each corruption takes images, their random numbers from (0, 1) and its parameters by name.
 """
 
 from __future__ import annotations
@@ -20,23 +19,25 @@ from ttapca.corruptions.pixels import (
     Numbers,
     Pixels,
     apply_operator,
+    between,
     gaussian_kernel,
+    integers,
+    normals,
     smooth,
     to_pixels,
     unit,
     zoom_operator,
 )
-from ttapca.corruptions.random_streams import between, integers, normals
 from ttapca.errors import DataFormatError, DataNotFoundError
 from ttapca.support.parsing import read_bounded
 
 _GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601, which OpenCV uses
-_UP = -90.0  # degrees, clockwise from the right: snow streaks run from here
-_ROUGHNESS = 100.0  # of the fractal's first scale; only its ratio to later scales shows
+_UP = -90.0  # degrees, clockwise from the right: where snow streaks come from
+_ROUGHNESS = 100.0  # of the fractal's first scale; only its ratio to later scales matters
 
 
 def snow_draws(height: int, width: int) -> int:
-    """How many numbers an image needs: one for each pixel, one for the direction."""
+    """Return how many numbers an image needs: one for each pixel, one for the direction."""
     return height * width + 1
 
 
@@ -53,7 +54,7 @@ def snow(
     max_angle: float,
     image_weight: float,
 ) -> Pixels:
-    """Whiten the image and let flakes fall: bright noise, enlarged, blurred downwards."""
+    """Whiten the image and add flakes: bright noise, enlarged and blurred downwards."""
     count, height, width, _ = images.shape
     noise = normals(numbers[:, :-1], mean, deviation).reshape(count, height, width, 1)
     flakes = apply_operator(zoom_operator(height, width, (zoom,)), noise)
@@ -116,8 +117,7 @@ def load_textures(folder: str | Path | None) -> tuple[Pixels, ...]:
     """Read the six photographs of frost from a folder: RGB, (height, width, 3), in order.
 
     Raises:
-        DataNotFoundError: No folder was named, or a photograph is missing. The message says how to
-            get them.
+        DataNotFoundError: There is no folder, or a photograph is missing; says how to get them.
         DataFormatError: A photograph cannot be read.
     """
     if folder is None:
@@ -160,17 +160,17 @@ def _scaled(texture: Pixels, scale: float, height: int, width: int) -> Pixels:
 
 
 def _fractal_side(height: int, width: int) -> int:
-    """The smallest power of two that covers the image."""
+    """Return the smallest power of two that covers the image."""
     return 1 << (max(height, width) - 1).bit_length()
 
 
 def fog_draws(height: int, width: int) -> int:
-    """How many numbers an image needs: one for each point of the fractal but the first."""
+    """Return how many numbers an image needs: one for each point of the fractal but one."""
     return _fractal_side(height, width) ** 2 - 1
 
 
 def fog(images: Pixels, numbers: Numbers, *, amount: float, decay: float) -> Pixels:
-    """Add a cloud that is rough at every scale, and dim the whole to where it was."""
+    """Add a cloud that is rough at every scale, and dim the sum to the old brightness."""
     height, width = images.shape[1:3]
     cloud = plasma(numbers, _fractal_side(height, width), decay)[:, :height, :width, None]
     values = unit(images)
@@ -181,13 +181,12 @@ def fog(images: Pixels, numbers: Numbers, *, amount: float, decay: float) -> Pix
 
 
 def plasma(numbers: Numbers, side: int, decay: float) -> Numbers:
-    """Grow fractal landscapes on a torus by the diamond-square algorithm.
+    """Return fractal landscapes on a torus, made by the diamond-square algorithm.
 
     Each round halves the grid: the middle of every square, then the middle of every edge, becomes
-    the mean of its four neighbours plus a random height. Heights fall by `decay` squared a round,
-    as in the published generator, which multiplies a uniform draw of that range by it once more.
-    From numbers of shape (n, side * side - 1) to heights from 0 to 1 of shape (n, side, side), with
-    a power of two for the side.
+    the mean of its four neighbours plus a random height, which shrinks by `decay` squared per round
+    as in the published generator. From numbers of shape (n, side * side - 1) come heights from 0 to
+    1 of shape (n, side, side); the side is a power of two.
     """
     heights = np.zeros((len(numbers), side, side))
     used, step, roughness = 0, side, _ROUGHNESS
@@ -230,7 +229,7 @@ def spatter(
     strength: float,
     liquid: Literal["water", "mud"],
 ) -> Pixels:
-    """Let drops lie on the lens where smoothed noise exceeds a threshold.
+    """Put drops on the lens where smoothed noise exceeds a threshold.
 
     Water brightens the image, mud covers it. `strength` is the opacity of water, or the deviation
     of the blur of mud's edge.
@@ -249,7 +248,7 @@ def spatter(
 
 
 def _shine(drop: Pixels) -> Numbers:
-    """How much light each pixel of a wet lens adds, at most 1: relief along the rims of drops."""
+    """Return how much light each pixel of a wet lens adds, at most 1, along the rims of drops."""
     rims = cv2.Canny(drop, _EDGE_LOW, _EDGE_HIGH)
     distance = cv2.distanceTransform(WHITE - rims, cv2.DIST_L2, 5)
     near = cv2.blur(np.minimum(distance, _FARTHEST), (3, 3)).astype(np.uint8)

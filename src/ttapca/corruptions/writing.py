@@ -1,9 +1,9 @@
 """Write a corrupted data set in the layout of CIFAR-10-C and CIFAR-100-C.
 
-One `.npy` for each corruption: uint8, the blocks of all severities one after another; and
-`labels.npy`, the labels repeated as often. `corruptions.json` beside them says what they were made
-from, so that two runs never mix in a folder. A file grows under a hidden name and gets its own when
-it is whole: a run that was killed goes on where it stopped, file by file.
+Each corruption has one `.npy` file: uint8, with the images of all severities one after another.
+`labels.npy` repeats the labels as often. `corruptions.json` records what the files were made from,
+so that two runs never mix in a folder. A file is written under a hidden name and renamed when it is
+whole, so a run that was killed goes on with the files that are missing.
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,53 +36,51 @@ from ttapca.corruptions.apply import check_images, corrupt
 from ttapca.corruptions.catalogue import CIFAR_C, CORRUPTIONS, SEVERITIES, find, load_table
 from ttapca.corruptions.pixels import Pixels
 from ttapca.corruptions.weather import load_textures
-from ttapca.corruptions.workers import completed
-from ttapca.errors import DataFormatError, OptionError, ShapeError, StorageError
+from ttapca.errors import DataFormatError, OptionError, ShapeError, StorageError, TtapcaError
 from ttapca.support.disk import STAGING_MARK, flush, locked, make_folder, replace_file, writing
 from ttapca.support.parsing import parse_json, read_bounded
 
 LABELS = "labels.npy"
 MANIFEST = "corruptions.json"
-_IMAGES_A_TASK = 1000  # about a third of a second of work: often enough to show progress
-_SHA256 = Text(64)
+_IMAGES_PER_TASK = 1000  # about a third of a second of work: often enough to show progress
+_TASKS_PER_PROCESS = 2  # one that is being done, and the next
 _MANIFEST_RULE = Record(
     {
         "images": Whole(0),
-        "images_sha256": _SHA256,
-        "labels_sha256": _SHA256,
+        "images_sha256": Text(64),
+        "labels_sha256": Text(64),
         "severities": ListOf(Whole(1, 5), 1, 5),
         "seed": Whole(0),
         "table": Text(),
-        "table_sha256": _SHA256,
+        "table_sha256": Text(64),
         "version": Text(100),
     }
 )
 
 FileProgress = Callable[[str, int, int], None]
-"""Called with a corruption's name, its images done, and its images in all."""
+"""Called with a corruption's name, how many of its images are done, and how many there are."""
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A stretch of one block of one file: images `first` to `last` - 1 at one severity."""
+class _Task(NamedTuple):
+    """Images `first` to `last` - 1 at one severity, which go to `row` of a corruption's file."""
 
     corruption: str
     severity: int
-    block: int
+    row: int
     first: int
     last: int
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no single answer to ==
+@dataclass(frozen=True, eq=False)  # == has no single answer for arrays
 class Export:
-    """A data set to write: what, how, and where to.
+    """A data set to write.
 
     Attributes:
-        images: Clean, uint8, (n, height, width, 3).
+        images: Clean images, uint8, (n, height, width, 3).
         labels: (n,), from 0 to 255.
-        to: The folder.
-        corruptions: Names, one file each.
-        severities: Blocks of each file, ascending.
+        to: The folder to write to.
+        corruptions: Names; each gets a file.
+        severities: Ascending.
 
     The others are as for `corrupt`.
 
@@ -100,39 +105,38 @@ class Export:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of each file."""
+        """The shape of each file."""
         return (len(self.severities) * len(self.images), *self.images.shape[1:])
 
     def path(self, corruption: str) -> Path:
-        """The file of one corruption."""
+        """Return the file of a corruption."""
         return self.to / f"{corruption}.npy"
 
     def missing(self) -> tuple[str, ...]:
-        """The corruptions whose files are not there, or not whole."""
+        """Return the corruptions whose files are not there, or not whole."""
         return tuple(name for name in self.corruptions if not _whole(self.path(name), self.shape))
 
     def bytes_needed(self) -> int:
-        """How much disk the missing files and the labels will take."""
-        sizes = [_npy_size(self.shape)] * len(self.missing())
-        if not _whole(self.to / LABELS, self.shape[:1]):
-            sizes.append(_npy_size(self.shape[:1]))
-        return sum(sizes)
+        """Return how much disk the missing files and the labels will take."""
+        needed = len(self.missing()) * _npy_size(self.shape)
+        whole = _whole(self.to / LABELS, self.shape[:1])
+        return needed if whole else needed + _npy_size(self.shape[:1])
 
     def bytes_free(self) -> int:
-        """How much disk there is, once the unfinished files of a killed run are gone."""
+        """Return how much disk is free, counting what unfinished files of a killed run take."""
         existing = next(each for each in (self.to, *self.to.absolute().parents) if each.exists())
         left = sum(each.stat().st_size for each in _unfinished(self.to))
         return shutil.disk_usage(existing).free + left
 
     def check(self) -> None:
-        """Find everything that can be wrong before the first byte is written.
+        """Find whatever can be wrong before the first byte is written.
 
         Raises:
             PixelTypeError: The images are not uint8.
-            ShapeError: Images or labels have another shape than the rule demands.
+            ShapeError: The images or the labels have an impossible shape or value.
             OptionError: No such corruption, severity or table; or the folder holds another run.
             DataNotFoundError: Frost is asked for and has no photographs.
-            DataFormatError: What the folder says about its files cannot be read.
+            DataFormatError: The folder's `corruptions.json` cannot be read.
         """
         check_images(self.images)
         if not len(self.images):
@@ -156,7 +160,7 @@ class Export:
             check_manifest(self.to, self.manifest())
 
     def manifest(self) -> dict[str, Any]:
-        """Everything that decides the bytes of the files, except which corruptions there are."""
+        """Return everything that decides the bytes of a file, except its corruption."""
         table = load_table(self.table)
         return {
             "images": len(self.images),
@@ -170,14 +174,14 @@ class Export:
         }
 
     def run(self, jobs: int = 1, progress: FileProgress | None = None) -> None:
-        """Write every file that is not there yet.
+        """Write every file that is missing.
 
-        Whatever ends the run, each file that has its own name is whole, and the others are gone;
-        after `kill -9`, the next run clears them away.
+        Whatever ends the run, each file under its final name is whole and the others are removed;
+        after `kill -9` the next run removes them.
 
         Args:
             jobs: How many processes share the work; the bytes do not depend on it.
-            progress: Called after each stretch of work.
+            progress: Called after each part of the work.
 
         Raises:
             StorageError: There is too little disk, or the folder cannot be written or is in use.
@@ -206,26 +210,30 @@ class Export:
         if not _whole(self.to / LABELS, labels.shape):
             replace_file(self.to / LABELS, _npy_header(labels.shape) + labels.tobytes())
         done = dict.fromkeys(self.missing(), 0)
-        # Closed at once when something goes wrong, so that no process writes on meanwhile.
+        # Closed at once when something goes wrong, so that no process goes on writing.
         with closing(completed(self._do, self._tasks(tuple(done)), jobs)) as tasks:
             for task in tasks:
                 done[task.corruption] += task.last - task.first
                 if done[task.corruption] == self.shape[0]:
-                    _finish(self.path(task.corruption))
+                    path = self.path(task.corruption)
+                    flush(_staging(path))
+                    _staging(path).replace(path)
+                    flush(self.to)
                 progress(task.corruption, done[task.corruption], self.shape[0])
 
     def _tasks(self, names: Sequence[str]) -> Iterator[_Task]:
-        """Tasks in order; each file is begun just before its first one is handed out."""
+        """Yield the tasks in order; each file is started just before its first task."""
         count = len(self.images)
         for name in names:
-            _reserve(self.path(name), self.shape)
+            _reserve(_staging(self.path(name)), self.shape)
             for block, severity in enumerate(self.severities):
-                for first in range(0, count, _IMAGES_A_TASK):
-                    yield _Task(name, severity, block, first, min(first + _IMAGES_A_TASK, count))
+                for first in range(0, count, _IMAGES_PER_TASK):
+                    last = min(first + _IMAGES_PER_TASK, count)
+                    yield _Task(name, severity, block * count + first, first, last)
 
     def _do(self, task: _Task) -> None:
-        """Do one stretch of work; in whatever process."""
-        rows = corrupt(
+        """Do a task, in any process."""
+        made = corrupt(
             self.images[task.first : task.last],
             task.corruption,
             task.severity,
@@ -234,26 +242,20 @@ class Export:
             table=self.table,
             textures=self.textures,
         )
-        row = task.block * len(self.images) + task.first
-        with _growing(self.path(task.corruption)).open("r+b") as file:
-            file.seek(len(_npy_header(self.shape)) + row * int(np.prod(self.shape[1:])))
-            file.write(rows.tobytes())
+        with _staging(self.path(task.corruption)).open("r+b") as file:
+            file.seek(len(_npy_header(self.shape)) + task.row * int(np.prod(self.shape[1:])))
+            file.write(made.tobytes())
 
 
 def check_manifest(folder: Path, now: dict[str, Any]) -> None:
-    """Compare what files shall be made from with what the folder was begun with.
-
-    Raises:
-        OptionError: The folder was begun with other options, or not by this library.
-        DataFormatError: Its manifest cannot be read.
-    """
+    """Raise an error unless a folder is empty or its files were made from the same things."""
     path = folder / MANIFEST
     if not path.exists():
         strangers = sorted(each.name for each in folder.glob("*.npy"))
         if strangers:
             raise OptionError(
-                f"Corrupted images go to a folder of their own; {folder} has no {MANIFEST} and "
-                f"holds {strangers[0]} from elsewhere. Choose another folder."
+                f"Corrupted images need a folder without other `.npy` files; {folder} has no "
+                f"{MANIFEST} and holds {strangers[0]} from elsewhere. Choose another folder."
             )
         return
     where = f"{MANIFEST} must be the one that a run wrote; {path}"
@@ -272,8 +274,8 @@ def _digest(array: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-def _growing(path: Path) -> Path:
-    """Where a file grows until it is whole; hidden, and no `.npy` for a reader to find."""
+def _staging(path: Path) -> Path:
+    """Return the hidden name of a file that is not whole; readers look for `.npy`."""
     return path.with_name(f".{path.name}{STAGING_MARK}")
 
 
@@ -298,7 +300,7 @@ def _npy_size(shape: tuple[int, ...]) -> int:
 
 
 def _whole(path: Path, shape: tuple[int, ...]) -> bool:
-    """Whether an `.npy` file of uint8 has this shape and every byte of it."""
+    """Tell whether an `.npy` file of uint8 has this shape and every byte of it."""
     header = _npy_header(shape)
     if not path.is_file() or path.stat().st_size != _npy_size(shape):
         return False
@@ -307,23 +309,90 @@ def _whole(path: Path, shape: tuple[int, ...]) -> bool:
 
 
 def _reserve(path: Path, shape: tuple[int, ...]) -> None:
-    """Begin an `.npy` file and claim its space, so that a full disk shows now and not halfway."""
-    size = _npy_size(shape)
-    with _growing(path).open("wb") as file:
+    """Start an `.npy` file and reserve its space, so that a full disk shows before the work."""
+    with path.open("wb") as file:
         file.write(_npy_header(shape))
         file.flush()
-        file.truncate(size)
+        file.truncate(_npy_size(shape))
         if hasattr(os, "posix_fallocate"):  # not on every system
             try:
-                os.posix_fallocate(file.fileno(), 0, size)
+                os.posix_fallocate(file.fileno(), 0, _npy_size(shape))
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # nor every file system
                     raise
 
 
-def _finish(path: Path) -> None:
-    """Give a file its own name, once its bytes are on the disk."""
-    growing = _growing(path)
-    flush(growing)
-    growing.replace(path)
-    flush(path.parent)
+# Processes that share the work --------------------------------------------------------------------
+
+T = TypeVar("T")
+
+_work: Callable[[Any], None] | None = None  # set once in each worker process, when it starts
+
+
+def completed(work: Callable[[T], None], tasks: Iterable[T], jobs: int) -> Generator[T, None, None]:
+    """Do tasks in `jobs` processes and yield each when it is done, in the order in which they end.
+
+    `work` is sent to each process once. Tasks are taken only as fast as they are done.
+    """
+    if jobs == 1:
+        for task in tasks:
+            work(task)
+            yield task
+        return
+    pool = ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), initializer=_start, initargs=(work,)
+    )
+    running: dict[Future[None], T] = {}
+    remaining = iter(tasks)
+    try:
+        while True:
+            with _interrupts_held():  # new processes inherit the blocked signal
+                for task in islice(remaining, _TASKS_PER_PROCESS * jobs - len(running)):
+                    running[pool.submit(_do_task, task)] = task
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                future.result()
+                yield running.pop(future)
+    except BrokenProcessPool as error:
+        raise TtapcaError(
+            "Every process must live until its work is done; one was killed, perhaps for lack of "
+            "memory. Finished files are kept: run the same command again, with fewer jobs if it "
+            "happens again."
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Delay Ctrl-C, so that it never reaches a process that is just being started."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start(work: Callable[[Any], None]) -> None:
+    global _work
+    _work = work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cv2.setNumThreads(1)  # the processes share the cores already
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    """End this process when its parent was killed; it would wait for work for ever."""
+    parent.join()
+    os._exit(1)
+
+
+def _do_task(task: Any) -> None:
+    if _work is not None:
+        _work(task)

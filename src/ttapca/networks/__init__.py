@@ -1,4 +1,4 @@
-"""Networks to adapt: architectures, the checkpoints people have, training, evaluation.
+"""Networks to adapt: architectures, checkpoints, training, evaluation.
 
     from ttapca import networks
 
@@ -6,9 +6,9 @@
     network = networks.load("cifar10-resnet20")                      # ships with the package
     outcome = networks.evaluate(network, test_images)                # error, calibration, speed
 
-`build` makes an untrained network from `ARCHITECTURES`, `load` one with weights, `train` teaches it
-in a folder that survives a crash, `describe_layers` says where a filter can go and what it costs.
-Images in [0, 1] go in everywhere: normalisation is a layer of the network.
+`build` makes an untrained network, `load` one with weights, `train` trains one in a folder that
+survives a crash, `describe_layers` says where a filter can go and what it costs there. All networks
+take images in [0, 1]: normalisation is their first layer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from ttapca.networks.layer_costs import LayerFacts, LayerTable, describe_layers
 from ttapca.networks.network import NORMALISATIONS, ImageNetwork, Normalisation, normalisation_of
 from ttapca.networks.rotation import RotationHead, RotationNetwork, add_rotation_head, turn
 from ttapca.networks.runs import train
-from ttapca.networks.training import Augmentation, EpochRecord, Training, TrainingOptions
+from ttapca.networks.training import EpochRecord, Training, TrainingOptions
 
 __all__ = [
     "ARCHITECTURES",
     "NORMALISATIONS",
-    "Augmentation",
     "EpochRecord",
     "Evaluation",
     "ImageNetwork",

@@ -1,20 +1,31 @@
-"""From a name or a file to a network in evaluation mode, whatever the file's layout.
+"""Turn a name, a file or a factory into a network, whatever the layout of the file.
 
 Nothing is built before the names and shapes in the file fit it.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import traceback
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ttapca._checks import OneOf, conform, shown
-from ttapca.errors import CheckpointError, LayerNotFoundError, OptionError, did_you_mean
+from ttapca.errors import (
+    CheckpointError,
+    FactoryError,
+    LayerNotFoundError,
+    OptionError,
+    TtapcaError,
+    did_you_mean,
+)
 from ttapca.networks.architectures import ARCHITECTURES, build, shapes_of
 from ttapca.networks.network import (
     CIFAR_SHAPE,
@@ -28,9 +39,10 @@ from ttapca.networks.network import (
 from ttapca.networks.rotation import HEAD_PREFIX, RotationHead, RotationNetwork
 from ttapca.networks.weight_files import SAFETENSORS, WeightFile, read_weights
 
-COUNTER = "num_batches_tracked"  # BatchNorm's; older files lack it, and nothing depends on it
+COUNTER = "num_batches_tracked"  # of BatchNorm; older files lack it, and nothing depends on it
 NAMES_SHOWN = 4
 
+Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -41,21 +53,18 @@ def load(
     normalisation: str | Normalisation | None = None,
     input_shape: Sequence[int] | None = None,
 ) -> ImageNetwork:
-    """Load a trained network.
+    """Load a trained network, in evaluation mode.
 
     Args:
         source: A name of `packaged()`, or a file: `.safetensors`, or `.pt`, `.pth`, `.pth.tar`
             with the weights bare or under `state_dict`, `model_state_dict`, `net`.
-        architecture: One of `ARCHITECTURES`; found out from the weights by default.
+        architecture: One of `ARCHITECTURES`; by default found out from the weights.
         normalisation: What the network does to images in [0, 1] before anything else: one of
-            `NORMALISATIONS`, or numbers. Files written by `train` know it; others have to be told.
-        input_shape: Of one image; 32 x 32 pixels by default, or what the file says.
-
-    Returns:
-        The network, in evaluation mode.
+            `NORMALISATIONS`, or numbers. Files written by `train` say it; for others, state it.
+        input_shape: The shape of one image; by default what the file says, or 32 x 32 pixels.
 
     Raises:
-        OptionError: There is no such name or file, or an option is missing or makes no sense.
+        OptionError: There is no such name or file, or an option is missing or impossible.
         CheckpointError: The file is damaged, unsafe, or does not fit the architecture.
 
     Example:
@@ -72,11 +81,11 @@ def load(
 def load_rotation(
     source: str | Path, *, normalisation: str | Normalisation | None = None
 ) -> RotationNetwork:
-    """Load a network together with the rotation head it was trained with, as `load` does.
+    """Load a network together with the rotation head that it was trained with, as `load` does.
 
     Raises:
         OptionError: As for `load`.
-        CheckpointError: As for `load`, or there is no rotation head in the file.
+        CheckpointError: As for `load`, or the file has no rotation head.
 
     Example:
         >>> load_rotation("nothing")
@@ -86,24 +95,20 @@ def load_rotation(
     path = find_weights(source)
     weights = read_weights(path)
     split = weights.description.get("rotation_split")
-    head_tensors = {
+    tensors = {
         name.removeprefix(HEAD_PREFIX): tensor
         for name, tensor in weights.tensors.items()
         if name.startswith(HEAD_PREFIX)
     }
-    if not split or "conv1.weight" not in head_tensors:
+    if not split or "conv1.weight" not in tensors:
         raise CheckpointError(
             f"Test-time training needs a rotation head; {path} has none. Train one with: ttapca "
             "train DATA ARCHITECTURE --rotation-head LAYER --to DIR"
         )
     network = _network(weights, path, None, normalisation, None)
-    first = head_tensors["conv1.weight"]
-    channels = first.shape[1] if first.dim() == 4 else 1
-    with torch.device("meta"):  # as large as the file says it is: compared before it is made
-        wanted = _shapes_in(RotationHead(channels).state_dict())
-    _check_shapes(wanted, head_tensors, "rotation head", path)
+    channels = _size(tensors, "conv1.weight", 1, 4, MOST_CHANNELS) or 1
     head = RotationHead(channels)
-    _fill(head, head_tensors, "rotation head", path)
+    _fill(head, tensors, "rotation head", path)
     try:
         return RotationNetwork(network, split, head).eval()
     except LayerNotFoundError as error:
@@ -111,14 +116,7 @@ def load_rotation(
 
 
 def load_weights(network: nn.Module, path: Path | str) -> nn.Module:
-    """Give a network of your own the weights of a file.
-
-    Args:
-        network: Changed in place.
-        path: As for `load`.
-
-    Returns:
-        The network, in evaluation mode.
+    """Load the weights of a file into any module, and return it in evaluation mode.
 
     Raises:
         CheckpointError: The file is damaged, unsafe, or does not fit the network.
@@ -130,12 +128,13 @@ def load_weights(network: nn.Module, path: Path | str) -> nn.Module:
         >>> load_weights(nn.Linear(2, 1), path)
         Linear(in_features=2, out_features=1, bias=True)
     """
-    _fill(network, _own_tensors(read_weights(Path(path))), type(network).__name__, Path(path))
+    tensors = _without_head(read_weights(Path(path)).tensors)
+    _fill(network, tensors, type(network).__name__, Path(path))
     return network.eval()
 
 
 def packaged() -> dict[str, Path]:
-    """The networks that ship with the package: names and files.
+    """Return the networks that ship with the package: names and files.
 
     Example:
         >>> "digits-small-cnn" in packaged()
@@ -146,11 +145,7 @@ def packaged() -> dict[str, Path]:
 
 
 def find_weights(source: str | Path) -> Path:
-    """The file behind a name or a path.
-
-    Raises:
-        OptionError: There is none; near names are offered.
-    """
+    """Return the file of a packaged network's name or of a path."""
     names = packaged()
     if str(source) in names:
         return names[str(source)]
@@ -162,26 +157,20 @@ def find_weights(source: str | Path) -> Path:
             f"`{source}` is an architecture, which has no weights before it is trained. Give a "
             f"file of weights, or train it: ttapca train DATA {source} --to DIR"
         )
-    known = ", ".join(names) or "none in this copy"
     raise OptionError(
         f"`{source}` is neither a packaged network nor a file.{did_you_mean(str(source), names)} "
-        f"Packaged: {known}."
+        f"Packaged: {', '.join(names) or 'none in this copy'}."
     )
 
 
-def guess_architecture(tensors: Mapping[str, Tensor]) -> str | None:
-    """The architecture whose state dict has these names and shapes; classes and channels are free.
-
-    Example:
-        >>> guess_architecture(build("resnet20", classes=7).state_dict())
-        'resnet20'
-    """
+def guess_architecture(tensors: Tensors) -> str | None:
+    """Return the architecture with these names and shapes, whatever its classes and channels."""
     classes, channels = _classes_of(tensors), _channels_of(tensors)
     if classes is None or channels is None:
         return None
-    found = _without_counters(_shapes_in(tensors))
     for name in ARCHITECTURES:
-        if _without_counters(shapes_of(name, classes, channels)) == found:
+        wanted = shapes_of(name, classes, channels)
+        if wanted == _shapes_in(tensors, wanted):
             return name
     return None
 
@@ -193,35 +182,28 @@ def _network(
     normalisation: str | Normalisation | None,
     input_shape: Sequence[int] | None,
 ) -> ImageNetwork:
-    tensors = _own_tensors(weights)
-    said = weights.description.get("architecture")
-    if said is not None:
+    tensors, description = _without_head(weights.tensors), weights.description
+    described = description.get("architecture")
+    if described is not None:
         where = f"The description in {path}"
-        conform(said, OneOf(tuple(ARCHITECTURES)), where, CheckpointError, at="architecture")
-    named = architecture or said or guess_architecture(tensors)
-    if named is None:
-        owner = weights.description.get("factory")
+        conform(described, OneOf(tuple(ARCHITECTURES)), where, CheckpointError, at="architecture")
+    name = architecture or described or guess_architecture(tensors)
+    if name is None:
         raise CheckpointError(
             f"The weights in {path} fit no architecture of ttapca; they start with "
-            f"{', '.join(f'`{name}`' for name in list(tensors)[:3])}. Name the network's factory: "
-            f"--model {owner or 'package.module:factory'} --weights {path}"
+            f"{', '.join(f'`{each}`' for each in list(tensors)[:3])}. Name the network's factory: "
+            f"--model {description.get('factory') or 'package.module:factory'} --weights {path}"
         )
-    channels = _channels_of(tensors) or CIFAR_SHAPE[0]
-    shape = input_shape or weights.description.get("input_shape") or (channels, *CIFAR_SHAPE[1:])
+    channels, classes = _channels_of(tensors) or CIFAR_SHAPE[0], _classes_of(tensors) or 1
+    shape = input_shape or description.get("input_shape") or (channels, *CIFAR_SHAPE[1:])
     conform(tuple(shape), INPUT_SHAPE, "A network", OptionError, at="input_shape")
-    stated = normalisation or _described_normalisation(weights.description, shape[0], path)
-    classes = _classes_of(tensors) or 1
-    _check_shapes(shapes_of(named, classes, shape[0]), tensors, named, path)
-    network = build(named, classes=classes, normalisation=stated, input_shape=shape)
-    _fill(network, tensors, named, path)
+    if normalisation is None:
+        normalisation = _described_normalisation(description, shape[0], path)
+    _check_shapes(shapes_of(name, classes, shape[0]), tensors, name, path)
+    network = build(name, classes=classes, normalisation=normalisation, input_shape=shape)
+    _fill(network, tensors, name, path)
     network.eval()
     return network
-
-
-def _own_tensors(weights: WeightFile) -> dict[str, Tensor]:
-    return {
-        name: tensor for name, tensor in weights.tensors.items() if not name.startswith(HEAD_PREFIX)
-    }
 
 
 def _described_normalisation(
@@ -240,20 +222,28 @@ def _described_normalisation(
         raise CheckpointError(f"The normalisation in {path} does not fit: {error}") from error
 
 
-def _classes_of(tensors: Mapping[str, Tensor]) -> int | None:
-    shape = tensors["fc.weight"].shape if "fc.weight" in tensors else ()
-    return shape[0] if len(shape) == 2 and 1 <= shape[0] <= MOST_CLASSES else None
+def _without_head(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: value for name, value in tensors.items() if not name.startswith(HEAD_PREFIX)}
 
 
-def _channels_of(tensors: Mapping[str, Tensor]) -> int | None:
-    shape = tensors["conv1.weight"].shape if "conv1.weight" in tensors else ()
-    return shape[1] if len(shape) == 4 and 1 <= shape[1] <= MOST_CHANNELS else None
+def _size(tensors: Tensors, name: str, axis: int, dimensions: int, most: int) -> int | None:
+    """Return one side of a tensor, if it is there and has a sensible shape."""
+    shape = tensors[name].shape if name in tensors else ()
+    return shape[axis] if len(shape) == dimensions and 1 <= shape[axis] <= most else None
 
 
-def _fill(network: nn.Module, tensors: Mapping[str, Tensor], name: str, path: Path) -> None:
-    """Copy weights into a network, all of them or none; it keeps its own precision."""
+def _classes_of(tensors: Tensors) -> int | None:
+    return _size(tensors, "fc.weight", 0, 2, MOST_CLASSES)
+
+
+def _channels_of(tensors: Tensors) -> int | None:
+    return _size(tensors, "conv1.weight", 1, 4, MOST_CHANNELS)
+
+
+def _fill(network: nn.Module, tensors: Tensors, name: str, path: Path) -> None:
+    """Copy weights into a network, all of them or none; it keeps its precision."""
     own = network.state_dict()
-    _check_shapes(_shapes_in(own), tensors, name, path)
+    _check_shapes({key: tuple(value.shape) for key, value in own.items()}, tensors, name, path)
     for key, value in tensors.items():
         if value.is_complex() and not own[key].is_complex():
             raise CheckpointError(
@@ -264,12 +254,31 @@ def _fill(network: nn.Module, tensors: Mapping[str, Tensor], name: str, path: Pa
     network.load_state_dict({**counters, **tensors})
 
 
-def _check_shapes(wanted: Shapes, tensors: Mapping[str, Tensor], name: str, path: Path) -> None:
-    """Compare names and shapes of a network with those of a file, which may lack counters."""
+def _shapes_in(tensors: Tensors, wanted: Shapes) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes in a file, with the wanted counters, which it may lack."""
     counters = {key: shape for key, shape in wanted.items() if key.endswith(COUNTER)}
-    wrong = _differences(wanted, {**counters, **_shapes_in(tensors)})
-    if not wrong:
+    return {**counters, **{name: tuple(value.shape) for name, value in tensors.items()}}
+
+
+def _check_shapes(wanted: Shapes, tensors: Tensors, name: str, path: Path) -> None:
+    """Raise `CheckpointError` unless a network and a file have the same names and shapes."""
+    found = _shapes_in(tensors, wanted)
+    if found == wanted:
         return
+    common = [key for key in wanted if key in found]
+    differences = {
+        "missing": [f"`{key}`" for key in wanted if key not in found],
+        "unexpected": [f"`{shown(key)[1:-1]}`" for key in found if key not in wanted],
+        "wrong shape": [
+            f"`{key}` {found[key]} for {wanted[key]}" for key in common if found[key] != wanted[key]
+        ],
+    }
+    wrong = []
+    for what, names in differences.items():
+        more = len(names) - NAMES_SHOWN
+        if names:
+            listed = ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+            wrong.append(f"{what} {listed}")
     fitting = guess_architecture(tensors)
     advice = (
         f"They are those of the architecture `{fitting}` with {_classes_of(tensors)} classes."
@@ -277,31 +286,77 @@ def _check_shapes(wanted: Shapes, tensors: Mapping[str, Tensor], name: str, path
         else "No architecture of ttapca has these names and shapes; for a network of your own "
         "name its factory: `--model package.module:factory --weights FILE`."
     )
-    raise CheckpointError(f"The weights in {path} do not fit `{name}`: {wrong}. {advice}")
+    raise CheckpointError(
+        f"The weights in {path} do not fit `{name}`: {'; '.join(wrong)}. {advice}"
+    )
 
 
-def _differences(wanted: Shapes, found: Shapes) -> str:
-    """Which names are missing, unexpected or wrongly shaped; nothing when all is well."""
-    parts = {
-        "missing": [f"`{key}`" for key in wanted if key not in found],
-        "unexpected": [f"`{shown(key)[1:-1]}`" for key in found if key not in wanted],
-        "wrong shape": [
-            f"`{key}` {found[key]} for {shape}"
-            for key, shape in wanted.items()
-            if key in found and found[key] != shape
-        ],
-    }
-    return "; ".join(f"{what} {_shortened(keys)}" for what, keys in parts.items() if keys)
+def is_factory(name: str) -> bool:
+    """Tell whether a word has the form `package.module:factory`."""
+    module, colon, factory = name.partition(":")
+    dotted = all(part.isidentifier() for part in module.split("."))
+    return bool(colon) and factory.isidentifier() and dotted
 
 
-def _shortened(names: list[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def call_factory(name: str) -> nn.Module:
+    """Import `package.module` and return the network that `factory()` makes. Runs users' code.
+
+    Raises:
+        OptionError: There is no such factory, it needs arguments, or it returns no `nn.Module`.
+        FactoryError: The module or the factory fails.
+    """
+    if not is_factory(name):
+        raise OptionError(f"Name your own network as `package.module:factory`; found `{name}`.")
+    path, _, attribute = name.partition(":")
+    module = _import(path)
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise OptionError(
+            f"`{path}` has no function or class `{attribute}`."
+            f"{did_you_mean(attribute, dir(module))}"
+        )
+    try:
+        signature = inspect.signature(factory)
+        signature.bind()
+    except ValueError:  # functions written in C may have no signature
+        pass
+    except TypeError as error:
+        raise OptionError(
+            f"A factory is called without arguments; `{name}` takes {signature}: {error}. Write "
+            "one that gives them, such as: def network(): return Network(classes=10)"
+        ) from None
+    try:
+        network = factory()
+    except TtapcaError:
+        raise
+    except Exception as error:  # users' code may raise anything
+        raise FactoryError(
+            f"The factory `{name}` has failed: {_reason(error)}. Mend it; it must work without "
+            "arguments."
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise OptionError(
+            f"A factory returns an `nn.Module`; `{name}` returned a {type(network).__name__}."
+        )
+    return network
 
 
-def _shapes_in(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+def _import(path: str) -> ModuleType:
+    try:
+        return importlib.import_module(path)
+    except Exception as error:  # users' code may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{path}.".startswith(f"{missing}."):
+            raise OptionError(
+                f"There is no module `{path}` to import. Run the command in the folder that holds "
+                "it, or install it."
+            ) from error
+        raise FactoryError(
+            f"The module `{path}` cannot be imported: {_reason(error)}. Mend it, or install what "
+            "it needs."
+        ) from error
 
 
-def _without_counters(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    return {name: shape for name, shape in shapes.items() if not name.endswith(COUNTER)}
+def _reason(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} (in {where.filename}, line {where.lineno})"

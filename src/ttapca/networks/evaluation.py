@@ -1,4 +1,4 @@
-"""How good predictions are: the one loop that every command and experiment measures with."""
+"""Measure how good predictions are: the loop that every command and experiment uses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 
 from ttapca.datasets import Images, Order, TensorBatches, choose
-from ttapca.errors import (
-    NotEnoughDataError,
-    OptionError,
-    ShapeError,
-    TtapcaError,
-    refused_memory,
-)
+from ttapca.errors import NotEnoughDataError, OptionError, ShapeError, TtapcaError, refused_memory
 from ttapca.support.logits import softmax_entropy
 
 CALIBRATION_BINS = 15
@@ -35,13 +29,12 @@ class Evaluation:
     Attributes:
         images: How many there were.
         error: Share of wrong predictions, in percent.
-        calibration_error: Expected distance between confidence and accuracy, in percent, over 15
-            bins of equal width by the probability of the predicted class.
+        calibration_error: See `expected_calibration_error`; in percent.
         accuracy_of_class: In percent; None for a class without images.
-        entropy: Mean of the predictions' entropy, in nats.
+        entropy: Mean entropy of the predictions, in nats.
         error_stream: The error of each batch, in percent.
         entropy_stream: The mean entropy of each batch.
-        seconds: Spent predicting, and adapting where the predictor adapts; reading is not counted.
+        seconds: Time spent predicting and adapting, without reading images.
 
     Example:
         >>> Evaluation(200, 25.0, 3.0, (75.0,), 0.1, (25.0,), (0.1,), 2.0).images_per_second
@@ -64,7 +57,7 @@ class Evaluation:
 
     @property
     def images_per_second(self) -> float:
-        """How fast it went."""
+        """Speed of predicting and adapting."""
         return self.images / self.seconds if self.seconds else float("inf")
 
 
@@ -77,22 +70,22 @@ def evaluate(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Predict all images, and compare with their labels.
+    """Predict all images and compare with their labels.
 
-    Images that lie class by class are shuffled: a method that learns from its batches would see one
-    class at a time.
+    Images that are stored class by class are shuffled; otherwise a method that learns from its
+    batches would see one class at a time.
 
     Args:
         predict: A model in evaluation mode, an `Adapter`, or any function from images in [0, 1] to
             logits of shape (batch, classes).
         data: Labelled images.
-        batch_size: How many images go in at once; the last batch may have fewer.
-        order: In which order they come, see `ttapca.datasets.choose`.
+        batch_size: How many images are predicted at once; the last batch may have fewer.
+        order: The order of the images, see `ttapca.datasets.choose`.
         seed: Of the shuffle, where there is one.
         progress: Wraps the batches while they are read; silent by default.
 
     Raises:
-        OptionError: The logits are not as many as the classes of the labels.
+        OptionError: The number of logits is not the number of classes.
         ShapeError: The network does not take images of this shape.
         NotEnoughDataError: There are no images.
 
@@ -110,21 +103,20 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What was predicted, image by image; every measure follows from it."""
+    """The prediction of each image; every measure follows from them."""
 
-    labels: Tensor  # (n,), as all others
+    labels: Tensor  # (n,), like all tensors here
     classes: Tensor  # the predicted ones
     confidences: Tensor  # their probabilities
     entropies: Tensor  # in nats
     batches: Tensor  # the number of each image's batch
-    seconds: float  # spent predicting
+    seconds: float
     n_classes: int
 
     def evaluation(self, chosen: Tensor | None = None) -> Evaluation:
-        """Measure all images, or those chosen by truth values of shape (n,).
+        """Measure all images, or those where `chosen`, of shape (n,), is true.
 
-        Seconds are shared in proportion, and batches without a chosen image left out of the
-        streams.
+        These get their share of the seconds. Batches without any are left out of the streams.
         """
         if chosen is None:
             chosen = torch.ones_like(self.labels, dtype=torch.bool)
@@ -132,16 +124,16 @@ class Predictions:
         if not images:
             raise NotEnoughDataError("Evaluation needs images; found none.")
         labels, batches = self.labels[chosen], self.batches[chosen]
-        correct = self.classes[chosen] == labels
-        wrong, entropies = (~correct).double(), self.entropies[chosen]
+        correct, entropies = self.classes[chosen] == labels, self.entropies[chosen]
+        errors, by_class = _means(~correct, batches), _means(correct, labels, self.n_classes)
         return Evaluation(
             images=images,
-            error=100 * float(wrong.mean()),
+            error=100 * float((~correct).double().mean()),
             calibration_error=100 * expected_calibration_error(self.confidences[chosen], correct),
-            accuracy_of_class=_by_class(correct, labels, self.n_classes),
+            accuracy_of_class=tuple(None if mean is None else 100 * mean for mean in by_class),
             entropy=float(entropies.mean()),
-            error_stream=tuple(100 * error for error in _by_batch(wrong, batches)),
-            entropy_stream=_by_batch(entropies, batches),
+            error_stream=tuple(100 * mean for mean in errors if mean is not None),
+            entropy_stream=tuple(each for each in _means(entropies, batches) if each is not None),
             seconds=self.seconds * images / len(self.labels),
         )
 
@@ -153,10 +145,10 @@ def predict_all(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Predictions:
-    """Predict all images, batch after batch: the one loop that everything is measured with.
+    """Predict all images, batch by batch.
 
-    Arguments and errors are those of `evaluate`. `watch` is told after each batch how many images
-    it had and how many predictions were wrong.
+    Arguments and errors are those of `evaluate`. `watch` is called after each batch with the number
+    of its images and of wrong predictions.
     """
     if not len(batches):
         raise NotEnoughDataError("Evaluation needs images; found none.")
@@ -169,7 +161,7 @@ def predict_all(
         logits = _logits(predict, images, n_classes).double().cpu()
         seconds += time.perf_counter() - start
         confidence, predicted = logits.softmax(1).max(1)
-        # A single class leaves nothing to be uncertain of.
+        # With a single class nothing is uncertain.
         entropy = softmax_entropy(logits) if n_classes > 1 else logits.new_zeros(len(labels))
         parts.append((labels, predicted, confidence, entropy, torch.full_like(labels, number)))
         if watch:
@@ -182,13 +174,13 @@ def predict_all(
 def expected_calibration_error(
     confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS
 ) -> float:
-    """Average distance between confidence and accuracy over bins of equal width (Guo, 2017).
+    """Return the average distance between confidence and accuracy over bins (Guo, 2017).
 
     Args:
         confidence: Probability of each predicted class, shape (n,).
         correct: Whether each prediction was right, shape (n,).
-        bins: How many bins there are between 0 and 1; a bin holds its upper edge, and counts by
-            how many predictions it holds.
+        bins: Number of bins of equal width between 0 and 1. A bin includes its upper edge, and is
+            weighted by its number of predictions.
 
     Example:
         >>> confidence = torch.tensor([0.75, 0.75])
@@ -207,7 +199,7 @@ def _logits(predict: Predict, images: Tensor, classes: int) -> Tensor:
         logits = predict(images)
     except TtapcaError:
         raise
-    except (RuntimeError, ValueError, IndexError) as error:  # where shapes do not fit
+    except (RuntimeError, ValueError, IndexError) as error:  # the shapes do not fit
         if refused_memory(error) is not None:
             raise
         raise ShapeError(
@@ -222,17 +214,9 @@ def _logits(predict: Predict, images: Tensor, classes: int) -> Tensor:
     return logits
 
 
-def _by_batch(values: Tensor, batches: Tensor) -> tuple[float, ...]:
-    """Means over the images of each batch that has any."""
-    counts = torch.bincount(batches)
-    sums = torch.bincount(batches, weights=values)
-    return tuple((sums / counts)[counts > 0].tolist())
-
-
-def _by_class(correct: Tensor, labels: Tensor, classes: int) -> tuple[float | None, ...]:
-    counts = torch.bincount(labels, minlength=classes)
-    right = torch.bincount(labels, weights=correct.double(), minlength=classes)
-    return tuple(
-        100 * hits / count if count else None
-        for hits, count in zip(right.tolist(), counts.tolist(), strict=True)
-    )
+def _means(values: Tensor, groups: Tensor, count: int = 0) -> list[float | None]:
+    """Return the mean of the values in each group; None for an empty one."""
+    sizes = torch.bincount(groups, minlength=count)
+    sums = torch.bincount(groups, weights=values.double(), minlength=count)
+    pairs = zip(sums.tolist(), sizes.tolist(), strict=True)
+    return [total / size if size else None for total, size in pairs]

@@ -1,4 +1,4 @@
-"""Where a filter can go in a network, and what it costs there."""
+"""List where a filter can go in a network, and what it costs there."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ BYTES_A_NUMBER = 4  # a filter computes in float32
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """One layer, and a filter there.
+    """One layer, and what a filter would cost there.
 
     Attributes:
         name: Dotted path.
         kind: The layer's class.
-        input_shape: Of one sample; None where the layer takes no single tensor.
-        output_shape: Of one sample.
-        outputs: How many numbers the output has (the paper's p).
+        input_shape: Shape for one sample; None if the layer does not take a tensor first.
+        output_shape: Shape for one sample.
+        outputs: How many values the output has (the paper's p).
         calls: How often the layer runs in one forward pass; a filter needs exactly one call.
         folds: Whether the filter works in the layer's input, because that is smaller.
-        components: How many the cost is for: as asked, or as many as there can be.
+        components: How many components the cost is for: as asked, or as many as there can be.
         filter_bytes: Memory of the filter.
         multiply_adds: What the filter adds to the forward pass of one image.
-        relative_cost: The same over the multiply-adds of the network itself; None if it has none.
+        relative_cost: That divided by the network's own multiply-adds; None if it has none.
     """
 
     name: str
@@ -55,10 +55,10 @@ class LayerTable:
     """All layers of a network.
 
     Attributes:
-        layers: In the order in which they give their output.
-        multiply_adds: Of the forward pass of one image, in convolutions and linear layers.
-        parameters: Of the network.
-        recommended: Name of the layer to start with; None where no layer can carry a filter.
+        layers: In the order in which they finish.
+        multiply_adds: In convolutions and linear layers, for one image.
+        parameters: Number of parameters of the network.
+        recommended: Name of the layer to start with; None if no layer can carry a filter.
     """
 
     layers: tuple[LayerFacts, ...]
@@ -69,7 +69,7 @@ class LayerTable:
 
 @dataclass
 class _Seen:
-    """What hooks have noted about one layer."""
+    """What a forward pass showed about one layer."""
 
     module: nn.Module
     input_shape: tuple[int, ...] | None
@@ -83,13 +83,13 @@ def describe_layers(
 ) -> LayerTable:
     """Run one image through a network and list its layers.
 
-    Recommended is the first affine layer whose input is smaller than its output, usually the stem:
-    there the filter is exact, small and fast. Without one, it is the first layer called once.
+    The recommended layer is the first affine one whose input is smaller than its output, usually
+    the stem: there a filter is exact, small and fast. Otherwise it is the first layer called once.
 
     Args:
         model: Any module; left as it was.
-        input_shape: Of one image.
-        components: How many the filter would have.
+        input_shape: The shape of one image.
+        components: How many components the filter would have.
 
     Raises:
         ShapeError: The network does not take such an image.
@@ -136,7 +136,7 @@ def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ShapeError(
             f"The network must take an image of shape {tuple(input_shape)}; it does not: {error}. "
-            "Say which shape it takes, channels first, such as 3x224x224."
+            "Give the shape that it takes, channels first, such as 3x224x224."
         ) from error
     finally:
         for handle in handles:

@@ -1,7 +1,7 @@
-"""What every network of this room has in common: images in [0, 1] go in, logits come out.
+"""What all networks here have in common: they take images in [0, 1] and return logits.
 
-The normalisation that a network was trained with is part of it, so that no caller has to know.
-It lives in buffers that are not in the state dict: published weights keep their names.
+Each network normalises its images itself, so no caller has to know the numbers. They are kept in
+buffers outside the state dict, so published weights load name for name.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttapca._checks import ListOf, Such, Whole, conform
+from ttapca._checks import ListOf, Number, Such, Whole, check_option, conform
 from ttapca.datasets import Images
 from ttapca.errors import InputTypeError, OptionError, ShapeError, did_you_mean
 
 CIFAR_SHAPE = (3, 32, 32)
 MOST_CLASSES = 100_000
 MOST_CHANNELS = 1024
-LARGEST_IMAGE = 2**24  # numbers: 64 MB in float32, 3 x 2,364 x 2,364
+LARGEST_IMAGE = 2**24  # values: 64 MB in float32, 3 x 2,364 x 2,364
 LONGEST_SIDE = 16_384
-DIGITS_KEPT = 4
+DECIMALS = 4  # of a measured normalisation
 
 INPUT_SHAPE = Such(
     ListOf(Whole(1, LONGEST_SIDE), 3, 3),
@@ -41,7 +41,7 @@ class Normalisation:
         std: Likewise; above 0.
 
     Raises:
-        OptionError: A number makes no sense.
+        OptionError: A number is not finite, or a `std` is not above 0.
 
     Example:
         >>> Normalisation((0.5,), (0.5,)).for_channels(3)
@@ -52,18 +52,12 @@ class Normalisation:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what would give no finite pixels."""
-        if not self.mean or not all(math.isfinite(value) for value in self.mean):
-            raise OptionError(f"A mean is one or more finite numbers; found {self.mean}.")
-        if not self.std or not all(0 < value < math.inf for value in self.std):
-            raise OptionError(f"A std is one or more finite numbers above 0; found {self.std}.")
+        """Check the numbers."""
+        check_option("mean", [*map(float, self.mean)], ListOf(Number(), 1, MOST_CHANNELS))
+        check_option("std", [*map(float, self.std)], ListOf(Number(above=0), 1, MOST_CHANNELS))
 
     def for_channels(self, channels: int) -> Normalisation:
-        """The same with one number for each channel.
-
-        Raises:
-            OptionError: It is given for another number of channels.
-        """
+        """Return the same normalisation with one number for each channel."""
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
                 raise OptionError(
@@ -76,8 +70,8 @@ class Normalisation:
         )
 
 
-# The ones that published CIFAR checkpoints were trained with. The deviations of `cifar10` are not
-# those of its pixels (.2470, .2435, .2616): they are averages over images that many copied.
+# Those of published CIFAR checkpoints. The deviations of `cifar10` are not those of its pixels
+# (.2470, .2435, .2616): they are averages over images, and many networks were trained with them.
 NORMALISATIONS = {
     "none": Normalisation((0.0,), (1.0,)),
     "half": Normalisation((0.5,), (0.5,)),
@@ -87,11 +81,7 @@ NORMALISATIONS = {
 
 
 def find_normalisation(chosen: str | Normalisation) -> Normalisation:
-    """Look a normalisation up by name; one that is given as numbers is returned.
-
-    Raises:
-        OptionError: There is none of that name.
-    """
+    """Return the normalisation of a name; one that is given as numbers is returned as it is."""
     if isinstance(chosen, Normalisation):
         return chosen
     if chosen not in NORMALISATIONS:
@@ -103,10 +93,9 @@ def find_normalisation(chosen: str | Normalisation) -> Normalisation:
 
 
 def normalisation_of(images: Images) -> Normalisation:
-    """The normalisation under which the pixels of a data set have mean 0 and deviation 1.
+    """Return the normalisation that gives the pixels of a data set mean 0 and deviation 1.
 
-    Returns:
-        A mean and a deviation for each channel, to four digits. A constant channel is not scaled.
+    The numbers have four decimals. A constant channel is not scaled.
 
     Example:
         >>> from ttapca.datasets import read_digits
@@ -117,17 +106,13 @@ def normalisation_of(images: Images) -> Normalisation:
     channels = (images.images[..., number] for number in range(len(means)))
     deviations = [float(channel.std(dtype="float64")) / 255 for channel in channels]
     return Normalisation(
-        tuple(round(mean, DIGITS_KEPT) for mean in means),
-        tuple(round(value, DIGITS_KEPT) or 1.0 for value in deviations),
+        tuple(round(mean, DECIMALS) for mean in means),
+        tuple(round(value, DECIMALS) or 1.0 for value in deviations),
     )
 
 
 class Normalise(nn.Module):
-    """The first layer: checks the shape of the images and normalises them.
-
-    Raises:
-        OptionError: The numbers do not fit the channels, or the shape makes no sense.
-    """
+    """The first layer of a network: it checks the shape of the images and normalises them."""
 
     mean: Tensor
     std: Tensor
@@ -143,17 +128,12 @@ class Normalise(nn.Module):
             self.register_buffer(name, values, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise images in [0, 1] of shape (batch, channels, height, width).
-
-        Raises:
-            ShapeError: The images have another shape.
-            InputTypeError: They are whole numbers, not in [0, 1].
-        """
+        """Normalise images in [0, 1] of shape (batch, channels, height, width)."""
         if not images.is_floating_point():
             kind = str(images.dtype).removeprefix("torch.")
             raise InputTypeError(
-                f"This network takes images of floating point in [0, 1]; found {kind}. Pixels from "
-                "0 to 255 become such by images.float() / 255."
+                f"This network takes floating-point images in [0, 1]; found {kind}. Convert pixels "
+                "from 0 to 255 with images.float() / 255."
             )
         if tuple(images.shape[1:]) != self.input_shape:
             raise ShapeError(
@@ -163,7 +143,7 @@ class Normalise(nn.Module):
         return (images - self.mean) / self.std
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return what `print(model)` shows."""
         return f"{_times(self.input_shape)}, mean={self.values.mean}, std={self.values.std}"
 
 
@@ -171,7 +151,7 @@ class ImageNetwork(nn.Module):
     """A classifier of images in [0, 1].
 
     Attributes:
-        classes: Length of the logits.
+        classes: How many logits it returns for an image.
         normalise: The first layer, made from a normalisation and the shape of one image.
 
     Example:
@@ -190,17 +170,17 @@ class ImageNetwork(nn.Module):
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: channels, height, width."""
+        """The shape of one image: channels, height, width."""
         return self.normalise.input_shape
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """The convolution that these networks are made of: 3x3, padded, without bias."""
+    """Make a padded 3x3 convolution without bias."""
     return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
 
 
 def initialise(model: nn.Module, generator: torch.Generator) -> None:
-    """Draw fresh weights in place: He's normal for convolutions, by fan-out; zero biases."""
+    """Draw new weights in place: He's normal by fan-out for convolutions, zeros for biases."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(
@@ -213,24 +193,19 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def looks_untrained(network: nn.Module) -> bool:
-    """Whether every BatchNorm layer has the statistics that a new one starts with.
+    """Tell whether every BatchNorm layer still has its initial statistics.
 
-    Training moves them in the first step. Of a network without such layers nothing can be said.
+    The first training step changes them. Without such layers the answer is False.
 
     Example:
         >>> looks_untrained(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
         True
-        >>> looks_untrained(nn.Linear(2, 3))
-        False
     """
-    known = [
-        (module.running_mean, module.running_var)
-        for module in network.modules()
-        if isinstance(module, _BatchNorm)
-        and module.running_mean is not None
-        and module.running_var is not None
-    ]
-    return bool(known) and all(bool((m == 0).all() and (v == 1).all()) for m, v in known)
+    norms = [each for each in network.modules() if isinstance(each, _BatchNorm)]
+    means = [norm.running_mean for norm in norms if norm.running_mean is not None]
+    variances = [norm.running_var for norm in norms if norm.running_var is not None]
+    fresh = [not mean.any() for mean in means] + [bool((var == 1).all()) for var in variances]
+    return bool(fresh) and all(fresh)
 
 
 def _times(shape: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """A second task for test-time training: tell by how much an image was turned (Sun, 2020).
 
-The head shares the network up to a split point, any layer by its dotted path, and has weights of
-its own after it. The network itself does not change: a hook takes what leaves the split point.
+The head shares the network up to a split layer and has its own weights after it. The network does
+not change: a hook takes the output of the split layer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ HEAD_PREFIX = "rotation_head."
 
 
 class RotationHead(nn.Module):
-    """From features of so many channels at the split point to four logits.
+    """Map features of the split layer, with so many channels, to four logits.
 
-    GroupNorm, not BatchNorm: test-time training often sees one image at a time.
+    It has GroupNorm, because test-time training often sees one image at a time.
 
     Example:
         >>> RotationHead(32)(torch.rand(2, 32, 8, 8)).shape
@@ -42,7 +42,7 @@ class RotationHead(nn.Module):
         self.fc = nn.Linear(HEAD_CHANNELS, TURNS)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits of shape (batch, 4) from features of shape (batch, channels, h, w)."""
+        """Return logits of shape (batch, 4) for features of shape (batch, channels, h, w)."""
         x = torch.relu(self.norm1(self.conv1(features)))
         x = torch.relu(self.norm2(self.conv2(x)))
         logits: Tensor = self.fc(x.mean((2, 3)))
@@ -52,12 +52,12 @@ class RotationHead(nn.Module):
 class RotationNetwork(nn.Module):
     """A network and its rotation head.
 
-    Calling it gives the network's own logits; `rotation_logits` those of the head.
+    Calling it returns the network's logits; `rotation_logits` returns those of the head.
 
     Args:
         network: Any classifier of images.
         split: Dotted path of the last shared layer; its output has shape (batch, channels, h, w).
-        head: The head.
+        head: Takes that output.
 
     Raises:
         LayerNotFoundError: The network has no such layer.
@@ -77,12 +77,12 @@ class RotationNetwork(nn.Module):
         self.head = head
 
     def forward(self, images: Tensor) -> Tensor:
-        """The network's logits."""
+        """Return the network's logits."""
         logits: Tensor = self.network(images)
         return logits
 
     def rotation_logits(self, images: Tensor) -> Tensor:
-        """Logits of the four turns, shape (batch, 4); only the shared part of the network runs."""
+        """Return logits of shape (batch, 4); only the shared part of the network runs."""
         logits: Tensor = self.head(_features_at(self.network, self.split, images))
         return logits
 
@@ -99,11 +99,11 @@ def add_rotation_head(
         network: Any classifier of images.
         split: Dotted path of the last shared layer.
         generator: Draws the head's weights.
-        input_shape: Of one image, to see how many channels the features have.
+        input_shape: The shape of one image, to find out how many channels the features have.
 
     Raises:
         LayerNotFoundError: The network has no such layer.
-        LayerOutputError: The layer's output is of another kind.
+        LayerOutputError: The layer's output has another shape.
 
     Example:
         >>> from ttapca.networks import build
@@ -120,33 +120,33 @@ def add_rotation_head(
 
 
 def _features_at(network: nn.Module, split: str, images: Tensor) -> Tensor:
-    """What leaves a layer; the rest of the network is not run."""
+    """Return the output of a layer without running the rest of the network."""
     with stopped_at(find_layer(network, split)) as seen:
         network(images)
     if not seen or not isinstance(seen[0], Tensor) or seen[0].dim() != 4:
         raise LayerOutputError(
-            "A rotation head goes after a layer that is called and gives a tensor of shape "
-            f"(batch, channels, height, width); `{split}` does not. Choose another split point."
+            "A rotation head needs a layer that is called and returns a tensor of shape (batch, "
+            f"channels, height, width); `{split}` does not. Choose another layer."
         )
     features: Tensor = seen[0]
     return features
 
 
 def published_name(name: str) -> str:
-    """What a tensor of a `RotationNetwork` is called in a checkpoint: the network's keep theirs."""
+    """Return the name in a checkpoint of a tensor of a `RotationNetwork`."""
     part, _, rest = name.partition(".")
     return rest if part == "network" else HEAD_PREFIX + rest
 
 
 def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Turn each image by a random multiple of 90 degrees.
+    """Turn each square image by a random multiple of 90 degrees.
 
     Args:
-        images: Square, shape (batch, channels, side, side); left as they were.
+        images: Shape (batch, channels, side, side); left as they were.
         generator: Draws how far.
 
     Returns:
-        The turned images, and by how many quarter turns, shape (batch,).
+        The turned images, and their numbers of quarter turns, shape (batch,).
 
     Example:
         >>> images = torch.arange(4).reshape(1, 1, 2, 2)
@@ -164,10 +164,7 @@ def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Keep BatchNorm's running statistics as they are while a model runs in training mode.
-
-    Turned images are not what the network will be asked to classify: they must not count.
-    """
+    """Keep BatchNorm's running statistics as they are while turned images run in training mode."""
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     before = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
     for layer, (_, count) in zip(layers, before, strict=True):

@@ -1,4 +1,4 @@
-"""A training run in a folder: a checkpoint after every epoch, and the way back after a crash.
+"""A training run in a folder that survives a crash.
 
 | file | content |
 |---|---|
@@ -6,8 +6,8 @@
 | `weights.safetensors` | what the run delivers so far, with a description; `load` reads it |
 | `log.csv` | one line for each epoch |
 
-Each is replaced in one step, the state first; the others follow from it, so a run that was killed
-between them makes them anew.
+Each file is replaced in one step after every epoch, the state first. The others are made from it,
+so a run that was killed between them writes them again.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ FORMAT = "ttapca.training"
 LARGEST_LOG = 200_000_000  # characters: a million epochs
 MOST_EPOCHS = 10**6
 
-_PERCENT = Number(0, 100)
 _RECORD = Record(
     {
         "epoch": Whole(1, MOST_EPOCHS),
         "learning_rate": Number(0, 1e6),
         "loss": Number(),
-        "train_accuracy": _PERCENT,
-        "rotation_accuracy": Maybe(_PERCENT),
-        "test_accuracy": _PERCENT,
+        "train_accuracy": Number(0, 100),
+        "rotation_accuracy": Maybe(Number(0, 100)),
+        "test_accuracy": Number(0, 100),
         "seconds": Number(0),
     }
 )
@@ -80,20 +79,20 @@ def train(
     """Train a network in a folder, or go on with the run that the folder holds.
 
     Args:
-        network: What is trained, in place; a `RotationNetwork` learns both tasks.
+        network: Trained in place; a `RotationNetwork` learns both tasks.
         training_images: What it learns from.
         test_images: What it is measured with after each epoch; nothing is chosen by it.
         options: How to train.
-        folder: Made where it is missing.
+        folder: Made if it does not exist.
         description: What `weights.safetensors` says about the network; anything JSON can hold.
         progress: Wraps the batches of each epoch; silent by default.
-        on_epoch: Told each record as it is made.
+        on_epoch: Called with each new record.
 
     Returns:
-        The records of all epochs, those before a crash as well.
+        The records of all epochs, including those before a crash.
 
     Raises:
-        OptionError: The folder holds a run with other options, or the description makes no sense.
+        OptionError: The folder holds a run with other options, or the description is invalid.
         TrainingError: The training diverged, or the saved state does not fit.
         CheckpointError: The saved state is damaged.
         StorageError: The folder cannot be written, or another process trains in it.
@@ -122,7 +121,7 @@ def train(
                 record = training.run_epoch(progress)
             except TrainingError as error:
                 raise TrainingError(f"{folder}: {error}") from error
-            _write_state(training, folder, facts)
+            _write_state(training, folder / STATE, facts)
             _write_results(training, folder, facts)
             if on_epoch:
                 on_epoch(record)
@@ -130,19 +129,15 @@ def train(
 
 
 def read_history(folder: Path) -> list[EpochRecord]:
-    """The epochs that a run has done; none where the folder holds no run.
-
-    Raises:
-        CheckpointError: The saved state is damaged.
-    """
+    """Return the epochs that a run has done; none where the folder holds no run."""
     path = folder / STATE
     return _history(_read_facts(read_safetensors(path)[1], path)) if path.exists() else []
 
 
-def _write_state(training: Training, folder: Path, facts: dict[str, Any]) -> None:
+def _write_state(training: Training, path: Path, facts: dict[str, Any]) -> None:
     history = [dataclasses.asdict(record) for record in training.history]
-    words = {"format": FORMAT, "facts": json.dumps({**facts, "history": history})}
-    write_safetensors(folder / STATE, training.tensors(), words)
+    metadata = {"format": FORMAT, "facts": json.dumps({**facts, "history": history})}
+    write_safetensors(path, training.tensors(), metadata)
 
 
 def _write_results(training: Training, folder: Path, facts: dict[str, Any]) -> None:
@@ -154,19 +149,15 @@ def _write_results(training: Training, folder: Path, facts: dict[str, Any]) -> N
     }
     write_weights(folder / WEIGHTS, training.delivered(), description)
     lines = [",".join(field.name for field in dataclasses.fields(EpochRecord))]
-    lines += [",".join(map(_short, dataclasses.astuple(each))) for each in training.history]
+    for record in training.history:
+        values = dataclasses.astuple(record)
+        lines.append(",".join("" if value is None else f"{value:.6g}" for value in values))
     replace_file(folder / LOG, ("\n".join(lines) + "\n").encode())
 
 
-def _short(value: float | None) -> str:
-    if value is None:
-        return ""
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
-
-
 def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
-    tensors, words = read_safetensors(path)
-    saved = _read_facts(words, path)
+    tensors, metadata = read_safetensors(path)
+    saved = _read_facts(metadata, path)
     for part in ("options", "description"):
         before, now = saved[part], json.loads(json.dumps(facts[part]))  # tuples become lists
         for name in {**before, **now}:
@@ -182,13 +173,15 @@ def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
         raise TrainingError(f"{path}: {error}") from error
 
 
-def _read_facts(words: dict[str, str], path: Path) -> dict[str, Any]:
-    if words.get("format") != FORMAT:
+def _read_facts(metadata: dict[str, str], path: Path) -> dict[str, Any]:
+    if metadata.get("format") != FORMAT:
         raise TrainingError(f"{path} is not the state of a training run. Choose another folder.")
     where = f"The log in {path}"
-    if "facts" not in words:
+    if "facts" not in metadata:
         raise CheckpointError(f"{where} is missing. Start again in a new folder.")
-    facts: dict[str, Any] = parse_json(words["facts"], where, CheckpointError, largest=LARGEST_LOG)
+    facts: dict[str, Any] = parse_json(
+        metadata["facts"], where, CheckpointError, largest=LARGEST_LOG
+    )
     conform(facts, _FACTS, where, CheckpointError)
     return facts
 

@@ -1,8 +1,8 @@
-"""Train a network on a data set: one epoch at a time, with a state that can be saved and resumed.
+"""Train a network on a data set, epoch by epoch, with a state that can be saved and resumed.
 
-Every random number comes from one generator and every learning rate from the number of the step,
-so a run that was killed and resumed ends with the same weights, bit for bit, as one that was not
-(with the same number of threads on the same machine).
+Every random number comes from a generator that is part of the state, and every learning rate from
+the number of the step. So a run that was killed and resumed ends with the same weights, bit for
+bit, as one that was not (on the same machine, with the same number of threads).
 """
 
 from __future__ import annotations
@@ -27,78 +27,8 @@ from ttapca.support.group_norm import safe_gradients
 ScheduleName = Literal["cosine", "one-cycle"]
 
 EVALUATION_BATCH = 500
-ONE_CYCLE_RISE = 0.3
+ONE_CYCLE_RISE = 0.3  # of the steps
 START_FRACTION = 0.04  # of the peak, at the first step
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Random crops, flips and cut-outs of whole batches at once, in uint8.
-
-    Attributes:
-        padding: Pixels of black around an image before a part of the old size is cut out at random.
-        flip: Whether half of the images are mirrored.
-        cutout: Side of a square at a random place that is blanked with the image's own mean; 0 for
-            none.
-
-    Raises:
-        OptionError: A number is negative.
-
-    Example:
-        >>> images = torch.zeros(5, 3, 32, 32, dtype=torch.uint8)
-        >>> augment = Augmentation(padding=4, flip=True, cutout=8)
-        >>> augment(images, torch.Generator().manual_seed(0)).shape
-        torch.Size([5, 3, 32, 32])
-    """
-
-    padding: int = 4
-    flip: bool = True
-    cutout: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse negative numbers."""
-        check_option("padding", self.padding, Whole(0))
-        check_option("cutout", self.cutout, Whole(0))
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Augment a batch.
-
-        Args:
-            images: Pixels, uint8, shape (batch, channels, height, width); left as they were.
-            generator: Draws the numbers; as many whatever they turn out to be.
-        """
-        if self.padding or self.flip:
-            images = self._crop_and_flip(images, generator)
-        return self._cut_out(images, generator) if self.cutout else images
-
-    def _crop_and_flip(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Crop and flip are one look-up of pixels by row and column."""
-        batch, _, height, width = images.shape
-        shifts = torch.randint(0, 2 * self.padding + 1, (2, batch, 1), generator=generator)
-        rows = shifts[0] + torch.arange(height)  # (batch, height)
-        columns = torch.arange(width).expand(batch, width)
-        if self.flip:
-            mirrored = torch.randint(0, 2, (batch, 1), generator=generator).bool()
-            columns = torch.where(mirrored, columns.flip(1), columns)
-        columns = shifts[1] + columns  # (batch, width)
-        padded = F.pad(images, (self.padding,) * 4)
-        numbers = torch.arange(batch)[:, None, None]
-        # Channels come last where indices stand on both sides of a slice.
-        found = padded[numbers, :, rows[:, :, None], columns[:, None, :]]
-        return found.permute(0, 3, 1, 2).contiguous()
-
-    def _cut_out(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The square's centre lies anywhere inside; less of it remains at the borders."""
-        batch, _, height, width = images.shape
-        top = torch.randint(0, height, (batch, 1), generator=generator) - self.cutout // 2
-        left = torch.randint(0, width, (batch, 1), generator=generator) - self.cutout // 2
-        rows, columns = torch.arange(height), torch.arange(width)
-        in_rows = (rows >= top) & (rows < top + self.cutout)  # (batch, height)
-        in_columns = (columns >= left) & (columns < left + self.cutout)  # (batch, width)
-        square = (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
-        mean = images.float().mean((2, 3), keepdim=True).round().to(images.dtype)
-        return torch.where(square, mean, images)
-
 
 _RULES: dict[str, Rule] = {
     "epochs": Whole(1, 10**6),
@@ -109,7 +39,9 @@ _RULES: dict[str, Rule] = {
     "schedule": OneOf(get_args(ScheduleName)),
     "warmup": Number(0),
     "label_smoothing": Number(0, below=1),
+    "padding": Whole(0),
     "flip": Flag(),
+    "cutout": Whole(0),
     "average": Number(0, below=1),
     "rotation": Number(0),
     "channels_last": Flag(),
@@ -119,30 +51,29 @@ _RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a network is trained; all of it is written into the checkpoint.
+    """How a network is trained; the checkpoint records all of it.
 
     Attributes:
         epochs: Passes over the training images.
         batch_size: Images in a step; a shorter last batch is left out.
         peak: The highest learning rate.
-        momentum: Of Nesterov's kind.
+        momentum: Nesterov's.
         weight_decay: On weights of convolutions and linear layers; norms and biases have none.
-        schedule: `one-cycle` rises over the first three tenths of the training, as fits a short
-            one; `cosine` over a warm-up. Both then fall to zero along half a cosine.
+        schedule: `one-cycle` rises over the first three tenths of the training, which suits short
+            runs; `cosine` rises over a warm-up. Both then fall to zero along half a cosine.
         warmup: Epochs of rising learning rate, for `cosine`.
         label_smoothing: Probability that is spread over all classes.
         padding: Largest shift of a random crop, in pixels.
         flip: Whether to mirror half of the images.
-        cutout: Side of the blanked square; 0 for none.
-        average: Decay of the moving average of weights, whose accuracy is measured and which is
-            what the run delivers; 0 to deliver the weights themselves. Early on the decay is lower,
-            so that the random start is forgotten soon.
+        cutout: Side of a square that is replaced by the mean of the image; 0 for none.
+        average: Decay of a moving average of the weights, which is then measured and delivered
+            instead of them; 0 for none. It starts lower, to forget the random start soon.
         rotation: Weight of the rotation loss, for a network with a rotation head.
         channels_last: Memory layout; a third faster on the CPU that was measured.
-        seed: Of order and augmentation.
+        seed: Of the order of images and their augmentation.
 
     Raises:
-        OptionError: A number makes no sense.
+        OptionError: A value is out of range.
 
     Example:
         >>> TrainingOptions(epochs=5, peak=0.05).momentum
@@ -166,30 +97,55 @@ class TrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what no training could use."""
+        """Check every option."""
         for name, rule in _RULES.items():
             check_option(name, getattr(self, name), rule)
-        self.augmentation()
 
-    def augmentation(self) -> Augmentation:
-        """What happens to the images."""
-        return Augmentation(self.padding, self.flip, self.cutout)
-
-    def learning_rate(self, step: int, steps_an_epoch: int) -> float:
-        """The learning rate of one step: a function of its number, so there is nothing to save.
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        """Return the learning rate of a step, which depends on nothing but its number.
 
         Example:
             >>> options = TrainingOptions(epochs=10, peak=1.0)
             >>> [round(options.learning_rate(step, 1), 2) for step in range(10)]
             [0.04, 0.36, 0.68, 1.0, 0.95, 0.81, 0.61, 0.39, 0.19, 0.05]
         """
-        steps = self.epochs * steps_an_epoch
+        steps = self.epochs * steps_per_epoch
         rise = round(ONE_CYCLE_RISE * steps)
         if self.schedule == "cosine":
-            rise = min(round(self.warmup * steps_an_epoch), steps)
+            rise = min(round(self.warmup * steps_per_epoch), steps)
         if step < rise:
             return self.peak * (START_FRACTION + (1 - START_FRACTION) * step / rise)
         return self.peak * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise))) / 2
+
+
+def augment(images: Tensor, options: TrainingOptions, generator: torch.Generator) -> Tensor:
+    """Crop, mirror and blank parts of images at random, as `padding`, `flip` and `cutout` say.
+
+    Images and result are uint8, (batch, channels, height, width).
+    """
+    batch, _, height, width = images.shape
+    rows, columns = torch.arange(height), torch.arange(width)
+    if options.padding or options.flip:
+        shifts = torch.randint(0, 2 * options.padding + 1, (2, batch, 1), generator=generator)
+        places = columns.expand(batch, width)
+        if options.flip:
+            mirrored = torch.randint(0, 2, (batch, 1), generator=generator).bool()
+            places = torch.where(mirrored, places.flip(1), places)
+        padded = F.pad(images, (options.padding,) * 4)
+        down, right = shifts[0] + rows, shifts[1] + places  # (batch, height), (batch, width)
+        # Indices on both sides of a slice put the channels last.
+        numbers = torch.arange(batch)[:, None, None]
+        images = padded[numbers, :, down[:, :, None], right[:, None, :]]
+        images = images.permute(0, 3, 1, 2).contiguous()
+    if options.cutout:  # the centre of the square lies inside the image, its edges perhaps not
+        top = torch.randint(0, height, (batch, 1), generator=generator) - options.cutout // 2
+        left = torch.randint(0, width, (batch, 1), generator=generator) - options.cutout // 2
+        in_rows = (rows >= top) & (rows < top + options.cutout)  # (batch, height)
+        in_columns = (columns >= left) & (columns < left + options.cutout)  # (batch, width)
+        square = (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
+        mean = images.float().mean((2, 3), keepdim=True).round().to(images.dtype)
+        images = torch.where(square, mean, images)
+    return images
 
 
 @dataclass(frozen=True)
@@ -203,7 +159,7 @@ class EpochRecord:
         train_accuracy: On the augmented images, while training, in percent.
         rotation_accuracy: Of the rotation head on those images; None without one.
         test_accuracy: Of the weights that would be delivered now, in percent.
-        seconds: That the epoch took.
+        seconds: How long the epoch took.
     """
 
     epoch: int
@@ -216,13 +172,15 @@ class EpochRecord:
 
 
 class Training:
-    """A training run in memory; `train` keeps one in a folder, and says what the arguments are.
+    """A training run in memory. `train` keeps one in a folder and explains the arguments.
 
     Attributes:
         history: One record for each epoch.
+        steps_per_epoch: Images that do not fill a batch are left out, others in every epoch.
 
     Raises:
         NotEnoughDataError: There are fewer images than a batch holds.
+        TrainingError: The training diverged, or a saved state does not fit.
 
     Example:
         >>> from ttapca.datasets import read_digits
@@ -242,27 +200,21 @@ class Training:
                 f"Training needs at least one batch of {options.batch_size} images; found "
                 f"{len(train)}. Choose a smaller batch."
             )
-        layout = torch.channels_last if options.channels_last else torch.contiguous_format
-        self.network = network.to(memory_format=layout)  # type: ignore[call-overload]
+        self._layout = torch.channels_last if options.channels_last else torch.contiguous_format
+        self.network = network.to(memory_format=self._layout)  # type: ignore[call-overload]
         self.options = options
         self.history: list[EpochRecord] = []
+        self.steps_per_epoch = len(train) // options.batch_size
         self._pixels = torch.from_numpy(train.images.transpose(0, 3, 1, 2).copy())
         self._labels = torch.from_numpy(train.labels.copy())
         self._test = test
-        self._layout = layout
-        self._augment = options.augmentation()
         self._generator = torch.Generator().manual_seed(options.seed)
         self._optimizer = _optimizer(network, options)
         self._averaged = _averaged(network, options.average) if options.average else None
-        # Dropout in a user's network draws from torch's own generator: it gets a state of its own.
+        # Dropout in a user's network draws from torch's global generator, so its state is kept.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             self._torch_state = torch.get_rng_state()
-
-    @property
-    def steps_an_epoch(self) -> int:
-        """Batches; what does not fill one is left out, and is another part in every epoch."""
-        return len(self._labels) // self.options.batch_size
 
     @property
     def finished(self) -> bool:
@@ -274,24 +226,20 @@ class Training:
         return self._averaged.module if self._averaged else self.network
 
     def run_epoch(self, progress: Progress | None = None) -> EpochRecord:
-        """Train for one epoch, then measure; the record is also added to the history.
-
-        Raises:
-            TrainingError: The loss or a weight is not finite any more.
-        """
+        """Train for one epoch, measure the result and add the record to the history."""
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._torch_state)
             with safe_gradients(self.network):
                 totals = self._train_epoch(progress or (lambda batches: batches))
             self._torch_state = torch.get_rng_state()
-        images = self.steps_an_epoch * self.options.batch_size
+        images = self.steps_per_epoch * self.options.batch_size
         turned = isinstance(self.network, RotationNetwork)
         measured = self._delivered_network.eval()
         record = EpochRecord(
             epoch=len(self.history) + 1,
             learning_rate=self._optimizer.param_groups[0]["lr"],
-            loss=totals["loss"] / self.steps_an_epoch,
+            loss=totals["loss"] / self.steps_per_epoch,
             train_accuracy=100 * totals["right"] / images,
             rotation_accuracy=100 * totals["turned_right"] / images if turned else None,
             test_accuracy=evaluate(measured, self._test, batch_size=EVALUATION_BATCH).accuracy,
@@ -301,7 +249,7 @@ class Training:
         return record
 
     def delivered(self) -> dict[str, Tensor]:
-        """The weights that the run delivers: the moving average where there is one.
+        """Return the weights that the run delivers: the moving average where there is one.
 
         The names are those of the network alone; a rotation head's start with `rotation_head.`.
         """
@@ -311,7 +259,7 @@ class Training:
         return {published_name(name): tensor for name, tensor in tensors.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that a resumed run needs, besides the history."""
+        """Return everything that a resumed run needs besides the history."""
         state = {f"network/{name}": value for name, value in self.network.state_dict().items()}
         if self._averaged:
             average = self._averaged.module.state_dict()
@@ -325,21 +273,21 @@ class Training:
         return state
 
     def restore(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> None:
-        """Go on from what `tensors()` gave: all of it or, where it does not fit, nothing.
-
-        Raises:
-            TrainingError: The state is of another network, or not finite.
-        """
-        self._check_state(tensors, history)
+        """Go on from what `tensors()` returned; nothing changes where it does not fit."""
+        fault = self._fault(tensors, history)
+        if fault:
+            raise TrainingError(
+                f"The saved state is not of this network and these options: {fault}. Start again "
+                "in a new folder."
+            )
         parts: dict[str, dict[str, Tensor]] = {"network": {}, "average": {}, "momentum": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition("/")
-            if part in parts:
-                parts[part][rest] = tensor
+            parts.setdefault(part, {})[rest] = tensor
         self.network.load_state_dict(parts["network"])
         if self._averaged:
             self._averaged.module.load_state_dict(parts["average"])
-            self._averaged.n_averaged.fill_(len(history) * self.steps_an_epoch)
+            self._averaged.n_averaged.fill_(len(history) * self.steps_per_epoch)
         for name, parameter in self.network.named_parameters():
             if name in parts["momentum"]:
                 buffer = torch.empty_like(parameter, requires_grad=False)
@@ -349,36 +297,34 @@ class Training:
         self._torch_state = tensors["torch_generator"]
         self.history = list(history)
 
-    def _check_state(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> None:
+    def _fault(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> str:
+        """Say what is wrong with a saved state; nothing if it fits."""
         required = self.tensors()
-        known = {f"momentum/{name}": value for name, value in self.network.named_parameters()}
-        fault = ""
+        momenta = {f"momentum/{name}": value for name, value in self.network.named_parameters()}
         for name in {**required, **tensors}:
-            wanted, found = {**known, **required}.get(name), tensors.get(name)
-            if wanted is None or found is None or not _alike(wanted, found):
-                fault = fault or f"`{name[:200]}` is missing, unknown or of another form"
-            elif not bool(torch.isfinite(found).all()):
-                fault = fault or f"`{name}` holds numbers that are not finite"
-            elif name in ("generator", "torch_generator") and not _is_random_state(found):
-                fault = fault or f"`{name}` is no state of a random generator"
+            wanted, found = {**momenta, **required}.get(name), tensors.get(name)
+            if wanted is None or found is None:
+                return f"`{name[:200]}` is missing or unknown"
+            if wanted.shape != found.shape or wanted.dtype != found.dtype:
+                return f"`{name}` has another shape or type"
+            if not bool(torch.isfinite(found).all()):
+                return f"`{name}` holds numbers that are not finite"
+            if name in ("generator", "torch_generator") and not _is_random_state(found):
+                return f"`{name}` is no state of a random generator"
         if len(history) > self.options.epochs:
-            fault = fault or f"it has done {len(history)} epochs of {self.options.epochs}"
-        if fault:
-            raise TrainingError(
-                f"The saved state is not of this network and these options: {fault}. Start again "
-                "in a new folder."
-            )
+            return f"it has done {len(history)} epochs of {self.options.epochs}"
+        return ""
 
     def _train_epoch(self, progress: Progress) -> dict[str, float]:
         self.network.train()
         order = torch.randperm(len(self._labels), generator=self._generator)
         size = self.options.batch_size
-        batches = torch.split(order[: self.steps_an_epoch * size], size)
+        batches = torch.split(order[: self.steps_per_epoch * size], size)
         totals = {"loss": 0.0, "right": 0.0, "turned_right": 0.0}
         for number, rows in enumerate(progress(batches)):
-            step = len(self.history) * self.steps_an_epoch + number
+            step = len(self.history) * self.steps_per_epoch + number
             for group in self._optimizer.param_groups:
-                group["lr"] = self.options.learning_rate(step, self.steps_an_epoch)
+                group["lr"] = self.options.learning_rate(step, self.steps_per_epoch)
             for name, value in self._step(rows).items():
                 totals[name] += value
             if self._averaged:
@@ -389,7 +335,8 @@ class Training:
         return totals
 
     def _step(self, rows: Tensor) -> dict[str, float]:
-        pixels, labels = self._augment(self._pixels[rows], self._generator), self._labels[rows]
+        labels = self._labels[rows]
+        pixels = augment(self._pixels[rows], self.options, self._generator)
         logits = self.network(self._images(pixels))
         loss = F.cross_entropy(logits, labels, label_smoothing=self.options.label_smoothing)
         outcome = {"right": float((logits.argmax(1) == labels).sum())}
@@ -438,15 +385,11 @@ def _diverged(what: str) -> TrainingError:
     )
 
 
-def _alike(one: Tensor, two: Tensor) -> bool:
-    return one.shape == two.shape and one.dtype == two.dtype
-
-
 def _is_random_state(state: Tensor) -> bool:
     generator = torch.Generator()
     try:
         generator.set_state(state)
     except (RuntimeError, TypeError):
         return False
-    # A normal number that was drawn in advance is part of the state.
+    # The state may hold a normal number that was drawn in advance.
     return bool(torch.isfinite(torch.randn(2, generator=generator, dtype=torch.float64)).all())

@@ -1,17 +1,28 @@
-"""Files of weights: read what people have, safely, and write our own.
+"""Read the weight files that people have, safely, and write our own.
 
 A checkpoint can be a program in disguise: pickle runs what it is told to. Only tensors and plain
-containers are admitted here; anything else is refused with the way to convert it.
+containers are read here; a file that holds more is refused, with advice on how to convert it.
+
+`torch.load(weights_only=True)` runs no code from a file, but it believes the sizes in the file and
+calls some functions it considers harmless: thirty bytes can ask it for all the memory there is. So
+the pickle is first run by Python's own unpickler over stand-ins that make nothing and check what
+they are asked for. Only then does torch read the file.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import pickle
 import re
+import shlex
+import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -21,7 +32,6 @@ from torch import Tensor
 from ttapca._checks import ListOf, Maybe, Number, Plain, Record, Text, Whole, conform, shown
 from ttapca.errors import CheckpointError, OptionError
 from ttapca.networks.network import INPUT_SHAPE, MOST_CHANNELS, MOST_CLASSES
-from ttapca.networks.torch_files import read_torch
 from ttapca.support.disk import make_folder, replace_file
 from ttapca.support.parsing import parse_json
 
@@ -30,14 +40,7 @@ WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
 PREFIXES = re.compile(r"^(?:(?:module|model)\.)+")
 FORMAT = "ttapca.weights"
 
-_DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-    *(torch.complex128, torch.complex64),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-)
-
-# What a file of ours says about its network. It may hold more: callers of `train` add what they
-# like.
+# What a file of ours says about its network. Callers of `train` may add anything that is plain.
 DESCRIPTION = Record(
     optional={
         "architecture": Text(100),
@@ -65,12 +68,7 @@ DESCRIPTION = Record(
 
 @dataclass(frozen=True)
 class WeightFile:
-    """What a file holds.
-
-    Attributes:
-        tensors: By name, without the prefixes that wrappers leave.
-        description: What a file of ours says about its network; empty for anybody else's.
-    """
+    """The weights by name, and what a file of ours says about its network."""
 
     tensors: dict[str, Tensor]
     description: dict[str, Any] = field(default_factory=dict)
@@ -80,11 +78,11 @@ def read_weights(path: Path) -> WeightFile:
     """Read a state dict from `.safetensors`, or from anything that `torch.save` wrote.
 
     The weights may be bare or under `state_dict`, `model_state_dict`, `net` or `model`; prefixes
-    `module.` and `model.` are taken off. No code in the file is run.
+    `module.` and `model.` are removed. No code in the file is run.
 
     Raises:
-        CheckpointError: The file is missing, cut short or unsafe, its description makes no sense,
-            or it holds no weights, or weights that are not finite.
+        CheckpointError: The file is missing, cut short or unsafe, its description is invalid, or
+            it holds no weights or weights that are not finite.
 
     Example:
         >>> import tempfile
@@ -98,7 +96,7 @@ def read_weights(path: Path) -> WeightFile:
     if path.suffix == SAFETENSORS:
         tensors, metadata = read_safetensors(path)
         return WeightFile(_state_dict(tensors, path), _description(metadata, path))
-    content = read_torch(path, WRAPPERS)
+    content = _read_torch(path)
     for name in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             return WeightFile(_state_dict(content[name], path))
@@ -106,18 +104,11 @@ def read_weights(path: Path) -> WeightFile:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> None:
-    """Write a `.safetensors` file, in one step, that says itself which network it is for.
+    """Write a `.safetensors` file in one step, with a description of its network.
 
     Raises:
-        OptionError: The description makes no sense.
-        StorageError: The operating system refuses.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "weights.safetensors"
-        >>> write_weights(path, {"fc.bias": torch.zeros(3)}, {"architecture": "resnet20"})
-        >>> read_weights(path).description
-        {'architecture': 'resnet20'}
+        OptionError: The description is invalid.
+        StorageError: The file cannot be written.
     """
     conform(description, DESCRIPTION, "The description of a network", OptionError)
     write_safetensors(path, tensors, {"format": FORMAT, "description": json.dumps(description)})
@@ -126,23 +117,19 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[s
 def write_safetensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors and words as one safetensors file, in one step."""
+    """Write tensors and metadata as one safetensors file, in one step."""
     make_folder(path.parent)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     replace_file(path, safetensors.torch.save(plain, metadata))
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and words.
-
-    Raises:
-        CheckpointError: The file is cut short or of another kind.
-    """
+    """Return the tensors and the metadata of a safetensors file, or raise `CheckpointError`."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}
-    except Exception as error:  # whatever the parser, and torch after it, make of hostile bytes
+    except Exception as error:  # the parser and torch fail in many ways on hostile bytes
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}): it was cut short or is of another "
             "kind. Copy or download it again."
@@ -150,28 +137,32 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    weights = content if isinstance(content, Mapping) else {}
+    named = content if isinstance(content, Mapping) else {}
     tensors = {
         PREFIXES.sub("", str(name)): value
-        for name, value in weights.items()
+        for name, value in named.items()
         if isinstance(value, Tensor)
     }
     if not tensors:
-        found = (
-            f"the keys {shown(list(content)[:5])}" if isinstance(content, Mapping) else "no dict"
-        )
+        found = f"the keys {shown(list(named)[:5])}" if isinstance(content, Mapping) else "no dict"
         raise CheckpointError(
             "A checkpoint is a state dict, bare or under "
             f"{', '.join(f'`{name}`' for name in WRAPPERS)}; {path} holds {found}. Save "
             "`model.state_dict()`."
         )
     for name, tensor in tensors.items():
-        _check_plain(name, tensor, path)
+        _check_tensor(name, tensor, path)
     return tensors
 
 
-def _check_plain(name: str, tensor: Tensor, path: Path) -> None:
-    """Refuse a tensor that is not dense, of a common type, and finite."""
+_DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.complex128, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+
+
+def _check_tensor(name: str, tensor: Tensor, path: Path) -> None:
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not dense or tensor.dtype not in _DTYPES:
         raise CheckpointError(
@@ -194,3 +185,195 @@ def _description(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     description: dict[str, Any] = parse_json(metadata["description"], where, CheckpointError)
     conform(description, DESCRIPTION, where, CheckpointError)
     return description
+
+
+# Files that `torch.save` wrote --------------------------------------------------------------------
+
+ZIP_START = b"PK\x03\x04"
+LEGACY_START = [0x1950A86A20F9469CFC6C, 1001]  # magic number and protocol of the format before zip
+LEGACY_PICKLES = 5  # these two, the system, the content, the names of the storages
+LARGEST_PICKLE = 8_000_000  # bytes without the values of the tensors; a tensor takes about 250
+MOST_DIMENSIONS = 64
+SHARING = 16  # tensors may share storages, but may not show more than this many times the file
+CONVERSION = (
+    'python -c "import sys, torch; c = torch.load(sys.argv[1], weights_only=False, '
+    "map_location='cpu'); c = c.state_dict() if hasattr(c, 'state_dict') else c; "
+    f"c = next((c[k] for k in {WRAPPERS} if k in c), c); "
+    'torch.save({k: v for k, v in c.items() if torch.is_tensor(v)}, sys.argv[2])"'
+)
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        _inspect(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old formats
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except _MoreThanTensors as error:
+        raise CheckpointError(
+            f"{path} holds more than tensors: it asks for `{error}`, and reading that would run "
+            "code from the file, so it is refused. If you trust its author, convert it once:\n"
+            f"{CONVERSION} {shlex.quote(str(path))} weights.pth"
+        ) from error
+    except Exception as error:  # both parsers fail in many ways on hostile bytes
+        raise CheckpointError(
+            f"{path} is not a whole PyTorch checkpoint: it was cut short or is of another kind "
+            f"({type(error).__name__} while reading it). Copy or download it again."
+        ) from error
+
+
+def _inspect(path: Path) -> None:
+    """Raise an error of any kind unless a file holds tensors and plain containers only."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(LARGEST_PICKLE)
+    if not start.startswith(ZIP_START):
+        inspector = _Inspector(start, size)
+        if [inspector.load() for _ in range(LEGACY_PICKLES)][:2] != LEGACY_START:
+            raise ValueError("no magic number")
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if sum(member.file_size for member in members) > size:
+            raise ValueError("members of more bytes than the file")
+        (content,) = [each for each in members if each.filename.endswith("/data.pkl")]
+        folder = content.filename.removesuffix(".pkl") + "/"
+        records = {each.filename.removeprefix(folder): each.file_size for each in members}
+        with archive.open(content) as file:
+            _Inspector(file.read(LARGEST_PICKLE), size, records).load()
+
+
+class _MoreThanTensors(Exception):  # noqa: N818 - a signal inside this module
+    """The pickle names something that is neither a container nor a tensor."""
+
+
+class _Container:
+    """Stands in for every list, dictionary and tensor; it keeps nothing."""
+
+    __slots__ = ()
+
+    def append(self, value: object) -> None: ...
+
+    def extend(self, values: object) -> None: ...
+
+    def __setitem__(self, key: object, value: object) -> None:
+        if not isinstance(key, str | bytes | int | float | None):  # a nested tuple takes for ever
+            raise TypeError("a key of a dictionary that is no name")
+
+    def __setstate__(self, state: object) -> None:
+        """Ignore the attributes of a state dict, which are its versions."""
+
+
+class _Storage(NamedTuple):
+    numbers: int
+
+
+class _Named(NamedTuple):
+    """Stands in for a type or a function that a pickle names."""
+
+    name: str
+    inspector: _Inspector
+
+    def __call__(self, *arguments: Any) -> _Container:
+        """Check the call instead of making it."""
+        if self.name in _REBUILD:
+            self.inspector.check_tensor(*arguments[:4])
+        elif self.name not in _CALLED or (self.name == "OrderedDict" and arguments):
+            raise ValueError("a call of a type, or a container that is made of another")
+        return _CONTAINER
+
+    def __setstate__(self, state: object) -> None:
+        raise ValueError("attributes of a type")
+
+
+_CONTAINER = _Container()
+_ITEM_SIZES = {
+    **dict.fromkeys(("BoolStorage", "ByteStorage", "CharStorage", "UntypedStorage"), 1),
+    **dict.fromkeys(("BFloat16Storage", "HalfStorage", "ShortStorage"), 2),
+    **dict.fromkeys(("FloatStorage", "IntStorage"), 4),
+    **dict.fromkeys(("ComplexFloatStorage", "DoubleStorage", "LongStorage"), 8),
+    "ComplexDoubleStorage": 16,
+}
+_REBUILD = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"}
+_CALLED = {"OrderedDict", "_rebuild_parameter", "Size", "device"}
+_DTYPE_NAMES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+_ALLOWED = {  # what a pickle may name, by module
+    "torch": {*_ITEM_SIZES, *_DTYPE_NAMES, "Size", "device"},
+    "torch.storage": {"UntypedStorage"},
+    "torch._utils": {*_REBUILD, "_rebuild_parameter"},
+    "collections": {"OrderedDict"},
+}
+_INSTRUCTIONS = (  # that such pickles are made of
+    "PROTO STOP MARK GLOBAL BINPERSID REDUCE BUILD NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 "
+    "LONG1 BINFLOAT BINUNICODE SHORT_BINSTRING EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST "
+    "APPEND APPENDS EMPTY_DICT SETITEM SETITEMS BINPUT LONG_BINPUT BINGET LONG_BINGET"
+)
+
+
+def _push_container(unpickler: Any) -> None:
+    unpickler.append(_CONTAINER)
+
+
+class _Inspector(pickle._Unpickler):  # the one in Python: its instructions can be replaced
+    """Follow a pickle without making what it describes, and compare its sizes with the file.
+
+    `records` holds the bytes of each storage by name, where the file has a directory.
+    """
+
+    def __init__(self, content: bytes, size: int, records: Mapping[str, int] | None = None) -> None:
+        super().__init__(io.BytesIO(content), encoding="utf-8")
+        self._size, self._records = size, records
+        self._lengths: dict[str, int] = {}  # bytes of each storage
+        self._total = 0  # bytes of all storages
+        self._shown = 0  # numbers in all tensors
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a stand-in for what tensors are made of; refuse everything else."""
+        if name not in _ALLOWED.get(module, ()):
+            raise _MoreThanTensors(f"{module}.{name}")
+        return _Named(name, self)
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        """Return a stand-in for a storage, which must be as large as the file says."""
+        kind, of_type, name, _, count, *view = pid
+        if kind != "storage" or not isinstance(name, str) or view not in ([], [None]):
+            raise ValueError("no identifier of a storage")
+        if not isinstance(count, int) or count < 0:
+            raise ValueError("no number of elements")
+        length = count * _ITEM_SIZES[of_type.name]
+        if name not in self._lengths:
+            self._lengths[name] = length
+            self._total += length
+        if self._lengths[name] != length or self._total > self._size:
+            raise ValueError("storages of more bytes than the file")
+        if self._records is not None and self._records[name] != length:
+            raise ValueError("a storage of another size than its record")
+        return _Storage(count)
+
+    def check_tensor(
+        self, storage: object, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> None:
+        """Raise `ValueError` unless a tensor lies within its storage."""
+        if not isinstance(storage, _Storage):
+            raise ValueError("a tensor without a storage")
+        if not all(isinstance(each, int) and each >= 0 for each in (offset, *shape, *strides)):
+            raise ValueError("a size that is no number")
+        if len(shape) != len(strides) or len(shape) > MOST_DIMENSIONS:
+            raise ValueError("a shape without strides")
+        count = math.prod(shape)
+        steps = zip(shape, strides, strict=True)
+        last = offset + sum((side - 1) * stride for side, stride in steps)
+        self._shown += count
+        if count and (last >= storage.numbers or self._shown > SHARING * self._size):
+            raise ValueError("a tensor of more numbers than its storage")
+        if not count and max((*shape, 0)) > self._size:
+            raise ValueError("an empty tensor of an absurd shape")
+
+    dispatch = {
+        **{
+            getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]]
+            for name in _INSTRUCTIONS.split()
+        },
+        pickle.EMPTY_DICT[0]: _push_container,
+        pickle.EMPTY_LIST[0]: _push_container,
+    }
