@@ -13,8 +13,7 @@ import re
 from pathlib import Path
 
 from ttapca.benchmark import Results, Row
-from ttapca.benchmark.table_formats import export, markdown
-from ttapca.benchmark.tables import error_tables, paper_tables
+from ttapca.benchmark.tables import error_tables, export, markdown, paper_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"<!-- (?P<run>\w+) (?P<paper>paper )?(?P<setting>\w+) -->.*?<!-- end -->", re.S)

@@ -31,7 +31,7 @@ def demo(
     start = time.perf_counter()
 
     # torch takes seconds to import: only who needs it waits
-    from ttapca.benchmark.machine import one_thread
+    from ttapca.benchmark.inspection import one_thread
     from ttapca.benchmark.plan import read_preset
     from ttapca.benchmark.session import Benchmark
 
