@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from ttapca.benchmark import paper
+from ttapca.benchmark import paper, svg
 from ttapca.benchmark.cells import Observation
 from ttapca.benchmark.comparisons import (
     LINE,
@@ -24,18 +24,6 @@ from ttapca.benchmark.comparisons import (
     labels,
     largest,
     nearest_to_paper,
-)
-from ttapca.benchmark.svg import (
-    HEIGHT,
-    INK,
-    LEGEND_LINE,
-    STYLE,
-    WIDTH,
-    add_legend,
-    break_axis,
-    label_plainly,
-    look,
-    panels,
 )
 from ttapca.benchmark.tables import full_name
 from ttapca.corruptions import CORRUPTIONS, find
@@ -103,7 +91,7 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
     methods = dict.fromkeys([*every.method, *(each.cell.method for each in observations)])
     styles = {name: number for number, name in enumerate(methods)}
     streams = [each for each in found if each.conditions.setting != "episodic"] or found
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(svg.STYLE):
         drawn = [
             *(_sweep(each, option, styles) for option in ("components", "steps") for each in found),
             *_batch_sizes(found, styles),
@@ -190,7 +178,7 @@ def _curve_figure(
     if not curves:
         return None
     name, title, label = SWEEPS[option]
-    figure, (axes,) = panels(1, len(curves) + len(levels))
+    figure, (axes,) = svg.panels(1, len(curves) + len(levels))
     families = pd.concat([curve[:1] for curve in curves]).assign(**{option: 0})
     ticks = sorted({value for curve in curves for value in curve[option]})
     apart = (ticks[-1] / ticks[0]) ** APART
@@ -200,17 +188,17 @@ def _curve_figure(
         shift = barred.index(at) - (len(barred) - 1) / 2 if at in barred else 0
         x, y = curves[at][option] * apart**shift, curves[at]["mean"]
         bars = {"yerr": spread[at], "capsize": 2, "elinewidth": 0.9} if at in barred else {}
-        axes.errorbar(x, y, label=text, **bars, **look(number))
+        axes.errorbar(x, y, label=text, **bars, **svg.look(number))
     for line, text, number in _drawn_as(levels, styles):
-        colour, dash = look(number)["color"], look(number)["linestyle"]
+        colour, dash = svg.look(number)["color"], svg.look(number)["linestyle"]
         axes.axhline(line.mean, color=colour, linestyle=dash, label=text)
         if line.deviation > 0:
             low, high = line.mean - line.deviation, line.mean + line.deviation
             axes.axhspan(low, high, color=colour, alpha=0.18, linewidth=0)
     axes.set(xscale="log", xlabel=label, ylabel=ERROR)
-    label_plainly(axes.xaxis)
+    svg.label_plainly(axes.xaxis)
     axes.set_xticks(ticks)
-    add_legend(figure)
+    svg.add_legend(figure)
     return ReportFigure(name, title, caption, figure)
 
 
@@ -232,19 +220,19 @@ def _entropy(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | N
     rows = comparison.rows[comparison.rows.error.notna()]
     rows = rows[rows.corruption.isin(comparison.corruptions)]
     shown = nearest_to_paper(comparison.lines, FAMILY)
-    figure, (axes,) = panels(1, len(shown))
+    figure, (axes,) = svg.panels(1, len(shown))
     for line, text, number in _drawn_as(shown, styles):
         streams = rows.entropy_stream[rows.line == line.Index]
         length = min(map(len, streams), default=0)
         values = np.array([stream[:length] for stream in streams], dtype=float)
         if length > 1 and np.isfinite(values).all():
             batches, every = np.arange(1, length + 1), max(1, length // MARKS)
-            axes.plot(batches, values.mean(0), markevery=every, label=text, **look(number))
+            axes.plot(batches, values.mean(0), markevery=every, label=text, **svg.look(number))
     if not axes.lines:
         return None
     axes.set(xlabel="batch", ylabel="entropy [nats]")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    add_legend(figure)
+    svg.add_legend(figure)
     caption = _caption(comparison, "") + (PICKED if len(shown) < len(comparison.lines) else "")
     return ReportFigure("entropy", "Entropy over the stream", caption, figure)
 
@@ -283,16 +271,16 @@ def _spectrum(
     methods: dict[str, Observation] = {}
     for each in seen:
         methods.setdefault(each.cell.method, each)
-    figure, (above, below) = panels(2, 2 + len(methods))
-    _draw_spectrum(above, first.source_spectrum, label="source data", color=INK)
-    _draw_spectrum(above, first.test_spectrum, label="this stream", **look(len(styles)))
+    figure, (above, below) = svg.panels(2, 2 + len(methods))
+    _draw_spectrum(above, first.source_spectrum, label="source data", color=svg.INK)
+    _draw_spectrum(above, first.test_spectrum, label="this stream", **svg.look(len(styles)))
     for method, each in methods.items():
-        _draw_spectrum(below, each.gains, label=f"gain of {method}", **look(styles[method]))
+        _draw_spectrum(below, each.gains, label=f"gain of {method}", **svg.look(styles[method]))
     above.set(ylabel="standard deviation", xscale="log", yscale="log")
     below.set(ylabel="gain", xlabel="principal component")
-    label_plainly(above.yaxis)
-    label_plainly(below.xaxis)
-    add_legend(figure)
+    svg.label_plainly(above.yaxis)
+    svg.label_plainly(below.xaxis)
+    svg.add_legend(figure)
     return ReportFigure(
         f"spectrum-{first.cell.corruption}",
         f"Spectrum and gains: {full_name(first.cell.corruption)}",
@@ -328,15 +316,15 @@ def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> Repor
         return None
     cut = break_above(shown["mean"].tolist())
     far = shown["mean"] > (math.inf if cut is None else cut)
-    height = max(HEIGHT, 0.8 + LEGEND_LINE * len(shown))
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    height = max(svg.HEIGHT, 0.8 + svg.LEGEND_LINE * len(shown))
+    figure = Figure(figsize=(svg.WIDTH, height), layout="constrained")
     heights = [1 + far.sum(), 9] if cut else [1]
     parts = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     handles = {}
     for line, text, number in sorted(_drawn_as(shown, styles), key=lambda each: -each[0].mean):
         spread = line.deviation if line.deviation > 0 else None
         words = f"{line.mean:.1f}" + (f" ±{spread:.1f}" if spread else "") + f"\u2002{text}"
-        style = {**look(number), "linestyle": ""}
+        style = {**svg.look(number), "linestyle": ""}
         axes = parts[0] if far[line.Index] else parts[-1]
         handles[words] = axes.errorbar(getattr(line, column), line.mean, spread, capsize=2, **style)
     for axes, own in zip(parts, [shown[far], shown[~far]] if cut else [shown], strict=True):
@@ -347,7 +335,7 @@ def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> Repor
     _scale_x(parts[-1], shown[column])
     parts[-1].set(xlabel=label, ylabel=ERROR)
     if cut:
-        break_axis(parts[0], parts[1], shown["mean"][far])
+        svg.break_axis(parts[0], parts[1], shown["mean"][far])
     figure.legend(handles.values(), handles, loc="outside right center", handletextpad=0.2)
     caption = f"{_caption(comparison)} Down and to the left is better."
     caption += " The vertical axis is broken." if cut else ""
@@ -360,12 +348,12 @@ def _scale_x(axes: Axes, values: Series) -> None:
     if values.min() > 0:
         margin = (values.max() / values.min()) ** MARGIN
         axes.set(xscale="log", xlim=(values.min() / margin, values.max() * margin))
-        label_plainly(axes.xaxis)
+        svg.label_plainly(axes.xaxis)
     else:
         top = max(10.0, values.max())
         axes.set_xscale("symlog", linthresh=10)
         axes.set_xlim(-4, 2 * top)
-        label_plainly(axes.xaxis)
+        svg.label_plainly(axes.xaxis)
         decades = range(1, 1 + int(math.log10(top)))
         axes.set_xticks([0, *(10**each for each in decades[:: math.ceil(len(decades) / 3)])])
 

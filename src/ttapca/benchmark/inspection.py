@@ -34,17 +34,9 @@ PROCESSORS = Path("/proc/cpuinfo")
 def observe(
     cell: Cell, adapter: Adapter, subject: Subject, images: Images, order: NDArray[np.int64]
 ) -> Observation | None:
-    """Look at the filter of an adapter after its last batch.
+    """Return what the filter of an adapter did to the images, which arrived in this order.
 
-    Args:
-        cell: What was run.
-        adapter: The adapter after the run.
-        subject: What it was run on.
-        images: The images of the stream.
-        order: Their numbers, in the order in which they arrived.
-
-    Returns:
-        What the filter did; None for a method without a filter.
+    None for a method without a filter.
     """
     filters = [part for part in adapter.surfaces.modules() if isinstance(part, SpectralFilter)]
     if not filters or subject.fitted is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,9 +20,10 @@ from ttapca.benchmark.comparisons import SOURCE, Comparison, Rows, comparisons, 
 from ttapca.benchmark.figures import conditions_of, figures, one_of_each_family
 from ttapca.benchmark.svg import page_svg
 from ttapca.benchmark.tables import (
-    cost_table,
+    MISSING,
+    ResultTable,
+    Value,
     error_table,
-    failure_table,
     full_name,
     heading,
     paper_tables,
@@ -35,6 +37,16 @@ SETTINGS = {
     "correlated": "like online, with the images of a class one after another",
     "continual": "adaptation goes on from one corruption to the next, and never starts anew",
     "mixed": "all corruptions at once, image by image; adaptation never starts anew",
+}
+COSTS = {  # by column of the lines: its heading, and the format of its numbers
+    "milliseconds": ("ms per image", ".2f"),
+    "times_source": ("times source", ".2f"),
+    "parameters": ("parameters", ",.0f"),
+    "peak_memory": ("peak MB", ",.0f"),
+    "updates": ("updates", ",.0f"),
+    "skipped": ("skipped", ",.0f"),
+    "calibration_error": ("calibration error", ".1f"),
+    "entropy": ("entropy", ".3f"),
 }
 # Options of `ttapca bench` that take several values, separated by commas.
 LISTS = (
@@ -197,6 +209,39 @@ def glossary(rows: Rows) -> list[tuple[str, str]]:
     meanings = {name: registered.summary for name, registered in METHODS.items()} | SETTINGS
     words = dict.fromkeys([*every.method, *every.setting])
     return [(word, meanings[word]) for word in words if word in meanings]
+
+
+def cost_table(comparison: Comparison) -> ResultTable | None:
+    """Return what each method costs, over all corruptions; None when nothing was measured."""
+    body = [
+        (Value(line["label"]), *(_formatted(line[name], form) for name, (_, form) in COSTS.items()))
+        for line in comparison.lines.dropna(subset="milliseconds").to_dict("records")
+    ]
+    notes = (
+        "Time is that spent in the method, without reading images. Peak memory is that of the "
+        "whole process. Updates are counted over all corruptions; skipped are those that would "
+        "not have been finite. Calibration error in percent and entropy in nats are means over "
+        "the corruptions.",
+    )
+    columns = ("method", *(name for name, _ in COSTS.values()))
+    return ResultTable(comparison.conditions.title, columns, tuple(body), notes) if body else None
+
+
+def _formatted(number: float, form: str) -> Value:
+    return MISSING if math.isnan(number) else Value(f"{number:{form}}", float(number), "number")
+
+
+def failure_table(rows: Rows) -> ResultTable | None:
+    """Return every measurement that failed, and why; None when all went well."""
+    every = frame(rows)
+    columns = ["method", "setting", "corruption", "severity", "seed", "reason"]
+    failed = every[(every.status != "done") | every.error.isna()][columns]
+    failed = failed.assign(corruption=failed.corruption.map(heading))
+    body = [
+        tuple(Value(each) if isinstance(each, str) else _formatted(each, "d") for each in line)
+        for line in failed.itertuples(index=False)
+    ]
+    return ResultTable("What failed", tuple(columns), tuple(body)) if body else None
 
 
 def condensed(commands: Iterable[str]) -> list[str]:

@@ -40,62 +40,42 @@ LAYOUT = 1
 BUSY_SECONDS = 30  # a reader may hold the file for a moment
 LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
 
-SCHEMA = """
-CREATE TABLE results (
-    id INTEGER PRIMARY KEY,
-    model TEXT NOT NULL, weights TEXT NOT NULL, data TEXT NOT NULL, corrupted TEXT NOT NULL,
-    corruption TEXT NOT NULL, severity INTEGER NOT NULL, setting TEXT NOT NULL,
-    method TEXT NOT NULL, options TEXT NOT NULL, layer TEXT NOT NULL, components INTEGER NOT NULL,
-    batch_size INTEGER NOT NULL, steps INTEGER NOT NULL, lr REAL NOT NULL, images INTEGER NOT NULL,
-    seed INTEGER NOT NULL,
-    status TEXT NOT NULL, reason TEXT NOT NULL, error REAL, calibration_error REAL, entropy REAL,
-    error_stream TEXT NOT NULL, entropy_stream TEXT NOT NULL, updates INTEGER NOT NULL,
-    skipped INTEGER NOT NULL, parameters INTEGER NOT NULL, seconds REAL NOT NULL,
-    peak_memory REAL NOT NULL, versions TEXT NOT NULL, machine TEXT NOT NULL,
-    finished TEXT NOT NULL, command TEXT NOT NULL,
-    UNIQUE (model, weights, data, corrupted, corruption, severity, setting, method, options, layer,
-        components, batch_size, steps, lr, images, seed)
-);
-CREATE TABLE observations (
-    result INTEGER PRIMARY KEY REFERENCES results (id) ON DELETE CASCADE,
-    source_spectrum TEXT NOT NULL, test_spectrum TEXT NOT NULL, gains TEXT NOT NULL
-);
-CREATE TABLE pictures (
-    result INTEGER NOT NULL REFERENCES results (id) ON DELETE CASCADE,
-    stage TEXT NOT NULL, number INTEGER NOT NULL, png BLOB NOT NULL,
-    PRIMARY KEY (result, stage, number)
-);
-"""
-
-KEY = tuple(field.name for field in dataclasses.fields(Cell))
-MEASURED = tuple(field.name for field in dataclasses.fields(Outcome))
-SEQUENCES = ("error_stream", "entropy_stream")
-AS_JSON = (*SEQUENCES, "versions", "machine")
+# By the type of a field: its column, and what may stand in it. Names of methods, corruptions and
+# data may be those of another version.
+_NUMBERS = ListOf(Measured(), 0, 10_000_000)
+COLUMNS: dict[str, tuple[str, Rule]] = {
+    "str": ("TEXT NOT NULL", Text(100_000)),
+    "Setting": ("TEXT NOT NULL", OneOf(SETTINGS)),
+    "Status": ("TEXT NOT NULL", OneOf(get_args(Status))),
+    "int": ("INTEGER NOT NULL", Whole(0)),
+    "float": ("REAL NOT NULL", Number(0)),
+    "float | None": ("REAL", Maybe(Number())),
+    "tuple[float, ...]": ("TEXT NOT NULL", _NUMBERS),
+    "dict[str, str]": ("TEXT NOT NULL", Record(others=Text(10_000))),
+}
+KEY = {field.name: str(field.type) for field in dataclasses.fields(Cell)}
+MEASURED = {field.name: str(field.type) for field in dataclasses.fields(Outcome)}
+SEQUENCES = [name for name, kind in MEASURED.items() if kind.startswith("tuple")]
+AS_JSON = [*SEQUENCES, *(name for name, kind in MEASURED.items() if kind.startswith("dict"))]
 SPECTRA = ("source_spectrum", "test_spectrum", "gains")
 STAGES = ("before", "after")
-
-# What a row may hold. Names of methods, corruptions and data may be those of another version.
-_COUNT, _NUMBERS = Whole(0), ListOf(Measured(), 0, 10_000_000)
-CELL: dict[str, Rule] = {
-    **dict.fromkeys(KEY, Text(100_000)),
-    **dict.fromkeys(("components", "batch_size", "steps", "images", "seed"), _COUNT),
-    "severity": Whole(0, 5),
-    "setting": OneOf(SETTINGS),
-    "lr": Number(0),
-}
-OUTCOME: dict[str, Rule] = {
-    **dict.fromkeys(("reason", "finished", "command"), Text(100_000)),
-    "status": OneOf(get_args(Status)),
-    **dict.fromkeys(("error", "calibration_error"), Maybe(Number(0, 101))),  # rounding
-    "entropy": Maybe(Number()),
-    **dict.fromkeys(SEQUENCES, _NUMBERS),
-    **dict.fromkeys(("updates", "skipped", "parameters"), _COUNT),
-    **dict.fromkeys(("seconds", "peak_memory"), Number(0)),
-    **dict.fromkeys(("versions", "machine"), Record(others=Text(10_000))),
-}
+_PERCENT = Maybe(Number(0, 101))  # with room for rounding
+CELL = {name: COLUMNS[kind][1] for name, kind in KEY.items()} | {"severity": Whole(0, 5)}
+OUTCOME = {name: COLUMNS[kind][1] for name, kind in MEASURED.items()}
+OUTCOME |= dict.fromkeys(("error", "calibration_error"), _PERCENT)
 OPTIONS: dict[str, Rule] = {"options": Record(others=Plain())}
 OBSERVATION: dict[str, Rule] = dict.fromkeys(SPECTRA, _NUMBERS)
 PICTURE: dict[str, Rule] = {"stage": OneOf(STAGES), "png": Blob(10_000_000)}
+REFERENCE = "REFERENCES results (id) ON DELETE CASCADE"
+SCHEMA = (
+    "CREATE TABLE results ( id INTEGER PRIMARY KEY, "
+    + "".join(f"{name} {COLUMNS[kind][0]}, " for name, kind in (KEY | MEASURED).items())
+    + f"UNIQUE ({', '.join(KEY)}) )",
+    f"CREATE TABLE observations ( result INTEGER PRIMARY KEY {REFERENCE}, "
+    + f"{', '.join(f'{name} TEXT NOT NULL' for name in SPECTRA)} )",
+    f"CREATE TABLE pictures ( result INTEGER NOT NULL {REFERENCE}, stage TEXT NOT NULL, "
+    "number INTEGER NOT NULL, png BLOB NOT NULL, PRIMARY KEY (result, stage, number) )",
+)
 
 
 class Results:
@@ -217,7 +197,7 @@ class Results:
         values = dict(zip(MEASURED, stored, strict=True))
         values |= {name: self._parsed(name, values[name]) for name in AS_JSON}
         self._check(values, OUTCOME)
-        return Outcome(**{**values, **{name: tuple(values[name]) for name in SEQUENCES}})
+        return Outcome(**values | {name: tuple(values[name]) for name in SEQUENCES})
 
     def _parsed(self, name: str, text: object) -> Any:
         self._check({name: text}, {name: Text(LONGEST_VALUE)})
@@ -283,10 +263,9 @@ class Results:
         """Refuse a schema that is not ours: a view or a trigger is a program."""
         if layout != LAYOUT:
             raise self._damaged(f"it has layout {layout}")
-        known = {" ".join(statement.split()) for statement in SCHEMA.split(";")}
         for kind, name, sql in found:
             automatic = kind == "index" and sql is None  # SQLite makes these for unique columns
-            if not automatic and " ".join(str(sql).split()) not in known:
+            if not automatic and " ".join(str(sql).split()) not in SCHEMA:
                 raise DataFormatError(
                     f"A file of results has only the tables that ttapca made; {self.path} has the "
                     f"{shown(kind)} {shown(name)} as well, or in another form. Name another file."
@@ -297,7 +276,7 @@ class Results:
             # Another process may have made it since we looked.
             if self._read("SELECT name FROM sqlite_master"):
                 return
-            for statement in SCHEMA.split(";"):
+            for statement in SCHEMA:
                 self._connection.execute(statement)
             self._pragma(f"application_id = {APPLICATION_ID}")
             self._pragma(f"user_version = {LAYOUT}")

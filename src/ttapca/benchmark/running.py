@@ -30,13 +30,12 @@ from ttapca.support.progress import Reporter, Silent
 Measured = tuple[dict[str, Any], Observation | None]
 LONGEST_REASON = 1000  # letters
 
-EVALUATED = (
-    "error", "calibration_error", "entropy", "error_stream", "entropy_stream", "seconds",
-)  # fmt: skip
-NOTHING: dict[str, Any] = {
-    "error": None, "calibration_error": None, "entropy": None, "error_stream": (),
-    "entropy_stream": (), "seconds": 0.0, "updates": 0, "skipped": 0, "parameters": 0,
+# What an evaluation finds, and what stands there after a failure.
+EVALUATED: dict[str, Any] = {
+    "error": None, "calibration_error": None, "entropy": None,
+    "error_stream": (), "entropy_stream": (), "seconds": 0.0,
 }  # fmt: skip
+NOTHING = EVALUATED | {"updates": 0, "skipped": 0, "parameters": 0}
 
 
 def run(
@@ -96,15 +95,9 @@ def unfinished(
 def seconds_left(
     units: Iterable[Unit], seconds: Mapping[str, float], images: Mapping[str, int]
 ) -> float:
-    """Estimate how long units will take; methods differ in speed a hundredfold.
-
-    Args:
-        units: What is left to run.
-        seconds: Spent so far, by method; not empty.
-        images: Predicted so far, by method.
-    """
+    """Estimate how long units will take from seconds spent and images done, by method."""
     pace = {method: seconds[method] / images[method] for method in seconds}
-    typical = sum(pace.values()) / len(pace)
+    typical = sum(pace.values()) / len(pace)  # methods differ in speed a hundredfold
     return sum(unit.images * pace.get(unit.cells[0].method, typical) for unit in units)
 
 
@@ -187,13 +180,7 @@ def _run_unit(
 def measure(
     unit: Unit, subject: Subject, images: Images, watch: Watch | None = None
 ) -> list[Measured]:
-    """Put a unit's method on the network, send the stream through it, and measure.
-
-    Args:
-        unit: What to run.
-        subject: What to run it on; its network is afterwards as it was.
-        images: What `subject.source` returns for the conditions of the unit.
-        watch: Told after each batch how many images it had and how many predictions were wrong.
+    """Put a unit's method on the network, send the images through it, and measure.
 
     Returns:
         For each cell its numbers, named as in `Outcome`, and what the filter did. In a mixed
@@ -227,7 +214,9 @@ def measure(
 def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
     """Put a cell's method on the network, and take it off afterwards."""
     own = {**json.loads(cell.options), **subject.provided.get(cell.method, {})}
-    if "seed" in registration(cell.method).options:
+    # `ttt` refuses a seed unless its rotations are random.
+    draws = cell.method != "ttt" or own.get("rotations") == "random"
+    if draws and "seed" in registration(cell.method).options:
         own["seed"] = cell.seed
     forgetting = FORGETTING[cell.setting]
     if forgetting == "episodic":
@@ -248,25 +237,16 @@ def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
 
 
 def estimate_seconds(units: Sequence[Unit], subject: Subject) -> float:
-    """Estimate how long the methods of these units will take, without making the images.
-
-    One batch is timed for each way to run a method.
-    """
-    pace: dict[Cell, float] = {}
+    """Estimate how long the methods of these units will take, without making the images."""
+    images: dict[Cell, int] = defaultdict(int)
+    for unit in units:  # without what hardly changes the speed
+        images[replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)] += unit.images
     seconds = 0.0
-    for unit in units:
-        # without what hardly changes the speed
-        way = replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)
-        if way not in pace:
-            pace[way] = _seconds_per_image(way, subject)
-        seconds += unit.images * pace[way]
+    for cell, count in images.items():
+        batch = to_tensor(subject.source.clean.images[: cell.batch_size])
+        with adapted(cell, subject) as adapter:
+            adapter(batch[:2])  # the first call allocates and loads
+            start = time.perf_counter()
+            adapter(batch)
+            seconds += count * (time.perf_counter() - start) / len(batch)
     return seconds
-
-
-def _seconds_per_image(cell: Cell, subject: Subject) -> float:
-    batch = to_tensor(subject.source.clean.images[: cell.batch_size])
-    with adapted(cell, subject) as adapter:
-        adapter(batch[:2])  # the first call allocates and loads
-        start = time.perf_counter()
-        adapter(batch)
-        return (time.perf_counter() - start) / len(batch)

@@ -1,7 +1,7 @@
 """Tables of results, and results as text: CSV, JSON, Markdown and LaTeX.
 
-There are tables of errors, of ours beside the paper's, of costs and of failures. A `ResultTable`
-has no markup: a terminal, a page and a LaTeX file show the same table.
+There are tables of errors, and of ours beside the paper's. A `ResultTable` has no markup: a
+terminal, a page and a LaTeX file show the same table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ttapca._checks import OneOf, check_option
 from ttapca.benchmark import paper
@@ -19,8 +19,7 @@ from ttapca.benchmark.cells import CLEAN
 from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, nearest_to_paper
 from ttapca.corruptions import STANDARD
 
-Format = Literal["csv", "json", "markdown", "latex"]
-FORMATS: tuple[str, ...] = get_args(Format)
+FORMATS = ("csv", "json", "markdown", "latex")
 # How the paper heads its columns, where that is not the corruption's name.
 SHORT = {
     "gaussian_noise": "Gauss", "shot_noise": "Shot", "impulse_noise": "Impulse",
@@ -28,16 +27,6 @@ SHORT = {
     "brightness": "Bright", "elastic_transform": "Elastic", "pixelate": "Pixel",
     "jpeg_compression": "JPEG", "speckle_noise": "Speckle", "gaussian_blur": "Gauss blur",
 }  # fmt: skip
-COSTS = {  # by column of the lines: its heading, and the format of its numbers
-    "milliseconds": ("ms per image", ".2f"),
-    "times_source": ("times source", ".2f"),
-    "parameters": ("parameters", ",.0f"),
-    "peak_memory": ("peak MB", ",.0f"),
-    "updates": ("updates", ",.0f"),
-    "skipped": ("skipped", ",.0f"),
-    "calibration_error": ("calibration error", ".1f"),
-    "entropy": ("entropy", ".3f"),
-}
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -125,10 +114,7 @@ def heading(corruption: str) -> str:
 
 
 def error_tables(rows: Rows) -> list[ResultTable]:
-    """Return the tables of errors: one line for each method, one column for each corruption.
-
-    There is one table for each network, data set, severity, setting, batch size and number of
-    images.
+    """Return the tables of errors: one for each set of conditions that can be compared.
 
     Example:
         >>> error_tables([])
@@ -138,11 +124,7 @@ def error_tables(rows: Rows) -> list[ResultTable]:
 
 
 def error_table(comparison: Comparison) -> ResultTable:
-    """Return the errors of one comparison.
-
-    The mean comes first, as in the paper, and clean images last. A line that lacks a corruption
-    says how many corruptions its mean is over, and is never the best.
-    """
+    """Return the errors of one comparison: the mean first, as in the paper, clean images last."""
     has_clean = CLEAN in set(comparison.rows.corruption)
     names = dict.fromkeys([*comparison.corruptions, *([CLEAN] if has_clean else [])])
     several = len(comparison.corruptions) > 1
@@ -224,8 +206,7 @@ def _notes(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, ...]:
 def paper_tables(rows: Rows) -> list[ResultTable]:
     """Return our errors beside the paper's, where it has the data set, the setting and the method.
 
-    There is one table for each network, data set and setting that the paper has too, made from the
-    comparison with the most corruptions and images.
+    Each table is made from the comparison with the most corruptions and images.
 
     Example:
         >>> paper_tables([])
@@ -296,39 +277,6 @@ def _difference(ours: Value, theirs: float) -> Value:
     return Value(f"{gap:+.2f}".replace("-", "−"), gap, "number")  # noqa: RUF001
 
 
-def cost_table(comparison: Comparison) -> ResultTable | None:
-    """Return what each method costs, over all corruptions; None when nothing was measured."""
-    body = [
-        (Value(line["label"]), *(_formatted(line[name], form) for name, (_, form) in COSTS.items()))
-        for line in comparison.lines.dropna(subset="milliseconds").to_dict("records")
-    ]
-    notes = (
-        "Time is that spent in the method, without reading images. Peak memory is that of the "
-        "whole process. Updates are counted over all corruptions; skipped are those that would "
-        "not have been finite. Calibration error in percent and entropy in nats are means over "
-        "the corruptions.",
-    )
-    columns = ("method", *(heading for heading, _ in COSTS.values()))
-    return ResultTable(comparison.conditions.title, columns, tuple(body), notes) if body else None
-
-
-def _formatted(number: float, form: str) -> Value:
-    return MISSING if math.isnan(number) else Value(f"{number:{form}}", float(number), "number")
-
-
-def failure_table(rows: Rows) -> ResultTable | None:
-    """Return every measurement that failed, and why; None when all went well."""
-    every = frame(rows)
-    columns = ["method", "setting", "corruption", "severity", "seed", "reason"]
-    failed = every[(every.status != "done") | every.error.isna()][columns]
-    failed = failed.assign(corruption=failed.corruption.map(heading))
-    body = [
-        tuple(Value(each) if isinstance(each, str) else _formatted(each, "d") for each in line)
-        for line in failed.itertuples(index=False)
-    ]
-    return ResultTable("What failed", tuple(columns), tuple(body)) if body else None
-
-
 def export(rows: Rows, form: str) -> str:
     r"""Write results as text.
 
@@ -345,22 +293,14 @@ def export(rows: Rows, form: str) -> str:
         '[]\n'
     """
     check_option("format", form, OneOf(FORMATS))
-    if form in ("csv", "json"):
-        return _to_csv(rows) if form == "csv" else _to_json(rows)
-    write = markdown if form == "markdown" else latex
-    return "\n".join(write(table) for table in (*error_tables(rows), *paper_tables(rows)))
-
-
-def _to_json(rows: Rows) -> str:
-    # Not `DataFrame.to_json`, which rounds.
-    records = [_finite(record) for record in frame(rows).to_dict("records")]
-    return json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _to_csv(rows: Rows) -> str:
-    """Write one line for each measurement; lists and dictionaries are JSON in their column."""
+    if form in ("markdown", "latex"):
+        write = markdown if form == "markdown" else latex
+        return "\n".join(write(table) for table in (*error_tables(rows), *paper_tables(rows)))
     table = frame(rows)
-    for name in ("error_stream", "entropy_stream", "versions", "machine"):
+    if form == "json":  # not `DataFrame.to_json`, which rounds
+        records = [_finite(record) for record in table.to_dict("records")]
+        return json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    for name in ("error_stream", "entropy_stream", "versions", "machine"):  # as JSON
         table = table.assign(**{name: [json.dumps(_finite(each)) for each in table[name]]})
     table = table.replace([math.inf, -math.inf], math.nan)
     return str(table.to_csv(index=False, lineterminator="\n"))
