@@ -25,7 +25,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     rows: dict[str, list[Row]] = {}
     for path in sorted(folder.glob("*.sqlite")):
-        with Results(path, create=False) as results:
+        with Results(path, readonly=True) as results:
             rows[path.stem] = results.rows()
         (DOCS / "results").mkdir(exist_ok=True)
         (DOCS / "results" / f"{path.stem}.csv").write_text(export(rows[path.stem], "csv"))

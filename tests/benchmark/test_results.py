@@ -44,7 +44,7 @@ def test_what_goes_in_comes_out(path: Path) -> None:
     other = dataclasses.replace(CELL, corruption="snow", setting="mixed")
     with Results(path) as results:
         results.add([Row(CELL, DONE), Row(other, FAILED)], [SEEN])
-    with Results(path, create=False) as results:
+    with Results(path, readonly=True) as results:
         assert results.rows() == [Row(CELL, DONE), Row(other, FAILED)]
         assert results.observations() == [SEEN]
         assert results.statuses() == {CELL: "done", other: "failed"}
@@ -77,16 +77,6 @@ def test_a_cell_that_is_there_is_replaced_in_its_place(path: Path) -> None:
         assert results.observations() == []
 
 
-def test_a_unit_is_wholly_there_or_not_at_all(path: Path) -> None:
-    broken = Row(ROWS[1].cell, dataclasses.replace(DONE, reason=None))
-    with Results(path) as results:
-        with pytest.raises(StorageError, match=r"NOT NULL constraint failed: results\.reason"):
-            results.add([ROWS[0], broken])
-        assert results.rows() == []
-        results.add(ROWS[:1])
-        assert results.rows() == ROWS[:1]
-
-
 def test_a_full_disk_loses_no_finished_row(path: Path) -> None:
     with Results(path) as results:
         results.add(ROWS[:1])
@@ -105,15 +95,14 @@ def test_a_full_disk_loses_no_finished_row(path: Path) -> None:
 
 
 def test_files_that_are_not_there(path: Path) -> None:
-    for how in ({"create": False}, {"readonly": True}):
-        with pytest.raises(DataNotFoundError, match=r"no file of results at .*`ttapca bench`"):
-            Results(path, **how)
+    with pytest.raises(DataNotFoundError, match=r"no file of results at .*`ttapca bench`"):
+        Results(path, readonly=True)
     assert not path.exists()
     with pytest.raises(StorageError, match="unable to open database file"):
         Results(path.parent / "nowhere" / "results.sqlite")
     path.touch()  # an empty file becomes one
     with pytest.raises(DataFormatError, match="is another database"):
-        Results(path, create=False)
+        Results(path, readonly=True)
     with Results(path) as results:
         assert results.rows() == []
 
@@ -173,9 +162,9 @@ def test_what_is_no_file_of_results_is_refused_and_left_alone(
     else:
         make(path)
     before = path.read_bytes()
-    for how in ({"create": True}, {"create": False}, {"readonly": True}):
+    for readonly in (True, False):
         with pytest.raises(DataFormatError, match=rf"results\.sqlite.*{message}"):
-            Results(path, **how)
+            Results(path, readonly=readonly)
     assert path.read_bytes() == before
 
 
@@ -237,7 +226,7 @@ def test_who_comes_second_waits_and_is_told_for_whom(path: Path) -> None:
 
 
 def test_a_reader_sees_what_is_finished_and_leaves_no_trace(path: Path) -> None:
-    with Results(path) as writer, writer.reserved(), Results(path, create=False) as reader:
+    with Results(path) as writer, writer.reserved(), Results(path, readonly=True) as reader:
         writer.add(ROWS[:1])
         assert reader.rows() == ROWS[:1]
         writer.add(ROWS[1:2])

@@ -110,21 +110,6 @@ def test_the_harness_is_a_plain_loop(
     assert not subject.network._forward_pre_hooks
 
 
-def test_the_same_seed_twice_gives_the_same_rows(tmp_path: Path) -> None:
-    found = []
-    for number, seed in enumerate((SEED, SEED, SEED + 1)):
-        fresh = small_subject()
-        methods, settings = ("roid", "ttapca-exp"), ("online", "mixed")
-        with Results(tmp_path / f"{number}.sqlite") as results:
-            plan = small_plan(methods=methods, settings=settings, seeds=(seed,))
-            run(expand(plan, fresh), fresh, results)
-            found.append(lasting(results))
-    assert found[0] == found[1]
-    assert [len(part) for part in found[0]] == [12, 6]
-    streams = [[row.outcome.error_stream for row in rows] for rows, _ in found]
-    assert streams[2] != streams[0]
-
-
 class Recorder:
     """A reporter that remembers: which tasks began, how many images were done, what was said."""
 

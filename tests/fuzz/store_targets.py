@@ -376,7 +376,7 @@ def make_results_with_log(folder: Path) -> Path:
 def read_results(path: Path) -> None:
     if path.is_dir():
         path = path / "results.sqlite"
-    with Results(path, create=False, readonly=True) as results:
+    with Results(path, readonly=True) as results:
         rows = results.rows()
         results.statuses()
         results.observations()

@@ -147,7 +147,8 @@ def _batch_sizes(
     """Draw error against batch size, over the corruptions that all sizes have."""
     groups: dict[Conditions, list[Comparison]] = {}
     for each in found:
-        groups.setdefault(each.conditions._replace(batch_size=0), []).append(each)
+        if each.conditions.batch_size:  # which a file from elsewhere may lack
+            groups.setdefault(each.conditions._replace(batch_size=0), []).append(each)
     for conditions, group in groups.items():
         shared = set.intersection(*(set(each.corruptions) for each in group))
         kept = tuple(name for name in group[0].corruptions if name in shared)

@@ -82,13 +82,12 @@ class Results:
     """A file of results.
 
     Args:
-        path: The file.
-        create: Whether to make the file where there is none.
+        path: The file; it is made where there is none.
         readonly: Whether to read only, which also works in a folder that cannot be written to;
             then no file is made.
 
     Raises:
-        DataNotFoundError: There is no file, and none shall be made.
+        DataNotFoundError: There is no file to read.
         DataFormatError: The file is something else, is damaged, has a later layout, or holds
             tables, views or triggers that ttapca did not make.
         StorageError: The file cannot be opened or written; or it is opened to read, its folder
@@ -101,10 +100,9 @@ class Results:
         []
     """
 
-    def __init__(self, path: Path | str, *, create: bool = True, readonly: bool = False) -> None:
+    def __init__(self, path: Path | str, *, readonly: bool = False) -> None:
         self.path = Path(path)
-        create = create and not readonly
-        if not create and not self.path.is_file():
+        if readonly and not self.path.is_file():
             raise DataNotFoundError(
                 f"There is no file of results at {self.path}. `ttapca bench` writes one."
             )
@@ -112,7 +110,7 @@ class Results:
             self._connection = _reader(self.path) if readonly else _connection(self.path)
         try:
             with self._errors_explained():
-                self._open(create, readonly)
+                self._open(readonly)
         except BaseException:
             self._connection.close()
             raise
@@ -234,11 +232,11 @@ class Results:
                     "INSERT INTO pictures VALUES (?, ?, ?, ?)", (number, stage, place, png)
                 )
 
-    def _open(self, create: bool, readonly: bool) -> None:
+    def _open(self, readonly: bool) -> None:
         """Make sure that the file is ours before anything is written to it."""
         application, layout = (self._pragma(name) for name in ("application_id", "user_version"))
         found = self._read("SELECT type, name, sql FROM sqlite_master")
-        if application != APPLICATION_ID and not (not found and application == 0 and create):
+        if application != APPLICATION_ID and (found or application or readonly):
             raise DataFormatError(
                 f"A file of results is one that `ttapca bench` wrote; {self.path} is another "
                 "database. Name another file."
