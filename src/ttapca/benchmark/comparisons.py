@@ -64,6 +64,11 @@ class Conditions(NamedTuple):
     batch_size: int
     images: int
 
+    @classmethod
+    def of(cls, cell: Cell) -> Conditions:
+        """Return the conditions of one measurement."""
+        return cls(*(getattr(cell, name) for name in cls._fields))
+
     @property
     def title(self) -> str:
         """The conditions in one line; a batch size of 0 is left out."""

@@ -240,34 +240,30 @@ def _entropy(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | N
 
 def _spectra(observations: Sequence[Observation], styles: dict[str, int]) -> Iterator[ReportFigure]:
     """Draw what the stream did to the components, and each filter's answer to it."""
-    groups: dict[Conditions, list[Observation]] = {}
+    drawable = [each for each in observations if any(value > 0 for value in each.source_spectrum)]
+    for seen in chosen_observations(drawable).values():
+        yield _spectrum(seen, styles)
+
+
+def chosen_observations(observations: Iterable[Observation]) -> dict[str, list[Observation]]:
+    """Choose observations to show, by corruption: the first of each family, four at most.
+
+    All of them were made under the same conditions, the most frequent ones.
+    """
+    groups: dict[Conditions, dict[str, list[Observation]]] = {}
+    counts: Counter[Conditions] = Counter()
     for each in observations:
-        if any(value > 0 for value in each.source_spectrum):  # else there is nothing to draw
-            groups.setdefault(conditions_of(each), []).append(each)
-    if groups:
-        conditions, chosen = max(groups.items(), key=lambda item: len(item[1]))
-        for name in one_of_each_family(each.cell.corruption for each in chosen):
-            seen = [each for each in chosen if each.cell.corruption == name]
-            yield _spectrum(conditions, seen, styles)
-
-
-def conditions_of(observation: Observation) -> Conditions:
-    """Return the conditions under which something was observed."""
-    return Conditions(*(getattr(observation.cell, name) for name in Conditions._fields))
-
-
-def one_of_each_family(corruptions: Iterable[str]) -> list[str]:
-    """Pick corruptions that differ: the first of each family (noise, blur, ...), four at most."""
-    present = set(corruptions)
+        conditions = Conditions.of(each.cell)
+        counts[conditions] += 1
+        groups.setdefault(conditions, {}).setdefault(each.cell.corruption, []).append(each)
+    seen = groups[counts.most_common(1)[0][0]] if counts else {}
     picked: dict[str, str] = {}
-    for name in (name for name in CORRUPTIONS if name in present):
+    for name in (name for name in CORRUPTIONS if name in seen):
         picked.setdefault(find(name).family, name)
-    return list(picked.values())[:SPECTRA]
+    return {name: seen[name] for name in list(picked.values())[:SPECTRA]}
 
 
-def _spectrum(
-    conditions: Conditions, seen: Sequence[Observation], styles: dict[str, int]
-) -> ReportFigure:
+def _spectrum(seen: Sequence[Observation], styles: dict[str, int]) -> ReportFigure:
     first = seen[0]
     methods: dict[str, Observation] = {}
     for each in seen:
@@ -285,8 +281,8 @@ def _spectrum(
     return ReportFigure(
         f"spectrum-{first.cell.corruption}",
         f"Spectrum and gains: {full_name(first.cell.corruption)}",
-        f"{conditions.title}, seed {first.cell.seed}. Standard deviation of each component on "
-        "source data and at the start of the stream; gains after the last batch.",
+        f"{Conditions.of(first.cell).title}, seed {first.cell.seed}. Standard deviation of each "
+        "component on source data and at the start of the stream; gains after the last batch.",
         figure,
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 from ttapca._version import __version__
 from ttapca.benchmark.cells import JOINT, Observation, Row
 from ttapca.benchmark.comparisons import SOURCE, Comparison, Rows, comparisons, frame, largest
-from ttapca.benchmark.figures import conditions_of, figures, one_of_each_family
+from ttapca.benchmark.figures import chosen_observations, figures
 from ttapca.benchmark.svg import page_svg
 from ttapca.benchmark.tables import (
     MISSING,
@@ -298,11 +298,9 @@ def _bars(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _examples(observations: Sequence[Observation]) -> list[dict[str, Any]]:
     """Return images before and after the filter, for some corruptions that differ."""
-    seen = [each for each in observations if each.before and each.after]
-    seen = [each for each in seen if conditions_of(each) == conditions_of(seen[0])]
+    pictured = [each for each in observations if each.before and each.after]
     found = []
-    for name in one_of_each_family(each.cell.corruption for each in seen):
-        own = [each for each in seen if each.cell.corruption == name]
+    for name, own in chosen_observations(pictured).items():
         strips = {"as it came": _data_uris(own[0].before)}
         for each in own:  # the first of each method
             strips.setdefault(f"after {each.cell.method}", _data_uris(each.after))
