@@ -200,10 +200,10 @@ def machine() -> dict[str, str]:
     """What the numbers depend on."""
     import torch
 
-    from ttapca.benchmark import machine as of_the_harness  # brings torch, which some do without
+    from ttapca.benchmark import inspection  # brings torch, which some do without
 
     return {
-        "processor": of_the_harness.machine()["cpu"],
+        "processor": inspection.machine()["cpu"],
         "cores": str(len(os.sched_getaffinity(0))),
         "threads": str(torch.get_num_threads()),
         "clock": CLOCK_NAME,

@@ -24,7 +24,7 @@ from torch import nn
 import ttapca
 from digits_transformer import digits_transformer
 from ttapca import networks
-from ttapca.benchmark.image_source import ImageSource
+from ttapca.benchmark import ImageSource
 from ttapca.corruptions import STANDARD
 from ttapca.datasets import Images, TensorBatches, load, read_cifar_c, read_digits
 from ttapca.fitting.routes import Route

@@ -13,8 +13,7 @@ import re
 from pathlib import Path
 
 from ttapca.benchmark import Results, Row
-from ttapca.benchmark.table_formats import export, markdown
-from ttapca.benchmark.tables import error_tables, paper_tables
+from ttapca.benchmark.tables import error_tables, export, markdown, paper_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"<!-- (?P<run>\w+) (?P<paper>paper )?(?P<setting>\w+) -->.*?<!-- end -->", re.S)
@@ -26,7 +25,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     rows: dict[str, list[Row]] = {}
     for path in sorted(folder.glob("*.sqlite")):
-        with Results(path, create=False) as results:
+        with Results(path, readonly=True) as results:
             rows[path.stem] = results.rows()
         (DOCS / "results").mkdir(exist_ok=True)
         (DOCS / "results" / f"{path.stem}.csv").write_text(export(rows[path.stem], "csv"))

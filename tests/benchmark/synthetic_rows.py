@@ -22,31 +22,17 @@ SECONDS = {"source": 0.4, "bn": 0.42, "tent": 1.3, "ttapca-relu": 1.5, "ttapca-e
 
 
 def cell(method: str = "source", corruption: str = "fog", **changes: Any) -> Cell:
-    filtered = method.startswith("ttapca")
-    learns = PARAMETERS[method] > 0
+    place = ("conv1", 2000) if method.startswith("ttapca") else ("", 0)
+    steps, lr = (1, 1e-3) if PARAMETERS[method] > 0 else (0, 0.0)
     made = Cell(
-        model="resnet20",
-        weights="0123456789abcdef",
-        data="cifar10",
-        corrupted="generated, seed 0",
-        corruption=corruption,
-        severity=0 if corruption == CLEAN else 5,
-        setting="episodic",
-        method=method,
-        options="{}",
-        layer="conv1" if filtered else "",
-        components=2000 if filtered else 0,
-        batch_size=200,
-        steps=1 if learns else 0,
-        lr=1e-3 if learns else 0.0,
-        images=1000,
-        seed=0,
-    )
+        "resnet20", "0123456789abcdef", "cifar10", "generated, seed 0", corruption,
+        0 if corruption == CLEAN else 5, "episodic", method, "{}", *place, 200, steps, lr, 1000, 0,
+    )  # fmt: skip
     return dataclasses.replace(made, **changes)
 
 
 def error(of: Cell) -> float:
-    """The error a cell is given: a level a method, a wave over corruptions, a bit a seed."""
+    """The error of a cell: a level for the method, a wave over corruptions, a bit for the seed."""
     if of.corruption == CLEAN:
         return 8.0 + 0.1 * METHODS.index(of.method)
     wave = 8 * math.cos(STANDARD.index(of.corruption) + 0.3 * METHODS.index(of.method))
@@ -60,9 +46,8 @@ def error(of: Cell) -> float:
 def row(of: Cell, **changes: Any) -> Row:
     batches = max(of.images // of.batch_size, 1)
     size = STANDARD.index(of.corruption) if of.corruption != CLEAN else 0
-    fall = 0.03 * batches if of.setting == "online" and of.steps else 0.0
     level = 1.0 - 0.1 * METHODS.index(of.method) + 0.02 * size
-    stream = [level - fall * at / batches + 0.05 * math.sin(at) for at in range(batches)]
+    stream = tuple(level + 0.05 * math.sin(at) for at in range(batches))
     outcome = Outcome(
         status="done",
         reason="",
@@ -70,7 +55,7 @@ def row(of: Cell, **changes: Any) -> Row:
         calibration_error=error(of) / 3,
         entropy=sum(stream) / batches,
         error_stream=tuple(error(of) + math.sin(at) for at in range(batches)),
-        entropy_stream=tuple(stream),
+        entropy_stream=stream,
         updates=of.steps * batches,
         skipped=0,
         parameters=PARAMETERS[of.method],
@@ -91,32 +76,35 @@ def failed(of: Cell, reason: str = "AttachError: no BatchNorm <layer> & co") -> 
 
 def paper_grid(setting: str = "episodic", **changes: Any) -> list[Row]:
     """All fifteen corruptions and clean images, all five methods, one seed."""
-    return [
-        row(cell(method, corruption, setting=setting, **changes))
-        for method in METHODS
-        for corruption in (*STANDARD, CLEAN)
-    ]
+    pairs = itertools.product(METHODS, (*STANDARD, CLEAN))
+    return [row(cell(method, name, setting=setting, **changes)) for method, name in pairs]
 
 
 def sweeps() -> list[Row]:
     """Ranks, steps and batch sizes, three seeds each, on two corruptions."""
-    rows = []
+    cells = []
     for seed, name, method in itertools.product((0, 1, 2), STANDARD[:2], METHODS):
         base = cell(method, name, seed=seed, images=600)
         ranks = (50, 200, 1000, 2000) if base.components else (0,)
         steps = (1, 3, 10) if base.steps else (0,)
-        rows += [dataclasses.replace(base, components=each) for each in ranks]
-        rows += [dataclasses.replace(base, steps=each, setting="online") for each in steps]
-        rows += [dataclasses.replace(base, batch_size=each) for each in (16, 50, 500)]
-    return [row(each) for each in rows]
+        cells += [dataclasses.replace(base, components=each) for each in ranks]
+        cells += [dataclasses.replace(base, steps=each, setting="online") for each in steps]
+        cells += [dataclasses.replace(base, batch_size=each) for each in (16, 50, 500)]
+    return [row(each) for each in cells]
+
+
+def everything() -> list[Row]:
+    """A whole file: both settings, sweeps, and two measurements that failed."""
+    rows = [*paper_grid(), *paper_grid("online"), *sweeps()]
+    spoilt = (cell("tent", "frost"), cell("ttapca-exp", "snow", setting="online"))
+    return [failed(each.cell) if each.cell in spoilt else each for each in rows]
 
 
 def picture(shade: int) -> bytes:
-    """A small image with a gradient in it."""
-    image = Image.new("RGB", (8, 8))
-    image.putdata([(8 * x + shade, 8 * y + shade, shade) for y in range(8) for x in range(8)])
     stream = io.BytesIO()
-    image.save(stream, "PNG")
+    Image.linear_gradient("L").resize((8, 8)).point(lambda value: value // 2 + shade).save(
+        stream, "PNG"
+    )
     return stream.getvalue()
 
 
@@ -131,23 +119,15 @@ def observations() -> list[Observation]:
             source,
             spectrum,
             tuple(each / (each + strength) for each in source),
-            tuple(picture(20 * number) for number in range(6)),
-            tuple(picture(20 * number + 60) for number in range(6)),
+            tuple(picture(10 * number) for number in range(6)),
+            tuple(picture(10 * number + 60) for number in range(6)),
         )
         for corruption, spectrum in (("gaussian_noise", noisy), ("defocus_blur", blurred))
         for method, strength in (("ttapca-relu", 0.1), ("ttapca-exp", 1.0))
     ]
 
 
-def everything() -> list[Row]:
-    """A whole file: both settings, sweeps, and two cells that failed."""
-    rows = [*paper_grid(), *paper_grid("online"), *sweeps()]
-    spoilt = {cell("tent", "frost"): failed, cell("ttapca-exp", "snow", setting="online"): failed}
-    return [spoilt[each.cell](each.cell) if each.cell in spoilt else each for each in rows]
-
-
 def write_everything(path: Path) -> Path:
-    """A file of results with all of it."""
     with Results(path) as results:
         results.add(everything(), observations())
     return path

@@ -59,10 +59,9 @@ def opened(browser: Any, page_file: Path) -> Opener:
     return open_page
 
 
-def column(page: Any, at: int) -> list[str]:
-    texts: list[str] = page.locator(
-        f"#tables table >> nth=0 >> tbody tr > :nth-child({at})"
-    ).all_inner_texts()
+def column(page: Any, at: int, table: str = "#tables") -> list[str]:
+    cells = page.locator(f"{table} table >> nth=0 >> tbody tr > :nth-child({at})")
+    texts: list[str] = cells.all_inner_texts()
     return texts
 
 
@@ -70,36 +69,27 @@ def column(page: Any, at: int) -> list[str]:
 def test_tables_sort_both_ways(opened: Opener, way: str) -> None:
     with opened() as page:
         head = page.locator("#tables table >> nth=0 >> thead th >> nth=10")  # Frost: tent failed
-        button = head.locator("button")
-
-        def choose() -> None:
-            if way == "mouse":
-                button.click()
-            else:
-                button.focus()
-                page.keyboard.press("Enter")
-
-        before = column(page, 11)
-        assert "failed" in before
-        numbers = sorted((each for each in before if each != "failed"), key=float)
+        numbers = sorted((each for each in column(page, 11) if each != "failed"), key=float)
+        assert len(numbers) == 4
         assert head.get_attribute("aria-sort") == "none"
-        choose()
-        assert column(page, 11) == [*numbers, "failed"]
-        assert head.get_attribute("aria-sort") == "ascending"
-        choose()
-        assert column(page, 11) == [*reversed(numbers), "failed"]
-        assert head.get_attribute("aria-sort") == "descending"
+        for order, expected in (("ascending", numbers), ("descending", numbers[::-1])):
+            if way == "mouse":
+                head.locator("button").click()
+            else:
+                head.locator("button").focus()
+                page.keyboard.press("Enter")
+            assert column(page, 11) == [*expected, "failed"]
+            assert head.get_attribute("aria-sort") == order
         # Another column: only one is marked, and whole lines have moved.
         page.locator("#tables table >> nth=0 >> thead button >> nth=0").click()
         assert head.get_attribute("aria-sort") == "none"
         assert column(page, 1) == ["bn", "source", "tent", "ttapca-exp", "ttapca-relu"]
         assert column(page, 11)[2] == "failed"
         # Numbers sort as numbers.
-        cost = page.locator("#cost table >> nth=0")
-        at = cost.locator("thead th").all_inner_texts().index("parameters")
-        cost.locator("thead button").nth(at).click()
-        shown = cost.locator(f"tbody tr > :nth-child({at + 1})").all_inner_texts()
-        assert shown == ["0", "0", "1,376", "2,000", "2,000"]
+        names = page.locator("#cost table >> nth=0 >> thead th")
+        at = names.all_inner_texts().index("parameters")
+        names.nth(at).locator("button").click()
+        assert column(page, at + 1, "#cost") == ["0", "0", "1,376", "2,000", "2,000"]
 
 
 @pytest.mark.parametrize("width", [360, 1280])

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import doctest
 import hashlib
 import html
+import itertools
 import re
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmark.synthetic_rows import cell, failed, observations, paper_grid, row
 from ttapca.benchmark import Results, cells
-from ttapca.benchmark.glossary import SETTINGS, glossary
-from ttapca.benchmark.report_page import report
+from ttapca.benchmark.report_page import SETTINGS, condensed, glossary, report
 from ttapca.cli import app as command_line
 from ttapca.methods import METHODS
 
@@ -34,7 +36,7 @@ def page() -> str:
     return report(ROWS, observations())
 
 
-def test_everything_is_inside(page: str) -> None:
+def test_everything_is_inside_and_the_policy_allows_one_script(page: str) -> None:
     assert page.count("<script") == 1
     assert '<link rel="icon" href="data:,">' in page  # else browsers ask a server for an icon
     targets = re.findall(r'\b(?:src|href|srcset|action|data)="([^"]*)"', page)
@@ -42,24 +44,22 @@ def test_everything_is_inside(page: str) -> None:
     assert not re.search(r"<[^>]* on\w+=", page)
     assert len(ids(page)) == len(set(ids(page)))
     assert {target[1:] for target in targets if target.startswith("#")} <= set(ids(page))
-
-
-def test_the_same_rows_give_the_same_page(page: str) -> None:
-    assert report(ROWS, observations()) == page
-
-
-def test_the_policy_allows_this_script_and_no_other(page: str) -> None:
     script = re.findall(r"<script>(.*?)</script>", page, re.S)
     digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in page
     assert "default-src 'none'" in page
+    for seen in observations():
+        for png in (*seen.before, *seen.after):
+            assert base64.b64encode(png).decode() in page
+    assert report(ROWS, observations()) == page
 
 
 def test_words_from_the_file_are_escaped() -> None:
+    evil = {"model": EVIL, "data": EVIL}
     rows = [
-        row(cell("bn", "fog", model=EVIL, data=EVIL), command=EVIL, machine={"cpu": EVIL}),
-        failed(cell("tent", "fog", model=EVIL, data=EVIL), EVIL),
-        row(cell("source", "fog", model=EVIL, data=EVIL)),
+        row(cell("bn", "fog", **evil), command=EVIL, machine={"cpu": EVIL}),
+        failed(cell("tent", "fog", **evil), EVIL),
+        row(cell("source", "fog", **evil)),
     ]
     page = report(rows)
     assert "alert" in page
@@ -75,12 +75,6 @@ def test_sections_are_there_when_they_have_something_to_say(page: str) -> None:
     assert sections.intersection(few) == {"run", "tables", "cost", "reproduce"}
 
 
-def test_images_are_those_of_the_observations(page: str) -> None:
-    for seen in observations():
-        for png in (*seen.before, *seen.after):
-            assert base64.b64encode(png).decode() in page
-
-
 def test_methods_and_settings_are_explained() -> None:
     rows = [row(cell("tent", "fog")), row(cell("bn", "fog", setting="online"))]
     yours = dataclasses.replace(cell("bn", "fog"), method="yours")
@@ -90,9 +84,6 @@ def test_methods_and_settings_are_explained() -> None:
     assert explained["tent"] == METHODS["tent"].summary
     page = report(rows)
     assert all(f"<dt>{word}</dt><dd>{explained[word]}</dd>" in page for word in explained)
-
-
-def test_the_glossary_is_complete() -> None:
     assert set(SETTINGS) == set(cells.SETTINGS)
 
 
@@ -100,6 +91,33 @@ def test_commands_can_be_copied_as_they_are(page: str) -> None:
     (shown,) = re.findall(r"<pre [^>]*>(.*?)</pre>", page, flags=re.S)
     text = html.unescape(re.sub(r"<[^>]+>", "", shown))
     assert text.splitlines() == ["ttapca bench resnet20.pth --data cifar10 --settings episodic"]
+
+
+AXES = {"--corruptions": "xyz", "--methods": "ab", "--settings": "st", "--seeds": "01"}
+POINTS = sorted(itertools.product(*AXES.values()))
+
+
+def command(point: tuple[str, ...]) -> str:
+    options = " ".join(f"{name} {value}" for name, value in zip(AXES, point, strict=True))
+    return f"ttapca bench 'my model' {options} --to r"
+
+
+@given(st.lists(st.sampled_from(POINTS), unique=True))
+def test_condensed_commands_run_the_same_once(points: list[tuple[str, ...]]) -> None:
+    ran: list[tuple[str, ...]] = []
+    for text in condensed(map(command, points)):
+        words = shlex.split(text)
+        ran += itertools.product(*(words[words.index(name) + 1].split(",") for name in AXES))
+    assert sorted(ran) == sorted(points)
+
+
+def test_what_is_condensed_and_what_is_not() -> None:
+    lists = "--corruptions x,y,z --methods a,b --settings s,t --seeds 0,1"
+    assert condensed(map(command, POINTS)) == [f"ttapca bench 'my model' {lists} --to r"]
+    first, second = (f"b --corruptions {each} --settings continual" for each in ("x,y", "x,z"))
+    assert condensed([first, second, first]) == [first, second]  # they share their adaptation
+    odd = ["it's", "", "ttapca bench --seeds", "ttapca demo"]
+    assert condensed([*odd, *odd]) == odd
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,16 +128,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert command_line.run(["report", str(results), "--to", str(page)]) == 0
     assert capsys.readouterr().out == f"{page}: 1 measurement\n"
     assert "</html>" in page.read_text()
-
-
-def test_the_documentation_runs_and_shows_what_it_names() -> None:
-    outcome = doctest.testfile(str(DOCS / "report.md"), module_relative=False)
-    assert outcome.attempted > 10
-    assert outcome.failed == 0
-    names = re.findall(r"\]\((pictures/[^)]+)\)", (DOCS / "report.md").read_text())
-    assert names
-    for name in names:
-        assert 1000 < (DOCS / name).stat().st_size < 150_000
 
 
 def test_the_picture_of_the_idea_is_whole() -> None:

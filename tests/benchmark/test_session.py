@@ -28,24 +28,24 @@ PLAN = Plan(
     components=(16,),
     images=50,
 )
+SMALL = PLAN.changed(methods=("ttapca-relu",), corruptions=("fog",))
 
 
 class Notes:
     """A reporter that remembers what was said."""
 
     def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.tasks: list[str] = []
+        self.told: list[str] = []
 
     def note(self, text: str) -> None:
-        self.notes.append(text)
+        self.told.append(text)
 
     def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        self.tasks.append(task)
+        self.told.append(task)
 
 
 def test_results_of_version_0_1_are_read_and_not_run_again(tmp_path: Path) -> None:
-    path = tmp_path / "results_0_1.sqlite"
+    path, fresh = tmp_path / "results_0_1.sqlite", tmp_path / "fresh.sqlite"
     shutil.copy(OLD, path)
     with Results(path, readonly=True) as results:
         before, observations = results.rows(), results.observations()
@@ -53,41 +53,38 @@ def test_results_of_version_0_1_are_read_and_not_run_again(tmp_path: Path) -> No
         (corruption, method) for corruption in PLAN.corruptions for method in PLAN.methods
     ]
     assert [one.cell.method for one in observations] == ["ttapca-relu"] * 2
-    told = Notes()
-    assert Benchmark(PLAN, reporter=told).run(path) == before
-    assert "0 measurements to make, 0 images; 6 runs were finished before" in told.notes
+    notes = Notes()
+    assert Benchmark(PLAN, reporter=notes).run(path) == before
+    assert "0 measurements to make, 0 images; 6 runs were finished before" in notes.told
     with Results(path, readonly=True) as results:
         assert (results.rows(), results.observations()) == (before, observations)
-    fresh = Benchmark(PLAN).run(tmp_path / "fresh.sqlite")
-    assert [row.cell for row in fresh] == [row.cell for row in before]
-    for new, old in zip(fresh, before, strict=True):
+    for new, old in zip(Benchmark(PLAN).run(fresh), before, strict=True):
+        assert new.cell == old.cell
         # One image of 50 is 2 points: rounding differs from processor to processor.
         assert new.outcome.error == pytest.approx(old.outcome.error, abs=4.1)
-        place = str(tmp_path / "fresh.sqlite")
-        assert new.outcome.command == old.outcome.command.replace("results_0_1.sqlite", place)
+        assert new.outcome.command == old.outcome.command.replace(OLD.name, str(fresh))
 
 
 def test_the_filter_is_fitted_once_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    to, told = tmp_path / "r.sqlite", Notes()
-    plan = PLAN.changed(methods=("ttapca-relu",), corruptions=("fog",))
-    Benchmark(plan, reporter=told).run(to)
-    assert "fitting conv1" in told.tasks
-    kept = list((tmp_path / "r.sqlite-filters").iterdir())
-    assert len(kept) == 1
-    (row,) = Benchmark(plan.changed(components=())).run(to)
+    to, notes = tmp_path / "r.sqlite", Notes()
+    Benchmark(SMALL, reporter=notes).run(to, estimate=True)
+    assert "fitting conv1" in notes.told
+    assert any(text.startswith("about 0:00:") for text in notes.told)
+    (kept,) = (tmp_path / "r.sqlite-filters").iterdir()
+    (row,) = Benchmark(SMALL.changed(components=())).run(to)
     assert row.cell.components == 61  # all there are: three pixels never vary
     monkeypatch.setattr("ttapca.fit", None)
-    rows = Benchmark(plan.changed(seeds=(1,))).run(to)
-    rows += Benchmark(plan, filter=str(kept[0])).run(to)
-    assert [row.cell.layer for row in rows] == ["conv1", f"conv1, {kept[0].name}"]
-    assert [unit.cells[0] for unit in Benchmark(plan, filter=kept[0]).units()] == [rows[1].cell]
+    rows = Benchmark(SMALL.changed(seeds=(1,))).run(to)
+    rows += Benchmark(SMALL, filter=str(kept)).run(to)
+    assert [row.cell.layer for row in rows] == ["conv1", f"conv1, {kept.name}"]
+    assert [unit.cells[0] for unit in Benchmark(SMALL, filter=kept).units()] == [rows[1].cell]
 
 
 def test_a_network_of_ones_own(tmp_path: Path) -> None:
     network = small_subject().network
-    plan = PLAN.changed(methods=("source",), corruptions=("fog",))
+    plan = SMALL.changed(methods=("source",))
     before = {name: value.clone() for name, value in network.state_dict().items()}
     (row,) = Benchmark(plan, network).run(tmp_path / "r.sqlite")
     assert (row.cell.model, row.outcome.status, row.outcome.command) == ("digits", "done", "")
@@ -104,15 +101,12 @@ def test_source_images_of_eata_are_part_of_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SOURCE_IMAGES", 20)
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (80, 8, 8, 3), dtype=np.uint8)
-    np.savez(tmp_path / "images.npz", images=pixels, labels=np.arange(80) // 40)
-    network = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2)
-    ).eval()
-    data = str(tmp_path / "images.npz")
-    plan = Plan(data=data, methods=("eata",), corruptions=("clean",), settings=("online",))
-    benchmark = Benchmark(plan, network)
+    data = tmp_path / "images.npz"
+    pixels = np.random.default_rng(0).integers(0, 256, (80, 8, 8, 3), dtype=np.uint8)
+    np.savez(data, images=pixels, labels=np.arange(80) // 40)
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    plan = Plan(data=str(data), methods=("eata",), corruptions=("clean",), settings=("online",))
+    benchmark = Benchmark(plan, nn.Sequential(*layers).eval())
     (unit,) = benchmark.units()
     assert json.loads(unit.cells[0].options) == {
         "source": "20 of 80 images, 10 of each class, shuffled with seed 0"

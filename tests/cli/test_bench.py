@@ -21,7 +21,7 @@ SMALL = "--data digits --images 60 --batch-sizes 30 --corruptions fog,clean --co
 
 
 def rows_of(path: str) -> list[Row]:
-    with Results(path, create=False) as results:
+    with Results(path, readonly=True) as results:
         return results.rows()
 
 

@@ -36,7 +36,7 @@ from oracles import group_norm_net, images, small_convnet
 from ttapca import networks
 from ttapca.benchmark import Cell, ImageSource, Observation, Outcome, Results, Row, Subject, expand
 from ttapca.benchmark.plan import read_plan
-from ttapca.benchmark.table_formats import FORMATS, export
+from ttapca.benchmark.tables import FORMATS, export
 from ttapca.corruptions import corrupt, load_table
 from ttapca.corruptions.writing import MANIFEST, check_manifest
 from ttapca.datasets import Images
@@ -354,7 +354,7 @@ def make_results_with_log(folder: Path) -> Path:
 def read_results(path: Path) -> None:
     if path.is_dir():
         path = path / "results.sqlite"
-    with Results(path, create=False, readonly=True) as results:
+    with Results(path, readonly=True) as results:
         rows = results.rows()
         results.statuses()
         results.observations()

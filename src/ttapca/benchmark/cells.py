@@ -1,42 +1,40 @@
-"""One result of a comparison, and everything that leads to it."""
+"""One measurement: what was run (`Cell`), what came out (`Outcome`), what the filter did."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 Setting = Literal["episodic", "online", "continual", "mixed", "correlated"]
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
+JOINT = ("continual", "mixed")  # settings whose corruptions share one adaptation
 
 Status = Literal["done", "failed"]
 
-CLEAN = "clean"
-"""Stands in the place of a corruption for images that are not corrupted."""
+CLEAN = "clean"  # takes the place of a corruption's name for images that are not corrupted
 
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """The full key of one result: two runs with the same key measure the same thing.
+    """Everything that leads to one number: two runs with equal cells measure the same thing.
 
     Attributes:
         model: The network's name as the user gave it.
-        weights: The first 16 hexadecimal digits of a SHA-256 over its state dict.
-        data: The data set's name, or the name of a path.
+        weights: The first 16 hexadecimal digits of a SHA-256 over parameters and buffers.
+        data: The data set's name, or the last part of its path.
         corrupted: Where the corrupted images come from: `generated, seed 0`, or a folder's name.
         corruption: One of `ttapca.corruptions.CORRUPTIONS`, or `clean`.
         severity: 1 to 5; 0 for clean images.
-        setting: What the stream is like, and when adaptation forgets.
+        setting: How the images arrive, and when adaptation forgets.
         method: One of `ttapca.METHODS`.
-        options: The method's own options as canonical JSON.
-        layer: Where the filter sits, and its name where the user brought it; empty without one.
-        components: Of the filter; 0 without one.
-        batch_size: How many images make a batch.
+        options: The method's own options as JSON with sorted names.
+        layer: Where the filter sits, and its name if the user brought it; empty without a filter.
+        components: How many the filter has; 0 without a filter.
+        batch_size: Images per batch.
         steps: Gradient steps on each batch; 0 for a method without gradients.
         lr: Learning rate; 0 for a method without gradients.
-        images: How many images the result is about.
-        seed: Of the order of the images, and of a method's own random numbers.
+        images: How many images were predicted.
+        seed: For the order of the images, and for a method's own random numbers.
     """
 
     model: str
@@ -59,11 +57,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured, with what, on which machine.
+    """What was measured, and on which machine.
 
     Attributes:
-        status: `done`, or `failed`; then nothing was measured.
-        reason: Of the failure; empty when done.
+        status: `done` or `failed`. After a failure there are no measured values.
+        reason: Why it failed; empty when done.
         error: Share of wrong predictions, in percent.
         calibration_error: Expected distance between confidence and accuracy, in percent.
         entropy: Mean entropy of the predictions, in nats.
@@ -71,13 +69,13 @@ class Outcome:
         entropy_stream: The mean entropy of each batch.
         updates: Gradient steps taken.
         skipped: Batches whose update was skipped because it was not finite.
-        parameters: How many numbers gradient steps may change.
+        parameters: How many numbers the gradient steps may change.
         seconds: Time spent predicting and adapting, without reading images.
         peak_memory: The most memory that the process held meanwhile, in MB.
-        versions: Of ttapca, torch, numpy and python.
-        machine: Processor, cores, threads and system.
-        finished: ISO time, UTC.
-        command: What measures it again; empty where no command can.
+        versions: Of ttapca, torch, numpy and Python.
+        machine: Processor, cores, threads and operating system.
+        finished: When, as ISO time in UTC.
+        command: The command that measures it again; empty where there is none.
     """
 
     status: Status
@@ -100,7 +98,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a file of results: what was run, and what came of it."""
+    """One row of a file of results: what was run, and what came out."""
 
     cell: Cell
     outcome: Outcome
@@ -108,12 +106,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a filter did while one result was measured.
+    """What a filter did during one measurement.
 
     Attributes:
-        cell: The key of that result; its method has a filter.
-        source_spectrum: Standard deviations of the components on source data, largest first.
-        test_spectrum: Those of the same components on the first images of the stream.
+        cell: The measurement; its method has a filter.
+        source_spectrum: Standard deviation of each component on source data, largest first.
+        test_spectrum: The same for the first images of the stream.
         gains: After the last batch; their mean where every image has its own.
         before: Up to six images of the first batch, as PNG.
         after: The same images after the filter; empty where it does not act on images.
@@ -125,13 +123,3 @@ class Observation:
     gains: tuple[float, ...]
     before: tuple[bytes, ...]
     after: tuple[bytes, ...]
-
-
-def canonical(options: Mapping[str, object]) -> str:
-    """Options as one text, the same whatever their order.
-
-    Example:
-        >>> canonical({"threshold": 0.5, "alpha": 1})
-        '{"alpha": 1, "threshold": 0.5}'
-    """
-    return json.dumps(dict(options), sort_keys=True)

@@ -2,7 +2,7 @@
 
 Two errors can be compared when network, data, severity, setting, batch size and number of images
 are the same: these are the *conditions*. All rows measured under the same conditions make one
-`Comparison`. A *line* of it is one method with its options, as in a table.
+`Comparison`. One *line* of it is a method with its options, as in a table.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from ttapca.corruptions import CORRUPTIONS
 
 Rows: TypeAlias = "Iterable[Row] | DataFrame"
 LINE = ["method", "options", "layer", "components", "steps", "lr"]
+SOURCE = "source"
 
 
 def frame(rows: Rows) -> DataFrame:
-    """Put results into one tidy table: a row for each result, a column for each field.
+    """Put results into one tidy table: a row for each measurement, a column for each field.
 
     Everything that shows results takes such a frame as well, so you can select rows with pandas
     first: `error_tables(frame(rows).query("severity == 5"))`.
 
     Args:
-        rows: As `Results.rows()` gives them; a frame is returned as it is.
+        rows: As `Results.rows()` returns them; a frame is returned as it is.
 
     Returns:
         The fields of `Cell`, then those of `Outcome`. `error`, `calibration_error` and `entropy`
@@ -63,13 +64,18 @@ class Conditions(NamedTuple):
     batch_size: int
     images: int
 
+    @classmethod
+    def of(cls, cell: Cell) -> Conditions:
+        """Return the conditions of one measurement."""
+        return cls(*(getattr(cell, name) for name in cls._fields))
+
     @property
     def title(self) -> str:
-        """The conditions in one line."""
+        """The conditions in one line; a batch size of 0 is left out."""
         severity = f"severity {self.severity}" if self.severity else "clean images"
         batch = "one image at a time" if self.batch_size == 1 else f"batches of {self.batch_size}"
-        where = f"{self.model} on {self.data}"
-        return f"{where}, {severity}, {self.setting}, {batch}, {self.images:,} images"
+        parts = [f"{self.model} on {self.data}", severity, self.setting]
+        return ", ".join([*parts, *([batch] if self.batch_size else []), f"{self.images:,} images"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +84,7 @@ class Comparison:
 
     Attributes:
         conditions: What they share.
-        corruptions: The columns of the table, in the paper's order. Clean images are none of
+        corruptions: The columns of the table, in the paper's order. Clean images are not among
             them, unless nothing else was measured.
         rows: The results; the column `line` has the number of each row's line.
     """
@@ -92,17 +98,17 @@ class Comparison:
         """One row for each method with its options, in the order in which they were run.
 
         `mean` and `deviation` are over seeds, of the mean error over all corruptions; both leave
-        out seeds for which a corruption is missing. `clean` is the error on clean images. What was
-        spent is over all corruptions.
+        out seeds that lack a corruption. `clean` is the error on clean images. Costs are over all
+        corruptions.
         """
         done = self.rows[self.rows.error.notna() & self.rows.corruption.isin(self.corruptions)]
         seeds = done.groupby(["line", "seed"]).error.agg([_mean, "count"])
         whole = seeds[seeds["count"] == len(self.corruptions)]._mean.groupby("line")
         means = DataFrame({"mean": whole.agg(_mean), "deviation": whole.std()})
         clean = self.rows[self.rows.corruption == CLEAN].groupby("line").error.agg(clean=_mean)
-        spent = done.groupby("line").agg(
+        costs = done.groupby("line").agg(
             seconds=("seconds", "sum"),
-            measured=("images", "sum"),
+            images=("images", "sum"),
             parameters=("parameters", "max"),
             peak_memory=("peak_memory", "max"),
             updates=("updates", "sum"),
@@ -111,7 +117,11 @@ class Comparison:
             entropy=("entropy", "mean"),
         )
         lines = self.rows.groupby("line")[LINE].first()
-        return lines.join([means, clean, spent]).assign(label=labels(lines))
+        lines = lines.join([means, clean, costs]).assign(label=labels(lines))
+        milliseconds = (1000 * lines.seconds / lines.images).where(lines.seconds > 0)
+        source = milliseconds[lines.method == SOURCE].dropna()
+        times_source = milliseconds / (source.iloc[0] if len(source) else math.nan)
+        return lines.assign(milliseconds=milliseconds, times_source=times_source)
 
     @cached_property
     def entries(self) -> dict[tuple[int, str], dict[str, Any]]:
@@ -134,7 +144,7 @@ class Comparison:
 
 
 def _mean(values: Series) -> float:
-    """The exactly rounded mean: 10.25 is shown alike, whatever order pandas would sum in."""
+    """Return the exactly rounded mean, which does not depend on the order of the rows."""
     present = [value for value in values.tolist() if not math.isnan(value)]
     return statistics.fmean(present) if present else math.nan
 
@@ -143,7 +153,7 @@ def comparisons(rows: Rows) -> list[Comparison]:
     """Sort results into comparisons, in the order in which their conditions first occur.
 
     Clean images have no severity. They join every comparison whose other conditions are the same,
-    and make one of their own where there is none.
+    and make a comparison by themselves if there is none.
     """
     every = frame(rows)
     every = every.assign(error=every.error.where(every.status == "done"))
@@ -151,30 +161,27 @@ def comparisons(rows: Rows) -> list[Comparison]:
         Conditions(*key): own for key, own in every.groupby(list(Conditions._fields), sort=False)
     }
     joined = {each._replace(severity=0) for each in groups if each.severity}
+    order = {name: number for number, name in enumerate(CORRUPTIONS)}
     found = []
     for conditions, own in groups.items():
+        if conditions in joined:
+            continue
         if conditions.severity:
             own = pd.concat([own, groups.get(conditions._replace(severity=0), own[:0])])
-        if conditions not in joined:
-            found.append(_comparison(conditions, own))
+        names = [name for name in own.corruption.unique() if name != CLEAN]
+        columns = sorted(names, key=lambda name: order.get(name, len(order)))
+        own = own.assign(line=own.groupby(LINE, sort=False).ngroup())
+        found.append(Comparison(conditions, tuple(columns) or (CLEAN,), own))
     return found
 
 
-def _comparison(conditions: Conditions, rows: DataFrame) -> Comparison:
-    order = {name: number for number, name in enumerate(CORRUPTIONS)}
-    names = [name for name in rows.corruption.unique() if name != CLEAN]
-    columns = sorted(names, key=lambda name: order.get(name, len(order)))
-    rows = rows.assign(line=rows.groupby(LINE, sort=False).ngroup())
-    return Comparison(conditions, tuple(columns) or (CLEAN,), rows)
-
-
 def largest(found: Sequence[Comparison]) -> Comparison:
-    """The comparison with the most results, which a headline speaks of; the first of equals."""
+    """Return the comparison with the most results, the first of equals."""
     return max(found, key=lambda each: len(each.rows))
 
 
 def labels(lines: DataFrame) -> list[str]:
-    """Name each line by its method, and by what tells it from the others of the same method.
+    """Name each line by its method, and by what tells it from others of the same method.
 
     Example:
         >>> same = {"method": "ttapca", "options": "{}", "layer": "", "steps": 1, "lr": 0.1}

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from ttapca.benchmark import paper
+from ttapca.benchmark import paper, svg
 from ttapca.benchmark.cells import Observation
 from ttapca.benchmark.comparisons import (
     LINE,
@@ -25,13 +25,11 @@ from ttapca.benchmark.comparisons import (
     largest,
     nearest_to_paper,
 )
-from ttapca.benchmark.svg import INK, STYLE, look
-from ttapca.benchmark.tables import SOURCE, full_name
-from ttapca.corruptions import CORRUPTIONS
+from ttapca.benchmark.tables import full_name
+from ttapca.corruptions import CORRUPTIONS, find
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 ERROR = "mean error [%]"
@@ -46,8 +44,6 @@ SWEEPS = {  # by option: name, title and label of the figure
     "batch_size": ("batch", "Error against batch size", "images per batch"),
 }
 FAMILY = [name for name in LINE if name not in SWEEPS]
-WIDTH, HEIGHT = 4.6, 2.75  # inches
-LEGEND_LINE = 0.19  # inches
 APART = 4 / 240  # of the axis, between bars that would hide one another
 MARKS = 7  # on a curve of many points
 POINTS = 160  # of a spectrum, spaced evenly on a logarithmic axis
@@ -63,8 +59,8 @@ class ReportFigure:
     Attributes:
         name: A word for it, which no other figure of the same results has.
         title: What is shown.
-        caption: What it is made of.
-        drawing: The figure of matplotlib, to be changed or saved in any of its formats.
+        caption: What it is made from.
+        drawing: The matplotlib figure, to be changed or saved in any format.
     """
 
     name: str
@@ -77,8 +73,8 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
     """Draw every figure for which there are results.
 
     Args:
-        rows: As `Results.rows()` gives them, or as a frame.
-        observations: Of the same file; spectra and gains are drawn from them.
+        rows: As `Results.rows()` returns them, or as a frame.
+        observations: From the same file; spectra and gains are drawn from them.
 
     Returns:
         Error against rank, steps, batch size, parameters and cost; entropy over the stream;
@@ -95,7 +91,7 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
     methods = dict.fromkeys([*every.method, *(each.cell.method for each in observations)])
     styles = {name: number for number, name in enumerate(methods)}
     streams = [each for each in found if each.conditions.setting != "episodic"] or found
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(svg.STYLE):
         drawn = [
             *(_sweep(each, option, styles) for option in ("components", "steps") for each in found),
             *_batch_sizes(found, styles),
@@ -106,7 +102,7 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
         ]
     counts: Counter[str] = Counter()
     named = []
-    for figure in (each for each in drawn if each is not None):
+    for figure in filter(None, drawn):
         counts[figure.name] += 1
         number = f"-{counts[figure.name]}" if counts[figure.name] > 1 else ""
         named.append(replace(figure, name=figure.name + number))
@@ -114,7 +110,7 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
 
 
 def _largest_of_each(found: Sequence[Comparison]) -> list[Comparison]:
-    """The largest comparison of each network and data set."""
+    """Return the largest comparison of each network and data set."""
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for each in found:
         ours = each.conditions
@@ -122,22 +118,19 @@ def _largest_of_each(found: Sequence[Comparison]) -> list[Comparison]:
     return [largest(group) for group in groups.values()]
 
 
-def _caption(comparison: Comparison, spread: str = "bars", batch: bool = True) -> str:
+def _caption(comparison: Comparison, spread: str = "bars") -> str:
     """Say what the points of a figure are means of."""
-    title = comparison.conditions.title
-    if not batch:
-        title = comparison.conditions._replace(batch_size=0).title.replace("batches of 0, ", "")
     count, seeds = len(comparison.corruptions), len(comparison.seeds)
     over = f"Mean over {count} corruptions" if count > 1 else full_name(comparison.corruptions[0])
     drawn = f"; {spread}: standard deviation over {seeds} seeds" if spread and seeds > 1 else ""
-    return f"{title}. {over}{drawn}."
+    return f"{comparison.conditions.title}. {over}{drawn}."
 
 
 # Curves with a legend below ----------------------------------------------------------------------
 
 
 def _sweep(comparison: Comparison, option: str, styles: dict[str, int]) -> ReportFigure | None:
-    """Error against one option: a curve for each method that was run with several values of it."""
+    """Draw error against one option, a curve for each method that was run with several values."""
     lines = comparison.lines.dropna(subset="mean")
     swept = lines[lines[option] > 0]
     curves = _curves(swept, [name for name in LINE if name != option], option)
@@ -151,25 +144,26 @@ def _sweep(comparison: Comparison, option: str, styles: dict[str, int]) -> Repor
 def _batch_sizes(
     found: Sequence[Comparison], styles: dict[str, int]
 ) -> Iterator[ReportFigure | None]:
-    """Error against batch size, over the corruptions that all sizes have."""
+    """Draw error against batch size, over the corruptions that all sizes have."""
     groups: dict[Conditions, list[Comparison]] = {}
     for each in found:
-        if each.conditions.batch_size:
+        if each.conditions.batch_size:  # which a file from elsewhere may lack
             groups.setdefault(each.conditions._replace(batch_size=0), []).append(each)
-    for group in groups.values():
+    for conditions, group in groups.items():
         shared = set.intersection(*(set(each.corruptions) for each in group))
         kept = tuple(name for name in group[0].corruptions if name in shared)
-        alike = [replace(each, corruptions=kept) for each in group]
-        lines = pd.concat(
-            [each.lines.assign(batch_size=each.conditions.batch_size) for each in alike]
-        ).dropna(subset="mean")
-        curves = _curves(lines, LINE, "batch_size")
-        caption = _caption(alike[0], batch=False) if curves else ""
-        yield _curve_figure("batch_size", curves, lines[:0], styles, caption)
+        lines = [
+            replace(each, corruptions=kept).lines.assign(batch_size=each.conditions.batch_size)
+            for each in group
+        ]
+        curves = _curves(pd.concat(lines).dropna(subset="mean"), LINE, "batch_size")
+        if curves:
+            caption = _caption(replace(group[0], conditions=conditions, corruptions=kept))
+            yield _curve_figure("batch_size", curves, lines[0][:0], styles, caption)
 
 
 def _curves(lines: DataFrame, family: list[str], option: str) -> list[DataFrame]:
-    """Lines that differ in one option only, sorted by it; a single point makes no curve."""
+    """Group lines that differ in one option only; a single point makes no curve."""
     groups = [own.sort_values(option) for _, own in lines.groupby(family, sort=False)]
     return [own for own in groups if len(own) > 1]
 
@@ -181,11 +175,11 @@ def _curve_figure(
     styles: dict[str, int],
     caption: str,
 ) -> ReportFigure | None:
-    """Curves on a logarithmic axis, those with bars a little apart, and lines all across."""
+    """Draw curves on a logarithmic axis, those with bars a little apart, and lines all across."""
     if not curves:
         return None
     name, title, label = SWEEPS[option]
-    figure, (axes,) = _panels(1, len(curves) + len(levels))
+    figure, (axes,) = svg.panels(1, len(curves) + len(levels))
     families = pd.concat([curve[:1] for curve in curves]).assign(**{option: 0})
     ticks = sorted({value for curve in curves for value in curve[option]})
     apart = (ticks[-1] / ticks[0]) ** APART
@@ -195,22 +189,22 @@ def _curve_figure(
         shift = barred.index(at) - (len(barred) - 1) / 2 if at in barred else 0
         x, y = curves[at][option] * apart**shift, curves[at]["mean"]
         bars = {"yerr": spread[at], "capsize": 2, "elinewidth": 0.9} if at in barred else {}
-        axes.errorbar(x, y, label=text, **bars, **look(number))
+        axes.errorbar(x, y, label=text, **bars, **svg.look(number))
     for line, text, number in _drawn_as(levels, styles):
-        colour, dash = look(number)["color"], look(number)["linestyle"]
+        colour, dash = svg.look(number)["color"], svg.look(number)["linestyle"]
         axes.axhline(line.mean, color=colour, linestyle=dash, label=text)
         if line.deviation > 0:
             low, high = line.mean - line.deviation, line.mean + line.deviation
             axes.axhspan(low, high, color=colour, alpha=0.18, linewidth=0)
     axes.set(xscale="log", xlabel=label, ylabel=ERROR)
-    _label_plainly(axes.xaxis)
+    svg.label_plainly(axes.xaxis)
     axes.set_xticks(ticks)
-    _add_legend(figure)
+    svg.add_legend(figure)
     return ReportFigure(name, title, caption, figure)
 
 
 def _drawn_as(lines: DataFrame, styles: dict[str, int]) -> Iterator[tuple[Any, str, int]]:
-    """Each line with its label and the number of its style.
+    """Yield each line with its label and the number of its style.
 
     A method has the same style in all figures. A second line of it has one that nothing else has.
     """
@@ -220,108 +214,75 @@ def _drawn_as(lines: DataFrame, styles: dict[str, int]) -> Iterator[tuple[Any, s
         yield line, text, next(more) if seen else styles[line.method]
 
 
-def _panels(count: int, names: int) -> tuple[Figure, Any]:
-    """Axes above one another, with room for a legend below."""
-    from matplotlib.figure import Figure
-
-    height = HEIGHT + 1.7 * (count - 1) + LEGEND_LINE * math.ceil(names / 3)
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.subplots(count, sharex=True, squeeze=False)[:, 0]
-
-
-def _add_legend(figure: Figure) -> None:
-    names = [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
-    columns = 2 if max(map(len, names)) > 16 else 3
-    figure.legend(loc="outside lower center", ncols=columns)
-
-
-def _label_plainly(axis: Axis) -> None:
-    """Write 0.01 and 1,000 on a logarithmic axis, not powers, which need a typesetter."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
-    low, high = axis.get_view_interval()
-    if axis.get_scale() == "log":
-        decades = math.log10(high / low)
-        several = (1, 2, 3, 5) if decades < 1.2 else (1, 2, 5)
-        axis.set_major_locator(LogLocator(subs=several if decades < 1.7 else (1,)))
-    axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-    axis.set_minor_locator(NullLocator())
-
-
 def _entropy(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | None:
-    """The predictions' entropy batch by batch, averaged over corruptions and seeds."""
+    """Draw the predictions' entropy batch by batch, averaged over corruptions and seeds."""
     from matplotlib.ticker import MaxNLocator
 
     rows = comparison.rows[comparison.rows.error.notna()]
     rows = rows[rows.corruption.isin(comparison.corruptions)]
     shown = nearest_to_paper(comparison.lines, FAMILY)
-    figure, (axes,) = _panels(1, len(shown))
+    figure, (axes,) = svg.panels(1, len(shown))
     for line, text, number in _drawn_as(shown, styles):
         streams = rows.entropy_stream[rows.line == line.Index]
         length = min(map(len, streams), default=0)
         values = np.array([stream[:length] for stream in streams], dtype=float)
         if length > 1 and np.isfinite(values).all():
-            steps = np.arange(1, length + 1)
-            every = max(1, length // MARKS)
-            axes.plot(steps, values.mean(0), markevery=every, label=text, **look(number))
+            batches, every = np.arange(1, length + 1), max(1, length // MARKS)
+            axes.plot(batches, values.mean(0), markevery=every, label=text, **svg.look(number))
     if not axes.lines:
         return None
     axes.set(xlabel="batch", ylabel="entropy [nats]")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _add_legend(figure)
+    svg.add_legend(figure)
     caption = _caption(comparison, "") + (PICKED if len(shown) < len(comparison.lines) else "")
     return ReportFigure("entropy", "Entropy over the stream", caption, figure)
 
 
 def _spectra(observations: Sequence[Observation], styles: dict[str, int]) -> Iterator[ReportFigure]:
-    """What the stream did to the components, and what each filter did about it."""
-    groups: dict[Conditions, list[Observation]] = {}
+    """Draw what the stream did to the components, and each filter's answer to it."""
+    drawable = [each for each in observations if any(value > 0 for value in each.source_spectrum)]
+    for seen in chosen_observations(drawable).values():
+        yield _spectrum(seen, styles)
+
+
+def chosen_observations(observations: Iterable[Observation]) -> dict[str, list[Observation]]:
+    """Choose observations to show, by corruption: the first of each family, four at most.
+
+    All of them were made under the same conditions, the most frequent ones.
+    """
+    groups: dict[Conditions, dict[str, list[Observation]]] = {}
+    counts: Counter[Conditions] = Counter()
     for each in observations:
-        if any(value > 0 for value in each.source_spectrum):  # else there is nothing to draw
-            groups.setdefault(conditions_of(each), []).append(each)
-    if groups:
-        conditions, chosen = max(groups.items(), key=lambda item: len(item[1]))
-        for name in one_of_each_family(each.cell.corruption for each in chosen):
-            seen = [each for each in chosen if each.cell.corruption == name]
-            yield _spectrum(conditions, seen, styles)
-
-
-def conditions_of(observation: Observation) -> Conditions:
-    """The conditions under which something was observed."""
-    return Conditions(*(getattr(observation.cell, name) for name in Conditions._fields))
-
-
-def one_of_each_family(corruptions: Iterable[str]) -> list[str]:
-    """Pick corruptions that differ: the first of each family (noise, blur, ...), four at most."""
-    from ttapca.corruptions.catalogue import find
-
+        conditions = Conditions.of(each.cell)
+        counts[conditions] += 1
+        groups.setdefault(conditions, {}).setdefault(each.cell.corruption, []).append(each)
+    seen = groups[counts.most_common(1)[0][0]] if counts else {}
     picked: dict[str, str] = {}
-    present = set(corruptions)
-    for name in (name for name in CORRUPTIONS if name in present):
+    for name in (name for name in CORRUPTIONS if name in seen):
         picked.setdefault(find(name).family, name)
-    return list(picked.values())[:SPECTRA]
+    return {name: seen[name] for name in list(picked.values())[:SPECTRA]}
 
 
-def _spectrum(
-    conditions: Conditions, seen: Sequence[Observation], styles: dict[str, int]
-) -> ReportFigure:
+def _spectrum(seen: Sequence[Observation], styles: dict[str, int]) -> ReportFigure:
     first = seen[0]
-    methods = {each.cell.method: each for each in reversed(seen)}  # of each method the first
-    figure, (above, below) = _panels(2, 2 + len(methods))
-    _draw_spectrum(above, first.source_spectrum, label="source data", color=INK)
-    _draw_spectrum(above, first.test_spectrum, label="this stream", **look(len(styles)))
-    for method, each in reversed(methods.items()):
-        _draw_spectrum(below, each.gains, label=f"gain of {method}", **look(styles[method]))
+    methods: dict[str, Observation] = {}
+    for each in seen:
+        methods.setdefault(each.cell.method, each)
+    figure, (above, below) = svg.panels(2, 2 + len(methods))
+    _draw_spectrum(above, first.source_spectrum, label="source data", color=svg.INK)
+    _draw_spectrum(above, first.test_spectrum, label="this stream", **svg.look(len(styles)))
+    for method, each in methods.items():
+        _draw_spectrum(below, each.gains, label=f"gain of {method}", **svg.look(styles[method]))
     above.set(ylabel="standard deviation", xscale="log", yscale="log")
     below.set(ylabel="gain", xlabel="principal component")
-    _label_plainly(above.yaxis)
-    _label_plainly(below.xaxis)
-    _add_legend(figure)
+    svg.label_plainly(above.yaxis)
+    svg.label_plainly(below.xaxis)
+    svg.add_legend(figure)
     return ReportFigure(
         f"spectrum-{first.cell.corruption}",
         f"Spectrum and gains: {full_name(first.cell.corruption)}",
-        f"{conditions.title}, seed {first.cell.seed}. Standard deviation of each component on "
-        "source data and at the start of the stream; gains after the last batch.",
+        f"{Conditions.of(first.cell).title}, seed {first.cell.seed}. Standard deviation of each "
+        "component on source data and at the start of the stream; gains after the last batch.",
         figure,
     )
 
@@ -337,36 +298,41 @@ def _draw_spectrum(axes: Axes, values: Sequence[float], **style: Any) -> None:
 
 
 def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> ReportFigure | None:
-    """One point for each method; names and values stand at the side, in the order of the error."""
+    """Draw one point for each method; names and errors stand at the side, the highest first."""
     from matplotlib.figure import Figure
 
-    title, label, values = _parameters(comparison) if name == "parameters" else _cost(comparison)
-    whole = comparison.lines.assign(x=values).dropna(subset=["mean", "x"])
+    column, label, title = "parameters", "parameters adapted", "Error against parameters adapted"
+    if name == "cost":
+        relative = comparison.lines.times_source.notna().any()
+        column = "times_source" if relative else "milliseconds"
+        label = "time per image (source = 1)" if relative else "milliseconds per image"
+        title = "Error against cost"
+    whole = comparison.lines.dropna(subset=["mean", column])
     shown = nearest_to_paper(whole, FAMILY)
-    if shown.x.nunique() < 2:  # nothing to compare the error with
+    if shown[column].nunique() < 2:  # nothing to compare the error with
         return None
     cut = break_above(shown["mean"].tolist())
     far = shown["mean"] > (math.inf if cut is None else cut)
-    height = max(HEIGHT, 0.8 + LEGEND_LINE * len(shown))
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    height = max(svg.HEIGHT, 0.8 + svg.LEGEND_LINE * len(shown))
+    figure = Figure(figsize=(svg.WIDTH, height), layout="constrained")
     heights = [1 + far.sum(), 9] if cut else [1]
     parts = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     handles = {}
     for line, text, number in sorted(_drawn_as(shown, styles), key=lambda each: -each[0].mean):
         spread = line.deviation if line.deviation > 0 else None
         words = f"{line.mean:.1f}" + (f" ±{spread:.1f}" if spread else "") + f"\u2002{text}"
-        style = {**look(number), "linestyle": ""}
+        style = {**svg.look(number), "linestyle": ""}
         axes = parts[0] if far[line.Index] else parts[-1]
-        handles[words] = axes.errorbar(line.x, line.mean, spread, capsize=2, **style)
+        handles[words] = axes.errorbar(getattr(line, column), line.mean, spread, capsize=2, **style)
     for axes, own in zip(parts, [shown[far], shown[~far]] if cut else [shown], strict=True):
         reach = own.deviation.fillna(0)
         low, high = (own["mean"] - reach).min(), (own["mean"] + reach).max()
         half = max(high - low, LEAST_SPAN) * (0.5 + MARGIN)
         axes.set_ylim((low + high) / 2 - half, (low + high) / 2 + half)
-    _scale_x(parts[-1], shown.x)
+    _scale_x(parts[-1], shown[column])
     parts[-1].set(xlabel=label, ylabel=ERROR)
     if cut:
-        _break_axis(parts[0], parts[1], shown["mean"][far])
+        svg.break_axis(parts[0], parts[1], shown["mean"][far])
     figure.legend(handles.values(), handles, loc="outside right center", handletextpad=0.2)
     caption = f"{_caption(comparison)} Down and to the left is better."
     caption += " The vertical axis is broken." if cut else ""
@@ -374,37 +340,23 @@ def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> Repor
     return ReportFigure(name, title, caption, figure)
 
 
-def _parameters(comparison: Comparison) -> tuple[str, str, Series]:
-    label = "parameters adapted"
-    return f"Error against {label}", label, comparison.lines.parameters
-
-
-def _cost(comparison: Comparison) -> tuple[str, str, Series]:
-    """Time, as a multiple of the untouched network's where that was measured."""
-    lines = comparison.lines
-    times = (lines.seconds / lines.measured).where(lines.seconds > 0)
-    source = times[lines.method == SOURCE].dropna()
-    label = "milliseconds per image" if source.empty else "time per image (source = 1)"
-    return "Error against cost", label, times / (0.001 if source.empty else source.iloc[0])
-
-
 def _scale_x(axes: Axes, values: Series) -> None:
-    """A logarithmic axis, with a place for zero where there is one."""
+    """Make the axis logarithmic, with a place for zero where there is one."""
     if values.min() > 0:
         margin = (values.max() / values.min()) ** MARGIN
         axes.set(xscale="log", xlim=(values.min() / margin, values.max() * margin))
-        _label_plainly(axes.xaxis)
+        svg.label_plainly(axes.xaxis)
     else:
         top = max(10.0, values.max())
         axes.set_xscale("symlog", linthresh=10)
         axes.set_xlim(-4, 2 * top)
-        _label_plainly(axes.xaxis)
+        svg.label_plainly(axes.xaxis)
         decades = range(1, 1 + int(math.log10(top)))
         axes.set_xticks([0, *(10**each for each in decades[:: math.ceil(len(decades) / 3)])])
 
 
 def break_above(values: Sequence[float]) -> float | None:
-    """Where to break an axis, so that a few high values do not squeeze the others together.
+    """Return where to break an axis, so that a few high values do not squeeze the others together.
 
     Returns:
         The middle of the first gap that is wider than the span of all values below it, and that
@@ -422,14 +374,3 @@ def break_above(values: Sequence[float]) -> float | None:
         if high - low > max(low - ordered[0], LEAST_SPAN):
             return (low + high) / 2
     return None
-
-
-def _break_axis(above: Axes, below: Axes, far: Series) -> None:
-    """Two slanted strokes where the vertical axis leaves something out."""
-    above.spines["bottom"].set_visible(False)
-    above.tick_params(axis="x", length=0)
-    ends = sorted({far.min(), far.max()})
-    above.set_yticks(ends, [f"{each:.1f}" for each in ends])
-    for axes, height in ((above, 0), (below, 1)):
-        (stroke,) = axes.plot(0, height, transform=axes.transAxes, color=INK, clip_on=False)
-        stroke.set(marker=[(-1, -0.5), (1, 0.5)], markersize=8, markeredgewidth=0.9)

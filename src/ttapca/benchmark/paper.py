@@ -1,4 +1,4 @@
-"""The numbers of the paper's Tables 1 and 2, kept as data in `paper.toml`."""
+"""What the paper measured and with which options; `paper.toml` has its Tables 1 and 2."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import statistics
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
-from ttapca.corruptions import STANDARD
-
+METHODS = ("source", "bn", "tent", "ttapca-exp", "ttapca-relu")
 SEVERITY = 5
 BATCH_SIZE = 200
 COMPONENTS = 2000
@@ -18,9 +17,7 @@ STEPS = 1
 LR = 1e-3
 NETWORK = "WRN-28-10"
 IMAGES = 10_000
-CORRUPTIONS = STANDARD
 
-_FILE = Path(__file__).with_name("paper.toml")
 _ROUNDING = 0.01  # half a unit of the errors and half a unit of the mean
 
 
@@ -60,33 +57,28 @@ class PaperRow:
 
     @property
     def mean_differs(self) -> bool:
-        """Whether the printed mean is another number than the row's average."""
+        """Whether the printed mean is not the row's average."""
         return abs(self.mean - self.printed_mean) > _ROUNDING
 
 
-@lru_cache(maxsize=1)
+@cache
 def paper_rows() -> tuple[PaperRow, ...]:
-    """Every row of both tables, in the paper's order.
+    """Return every row of both tables, in the paper's order.
 
     Example:
         >>> len(paper_rows())  # five methods on each data set in Table 1, three in Table 2
         16
     """
-    content = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return tuple(
-        PaperRow(
-            **{
-                **entry,
-                "errors": dict(zip(content["columns"], entry["errors"], strict=True)),
-                "spreads": entry.get("spreads", {}),
-            }
-        )
-        for entry in content["row"]
-    )
+    content = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    found = []
+    for entry in content["row"]:
+        errors = dict(zip(content["columns"], entry.pop("errors"), strict=True))
+        found.append(PaperRow(**{"spreads": {}, **entry}, errors=errors))
+    return tuple(found)
 
 
 def paper_row(data: str, setting: str, method: str) -> PaperRow | None:
-    """Find one row, or None where the paper has none; `CIFAR-10-C` is the same as `cifar10`.
+    """Return one row, or None where the paper has none; `CIFAR-10-C` is the same as `cifar10`.
 
     Example:
         >>> paper_row("digits", "episodic", "tent") is None

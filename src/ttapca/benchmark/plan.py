@@ -1,12 +1,12 @@
-"""`Plan`: what is to be compared, from a TOML file, a preset, or Python; and its units of work."""
+"""`Plan`: what to compare, from a TOML file, a preset or Python; and its units of work."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -25,23 +25,18 @@ from ttapca._checks import (
     conform,
 )
 from ttapca.adaptation.guards import GuardAction
-from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Setting, canonical
-from ttapca.benchmark.image_source import JOINT, Condition
-from ttapca.benchmark.subject import Subject
+from ttapca.benchmark import paper
+from ttapca.benchmark.cells import CLEAN, JOINT, SETTINGS, Cell, Setting
+from ttapca.benchmark.subject import Condition, Subject
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
 from ttapca.corruptions.catalogue import find, unknown
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 from ttapca.methods.method import registration
 from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
-PAPERS_METHODS = ("source", "bn", "tent", "ttapca-exp", "ttapca-relu")
-PAPERS_BATCH = 200
-PAPERS_COMPONENTS = 2000
-METHOD_TABLE = "method"
-GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA}
-LEARNING_RATE = Number(above=0, high=1e9)
-STEPS = Whole(1, 10**6)
-# What a plan may say of a method beside its own options: whether it has a filter, and a guard.
+GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA, CLEAN: (CLEAN,)}
+MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
+# What a plan may say about a method beside its own options.
 BESIDE: dict[str, Rule] = {"filter": Flag(), "guard": OneOf(get_args(GuardAction))}
 
 
@@ -51,27 +46,28 @@ class Plan:
 
     Attributes:
         model: The network: a packaged one, a file of weights, or `package.module:factory`; None
-            where the caller brings one.
+            if the caller passes a network.
         data: The data set, by name or path.
         methods: Of `ttapca.METHODS`.
         corruptions: Of `ttapca.corruptions.CORRUPTIONS`; `standard`, `extra` and `all` stand for
             several, `clean` for images that are not corrupted.
         severities: 1 to 5.
         settings: `episodic`, `online`, `continual`, `mixed`, `correlated`.
-        batch_sizes: How many images make a batch.
-        seeds: Of the order of the images, and of a method's own random numbers.
-        steps: Gradient steps on each batch, for methods that take any; empty for their own.
+        batch_sizes: Images per batch.
+        seeds: For the order of the images, and for a method's own random numbers.
+        steps: Gradient steps on each batch, for methods that take them; empty for each method's
+            own number.
         lr: Learning rate of these methods; None for each method's own, 1e-3 for the paper's.
         components: How many the filter has; empty for 2,000, or as many as there are.
-        layer: Where the filter sits; None for the one that `ttapca layers` recommends.
+        layer: Where the filter sits; None for the layer that `ttapca layers` recommends.
         images: How many test images, chosen as `ttapca.datasets.choose` does; None for all.
-        corrupted: A folder of the CIFAR-C layout; None to make the corrupted images.
-        corruption_seed: Of the images that are made.
+        corrupted: A folder in the CIFAR-C layout; None to make the corrupted images.
+        corruption_seed: For making corrupted images.
         method: Options of single methods, by name: its own, or `steps`, `lr`, `logits`, `guard`;
-            `filter = true` puts the filter below a method that can do without.
+            `filter = true` puts the filter below a method that can do without one.
 
     Raises:
-        OptionError: Something makes no sense; near names are offered.
+        OptionError: A value makes no sense; similar names are suggested.
 
     Example:
         >>> plan = Plan(methods=("bn",), corruptions=("fog", "clean"), settings=("online",))
@@ -84,11 +80,11 @@ class Plan:
 
     model: str | None = None
     data: str = "cifar10"
-    methods: tuple[str, ...] = PAPERS_METHODS
+    methods: tuple[str, ...] = paper.METHODS
     corruptions: tuple[str, ...] = ("standard",)
-    severities: tuple[int, ...] = (SEVERITIES[-1],)
+    severities: tuple[int, ...] = (paper.SEVERITY,)
     settings: tuple[Setting, ...] = ("episodic", "online")
-    batch_sizes: tuple[int, ...] = (PAPERS_BATCH,)
+    batch_sizes: tuple[int, ...] = (paper.BATCH_SIZE,)
     seeds: tuple[int, ...] = (0,)
     steps: tuple[int, ...] = ()
     lr: float | None = None
@@ -100,11 +96,12 @@ class Plan:
     method: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make tuples of all lists, and refuse what makes no sense before any work is done."""
+        """Turn lists into tuples, and refuse what makes no sense before any work is done."""
         values = {name: getattr(self, name) for name in NAMES}
         conform(values, SCHEMA, "A plan", OptionError)
-        for name in LISTS:
-            object.__setattr__(self, name, tuple(dict.fromkeys(values[name])))
+        for name, rule in SCHEMA.optional.items():
+            if isinstance(rule, ListOf):
+                object.__setattr__(self, name, tuple(dict.fromkeys(values[name])))
         object.__setattr__(self, "corruptions", _corruption_names(self.corruptions))
         for method in self.methods:
             registration(method)
@@ -113,20 +110,26 @@ class Plan:
         _check_size(self)
 
     def changed(self, **values: Any) -> Plan:
-        """The same plan with other values; None leaves a value as it is.
+        """Return the same plan with other values; None leaves a value as it is.
 
         Options of single methods are added to those that are there.
         """
         given = {name: value for name, value in values.items() if value is not None}
         own: dict[str, Mapping[str, Any]] = dict(self.method)
-        for method, options in given.pop(METHOD_TABLE, {}).items():
+        for method, options in given.pop("method", {}).items():
             own[method] = {**own.get(method, {}), **options}
         return dataclasses.replace(self, **given, method=own)
 
+    @property
+    def needs_filter(self) -> bool:
+        """Whether any method of the plan has a filter."""
+        return any(
+            registration(method).method.needs_filter or self.method.get(method, {}).get("filter")
+            for method in self.methods
+        )
+
 
 _NAME = Text(1000)
-_SEED = Whole(0)
-MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
 SCHEMA = Record(
     optional={
         "model": Maybe(_NAME),
@@ -136,29 +139,28 @@ SCHEMA = Record(
         "severities": ListOf(Whole(SEVERITIES[0], SEVERITIES[-1]), 1),
         "settings": ListOf(OneOf(SETTINGS), 1),
         "batch_sizes": ListOf(Whole(1, 10**6), 1),
-        "seeds": ListOf(_SEED, 1),
-        "steps": ListOf(STEPS),
-        "lr": Maybe(LEARNING_RATE),
+        "seeds": ListOf(Whole(0), 1),
+        "steps": ListOf(Whole(1, 10**6)),
+        "lr": Maybe(Number(above=0, high=1e9)),
         "components": ListOf(Whole(1, 10**9)),
         "layer": Maybe(_NAME),
         "images": Maybe(Whole(1, 10**9)),
         "corrupted": Maybe(_NAME),
-        "corruption_seed": _SEED,
-        METHOD_TABLE: Record(others=Record(others=Plain())),
+        "corruption_seed": Whole(0),
+        "method": Record(others=Record(others=Plain())),
     }
 )
 NAMES = tuple(SCHEMA.optional)
-LISTS = tuple(name for name, rule in SCHEMA.optional.items() if isinstance(rule, ListOf))
 
 
 def presets() -> dict[str, Path]:
-    """Names and files of the plans that ship with the package.
+    """Return names and files of the plans that ship with the package.
 
     Example:
         >>> sorted(presets())
         ['demo', 'paper-rank', 'paper-steps', 'paper-table1', 'paper-table2', 'paper-tables']
     """
-    folder = Path(str(resources.files("ttapca.benchmark") / "presets"))
+    folder = Path(__file__).with_name("presets")
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
@@ -188,7 +190,7 @@ def read_plan(path: Path | str) -> Plan:
 
     Raises:
         DataNotFoundError: There is no such file.
-        DataFormatError: It is no TOML, or too large or too deep to be a plan.
+        DataFormatError: It is not TOML, or too large or too deep to be a plan.
         OptionError: A key is unknown, or a value makes no sense.
     """
     path = Path(path)
@@ -206,10 +208,10 @@ def read_plan(path: Path | str) -> Plan:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is run and saved in one go: one result, or several that share an adaptation.
+    """What is run and saved together: one measurement, or several that share an adaptation.
 
     Attributes:
-        cells: The keys of the results; they differ in corruption and severity only.
+        cells: What is measured; they differ in corruption and severity only.
     """
 
     cells: tuple[Cell, ...]
@@ -224,9 +226,26 @@ class Unit:
         """How many images go through the network."""
         return sum(cell.images for cell in self.cells)
 
+    @property
+    def title(self) -> str:
+        """The unit in a few words, naming what differs from the usual."""
+        cell = self.cells[0]
+        what = f"{cell.corruption} {cell.severity}"
+        if len(self.cells) > 1:
+            what = f"{len(self.cells)} corruptions {max(cell.severity for cell in self.cells)}"
+        words = [what, cell.setting, cell.method]
+        for name, value, usual in (
+            ("rank", cell.components, 0),
+            ("steps", max(cell.steps, 1), 1),
+            ("batch", cell.batch_size, paper.BATCH_SIZE),
+            ("seed", cell.seed, 0),
+        ):
+            words += [f"{name} {value}"] if value != usual else []
+        return "  ".join(words)
+
 
 def expand(plan: Plan, subject: Subject) -> list[Unit]:
-    """The units of a plan, each once: all methods for one corruption, then the next corruption.
+    """Return the units of a plan, each once: all methods for one corruption, then the next.
 
     Raises:
         OptionError: An option of a method makes no sense.
@@ -234,8 +253,8 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
     """
     single = [setting for setting in plan.settings if setting not in JOINT]
     joint = [setting for setting in plan.settings if setting in JOINT]
-    most = subject.fitted.n_components_ if subject.fitted else PAPERS_COMPONENTS
-    ranks = plan.components or (min(PAPERS_COMPONENTS, most),)
+    most = subject.fitted.n_components_ if subject.fitted else paper.COMPONENTS
+    ranks = plan.components or (min(paper.COMPONENTS, most),)
     units: list[Unit] = []
     for severity in plan.severities:
         conditions = [(name, 0 if name == CLEAN else severity) for name in plan.corruptions]
@@ -243,11 +262,14 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
             for seed, size, setting, rank, steps, method in product(
                 plan.seeds, plan.batch_sizes, settings, ranks, plan.steps or (None,), plan.methods
             ):
-                key = {
+                corrupted = subject.source.name
+                if setting in JOINT and plan.corruptions != STANDARD:  # all of them count
+                    corrupted += f", among {' '.join(plan.corruptions)}"
+                shared = {
                     "model": subject.name,
                     "weights": subject.weights,
                     "data": subject.data,
-                    "corrupted": _origin(plan, subject, setting),
+                    "corrupted": corrupted,
                     "setting": setting,
                     "method": method,
                     "batch_size": size,
@@ -255,22 +277,15 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
                     "seed": seed,
                     **_method_facts(plan, subject, method, rank, steps),
                 }
-                units.append(Unit(tuple(Cell(corruption=n, severity=s, **key) for n, s in stream)))
+                cells = (Cell(corruption=name, severity=at, **shared) for name, at in stream)
+                units.append(Unit(tuple(cells)))
     return list(dict.fromkeys(units))  # a method without a filter is the same at every rank
-
-
-def _origin(plan: Plan, subject: Subject, setting: Setting) -> str:
-    """Where the images come from; where corruptions share an adaptation, all of them count."""
-    name = subject.source.name
-    if setting in JOINT and plan.corruptions != STANDARD:
-        return f"{name}, among {' '.join(plan.corruptions)}"
-    return name
 
 
 def _method_facts(
     plan: Plan, subject: Subject, method: str, components: int, steps: int | None
 ) -> dict[str, Any]:
-    """The part of a key that a method decides: it is asked what it would do."""
+    """Return the part of a cell that depends on the method, which is made to see what it does."""
     found = registration(method)
     given = dict(plan.method.get(method, {}))
     filtered = found.method.needs_filter or given.pop("filter", False)
@@ -282,9 +297,10 @@ def _method_facts(
             options.setdefault(name, value)
     made = found.make(**options)
     own = {name: value for name, value in given.items() if name not in ("steps", "lr")}
+    place = [fitted.layer, subject.filter_name] if fitted else []
     return {
-        "options": canonical({**subject.stated.get(method, {}), **own}),
-        "layer": subject.place_of(fitted) if fitted else "",
+        "options": json.dumps({**subject.stated.get(method, {}), **own}, sort_keys=True),
+        "layer": ", ".join(filter(None, place)),
         "components": components if fitted else 0,
         "steps": getattr(made, "steps", 0),
         "lr": getattr(made, "lr", 0.0),
@@ -292,9 +308,8 @@ def _method_facts(
 
 
 def _check_size(plan: Plan) -> None:
-    kinds = (plan.methods, plan.corruptions, plan.severities, plan.settings, plan.batch_sizes)
-    others = (plan.seeds, plan.steps or (None,), plan.components or (None,))
-    count = math.prod(len(values) for values in (*kinds, *others))
+    lists = (plan.methods, plan.corruptions, plan.severities, plan.settings, plan.batch_sizes)
+    count = math.prod(map(len, (*lists, plan.seeds, plan.steps or (1,), plan.components or (1,))))
     if count > MOST_MEASUREMENTS:
         raise OptionError(
             f"A plan asks for at most {MOST_MEASUREMENTS:,} measurements, the product of its "
@@ -306,9 +321,9 @@ def _corruption_names(words: tuple[str, ...]) -> tuple[str, ...]:
     names: list[str] = []
     for word in words:
         try:
-            names.extend([CLEAN] if word == CLEAN else GROUPS.get(word) or [find(word).name])
+            names.extend(GROUPS.get(word) or [find(word).name])
         except OptionError:
-            raise unknown(word, (*CORRUPTIONS, *GROUPS, CLEAN)) from None
+            raise unknown(word, (*CORRUPTIONS, *GROUPS)) from None
     return tuple(dict.fromkeys(names))
 
 

@@ -1,29 +1,29 @@
 """The report: one HTML page with everything inside it, to open and to send.
 
-The page asks the network for nothing. Its style, script, figures and images are in it, and a
-content security policy keeps it so. All words that come from a file of results are escaped.
+The page loads nothing from the network: style, script, figures and images are in it, and a content
+security policy forbids anything else. All words that come from a file of results are escaped.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import math
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ttapca import __version__
-from ttapca.benchmark.cells import Observation, Row
-from ttapca.benchmark.commands import condensed
-from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, largest
-from ttapca.benchmark.figures import conditions_of, figures, one_of_each_family
-from ttapca.benchmark.glossary import glossary
+from ttapca.benchmark.cells import JOINT, Observation, Row
+from ttapca.benchmark.comparisons import SOURCE, Comparison, Rows, comparisons, frame, largest
+from ttapca.benchmark.figures import chosen_observations, figures
 from ttapca.benchmark.svg import page_svg
 from ttapca.benchmark.tables import (
-    SOURCE,
-    cost_table,
+    MISSING,
+    ResultTable,
+    Value,
     error_table,
-    failure_table,
     full_name,
     heading,
     paper_tables,
@@ -31,14 +31,36 @@ from ttapca.benchmark.tables import (
 
 PAGE = Path(__file__).with_name("page")
 REFERENCES = {SOURCE: "for the untouched network", "bn": "with batch statistics alone"}
+SETTINGS = {
+    "episodic": "adaptation starts anew at each batch",
+    "online": "adaptation goes on over one corruption, and starts anew at the next",
+    "correlated": "like online, with the images of a class one after another",
+    "continual": "adaptation goes on from one corruption to the next, and never starts anew",
+    "mixed": "all corruptions at once, image by image; adaptation never starts anew",
+}
+COSTS = {  # by column of the lines: its heading, and the format of its numbers
+    "milliseconds": ("ms per image", ".2f"),
+    "times_source": ("times source", ".2f"),
+    "parameters": ("parameters", ",.0f"),
+    "peak_memory": ("peak MB", ",.0f"),
+    "updates": ("updates", ",.0f"),
+    "skipped": ("skipped", ",.0f"),
+    "calibration_error": ("calibration error", ".1f"),
+    "entropy": ("entropy", ".3f"),
+}
+# Options of `ttapca bench` that take several values, separated by commas.
+LISTS = (
+    "--corruptions", "--methods", "--settings", "--seeds",
+    "--batch-sizes", "--components", "--steps", "--severities",
+)  # fmt: skip
 
 
 def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str:
     """Write the page.
 
     Args:
-        rows: As `Results.rows()` gives them.
-        observations: Of the same file. They give spectra, and images before and after the filter.
+        rows: As `Results.rows()` returns them.
+        observations: From the same file, for spectra and images before and after the filter.
 
     Returns:
         One HTML file that needs no other.
@@ -52,10 +74,10 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
 
     every = frame(rows)
     found = comparisons(every)
-    script = _text("report.js")
-    # Of our own making, so it goes into the page as it is.
-    drawn = [(each, Markup(page_svg(each))) for each in figures(every, observations)]  # noqa: S704
-    style = Markup(_text("colours.css") + _text("report.css"))  # noqa: S704
+    script, colours, style = (
+        (PAGE / name).read_text(encoding="utf-8")
+        for name in ("report.js", "colours.css", "report.css")
+    )
     environment = Environment(
         loader=FileSystemLoader(PAGE),
         autoescape=True,
@@ -63,6 +85,7 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # `Markup` goes into the page as it is: all of it is our own.
     return environment.get_template("report.html").render(
         title=", ".join(dict.fromkeys(every.model + " on " + every.data)) or "No results",
         version=__version__,
@@ -70,23 +93,19 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
         bars=_bars(largest(found)) if found else [],
         bars_title=largest(found).conditions.title if found else "",
         facts=facts(every),
-        glossary=glossary(rows),
+        glossary=glossary(every),
         tables=[error_table(each) for each in found if _is_full(each, found)],
         more_tables=[error_table(each) for each in found if not _is_full(each, found)],
         compared=paper_tables(every),
-        figures=drawn,
+        figures=[(each, Markup(page_svg(each))) for each in figures(every, observations)],  # noqa: S704
         examples=_examples(observations),
         costs=[table for each in found if (table := cost_table(each)) is not None],
         failures=failure_table(every),
         commands=condensed(every.command),
-        style=style,
+        style=Markup(colours + style),  # noqa: S704
         script=Markup(script),  # noqa: S704
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def _text(name: str) -> str:
-    return (PAGE / name).read_text(encoding="utf-8")
 
 
 def headline(rows: Rows) -> list[str]:
@@ -136,12 +155,12 @@ def _finding(comparison: Comparison) -> list[str]:
 
 
 def _percent(number: float) -> str:
-    """A percentage that does not break over two lines."""
+    """Write a percentage that does not break over two lines."""
     return f"{number:.1f}\u00a0%"
 
 
 def facts(rows: Rows) -> dict[str, list[str]]:
-    """What was run: names, and the values that occur, in the order in which they do."""
+    """Return what was run: names, and the values that occur, in the order in which they do."""
     every = frame(rows)
     if every.empty:
         return {}
@@ -177,6 +196,87 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
+def glossary(rows: Rows) -> list[tuple[str, str]]:
+    """Explain the methods and settings that occur, but for methods that this version lacks.
+
+    Example:
+        >>> glossary([])
+        []
+    """
+    from ttapca.methods import METHODS  # needs torch
+
+    every = frame(rows)
+    meanings = {name: registered.summary for name, registered in METHODS.items()} | SETTINGS
+    words = dict.fromkeys([*every.method, *every.setting])
+    return [(word, meanings[word]) for word in words if word in meanings]
+
+
+def cost_table(comparison: Comparison) -> ResultTable | None:
+    """Return what each method costs, over all corruptions; None when nothing was measured."""
+    body = [
+        (Value(line["label"]), *(_formatted(line[name], form) for name, (_, form) in COSTS.items()))
+        for line in comparison.lines.dropna(subset="milliseconds").to_dict("records")
+    ]
+    notes = (
+        "Time is that spent in the method, without reading images. Peak memory is that of the "
+        "whole process. Updates are counted over all corruptions; skipped are those that would "
+        "not have been finite. Calibration error in percent and entropy in nats are means over "
+        "the corruptions.",
+    )
+    columns = ("method", *(name for name, _ in COSTS.values()))
+    return ResultTable(comparison.conditions.title, columns, tuple(body), notes) if body else None
+
+
+def _formatted(number: float, form: str) -> Value:
+    return MISSING if math.isnan(number) else Value(f"{number:{form}}", float(number), "number")
+
+
+def failure_table(rows: Rows) -> ResultTable | None:
+    """Return every measurement that failed, and why; None when all went well."""
+    every = frame(rows)
+    columns = ["method", "setting", "corruption", "severity", "seed", "reason"]
+    failed = every[(every.status != "done") | every.error.isna()][columns]
+    failed = failed.assign(corruption=failed.corruption.map(heading))
+    body = [
+        tuple(Value(each) if isinstance(each, str) else _formatted(each, "d") for each in line)
+        for line in failed.itertuples(index=False)
+    ]
+    return ResultTable("What failed", tuple(columns), tuple(body)) if body else None
+
+
+def condensed(commands: Iterable[str]) -> list[str]:
+    """Join commands that differ in one list only, as often as that is possible.
+
+    Together they run what the commands would have run, no more and no less.
+
+    Example:
+        >>> condensed(["ttapca bench m --seeds 0", "ttapca bench m --seeds 1"])
+        ['ttapca bench m --seeds 0,1']
+    """
+    found = [_words(command) for command in dict.fromkeys(commands)]
+    for option in LISTS:
+        # By place of the value and all other words: the values.
+        groups: dict[tuple[int, tuple[str, ...]], dict[str, None]] = {}
+        for words in found:
+            # Corruptions that share an adaptation are one run: another list is another run.
+            fixed = option == "--corruptions" and any(word in JOINT for word in words)
+            at = words.index(option) + 1 if option in words and not fixed else len(words)
+            others = (*words[:at], *words[at + 1 :])
+            groups.setdefault((at, others), {}).update(dict.fromkeys(words[at : at + 1]))
+        found = [
+            [*others[:at], *([",".join(values)] if values else []), *others[at:]]
+            for (at, others), values in groups.items()
+        ]
+    return [shlex.join(words) if len(words) > 1 else words[0] for words in found]
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command) or [command]
+    except ValueError:  # quotes that do not close: not one of ours, so it stays as it is
+        return [command]
+
+
 def _is_full(comparison: Comparison, found: Sequence[Comparison]) -> bool:
     """Whether no comparison of the same kind has more corruptions; sweeps often have few."""
 
@@ -188,7 +288,7 @@ def _is_full(comparison: Comparison, found: Sequence[Comparison]) -> bool:
 
 
 def _bars(comparison: Comparison) -> list[dict[str, Any]]:
-    """The mean errors to be compared at a glance, the best first."""
+    """Return the mean errors to be compared at a glance, the best first."""
     lines = comparison.lines.dropna(subset="mean").sort_values("mean", kind="stable")
     error = lines["mean"]
     share = 100 * error / (error.max() or 1.0)  # of the longest bar
@@ -197,14 +297,12 @@ def _bars(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _examples(observations: Sequence[Observation]) -> list[dict[str, Any]]:
-    """Images before and after the filter, for some corruptions that differ."""
-    seen = [each for each in observations if each.before and each.after]
-    seen = [each for each in seen if conditions_of(each) == conditions_of(seen[0])]
+    """Return images before and after the filter, for some corruptions that differ."""
+    pictured = [each for each in observations if each.before and each.after]
     found = []
-    for name in one_of_each_family(each.cell.corruption for each in seen):
-        own = [each for each in seen if each.cell.corruption == name]
+    for name, own in chosen_observations(pictured).items():
         strips = {"as it came": _data_uris(own[0].before)}
-        for each in own:  # of each method the first
+        for each in own:  # the first of each method
             strips.setdefault(f"after {each.cell.method}", _data_uris(each.after))
         found.append({"title": full_name(name), "strips": strips})
     return found

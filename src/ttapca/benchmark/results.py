@@ -1,8 +1,8 @@
-"""`Results`: one SQLite file that keeps every finished result, whatever happens to the run.
+"""`Results`: one SQLite file that keeps every finished measurement, whatever happens to the run.
 
-What is run in one go is written in one transaction: after a crash, a `kill -9` or a full disk it is
-wholly in the file or not at all. The file says what it is (`application_id`) and of which layout
-(`user_version`), so that no other database is taken for one, or written to.
+What is run together is written in one transaction: after a crash, `kill -9` or a full disk, all of
+it is in the file or none of it. `application_id` and `user_version` in the file say what it is and
+which layout it has, so no other database is mistaken for one, or written to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -40,85 +40,58 @@ LAYOUT = 1
 BUSY_SECONDS = 30  # a reader may hold the file for a moment
 LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
 
-SCHEMA = """
-CREATE TABLE results (
-    id INTEGER PRIMARY KEY,
-    model TEXT NOT NULL, weights TEXT NOT NULL, data TEXT NOT NULL, corrupted TEXT NOT NULL,
-    corruption TEXT NOT NULL, severity INTEGER NOT NULL, setting TEXT NOT NULL,
-    method TEXT NOT NULL, options TEXT NOT NULL, layer TEXT NOT NULL, components INTEGER NOT NULL,
-    batch_size INTEGER NOT NULL, steps INTEGER NOT NULL, lr REAL NOT NULL, images INTEGER NOT NULL,
-    seed INTEGER NOT NULL,
-    status TEXT NOT NULL, reason TEXT NOT NULL, error REAL, calibration_error REAL, entropy REAL,
-    error_stream TEXT NOT NULL, entropy_stream TEXT NOT NULL, updates INTEGER NOT NULL,
-    skipped INTEGER NOT NULL, parameters INTEGER NOT NULL, seconds REAL NOT NULL,
-    peak_memory REAL NOT NULL, versions TEXT NOT NULL, machine TEXT NOT NULL,
-    finished TEXT NOT NULL, command TEXT NOT NULL,
-    UNIQUE (model, weights, data, corrupted, corruption, severity, setting, method, options, layer,
-        components, batch_size, steps, lr, images, seed)
-);
-CREATE TABLE observations (
-    result INTEGER PRIMARY KEY REFERENCES results (id) ON DELETE CASCADE,
-    source_spectrum TEXT NOT NULL, test_spectrum TEXT NOT NULL, gains TEXT NOT NULL
-);
-CREATE TABLE pictures (
-    result INTEGER NOT NULL REFERENCES results (id) ON DELETE CASCADE,
-    stage TEXT NOT NULL, number INTEGER NOT NULL, png BLOB NOT NULL,
-    PRIMARY KEY (result, stage, number)
-);
-"""
-
-KEY = tuple(field.name for field in dataclasses.fields(Cell))
-MEASURED = tuple(field.name for field in dataclasses.fields(Outcome))
-SEQUENCES = ("error_stream", "entropy_stream")
-TABLES = ("versions", "machine")
+# By the type of a field: its column, and what may stand in it. Names of methods, corruptions and
+# data may be those of another version.
+_NUMBERS = ListOf(Measured(), 0, 10_000_000)
+COLUMNS: dict[str, tuple[str, Rule]] = {
+    "str": ("TEXT NOT NULL", Text(100_000)),
+    "Setting": ("TEXT NOT NULL", OneOf(SETTINGS)),
+    "Status": ("TEXT NOT NULL", OneOf(get_args(Status))),
+    "int": ("INTEGER NOT NULL", Whole(0)),
+    "float": ("REAL NOT NULL", Number(0)),
+    "float | None": ("REAL", Maybe(Number())),
+    "tuple[float, ...]": ("TEXT NOT NULL", _NUMBERS),
+    "dict[str, str]": ("TEXT NOT NULL", Record(others=Text(10_000))),
+}
+KEY = {field.name: str(field.type) for field in dataclasses.fields(Cell)}
+MEASURED = {field.name: str(field.type) for field in dataclasses.fields(Outcome)}
+SEQUENCES = [name for name, kind in MEASURED.items() if kind.startswith("tuple")]
+AS_JSON = [*SEQUENCES, *(name for name, kind in MEASURED.items() if kind.startswith("dict"))]
 SPECTRA = ("source_spectrum", "test_spectrum", "gains")
 STAGES = ("before", "after")
-
-# What a row must hold. A method, a corruption or a data set may be one of another version.
-_COUNT = Whole(0)
-CELL: dict[str, Rule] = {
-    **dict.fromkeys(
-        ("model", "weights", "data", "corrupted", "corruption", "method"), Text(10_000)
-    ),
-    **dict.fromkeys(("options", "layer"), Text(100_000)),
-    "severity": Whole(0, 5),
-    "setting": OneOf(SETTINGS),
-    **dict.fromkeys(("components", "batch_size", "steps", "images", "seed"), _COUNT),
-    "lr": Number(0),
-}
-_NUMBERS = ListOf(Measured(), 0, 10_000_000)
-OUTCOME: dict[str, Rule] = {
-    "status": OneOf(get_args(Status)),
-    "reason": Text(100_000),
-    **dict.fromkeys(("error", "calibration_error"), Maybe(Number(0, 101))),  # rounding
-    "entropy": Maybe(Number()),
-    **dict.fromkeys(SEQUENCES, _NUMBERS),
-    **dict.fromkeys(("updates", "skipped", "parameters"), _COUNT),
-    **dict.fromkeys(("seconds", "peak_memory"), Number(0)),
-    **dict.fromkeys(TABLES, Record(others=Text(10_000))),
-    "finished": Text(100),
-    "command": Text(100_000),
-}
+_PERCENT = Maybe(Number(0, 101))  # with room for rounding
+CELL = {name: COLUMNS[kind][1] for name, kind in KEY.items()} | {"severity": Whole(0, 5)}
+OUTCOME = {name: COLUMNS[kind][1] for name, kind in MEASURED.items()}
+OUTCOME |= dict.fromkeys(("error", "calibration_error"), _PERCENT)
+OPTIONS: dict[str, Rule] = {"options": Record(others=Plain())}
 OBSERVATION: dict[str, Rule] = dict.fromkeys(SPECTRA, _NUMBERS)
 PICTURE: dict[str, Rule] = {"stage": OneOf(STAGES), "png": Blob(10_000_000)}
-OPTIONS: dict[str, Rule] = {"options": Record(others=Plain())}
+REFERENCE = "REFERENCES results (id) ON DELETE CASCADE"
+SCHEMA = (
+    "CREATE TABLE results ( id INTEGER PRIMARY KEY, "
+    + "".join(f"{name} {COLUMNS[kind][0]}, " for name, kind in (KEY | MEASURED).items())
+    + f"UNIQUE ({', '.join(KEY)}) )",
+    f"CREATE TABLE observations ( result INTEGER PRIMARY KEY {REFERENCE}, "
+    + f"{', '.join(f'{name} TEXT NOT NULL' for name in SPECTRA)} )",
+    f"CREATE TABLE pictures ( result INTEGER NOT NULL {REFERENCE}, stage TEXT NOT NULL, "
+    "number INTEGER NOT NULL, png BLOB NOT NULL, PRIMARY KEY (result, stage, number) )",
+)
 
 
 class Results:
     """A file of results.
 
     Args:
-        path: The file.
-        create: Whether to make one where there is none.
-        readonly: Whether it is only read, which works in a folder that cannot be written as well;
-            then none is made.
+        path: The file; it is made where there is none.
+        readonly: Whether to read only, which also works in a folder that cannot be written to;
+            then no file is made.
 
     Raises:
-        DataNotFoundError: There is none, and none shall be made.
-        DataFormatError: The file is something else, damaged, of a later layout, or holds tables,
-            views or triggers that are not its own.
-        StorageError: The file cannot be opened or written; or it is only to be read, its folder
-            cannot be written, and a run is still at work on it.
+        DataNotFoundError: There is no file to read.
+        DataFormatError: The file is something else, is damaged, has a later layout, or holds
+            tables, views or triggers that ttapca did not make.
+        StorageError: The file cannot be opened or written; or it is opened to read, its folder
+            cannot be written to, and a run has not finished writing it.
 
     Example:
         >>> import tempfile
@@ -127,10 +100,9 @@ class Results:
         []
     """
 
-    def __init__(self, path: Path | str, *, create: bool = True, readonly: bool = False) -> None:
+    def __init__(self, path: Path | str, *, readonly: bool = False) -> None:
         self.path = Path(path)
-        create = create and not readonly
-        if not create and not self.path.is_file():
+        if readonly and not self.path.is_file():
             raise DataNotFoundError(
                 f"There is no file of results at {self.path}. `ttapca bench` writes one."
             )
@@ -138,13 +110,13 @@ class Results:
             self._connection = _reader(self.path) if readonly else _connection(self.path)
         try:
             with self._errors_explained():
-                self._open(create, readonly)
+                self._open(readonly)
         except BaseException:
             self._connection.close()
             raise
 
     def __enter__(self) -> Self:
-        """The results themselves."""
+        """Return the results themselves."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,19 +124,19 @@ class Results:
         self.close()
 
     def close(self) -> None:
-        """Close the file; all that was added is in it."""
+        """Close the file; everything that was added is in it."""
         with self._errors_explained():
             self._connection.close()
 
     def rows(self) -> list[Row]:
-        """All that was measured, in the order in which it was."""
-        names = (*KEY, *MEASURED)
-        found = self._read(f"SELECT {', '.join(names)} FROM results ORDER BY id")  # noqa: S608
+        """Return all measurements, in the order in which they were made."""
+        names = ", ".join((*KEY, *MEASURED))
+        found = self._read(f"SELECT {names} FROM results ORDER BY id")  # noqa: S608
         split = len(KEY)
         return [Row(self._cell(values[:split]), self._outcome(values[split:])) for values in found]
 
     def observations(self) -> list[Observation]:
-        """What filters did, in the order of the rows."""
+        """Return what the filters did, in the order of the rows."""
         pictures: dict[tuple[int, str], list[bytes]] = {}
         for result, stage, png in self._read(
             "SELECT result, stage, png FROM pictures ORDER BY result, stage, number"
@@ -185,17 +157,14 @@ class Results:
         return found
 
     def statuses(self) -> dict[Cell, Status]:
-        """How each result ended, by its key: the cheap question that a run starts with."""
-        found = self._read(f"SELECT status, {', '.join(KEY)} FROM results")  # noqa: S608
-        for status, *_ in found:
-            self._check({"status": status}, {"status": OUTCOME["status"]})
-        return {self._cell(key): status for status, *key in found}
+        """Return how each measurement ended."""
+        return {row.cell: row.outcome.status for row in self.rows()}
 
     def add(self, rows: Iterable[Row], observations: Iterable[Observation] = ()) -> None:
-        """Write what was run in one go: all of it or, when anything goes wrong, nothing.
+        """Write what was run together: all of it or, when anything goes wrong, nothing.
 
         Args:
-            rows: A row whose key is there already is replaced, in its place.
+            rows: Rows to write. One whose cell is in the file already replaces it, in its place.
             observations: Of some of these rows.
 
         Raises:
@@ -206,15 +175,15 @@ class Results:
             for observation in observations:
                 self._put_observation(numbers[observation.cell], observation)
 
-    @contextmanager
-    def reserved(self, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Be the one run that fills the file; wait while another one does.
+    def reserved(
+        self, waiting: Callable[[str], None] | None = None
+    ) -> AbstractContextManager[object]:
+        """Be the only run that fills the file; wait while another one does.
 
         Args:
-            waiting: Told once who holds it, when there is somebody to wait for.
+            waiting: Called once with who holds the file, if one has to wait.
         """
-        with queued(self.path.with_name(f"{self.path.name}-lock"), waiting):
-            yield
+        return queued(self.path.with_name(f"{self.path.name}-lock"), waiting)
 
     def _cell(self, stored: Sequence[Any]) -> Cell:
         values = dict(zip(KEY, stored, strict=True))
@@ -224,23 +193,22 @@ class Results:
 
     def _outcome(self, stored: Sequence[Any]) -> Outcome:
         values = dict(zip(MEASURED, stored, strict=True))
-        for name in (*SEQUENCES, *TABLES):
-            values[name] = self._parsed(name, values[name])
+        values |= {name: self._parsed(name, values[name]) for name in AS_JSON}
         self._check(values, OUTCOME)
-        return Outcome(**{**values, **{name: tuple(values[name]) for name in SEQUENCES}})
+        return Outcome(**values | {name: tuple(values[name]) for name in SEQUENCES})
 
     def _parsed(self, name: str, text: object) -> Any:
         self._check({name: text}, {name: Text(LONGEST_VALUE)})
-        # A method that diverged has measured NaN, and that is a finding.
         where = f"`{name}` in {self.path}"
+        # A method that diverged has measured NaN, which is a finding.
         return parse_json(str(text), where, DataFormatError, largest=LONGEST_VALUE, finite=False)
 
     def _check(self, values: dict[str, Any], rules: dict[str, Rule]) -> None:
         conform(values, Record(rules), f"{self.path} is damaged or was changed", DataFormatError)
 
     def _put(self, row: Row) -> int:
-        values = dataclasses.asdict(row.cell) | dataclasses.asdict(row.outcome)
-        values |= {name: json.dumps(values[name]) for name in (*SEQUENCES, *TABLES)}
+        values = vars(row.cell) | vars(row.outcome)
+        values |= {name: json.dumps(values[name]) for name in AS_JSON}
         marks = ", ".join(f":{name}" for name in values)
         kept = ", ".join(f"{name} = excluded.{name}" for name in MEASURED)
         self._connection.execute(
@@ -258,20 +226,17 @@ class Results:
     def _put_observation(self, number: int, observation: Observation) -> None:
         spectra = [json.dumps(getattr(observation, name)) for name in SPECTRA]
         self._connection.execute("INSERT INTO observations VALUES (?, ?, ?, ?)", (number, *spectra))
-        self._connection.executemany(
-            "INSERT INTO pictures VALUES (?, ?, ?, ?)",
-            [
-                (number, stage, place, png)
-                for stage in STAGES
-                for place, png in enumerate(getattr(observation, stage))
-            ],
-        )
+        for stage in STAGES:
+            for place, png in enumerate(getattr(observation, stage)):
+                self._connection.execute(
+                    "INSERT INTO pictures VALUES (?, ?, ?, ?)", (number, stage, place, png)
+                )
 
-    def _open(self, create: bool, readonly: bool) -> None:
-        """See whose file it is before anything is written to it."""
+    def _open(self, readonly: bool) -> None:
+        """Make sure that the file is ours before anything is written to it."""
         application, layout = (self._pragma(name) for name in ("application_id", "user_version"))
         found = self._read("SELECT type, name, sql FROM sqlite_master")
-        if application != APPLICATION_ID and not (not found and application == 0 and create):
+        if application != APPLICATION_ID and (found or application or readonly):
             raise DataFormatError(
                 f"A file of results is one that `ttapca bench` wrote; {self.path} is another "
                 "database. Name another file."
@@ -285,7 +250,7 @@ class Results:
             self._check_schema(layout, found)
         if not readonly:
             self._pragma("journal_mode = WAL")
-            self._pragma("synchronous = FULL")  # a finished result lasts through a power cut
+            self._pragma("synchronous = FULL")  # a finished measurement outlasts a power cut
             self._pragma("foreign_keys = ON")
         if not found:
             self._make()
@@ -293,17 +258,15 @@ class Results:
             raise self._damaged(str(state))
 
     def _check_schema(self, layout: int, found: Iterable[tuple[Any, ...]]) -> None:
-        """Refuse whatever a file brings along: a view or a trigger is a program."""
+        """Refuse a schema that is not ours: a view or a trigger is a program."""
         if layout != LAYOUT:
             raise self._damaged(f"it has layout {layout}")
-        known = {_in_one_line(statement) for statement in SCHEMA.split(";")}
         for kind, name, sql in found:
-            own = kind == "index" and sql is None  # SQLite makes these for unique columns
-            if not own and _in_one_line(str(sql)) not in known:
+            automatic = kind == "index" and sql is None  # SQLite makes these for unique columns
+            if not automatic and " ".join(str(sql).split()) not in SCHEMA:
                 raise DataFormatError(
-                    f"A file of results has the tables that ttapca made; {self.path} has the "
-                    f"{shown(kind)} {shown(name)} as well, or another form of it. Name "
-                    "another file."
+                    f"A file of results has only the tables that ttapca made; {self.path} has the "
+                    f"{shown(kind)} {shown(name)} as well, or in another form. Name another file."
                 )
 
     def _make(self) -> None:
@@ -311,7 +274,7 @@ class Results:
             # Another process may have made it since we looked.
             if self._read("SELECT name FROM sqlite_master"):
                 return
-            for statement in SCHEMA.split(";"):
+            for statement in SCHEMA:
                 self._connection.execute(statement)
             self._pragma(f"application_id = {APPLICATION_ID}")
             self._pragma(f"user_version = {LAYOUT}")
@@ -337,11 +300,11 @@ class Results:
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
-        """Turn what SQLite says into errors that name the file and the way out."""
+        """Turn SQLite's errors into ones that name the file and the way out."""
         try:
             yield
-        except UnicodeDecodeError as error:  # SQLite quotes the file in what it says
-            raise self._damaged("its schema is no text") from error
+        except UnicodeDecodeError as error:  # SQLite quotes the file in its message
+            raise self._damaged("its schema is not text") from error
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
@@ -364,11 +327,11 @@ class Results:
 
 
 def _reader(path: Path) -> sqlite3.Connection:
-    """Open a file only to read it, also where nothing can be written.
+    """Open a file to read it, even in a folder that cannot be written to.
 
-    A file in WAL mode has two more beside it while somebody uses it, and SQLite makes them even to
-    read. Where the folder cannot be written it gives up. Then the file is opened as one that does
-    not change, which is right as long as no rows are waiting in the log beside it.
+    SQLite makes two files beside one in WAL mode, even to read it, and gives up where it cannot.
+    Then the file is opened as one that never changes, which is right as long as no rows are
+    waiting in the log beside it.
     """
     connection = _connection(path)
     try:
@@ -384,7 +347,7 @@ def _reader(path: Path) -> sqlite3.Connection:
     log = path.with_name(f"{path.name}-wal")
     if log.is_file() and log.stat().st_size:
         raise StorageError(
-            f"A file of results in a folder that cannot be written is read when it is complete; "
+            f"In a folder that cannot be written to, only a complete file of results can be read; "
             f"{path} has its last rows in {log.name}: it is being written, or the run was killed. "
             "Read it when the run has ended, or copy both files to a folder of your own."
         )
@@ -392,18 +355,13 @@ def _reader(path: Path) -> sqlite3.Connection:
 
 
 def _connection(path: Path | str, *, uri: bool = False) -> sqlite3.Connection:
-    """Open a file, and trust nothing that it brings: neither its schema nor the sizes it states."""
+    """Open a file without trusting its schema or the sizes that it states."""
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, uri=uri)
     try:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("PRAGMA cell_size_check = ON")
-        connection.execute("PRAGMA mmap_size = 0")
+        for setting in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+            connection.execute(f"PRAGMA {setting}")
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _in_one_line(sql: str) -> str:
-    return " ".join(sql.split())

@@ -1,11 +1,12 @@
-"""Run units of work: what is finished is skipped, what fails is written down, the rest goes on."""
+"""Run units of work: skip what is finished, write down what fails, and go on with the rest."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,28 +16,25 @@ import torch
 
 from ttapca.adaptation.adapter import Adapter
 from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row
-from ttapca.benchmark.image_source import FORGETTING, segments
-from ttapca.benchmark.inspection import observe
-from ttapca.benchmark.machine import machine, versions
-from ttapca.benchmark.plan import PAPERS_BATCH, Unit
+from ttapca.benchmark.inspection import machine, observe, versions
+from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.results import Results
-from ttapca.benchmark.subject import Subject
+from ttapca.benchmark.subject import FORGETTING, Subject, segments
 from ttapca.datasets import Images, TensorBatches, to_tensor
 from ttapca.methods.adapt import MethodName, adapt
 from ttapca.methods.method import registration
 from ttapca.networks.evaluation import Watch, predict_all
 from ttapca.support.progress import Reporter, Silent, forget_peak_memory, peak_memory
 
-Command = Callable[[Unit], Sequence[str]]
+Measured = tuple[dict[str, Any], Observation | None]
 LONGEST_REASON = 1000  # letters
 
-EVALUATED = (
-    "error", "calibration_error", "entropy", "error_stream", "entropy_stream", "seconds",
-)  # fmt: skip
-NOTHING: dict[str, Any] = {
-    "error": None, "calibration_error": None, "entropy": None, "error_stream": (),
-    "entropy_stream": (), "seconds": 0.0, "updates": 0, "skipped": 0, "parameters": 0,
+# What an evaluation finds, and what stands there after a failure.
+EVALUATED: dict[str, Any] = {
+    "error": None, "calibration_error": None, "entropy": None,
+    "error_stream": (), "entropy_stream": (), "seconds": 0.0,
 }  # fmt: skip
+NOTHING = EVALUATED | {"updates": 0, "skipped": 0, "parameters": 0}
 
 
 def run(
@@ -46,21 +44,20 @@ def run(
     *,
     reporter: Reporter | None = None,
     retry_failed: bool = False,
-    command: Command | None = None,
+    command: Callable[[Unit], Sequence[str]] | None = None,
 ) -> None:
     """Run what is not in the file yet.
 
-    A unit is written in one transaction when it is done: a run that was killed at any moment goes
-    on where it was, and ends with the file that it would have ended with.
+    A finished unit is written in one transaction. So a run that was killed at any moment can be
+    started again, and ends with the same file as if nothing had happened.
 
     Args:
-        units: What `expand` gives.
+        units: As `expand` returns them.
         subject: What they are run on.
-        results: Where finished results are found and put.
-        reporter: Told how it goes. Every unit is a task of its own, which is finished when its rows
-            are in the file.
+        results: Where finished measurements are looked up and written.
+        reporter: Told how it goes. Each unit is one task, finished when its rows are in the file.
         retry_failed: Whether to run again what has failed before.
-        command: Gives the words that reproduce a unit, to be kept with it.
+        command: Returns the words of the command that reproduces a unit, to be kept with it.
 
     Raises:
         StorageError: The disk is full or refuses; what was finished is in the file.
@@ -74,86 +71,52 @@ def run(
     with results.reserved(waiting):
         todo = unfinished(units, results, retry_failed=retry_failed)
         subject.source.check([condition for unit in todo for condition in unit.conditions])
-        told = _RunReport(reporter, todo, len(units))
+        progress = _Progress(reporter, todo, len(units))
         for unit in todo:
-            images = subject.source.images(unit.conditions)  # without them there is no finding
-            told.starts(unit)
+            # Missing images stop the run: that says nothing about the method.
+            images = subject.source.images(unit.conditions)
+            progress.start(unit)
             words = shlex.join(command(unit)) if command else ""
-            rows, observations = _finished(unit, subject, images, told.batch, words)
+            rows, observations = _run_unit(unit, subject, images, progress.batch, words)
             results.add(rows, observations)
-            told.ends(unit, rows)
+            progress.end(unit, rows)
 
 
 def unfinished(
     units: Iterable[Unit], results: Results, *, retry_failed: bool = False
 ) -> list[Unit]:
-    """The units that have results to come."""
+    """Return the units of which some measurement is not in the file."""
     statuses = results.statuses()
     over = {"done"} if retry_failed else {"done", "failed"}
     return [unit for unit in units if not all(statuses.get(cell) in over for cell in unit.cells)]
 
 
-def title(unit: Unit) -> str:
-    """A unit in a few words: what differs from the usual is named."""
-    cell = unit.cells[0]
-    what = f"{cell.corruption} {cell.severity}"
-    if len(unit.cells) > 1:
-        what = f"{len(unit.cells)} corruptions {max(cell.severity for cell in unit.cells)}"
-    extras = [
-        f"{name} {value}"
-        for name, value, usual in (
-            ("rank", cell.components, 0),
-            ("steps", max(cell.steps, 1), 1),
-            ("batch", cell.batch_size, PAPERS_BATCH),
-            ("seed", cell.seed, 0),
-        )
-        if value != usual
-    ]
-    return "  ".join([what, cell.setting, cell.method, *extras])
+def seconds_left(
+    units: Iterable[Unit], seconds: Mapping[str, float], images: Mapping[str, int]
+) -> float:
+    """Estimate how long units will take from seconds spent and images done, by method."""
+    pace = {method: seconds[method] / images[method] for method in seconds}
+    typical = sum(pace.values()) / len(pace)  # methods differ in speed a hundredfold
+    return sum(unit.images * pace.get(unit.cells[0].method, typical) for unit in units)
 
 
-class Pace:
-    """How long the rest will take. Methods differ in speed a hundredfold, so each has its own.
-
-    Example:
-        >>> pace = Pace()
-        >>> pace.left([]) is None
-        True
-    """
-
-    def __init__(self) -> None:
-        self._spent: dict[str, tuple[float, int]] = {}
-
-    def add(self, method: str, images: int, seconds: float) -> None:
-        """A method took so long for so many images."""
-        before, count = self._spent.get(method, (0.0, 0))
-        self._spent[method] = (before + seconds, count + images)
-
-    def left(self, units: Iterable[Unit]) -> float | None:
-        """Seconds for these units; None as long as nothing is known."""
-        known = {method: seconds / images for method, (seconds, images) in self._spent.items()}
-        if not known:
-            return None
-        typical = sum(known.values()) / len(known)
-        return sum(unit.images * known.get(unit.cells[0].method, typical) for unit in units)
-
-
-class _RunReport:
+class _Progress:
     """Tells a reporter how a run goes."""
 
     def __init__(self, reporter: Reporter, todo: Sequence[Unit], units: int) -> None:
         self._reporter, self._todo = reporter, list(todo)
         self._number, self._units = units - len(todo), units
-        self._pace = Pace()
+        self._spent: dict[str, float] = defaultdict(float)  # seconds by method
+        self._done: dict[str, int] = defaultdict(int)  # images by method
         count = sum(len(unit.cells) for unit in todo)
         before = f"; {self._number:,} runs were finished before" if self._number else ""
         runs = "" if count == len(todo) else f" in {len(todo):,} runs"
         images = sum(unit.images for unit in todo)
         reporter.note(f"{count:,} measurements to make{runs}, {images:,} images{before}")
 
-    def starts(self, unit: Unit) -> None:
+    def start(self, unit: Unit) -> None:
         self._number += 1
-        self._label = f"{self._number}/{self._units}  {title(unit)}"
+        self._label = f"{self._number}/{self._units}  {unit.title}"
         self._total, self._images, self._wrong = unit.images, 0, 0
         self._start = time.monotonic()
         self._reporter.advance(self._label, 0, self._total)
@@ -164,27 +127,29 @@ class _RunReport:
         if self._images < self._total:  # a unit is finished when its rows are in the file
             self._reporter.advance(self._label, self._images, self._total, self._facts())
 
-    def ends(self, unit: Unit, rows: Sequence[Row]) -> None:
+    def end(self, unit: Unit, rows: Sequence[Row]) -> None:
         self._todo.pop(0)
-        reasons = [row.outcome.reason for row in rows if row.outcome.status == "failed"]
-        if reasons:
-            self._reporter.note(f"{self._label}  FAILED: {reasons[0]}")
-            self._reporter.advance(self._label, self._total, self._total)
-            return
-        self._pace.add(unit.cells[0].method, unit.images, time.monotonic() - self._start)
-        self._reporter.advance(self._label, self._total, self._total, self._facts())
+        facts = ""
+        if reason := rows[0].outcome.reason:
+            self._reporter.note(f"{self._label}  FAILED: {reason}")
+        else:
+            method = unit.cells[0].method
+            self._spent[method] += time.monotonic() - self._start
+            self._done[method] += unit.images
+            facts = self._facts()
+        self._reporter.advance(self._label, self._total, self._total, facts)
 
     def _facts(self) -> str:
         elapsed = max(time.monotonic() - self._start, 1e-9)
         error, speed = 100 * self._wrong / self._images, self._images / elapsed
         facts = [f"error {error:.1f} %", f"{speed:,.0f} images/s"]
-        left = self._pace.left(self._todo)
-        if left is not None and self._todo:
+        if self._spent and self._todo:
+            left = seconds_left(self._todo, self._spent, self._done)
             facts.append(f"{timedelta(seconds=round(left))} left")
         return "  ".join(facts)
 
 
-def _finished(
+def _run_unit(
     unit: Unit, subject: Subject, images: Images, watch: Watch, command: str
 ) -> tuple[list[Row], list[Observation]]:
     """Run a unit. A method that fails is a finding too, and no reason to stop."""
@@ -213,22 +178,16 @@ def _finished(
 
 def measure(
     unit: Unit, subject: Subject, images: Images, watch: Watch | None = None
-) -> list[tuple[dict[str, Any], Observation | None]]:
-    """Put a unit's method on the network, send the stream through it, and measure.
-
-    Args:
-        unit: What to run.
-        subject: On what; its network is afterwards as it was.
-        images: What `subject.source` gives for the conditions of the unit.
-        watch: Told after each batch how many images it had and how many predictions were wrong.
+) -> list[Measured]:
+    """Put a unit's method on the network, send the images through it, and measure.
 
     Returns:
-        For each result its numbers, as `Outcome` names them, and what the filter did. In a mixed
+        For each cell its numbers, named as in `Outcome`, and what the filter did. In a mixed
         stream the updates are those of the whole stream.
     """
     cell = unit.cells[0]
     labels = subject.source.clean.labels
-    found = []
+    found: list[Measured] = []
     with adapted(cell, subject) as adapter:
         for segment in segments(cell.setting, labels, len(unit.cells), cell.seed):
             adapter.start_condition()
@@ -252,7 +211,7 @@ def measure(
 
 @contextmanager
 def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
-    """The network with the method of a result on it, and as it was afterwards."""
+    """Put a cell's method on the network, and take it off afterwards."""
     own = {**json.loads(cell.options), **subject.provided.get(cell.method, {})}
     # `ttt` refuses a seed unless its rotations are random.
     draws = cell.method != "ttt" or own.get("rotations") == "random"
@@ -277,30 +236,16 @@ def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
 
 
 def estimate_seconds(units: Sequence[Unit], subject: Subject) -> float:
-    """Estimate how long the methods of these units will take; making images is not counted.
-
-    Args:
-        units: What `expand` gives.
-        subject: What they are run on.
-
-    Returns:
-        Seconds. For each way to run a method one batch is timed, and stands for all.
-    """
-    pace: dict[Cell, float] = {}
+    """Estimate how long the methods of these units will take, without making the images."""
+    images: dict[Cell, int] = defaultdict(int)
+    for unit in units:  # without what hardly changes the speed
+        images[replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)] += unit.images
     seconds = 0.0
-    for unit in units:
-        # without what hardly changes the speed
-        way = replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)
-        if way not in pace:
-            pace[way] = _seconds_per_image(way, subject)
-        seconds += unit.images * pace[way]
+    for cell, count in images.items():
+        batch = to_tensor(subject.source.clean.images[: cell.batch_size])
+        with adapted(cell, subject) as adapter:
+            adapter(batch[:2])  # the first call allocates and loads
+            start = time.perf_counter()
+            adapter(batch)
+            seconds += count * (time.perf_counter() - start) / len(batch)
     return seconds
-
-
-def _seconds_per_image(cell: Cell, subject: Subject) -> float:
-    batch = to_tensor(subject.source.clean.images[: cell.batch_size])
-    with adapted(cell, subject) as adapter:
-        adapter(batch[:2])  # the first call of all allocates and loads
-        start = time.perf_counter()
-        adapter(batch)
-        return (time.perf_counter() - start) / len(batch)

@@ -13,26 +13,15 @@ from torch import nn
 
 import ttapca
 from ttapca import networks
+from ttapca.benchmark import paper
 from ttapca.benchmark.cells import Row
-from ttapca.benchmark.commands import bench_command
-from ttapca.benchmark.image_source import ImageSource
-from ttapca.benchmark.plan import PAPERS_COMPONENTS, Plan, Unit, expand
+from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.running import estimate_seconds, run, unfinished
-from ttapca.benchmark.subject import Subject
-from ttapca.datasets import (
-    DIGITS,
-    FROST,
-    Choice,
-    Images,
-    Split,
-    TensorBatches,
-    choose,
-    load,
-)
+from ttapca.benchmark.subject import ImageSource, Subject
+from ttapca.datasets import DIGITS, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.methods import METHODS
 from ttapca.networks.checkpoints import call_factory, is_factory
 from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
 from ttapca.spectral.basis import Dense
@@ -45,14 +34,14 @@ SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper
 
 @dataclass(frozen=True)
 class NetworkSource:
-    """A network by name, and what has to be said to load it.
+    """A network by name, and what is needed to load it.
 
     Attributes:
         name: A packaged network, a file of weights, or `package.module:factory`.
         weights: A file of weights for what a factory makes.
         architecture: Of a file of weights; found out from it by default.
-        normalisation: What the network of a file does to images first, where the file does not
-            say it: a name, or a mean and a deviation.
+        normalisation: What the network of a file does to images first, if the file does not say
+            it: a name, or a mean and a deviation.
 
     Example:
         >>> NetworkSource("digits").load().classes
@@ -68,19 +57,21 @@ class NetworkSource:
         """Load the network, in evaluation mode.
 
         Args:
-            assumed: The normalisation where neither the user nor the file says one.
+            assumed: The normalisation if neither the user nor the file says one.
             doubt: Whether to warn where the weights may be untrained.
 
         Raises:
             OptionError: There is no such network, or an option has no meaning for it.
             CheckpointError: The file is damaged, unsafe, or does not fit.
         """
-        if is_factory(self.name):
-            self._refuse("architecture", "normalisation")
+        made = is_factory(self.name)
+        for name in ("architecture", "normalisation") if made else ("weights",):
+            if getattr(self, name) is not None:
+                raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
+        if made:
             network = call_factory(self.name)
             network = networks.load_weights(network, self.weights) if self.weights else network
         else:
-            self._refuse("weights")
             stated = self.normalisation or assumed
             network = networks.load(self.file, self.architecture, normalisation=stated)
         if doubt and (reason := self._doubt(network)):
@@ -90,11 +81,11 @@ class NetworkSource:
 
     @property
     def file(self) -> str:
-        """The name as `networks.load` knows it: `digits` stands for the network of the demo."""
+        """The name as `networks.load` knows it; `digits` is the network of the demo."""
         return DIGITS_NETWORK if self.name == DIGITS else self.name
 
     def words(self) -> dict[str, object]:
-        """What is said beside the name, as options of the command line; None for what is not."""
+        """Return what is said beside the name as options of the command line; None if not said."""
         stated = self.normalisation
         words: dict[str, object] = {"--weights": self.weights, "--architecture": self.architecture}
         if isinstance(stated, Normalisation):
@@ -115,14 +106,9 @@ class NetworkSource:
             )
         return ""
 
-    def _refuse(self, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None:
-                raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
-
 
 def recommended_layer(network: nn.Module, images: Images) -> str:
-    """The layer that `ttapca layers` recommends for images of this size.
+    """Return the layer that `ttapca layers` recommends for images of this size.
 
     Raises:
         OptionError: No layer can carry a filter.
@@ -140,12 +126,11 @@ class Benchmark:
 
     Attributes:
         plan: What to compare.
-        network: A network of your own, or where one comes from; by default what the plan names.
+        network: A network of your own, or a source of one; by default what the plan names.
         filter: The folder of a saved filter; by default one is fitted, and kept beside the results.
-        root: The folder that `ttapca data get` fills, for data sets with a name and the photographs
-            of frost.
-        folder: Where data sets with a name lie, if not in `root`.
-        size: Side to resize pictures to.
+        root: The folder that `ttapca data get` fills: data sets, and the photographs of frost.
+        folder: Where the data sets are, if not in `root`.
+        size: Side length to resize pictures to.
         reporter: Told how it goes.
 
     Example:
@@ -170,12 +155,12 @@ class Benchmark:
         """Run what is not in a file of results yet.
 
         Args:
-            to: The file; one is made where there is none.
+            to: The file; it is made if there is none.
             retry_failed: Whether to run again what has failed before.
             estimate: Whether to try each method first, and tell the reporter how long it will take.
 
         Returns:
-            The rows of all results that the plan asks for, also those that were there before.
+            The rows of all measurements in the plan, including those that were there before.
 
         Raises:
             TtapcaError: Network, images or filter cannot be had, or the file cannot be written.
@@ -183,7 +168,7 @@ class Benchmark:
         to = Path(to)
         with Results(to) as results:  # a file of something else is refused before any work
             subject = self._subject()
-            if self._filtered:
+            if self.plan.needs_filter:
                 subject.fitted = self._fitted(subject, to)
             units = expand(self.plan, subject)
             if self.plan.images is not None:
@@ -202,26 +187,18 @@ class Benchmark:
             return [row for row in results.rows() if row.cell in wanted]
 
     def units(self) -> list[Unit]:
-        """What would be run, without fitting a filter or writing anything."""
+        """Return what would be run, without fitting a filter or writing anything."""
         subject = self._subject()
-        if self._filtered and self.filter is not None:
+        if self.plan.needs_filter and self.filter is not None:
             subject.fitted = ttapca.load(self.filter)
-        elif self._filtered:  # a filter in name only
-            count = max(self.plan.components, default=PAPERS_COMPONENTS)
+        elif self.plan.needs_filter:  # a placeholder with the right layer and rank
+            count = max(self.plan.components, default=paper.COMPONENTS)
             none, layer = torch.zeros(1), self._layer(subject.network)
             basis = Dense(none.expand(1, count))
             subject.fitted = FittedFilter(
                 layer, basis, (1,), (1,), none, none, torch.ones(count), 2, 1.0, route="exact"
             )
         return expand(self.plan, subject)
-
-    @property
-    def _filtered(self) -> bool:
-        """Whether any method of the plan has a filter."""
-        return any(
-            METHODS[method].method.needs_filter or self.plan.method.get(method, {}).get("filter")
-            for method in self.plan.methods
-        )
 
     @property
     def _origin(self) -> nn.Module | NetworkSource:
@@ -250,7 +227,7 @@ class Benchmark:
 
     @cached_property
     def _chosen(self) -> Choice:
-        """Which test images are used; settings decide about their order."""
+        """Which test images are used; the setting decides about their order."""
         return choose(self._test.labels, self.plan.images, order="stored")
 
     def _subject(self) -> Subject:
@@ -266,9 +243,8 @@ class Benchmark:
             Path(self.root).expanduser() / FROST if self.root else None,
             None if chosen.first else chosen.rows,
         )
-        # Other images of the same data set have another name.
         data = Path(plan.data).name
-        data = f"{data}, {chosen.per_class}" if chosen.drawn else data
+        data = f"{data}, {chosen.per_class}" if chosen.drawn else data  # not the same images
         filter_name = "" if self.filter is None else Path(self.filter).absolute().name
         subject = Subject(*self._named_network(), data, source, filter_name=filter_name)
         self._provide(subject)
@@ -279,15 +255,21 @@ class Benchmark:
         if isinstance(origin, nn.Module):
             return self.plan.model or type(origin).__name__, origin
         name = origin.name if is_factory(origin.name) else Path(origin.name).name
-        return name, _in_fast_layout(origin.load())
+        network = origin.load()
+        # Channels last gives the same numbers but for rounding, in a third less time. Networks of
+        # others may rely on the usual layout, and torch 2.13 crashes in GroupNorm's gradients.
+        grouped = any(isinstance(part, nn.GroupNorm) for part in network.modules())
+        if isinstance(network, ImageNetwork) and not grouped:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return name, network
 
     def _provide(self, subject: Subject) -> None:
-        """Give methods what they need of the source domain, and no text can say."""
+        """Give methods what they need from the source domain and a plan cannot say."""
         if "eata" in self.plan.methods:
             chosen = choose(self._training.labels, SOURCE_IMAGES)
             batches = TensorBatches(self._training, FIT_BATCH, chosen.rows)
             subject.provided["eata"] = {"source": batches}
-            if chosen.drawn:  # which the key says, unless they are simply the first ones
+            if chosen.drawn:  # unless they are simply the first ones
                 subject.stated["eata"] = {"source": str(chosen)}
         if "ttt" in self.plan.methods:
             origin = self._origin
@@ -303,7 +285,7 @@ class Benchmark:
         return self.plan.layer or recommended_layer(network, self._training)
 
     def _fitted(self, subject: Subject, to: Path) -> FittedFilter:
-        """The filter that was named; else the one that is kept; else one that is fitted now."""
+        """Load the filter that was named or kept, or fit one now and keep it."""
         if self.filter is not None:
             return ttapca.load(self.filter)
         layer = self._layer(subject.network)
@@ -312,7 +294,7 @@ class Benchmark:
         kept = to.with_name(f"{to.name}-filters") / name
         if not kept.exists():
             self._fit(subject.network, layer, wanted).save(kept)
-        return ttapca.load(kept)  # also when it is new, so that a resumed run rounds alike
+        return ttapca.load(kept)  # also a new one, so that a resumed run rounds alike
 
     def _fit(self, network: nn.Module, layer: str, wanted: int | None) -> FittedFilter:
         def fit(count: int | None) -> FittedFilter:
@@ -321,11 +303,11 @@ class Benchmark:
             return ttapca.fit(network, layer, batches, count, progress=progress)
 
         try:
-            return fit(wanted or PAPERS_COMPONENTS)
+            return fit(wanted or paper.COMPONENTS)
         except NotEnoughDataError:
             if wanted is not None:
                 raise
-            return fit(None)  # all there are
+            return fit(None)  # as many as there are
 
     def _tell_how_long(self, todo: list[Unit], subject: Subject) -> None:
         self.reporter.note("trying each method on one batch, to say how long the run will take")
@@ -335,30 +317,41 @@ class Benchmark:
         )
 
     def _command(self, unit: Unit, to: Path) -> list[str]:
-        """The words that run one unit again; none where the network has no name."""
-        origin = self._origin
+        """Return the words that run one unit again; none if the network has no name."""
+        origin, plan, cell = self._origin, self.plan, unit.cells[0]
         if isinstance(origin, nn.Module):
             return []
-        given = {
-            "--data": self.plan.data,
-            "--corrupted": self.plan.corrupted,
-            "--corruption-seed": self.plan.corruption_seed or None,
+        options = {
+            "--data": plan.data,
+            "--methods": cell.method,
+            "--corruptions": ",".join(dict.fromkeys(name for name, _ in unit.conditions)),
+            "--severities": max(cell.severity for cell in unit.cells) or None,
+            "--settings": cell.setting,
+            "--batch-sizes": cell.batch_size,
+            "--seeds": cell.seed,
+            "--steps": cell.steps or None,
+            "--lr": cell.lr or None,
+            "--components": cell.components or None,
+            "--layer": cell.layer or None if self.filter is None else None,
+            "--images": cell.images,
+            "--corrupted": plan.corrupted,
+            "--corruption-seed": plan.corruption_seed or None,
             "--filter": self.filter,
             **origin.words(),
             "--in": self.folder,
             "--size": self.size,
         }
-        method = unit.cells[0].method
-        return bench_command(origin.name, unit, given, self.plan.method.get(method, {}), to)
+        words = [str(word) for pair in options.items() if pair[1] is not None for word in pair]
+        for name, value in plan.method.get(cell.method, {}).items():
+            if name not in ("steps", "lr"):
+                words += ["--option", f"{cell.method}.{name}={_toml(value)}"]
+        return ["ttapca", "bench", origin.name, *words, "--to", str(to)]
 
 
-def _in_fast_layout(network: nn.Module) -> nn.Module:
-    """Lay weights out with channels last: the same numbers but for rounding, in a third less time.
-
-    Networks of others may rely on the usual layout, and torch 2.13 crashes in the gradients of
-    GroupNorm with this one.
-    """
-    grouped = any(isinstance(part, nn.GroupNorm) for part in network.modules())
-    if isinstance(network, ImageNetwork) and not grouped:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network
+def _toml(value: object) -> str:
+    """Write a value as `--option` reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(part) for part in value)}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,19 +1,41 @@
-"""`Subject`: the network, the images and the filter that methods are compared on."""
+"""What methods are compared on: the network, the filter, and the images in their order of arrival.
+
+`docs/bench.md` has a table of the settings.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ttapca.benchmark.image_source import ImageSource
-from ttapca.errors import OptionError
+from ttapca.adaptation.adapter import Forgetting
+from ttapca.benchmark.cells import CLEAN, Setting
+from ttapca.corruptions import SMALLEST_SIDE, corrupt, find, load_textures
+from ttapca.corruptions.pixels import Pixels
+from ttapca.datasets import Images, read_cifar_c
+from ttapca.errors import DataFormatError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 
+Condition = tuple[str, int]  # a corruption and its severity
+
+FORGETTING: dict[Setting, Forgetting] = {
+    "episodic": "episodic",
+    "online": "online",
+    "correlated": "online",
+    "continual": "continual",
+    "mixed": "continual",
+}
+
+TEXTURE_SIDE = 256  # pixels of a drawn frost texture
 FINGERPRINT_LENGTH = 16  # hexadecimal digits
 
 
@@ -23,14 +45,14 @@ class Subject:
 
     Attributes:
         name: The network's name as the user gave it.
-        network: The network itself; after every run it is as it was.
+        network: The network; after every run it is as it was before.
         data: The data set's name.
         source: The test images, clean and corrupted.
         fitted: The filter, with at least as many components as the plan asks for.
-        filter_name: Tells the filter from others of its layer and rank, where the user brought it;
-            empty for the one that follows from network, layer and training images.
-        provided: Options of methods that no text can say, by method: `{"ttt": {"head": head}}`.
-        stated: What the key of a result says about these, by method.
+        filter_name: Names a filter that the user brought, to tell it from others of the same layer
+            and rank; empty for the one that is fitted on the training images.
+        provided: Options of methods that are objects and not text: `{"ttt": {"head": head}}`.
+        stated: What a `Cell` says about these options, by method.
     """
 
     name: str
@@ -41,16 +63,16 @@ class Subject:
     filter_name: str = ""
     provided: dict[str, dict[str, Any]] = field(default_factory=dict)
     stated: dict[str, dict[str, str]] = field(default_factory=dict)
-    # The spectrum that was taken last, and of what: methods in a row share it.
+    # The last test spectrum and the images it belongs to: methods in a row share it.
     spectrum: tuple[object, Tensor] | None = field(default=None, init=False, repr=False)
 
     @cached_property
     def weights(self) -> str:
-        """What tells this network from others of its name."""
+        """The fingerprint, which tells this network from others of the same name."""
         return fingerprint(self.network)
 
     def filter(self, components: int) -> FittedFilter:
-        """The filter with its first components.
+        """Return the filter with its first components.
 
         Raises:
             OptionError: There is no filter.
@@ -62,16 +84,12 @@ class Subject:
             return self.fitted
         return self.fitted.truncated(components)
 
-    def place_of(self, fitted: FittedFilter) -> str:
-        """What a key says about where the filter sits, and which one it is."""
-        return f"{fitted.layer}, {self.filter_name}" if self.filter_name else fitted.layer
-
 
 def fingerprint(network: nn.Module) -> str:
-    """The first 16 digits of a SHA-256 over all parameters and buffers.
+    """Return the first 16 digits of a SHA-256 over all parameters and buffers.
 
-    Buffers that are not in the state dict count as well: the normalisation of images is one of
-    them, and changes every number.
+    Buffers that are not in the state dict count too: one of them normalises the images, which
+    changes every number.
 
     Example:
         >>> fingerprint(nn.Identity())
@@ -83,3 +101,164 @@ def fingerprint(network: nn.Module) -> str:
         flat = tensor.detach().cpu().contiguous().flatten()
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:FINGERPRINT_LENGTH]
+
+
+@dataclass(eq=False)
+class ImageSource:
+    """The test images of a data set, clean and corrupted.
+
+    Only the images of the last request are kept: a run goes through all methods for one corruption
+    before it starts the next.
+
+    Args:
+        clean: The test images; all of them are used.
+        folder: A folder in the CIFAR-C layout; None to make the corrupted images in memory.
+        seed: For making corrupted images.
+        textures: The folder with the photographs of frost.
+        rows: Which of all test images the clean ones are; the first ones by default.
+
+    Example:
+        >>> from ttapca.datasets import read_digits
+        >>> source = ImageSource(read_digits()[:50])
+        >>> source.images([("fog", 5), ("clean", 0)])
+        Images(100 of 8x8x1, 10 classes)
+        >>> source.name
+        'generated, seed 0'
+    """
+
+    clean: Images
+    folder: Path | None = None
+    seed: int = 0
+    textures: Path | None = None
+    rows: NDArray[np.int64] | None = None
+    _kept: tuple[tuple[Condition, ...], Images] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Where corrupted images come from, as a `Cell` says it."""
+        return f"generated, seed {self.seed}" if self.folder is None else self.folder.name
+
+    def check(self, conditions: Sequence[Condition]) -> None:
+        """Raise now what would stop a run hours later: missing photographs or files."""
+        corrupted = [condition for condition in conditions if condition[0] != CLEAN]
+        if self.folder is not None:
+            for condition in corrupted:
+                self._read(self.folder, *condition)
+        elif not self._small and any(find(name).needs_textures for name, _ in corrupted):
+            load_textures(self.textures)
+
+    def images(self, conditions: Sequence[Condition]) -> Images:
+        """Return all images of the first condition, followed by all of the next.
+
+        Raises:
+            DataNotFoundError: There are no photographs of frost, or no such corruption.
+            DataFormatError: The folder holds images of something else.
+        """
+        wanted = tuple(conditions)
+        if self._kept is None or self._kept[0] != wanted:
+            self._kept = None  # before the new ones are made: there may not be room for both
+            parts = [self._condition(*condition) for condition in wanted]
+            joined = parts[0]
+            if len(parts) > 1:
+                pixels = np.concatenate([part.images for part in parts])
+                labels = np.concatenate([part.labels for part in parts])
+                joined = Images(pixels, labels, self.clean.class_names)
+            self._kept = (wanted, joined)
+        return self._kept[1]
+
+    def _condition(self, corruption: str, severity: int) -> Images:
+        if corruption == CLEAN:
+            return self.clean
+        if self.folder is not None:
+            return self._read(self.folder, corruption, severity)
+        clean, seed = self.clean.images, self.seed
+        if self._small:
+            pixels = _corrupt_small(clean, corruption, severity, seed)
+        else:
+            pixels = corrupt(clean, corruption, severity, seed, textures=self.textures)
+        return Images(pixels, self.clean.labels, self.clean.class_names)
+
+    @property
+    def _small(self) -> bool:
+        """Whether the images are too small for the corruptions, or grey."""
+        height, width, channels = self.clean.images.shape[1:]
+        return bool(min(height, width) < SMALLEST_SIDE or channels == 1)
+
+    def _read(self, folder: Path, corruption: str, severity: int) -> Images:
+        found = read_cifar_c(folder, corruption, severity, class_names=self.clean.class_names)
+        count = len(self.clean)
+        if len(found) < count:
+            raise NotEnoughDataError(
+                f"{folder} must hold the {count} test images that are asked for; it has "
+                f"{len(found)} of `{corruption}` {severity}. Ask for fewer with `images`."
+            )
+        if self.rows is not None and len(found) > int(self.rows.max()):
+            found = found.subset(self.rows)
+        if not np.array_equal(found.labels[:count], self.clean.labels):
+            raise DataFormatError(
+                f"{folder} must hold the test images of the data set in the same order; the labels "
+                f"of `{corruption}` differ. Name the folder that belongs to the data set."
+            )
+        return found[:count]
+
+
+def segments(
+    setting: Setting, labels: NDArray[np.int64], corruptions: int, seed: int
+) -> list[NDArray[np.int64]]:
+    """Return the order in which images arrive, in segments; adaptation may forget between them.
+
+    Args:
+        setting: How the images arrive.
+        labels: Of the clean images; every corruption has the same.
+        corruptions: How many there are; 1 unless the setting joins them.
+        seed: For the order.
+
+    Returns:
+        For each segment the numbers of its images. The images of the second corruption are
+        numbered after those of the first, and so on.
+
+    Example:
+        >>> labels = np.array([0, 1, 0, 1])
+        >>> labels[segments("correlated", labels, 1, seed=0)[0]]
+        array([1, 1, 0, 0])
+        >>> [sorted(part.tolist()) for part in segments("continual", labels, 2, seed=0)]
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    random = np.random.default_rng(seed)
+    count = len(labels)
+    if setting == "mixed":
+        return [random.permutation(corruptions * count)]
+    order = random.permutation(count)
+    if setting == "correlated":  # classes in a random order, and the images of each class too
+        place = random.permutation(int(labels.max()) + 1)
+        order = order[np.argsort(place[labels[order]], kind="stable")]
+    return [order + number * count for number in range(corruptions)]
+
+
+def _corrupt_small(images: Pixels, corruption: str, severity: int, seed: int) -> Pixels:
+    """Corrupt images that are smaller than 32 by 32, or grey.
+
+    They are mirrored at their edges until they are large enough, corrupted, and cut out again, so
+    noise and blur are as strong, pixel for pixel, as on CIFAR. Frost is drawn: these images belong
+    to no published benchmark, so photographs need not be downloaded for them.
+    """
+    height, width, channels = images.shape[1:]
+    above, left = (max(0, SMALLEST_SIDE - side + 1) // 2 for side in (height, width))
+    large = np.pad(images, [(0, 0), (above, above), (left, left), (0, 0)], mode="symmetric")
+    if channels == 1:
+        large = np.repeat(large, 3, axis=3)
+    frost = tuple(_drawn_frost(np.random.default_rng(number)) for number in range(6))
+    spoilt = corrupt(large, corruption, severity, seed, textures=frost)
+    middle = spoilt[:, above : above + height, left : left + width]
+    return np.ascontiguousarray(middle[..., 1:2] if channels == 1 else middle)
+
+
+def _drawn_frost(random: np.random.Generator) -> Pixels:
+    """Draw a pale texture with the spectrum of clouds and the bright ridges of ice."""
+    frequency = np.hypot(np.fft.fftfreq(TEXTURE_SIDE)[:, None], np.fft.rfftfreq(TEXTURE_SIDE)[None])
+    amplitude = 1 / np.maximum(frequency, 1 / TEXTURE_SIDE) ** 1.5
+    noise = np.fft.rfft2(random.standard_normal((TEXTURE_SIDE, TEXTURE_SIDE))) * amplitude
+    cloud = np.fft.irfft2(noise, s=(TEXTURE_SIDE, TEXTURE_SIDE))
+    ridges = np.exp(-np.abs(cloud) / cloud.std())  # 1 where the cloud changes sign
+    grey: Pixels = np.rint(60 + 195 * ridges).astype(np.uint8)
+    return np.repeat(grey[..., None], 3, axis=2)

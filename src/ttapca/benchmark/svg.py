@@ -1,52 +1,44 @@
 """How figures look, and figures as SVG in the colours of the page around them.
 
-Curves differ in colour (after Okabe and Ito's palette, made for colour-blind readers), in marker
-and in dash, so that they can be told apart in grey. Matplotlib draws for a light page. In the SVG,
-CSS variables then take the place of these colours, so that a dark page can change them.
+Curves differ in colour (from Okabe and Ito's palette, made for colour-blind readers), in marker and
+in dash, so they can be told apart in grey. Matplotlib draws for a light page; in the SVG, CSS
+variables take the place of its colours, so that a dark page can change them.
 """
 
 from __future__ import annotations
 
 import html
 import io
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from pandas import Series
+
     from ttapca.benchmark.figures import ReportFigure
 
+WIDTH, HEIGHT, LEGEND_LINE = 4.6, 2.75, 0.19  # inches
 INK = "#1c1d21"
 PALETTE = ("#0072b2", "#d55e00", "#008a64", "#b8578a", "#9a6d00", "#3d9ad1", "#70747c")
 MARKERS = "osD^vP*X<>dph"
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
-COLOURS = Path(__file__).with_name("page") / "colours.css"
 STYLE: Any = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": INK,
-    "axes.grid": True,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.7,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 9.5,
-    "grid.alpha": 0.18,
-    "grid.color": INK,
-    "grid.linewidth": 0.6,
-    "legend.fontsize": 9.0,
-    "legend.frameon": False,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 5,
-    "svg.fonttype": "none",
-    "text.color": INK,
-    "text.parse_math": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "grid.color", "text.color"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False),
+    "axes.axisbelow": True, "axes.grid": True, "grid.alpha": 0.18, "lines.markersize": 5,
+    "axes.linewidth": 0.7, "grid.linewidth": 0.6, "lines.linewidth": 1.5,
+    "font.size": 9.5, "legend.fontsize": 9.0, "svg.fonttype": "none", "text.parse_math": False,
+}  # fmt: skip
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour, marker and dash of one style, as keywords of matplotlib.
+    """Return colour, marker and dash of one style, as keywords of matplotlib.
 
     Example:
         >>> look(1)["color"], look(1)["marker"], look(1)["fillstyle"]
@@ -55,13 +47,13 @@ def look(number: int) -> dict[str, Any]:
     return {
         "color": PALETTE[number % len(PALETTE)],
         "marker": MARKERS[number % len(MARKERS)],
-        "fillstyle": "none" if number // len(MARKERS) % 2 else "full",  # its second user
+        "fillstyle": "none" if number // len(MARKERS) % 2 else "full",  # at its second use
         "linestyle": DASHES[number % len(DASHES)],
     }
 
 
 def page_svg(figure: ReportFigure) -> str:
-    """An `<svg>` element for a page, which gives it colours, font and size."""
+    """Return an `<svg>` element for a page, which gives it colours, font and size."""
     import matplotlib as mpl
 
     stream = io.StringIO()
@@ -87,10 +79,51 @@ def page_svg(figure: ReportFigure) -> str:
 
 
 def file_svg(figure: ReportFigure) -> str:
-    """The text of an SVG file, with its size, its caption, and colours for light and dark pages."""
+    """Return the text of an SVG file, with size, caption, and colours for light and dark pages."""
     svg = page_svg(figure)
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
-    style = f"<style>{COLOURS.read_text(encoding='utf-8')}svg {{ color: var(--ink); }}</style>"
+    colours = Path(__file__).with_name("page") / "colours.css"
+    style = f"<style>{colours.read_text(encoding='utf-8')}svg {{ color: var(--ink); }}</style>"
     start, _, rest = svg.partition(">")
     size = f'width="{width}pt" height="{height}pt"'
     return f"{start} {size}><desc>{html.escape(figure.caption)}</desc>{style}{rest}\n"
+
+
+def panels(count: int, names: int) -> tuple[Figure, Any]:
+    """Make axes above one another, with room for a legend below."""
+    from matplotlib.figure import Figure
+
+    height = HEIGHT + 1.7 * (count - 1) + LEGEND_LINE * math.ceil(names / 3)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(count, sharex=True, squeeze=False)[:, 0]
+
+
+def add_legend(figure: Figure) -> None:
+    """Put one legend for all panels below them."""
+    names = [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
+    columns = 2 if max(map(len, names)) > 16 else 3
+    figure.legend(loc="outside lower center", ncols=columns)
+
+
+def label_plainly(axis: Axis) -> None:
+    """Write 0.01 and 1,000 on a logarithmic axis, instead of powers, which need a typesetter."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log":
+        decades = math.log10(high / low)
+        several = (1, 2, 3, 5) if decades < 1.2 else (1, 2, 5)
+        axis.set_major_locator(LogLocator(subs=several if decades < 1.7 else (1,)))
+    axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def break_axis(above: Axes, below: Axes, far: Series) -> None:
+    """Draw two slanted strokes where the vertical axis leaves something out."""
+    above.spines["bottom"].set_visible(False)
+    above.tick_params(axis="x", length=0)
+    ends = sorted({far.min(), far.max()})
+    above.set_yticks(ends, [f"{each:.1f}" for each in ends])
+    for axes, height in ((above, 0), (below, 1)):
+        (stroke,) = axes.plot(0, height, transform=axes.transAxes, color=INK, clip_on=False)
+        stroke.set(marker=[(-1, -0.5), (1, 0.5)], markersize=8, markeredgewidth=0.9)

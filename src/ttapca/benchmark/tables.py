@@ -1,44 +1,47 @@
-"""Tables of results: errors by method and corruption, the paper's beside ours, costs, failures.
+"""Tables of results, and results as text: CSV, JSON, Markdown and LaTeX.
 
-A `ResultTable` knows numbers and the text that each is shown as, and no markup: a terminal, a page
-and a LaTeX file show the same table.
+There are tables of errors, and of ours beside the paper's. A `ResultTable` has no markup: a
+terminal, a page and a LaTeX file show the same table.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+from ttapca._checks import OneOf, check_option
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import CLEAN
 from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, nearest_to_paper
-from ttapca.benchmark.paper import PaperRow, paper_row
+from ttapca.corruptions import STANDARD
 
-Kind = Literal["text", "number", "failed", "missing"]
-
+FORMATS = ("csv", "json", "markdown", "latex")
+# How the paper heads its columns, where that is not the corruption's name.
 SHORT = {
-    "gaussian_noise": "Gauss",
-    "shot_noise": "Shot",
-    "impulse_noise": "Impulse",
-    "defocus_blur": "Defocus",
-    "glass_blur": "Glass",
-    "motion_blur": "Motion",
-    "zoom_blur": "Zoom",
-    "brightness": "Bright",
-    "elastic_transform": "Elastic",
-    "pixelate": "Pixel",
-    "jpeg_compression": "JPEG",
-    "speckle_noise": "Speckle",
-    "gaussian_blur": "Gauss blur",
-}
-"""How the paper heads its columns, where that is not the corruption's own name."""
-
-SOURCE = "source"
+    "gaussian_noise": "Gauss", "shot_noise": "Shot", "impulse_noise": "Impulse",
+    "defocus_blur": "Defocus", "glass_blur": "Glass", "motion_blur": "Motion", "zoom_blur": "Zoom",
+    "brightness": "Bright", "elastic_transform": "Elastic", "pixelate": "Pixel",
+    "jpeg_compression": "JPEG", "speckle_noise": "Speckle", "gaussian_blur": "Gauss blur",
+}  # fmt: skip
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "−": "$-$",  # noqa: RUF001
+        "—": "--",
+        "†": r"$\dagger$",
+    }
+)
+_MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in r"\|*_`<>[]"} | {"\n": " "})
 FINE = 5000  # images from which a second decimal means something
-PARTIAL = "†"
+PARTIAL = "†"  # marks a number for which some seeds failed
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,18 @@ class Value:
         number: What the column is sorted by; None for text, and where there is no number.
         kind: What it is.
         best: Whether no other line has a lower number in this column.
-        note: More to say about it, such as why it failed.
+        note: More about it, such as why it failed.
     """
 
     text: str
     number: float | None = None
-    kind: Kind = "text"
+    kind: Literal["text", "number", "failed", "missing"] = "text"
     best: bool = False
     note: str = ""
 
 
 MISSING = Value("—", kind="missing", note="not measured")
+Line = tuple[Value, ...]
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,8 @@ class ResultTable:
     Attributes:
         title: What is shown, in a few words.
         columns: The headings.
-        rows: In each, one value for every heading.
-        notes: Sentences to stand below.
+        rows: Each has one value for every heading.
+        notes: Sentences for below the table.
         sortable: Whether the lines may be shown in another order.
 
     Example:
@@ -82,7 +86,7 @@ class ResultTable:
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Value, ...], ...]
+    rows: tuple[Line, ...]
     notes: tuple[str, ...] = ()
     sortable: bool = True
 
@@ -94,13 +98,8 @@ class ResultTable:
         )
 
 
-def heading(corruption: str) -> str:
-    """The head of a corruption's column."""
-    return SHORT.get(corruption, full_name(corruption))
-
-
 def full_name(corruption: str) -> str:
-    """A corruption's name in words.
+    """Return a corruption's name in words.
 
     Example:
         >>> full_name("jpeg_compression")
@@ -109,16 +108,13 @@ def full_name(corruption: str) -> str:
     return corruption.replace("_", " ").capitalize().replace("Jpeg", "JPEG")
 
 
-def all_tables(rows: Rows) -> list[ResultTable]:
-    """Every table of errors, then those that compare them with the paper."""
-    return [*error_tables(rows), *paper_tables(rows)]
+def heading(corruption: str) -> str:
+    """Return the heading of a corruption's column."""
+    return SHORT.get(corruption, full_name(corruption))
 
 
 def error_tables(rows: Rows) -> list[ResultTable]:
-    """The tables of errors: one line for each method, one column for each corruption.
-
-    There is one table for each network, data set, severity, setting, batch size and number of
-    images.
+    """Return the tables of errors: one for each set of conditions that can be compared.
 
     Example:
         >>> error_tables([])
@@ -128,21 +124,16 @@ def error_tables(rows: Rows) -> list[ResultTable]:
 
 
 def error_table(comparison: Comparison) -> ResultTable:
-    """The errors of one comparison.
-
-    The mean comes first, as in the paper, and clean images last. A line that lacks a corruption
-    says of how many corruptions its mean is, and is never the best.
-    """
+    """Return the errors of one comparison: the mean first, as in the paper, clean images last."""
     has_clean = CLEAN in set(comparison.rows.corruption)
-    shown = dict.fromkeys([*comparison.corruptions, *([CLEAN] if has_clean else [])])
+    names = dict.fromkeys([*comparison.corruptions, *([CLEAN] if has_clean else [])])
     several = len(comparison.corruptions) > 1
     lines = []
     for line, label in comparison.lines.label.items():
         mean = [_mean_value(comparison, line)] if several else []
-        values = [_error_value(comparison, line, name) for name in shown]
-        lines.append((Value(label), *mean, *values))
+        lines.append((Value(label), *mean, *(_error_value(comparison, line, n) for n in names)))
     first = ("method", f"Mean of {len(comparison.corruptions)}") if several else ("method",)
-    columns = (*first, *(heading(name) for name in shown))
+    columns = (*first, *map(heading, names))
     title, notes = comparison.conditions.title, _notes(comparison, lines)
     return ResultTable(title, columns, _with_best(lines), notes)
 
@@ -168,7 +159,7 @@ def _mean_value(comparison: Comparison, line: int) -> Value:
     if not values:
         return MISSING
     text = f"{_number(comparison, statistics.fmean(values))} ({len(values)}/{len(found)})"
-    # Without a number it is not sorted among means of all corruptions.
+    # Without a number, so that it is not sorted among means of all corruptions.
     return Value(text, kind="number", note="no seed was measured on every corruption")
 
 
@@ -178,25 +169,25 @@ def _number(comparison: Comparison, mean: float, deviation: float = math.nan) ->
     return f"{mean:.{decimals}f}{spread}"
 
 
-def _with_best(lines: Sequence[tuple[Value, ...]]) -> tuple[tuple[Value, ...], ...]:
+def _with_best(lines: Sequence[Line]) -> tuple[Line, ...]:
     """Mark the lowest of each column as it is shown: what looks equal is equally good."""
 
     def shown(value: Value) -> float:
-        return float(value.text.split()[0].rstrip(PARTIAL))
+        return math.inf if value.number is None else float(value.text.split()[0].rstrip(PARTIAL))
 
     if len(lines) < 2:
         return tuple(lines)
-    columns = []
-    for column in zip(*lines, strict=True):
-        low = min((shown(each) for each in column if each.number is not None), default=None)
-        best = [each.number is not None and shown(each) == low for each in column]
-        columns.append(
-            [replace(each, best=is_best) for each, is_best in zip(column, best, strict=True)]
+    lowest = [min(map(shown, column)) for column in zip(*lines, strict=True)]
+    return tuple(
+        tuple(
+            replace(value, best=value.number is not None and shown(value) == low)
+            for value, low in zip(line, lowest, strict=True)
         )
-    return tuple(zip(*columns, strict=True))
+        for line in lines
+    )
 
 
-def _notes(comparison: Comparison, lines: Sequence[tuple[Value, ...]]) -> tuple[str, ...]:
+def _notes(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, ...]:
     seeds = ", ".join(map(str, comparison.seeds))
     several = len(comparison.seeds) > 1
     notes = [
@@ -206,17 +197,16 @@ def _notes(comparison: Comparison, lines: Sequence[tuple[Value, ...]]) -> tuple[
     ]
     values = [value for line in lines for value in line]
     if any(value.text.endswith(PARTIAL) for value in values):
-        notes.append(f"{PARTIAL} Some seeds failed; the mean is of the others.")
+        notes.append(f"{PARTIAL} Some seeds failed; the mean is over the others.")
     if any(value.kind == "failed" for value in values):
         notes.append("Failed: the reasons are listed with the failures.")
     return tuple(notes)
 
 
 def paper_tables(rows: Rows) -> list[ResultTable]:
-    """Our errors beside the paper's, where it has the data set, the setting and the method.
+    """Return our errors beside the paper's, where it has the data set, the setting and the method.
 
-    There is one table for each network, data set and setting that the paper has too, made of the
-    comparison with the most corruptions and images.
+    Each table is made from the comparison with the most corruptions and images.
 
     Example:
         >>> paper_tables([])
@@ -236,47 +226,47 @@ def paper_tables(rows: Rows) -> list[ResultTable]:
 
 
 def _paper_table(comparison: Comparison) -> ResultTable | None:
-    """Three lines for each method: ours, the paper's, the difference."""
+    """Return three lines for each method: ours, the paper's, the difference."""
     ours = comparison.conditions
-    shared = tuple(name for name in comparison.corruptions if name in paper.CORRUPTIONS)
+    shared = tuple(name for name in comparison.corruptions if name in STANDARD)
     comparison = replace(comparison, corruptions=shared)
-    lines: list[tuple[Value, ...]] = []
+    lines: list[Line] = []
     for line, method in nearest_to_paper(comparison.lines, ["method"]).method.items():
-        printed = paper_row(ours.data, ours.setting, method)
+        printed = paper.paper_row(ours.data, ours.setting, method)
         if printed is not None and shared:
             lines += _beside_paper(comparison, line, printed)
     if not lines:
         return None
-    columns = ("method", f"Mean of {len(shared)}", *(heading(name) for name in shared))
+    columns = ("method", f"Mean of {len(shared)}", *map(heading, shared))
     notes = (
         f"The paper: {paper.NETWORK}, {paper.IMAGES:,} images per corruption, batches of "
         f"{paper.BATCH_SIZE}, one step at {paper.LR:g}, {paper.COMPONENTS:,} components. Here: "
         f"{ours.model}, {ours.images:,} images per corruption.",
-        "Means are computed from the errors shown; a mean that the paper prints is added where it "
-        "is another number.",
+        "Means are computed from the errors shown; where the paper prints another mean, it is "
+        "added in brackets.",
         "Difference: ours minus the paper's; below zero, ours has fewer errors.",
     )
     return ResultTable(f"{ours.title}: ours and the paper's", columns, tuple(lines), notes, False)
 
 
-def _beside_paper(comparison: Comparison, line: int, printed: PaperRow) -> list[tuple[Value, ...]]:
+def _beside_paper(comparison: Comparison, line: int, printed: paper.PaperRow) -> list[Line]:
     names, method = comparison.corruptions, printed.method
-    theirs = statistics.fmean(printed.errors[name] for name in names)
+    own = [_mean_value(comparison, line), *(_error_value(comparison, line, n) for n in names)]
+    errors = [printed.errors[name] for name in names]
+    errors = [statistics.fmean(errors), *errors]
     whole = len(names) == len(printed.errors)
     note = f"printed {printed.printed_mean:.2f}" if whole and printed.mean_differs else ""
-    mean = Value(f"{theirs:.2f}" + (f" ({note})" if note else ""), theirs, "number", note=note)
-    spreads = {name: f" ±{each:.2f}" for name, each in printed.spreads.items()}
-    paper_values = [
-        Value(f"{printed.errors[name]:.2f}{spreads.get(name, '')}", printed.errors[name], "number")
-        for name in names
+    spreads = {name: f" ±{spread:.2f}" for name, spread in printed.spreads.items()}
+    ends = [f" ({note})" if note else "", *(spreads.get(name, "") for name in names)]
+    theirs = [
+        Value(f"{error:.2f}{end}", error, "number") for error, end in zip(errors, ends, strict=True)
     ]
-    own = [_error_value(comparison, line, name) for name in names]
-    gaps = [_difference(v, printed.errors[n]) for v, n in zip(own, names, strict=True)]
-    own_mean = _mean_value(comparison, line)
+    theirs[0] = replace(theirs[0], note=note)
+    gaps = [_difference(value, error) for value, error in zip(own, errors, strict=True)]
     return [
-        (Value(f"{method}, ours"), own_mean, *own),
-        (Value(f"{method}, paper"), mean, *paper_values),
-        (Value(f"{method}, difference"), _difference(own_mean, theirs), *gaps),
+        (Value(f"{method}, ours"), *own),
+        (Value(f"{method}, paper"), *theirs),
+        (Value(f"{method}, difference"), *gaps),
     ]
 
 
@@ -287,52 +277,101 @@ def _difference(ours: Value, theirs: float) -> Value:
     return Value(f"{gap:+.2f}".replace("-", "−"), gap, "number")  # noqa: RUF001
 
 
-COSTS = {  # by column of the lines: its heading, and how its numbers are written
-    "milliseconds": ("ms per image", ".2f"),
-    "times_source": ("times source", ".2f"),
-    "parameters": ("parameters", ",.0f"),
-    "peak_memory": ("peak MB", ",.0f"),
-    "updates": ("updates", ",.0f"),
-    "skipped": ("skipped", ",.0f"),
-    "calibration_error": ("calibration error", ".1f"),
-    "entropy": ("entropy", ".3f"),
-}
+def export(rows: Rows, form: str) -> str:
+    r"""Write results as text.
+
+    Args:
+        rows: As `Results.rows()` returns them, or as a frame.
+        form: `csv` or `json` for every measurement with all its fields; `markdown` or `latex` for
+            the tables.
+
+    Raises:
+        OptionError: There is no such format.
+
+    Example:
+        >>> export([], "json")
+        '[]\n'
+    """
+    check_option("format", form, OneOf(FORMATS))
+    if form in ("markdown", "latex"):
+        write = markdown if form == "markdown" else latex
+        return "\n".join(write(table) for table in (*error_tables(rows), *paper_tables(rows)))
+    table = frame(rows)
+    if form == "json":  # not `DataFrame.to_json`, which rounds
+        records = [_finite(record) for record in table.to_dict("records")]
+        return json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    for name in ("error_stream", "entropy_stream", "versions", "machine"):  # as JSON
+        table = table.assign(**{name: [json.dumps(_finite(each)) for each in table[name]]})
+    table = table.replace([math.inf, -math.inf], math.nan)
+    return str(table.to_csv(index=False, lineterminator="\n"))
 
 
-def cost_table(comparison: Comparison) -> ResultTable | None:
-    """What each method costs, over all corruptions; None when nothing was measured."""
-    lines = comparison.lines
-    lines = lines.assign(milliseconds=1000 * lines.seconds / lines.measured)
-    source = lines.milliseconds[lines.method == SOURCE]
-    lines["times_source"] = lines.milliseconds / (source.iloc[0] if len(source) else math.nan)
-    lines = lines[lines.milliseconds > 0]
-    body = [
-        (Value(line["label"]), *(_formatted(line[name], form) for name, (_, form) in COSTS.items()))
-        for line in lines.to_dict("records")
+def _finite(value: Any) -> Any:
+    """Put null in the place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def markdown(table: ResultTable) -> str:
+    r"""Write a table in Markdown: the title above, the best in bold, the notes below.
+
+    Example:
+        >>> line = (Value("a|b"), Value("1.0", 1.0, "number", best=True))
+        >>> print(markdown(ResultTable("errors", ("method", "mean"), (line,))))
+        ### errors
+        <BLANKLINE>
+        | method | mean |
+        |:--|--:|
+        | a\|b | **1.0** |
+        <BLANKLINE>
+    """
+    head, *body = _lines(table, _MARKDOWN, " | ", "**{}**")
+    parts = [
+        f"### {table.title.translate(_MARKDOWN)}\n",
+        f"| {head} |",
+        "|" + "|".join(":--" if words else "--:" for words in table.wordy) + "|",
+        *(f"| {line} |" for line in body),
+        *(f"\n{note.translate(_MARKDOWN)}" for note in table.notes),
+        "",
     ]
-    notes = (
-        "Time is that spent in the method, without reading images. Peak memory is that of the "
-        "whole process. Updates are counted over all corruptions; skipped are those that would "
-        "not have been finite. Calibration error in percent and entropy in nats are means over "
-        "the corruptions.",
-    )
-    columns = ("method", *(heading for heading, _ in COSTS.values()))
-    title = comparison.conditions.title
-    return ResultTable(title, columns, tuple(body), notes) if body else None
+    return "\n".join(parts)
 
 
-def _formatted(number: float, form: str) -> Value:
-    return MISSING if math.isnan(number) else Value(f"{number:{form}}", float(number), "number")
+def latex(table: ResultTable) -> str:
+    r"""Write a table in LaTeX, for the package `booktabs`: the best in bold, the notes below.
 
-
-def failure_table(rows: Rows) -> ResultTable | None:
-    """Every result that failed, and why; None when all went well."""
-    every = frame(rows)
-    columns = ["method", "setting", "corruption", "severity", "seed", "reason"]
-    failed = every[(every.status != "done") | every.error.isna()][columns]
-    failed = failed.assign(corruption=failed.corruption.map(heading))
-    body = [
-        tuple(Value(each) if isinstance(each, str) else _formatted(each, "d") for each in line)
-        for line in failed.itertuples(index=False)
+    Example:
+        >>> line = (Value("bn"), Value("1.0", 1.0, "number", best=True))
+        >>> latex(ResultTable("50 %", ("method", "mean"), (line,))).splitlines()[7]
+        'bn & \\textbf{1.0} \\\\'
+    """
+    head, *body = _lines(table, _LATEX, " & ", r"\textbf{{{}}}")
+    layout = "".join("l" if words else "r" for words in table.wordy)
+    parts = [
+        r"\begin{table*}",
+        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",  # many columns on one page
+        rf"\caption{{{table.title.translate(_LATEX)}}}",
+        rf"\begin{{tabular}}{{{layout}}}",
+        r"\toprule",
+        rf"{head} \\",
+        r"\midrule",
+        *(rf"{line} \\" for line in body),
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par {note.translate(_LATEX)}" for note in table.notes),
+        r"\end{table*}",
+        "",
     ]
-    return ResultTable("What failed", tuple(columns), tuple(body)) if body else None
+    return "\n".join(parts)
+
+
+def _lines(table: ResultTable, escapes: dict[int, str], between: str, bold: str) -> list[str]:
+    """Return the headings and the rows, each as one line."""
+    lines = [between.join(name.translate(escapes) for name in table.columns)]
+    for row in table.rows:
+        texts = [(value.text.translate(escapes), value.best) for value in row]
+        lines.append(between.join(bold.format(text) if best else text for text, best in texts))
+    return lines

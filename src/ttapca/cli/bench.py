@@ -128,11 +128,9 @@ def run_benchmark(
 
 
 def _list_units(benchmark: Benchmark) -> None:
-    from ttapca.benchmark.running import title
-
     units = benchmark.units()
     for unit in units:
-        typer.echo(title(unit))
+        typer.echo(unit.title)
     count = sum(len(unit.cells) for unit in units)
     images = sum(unit.images for unit in units)
     typer.echo(f"{count:,} measurements, {images:,} images", err=True)

@@ -50,7 +50,7 @@ def export(
 ) -> None:
     """Write what `ttapca bench` measured as CSV, JSON, Markdown or LaTeX."""
     from ttapca.benchmark import Results
-    from ttapca.benchmark.table_formats import export as exported
+    from ttapca.benchmark.tables import export as exported
 
     if to is not None:
         check_place(to)

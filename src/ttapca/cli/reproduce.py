@@ -31,7 +31,7 @@ def demo(
     start = time.perf_counter()
 
     # imported here because torch takes seconds to import
-    from ttapca.benchmark.machine import one_thread
+    from ttapca.benchmark.inspection import one_thread
     from ttapca.benchmark.plan import read_preset
     from ttapca.benchmark.session import Benchmark
 
