@@ -23,5 +23,7 @@ def test_nothing_was_lost_or_added(found: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_the_numbers_are_those_that_were_recorded(name: str, found: dict[str, Tensor]) -> None:
-    # Rounding of another processor, after several steps of Adam, stays far below this.
-    torch.testing.assert_close(found[name], RECORDED[name], rtol=1e-7, atol=1e-7)
+    # Rounding of another processor, after several steps of Adam, stays far below 1e-7; energies are
+    # kept in float32, where the last digit may differ.
+    tolerance = 1e-6 if name.endswith("energies") else 1e-7
+    torch.testing.assert_close(found[name], RECORDED[name], rtol=tolerance, atol=tolerance)
