@@ -300,4 +300,4 @@ def test_folders_of_pictures(place: Path, pictures, command) -> None:
     assert "images of shape 3x8x8; found 3x12x12. Resize" in told
     pictures(place / "one" / "test", each=20, side=12)
     told = command(f"fit {weights} --data one --size 8 --to f", 2).err
-    assert "The train split must lie in" in told
+    assert "The train split must be in" in told
