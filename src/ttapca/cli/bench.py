@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
-from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Row
+from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Row, Setting
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import DIGITS
@@ -28,6 +28,10 @@ LISTS = ("methods", "corruptions", "settings")
 NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")
 # A row of the summary names these values where a plan has several of them.
 VARIED = ("batch_size", "components", "steps", "options")
+
+SUMMARY = "Mean classification error [%] over corruptions"
+MOST_ACROSS = 2  # settings beside one another in 80 columns
+Errors = dict[tuple[str, Setting, bool], list[float | None]]  # by label, setting, clean or not
 
 
 @dataclass(kw_only=True)
@@ -161,23 +165,45 @@ def _method_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _print_summary(rows: Sequence[Row], to: Path) -> None:
     """Print the mean error of each method in each setting, on corrupted and on clean images."""
-    errors: dict[tuple[str, str], list[float | None]] = {}
+    errors: Errors = {}
     for row in rows:
-        clean = ", clean" if row.cell.corruption == CLEAN else ""
-        place = _label(row.cell, rows), row.cell.setting + clean
+        place = _label(row.cell, rows), row.cell.setting, row.cell.corruption == CLEAN
         errors.setdefault(place, []).append(row.outcome.error)
-    labels, found = (list(dict.fromkeys(names)) for names in zip(*errors, strict=True))
-    columns = sorted(found, key=lambda name: (SETTINGS.index(name.partition(",")[0]), name))
-    table = Table(title="Mean classification error [%] over corruptions", title_justify="left")
-    table.add_column("method", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for label in labels:
-        table.add_row(label, *(_mean(errors.get((label, name), [])) for name in columns))
-    Console().print(table)
+    few = len({setting for _, setting, _ in errors}) <= MOST_ACROSS
+    Console().print(_across(errors) if few else _down(errors))
     failed = sum(row.outcome.status == "failed" for row in rows)
     lost = f", {failed:,} of them failed" if failed else ""
     typer.echo(f"{to}: {len(rows):,} measurements{lost}")
+
+
+def _across(errors: Errors) -> Table:
+    """Return a table with a row for each method, its settings beside one another."""
+    found = {place[1:] for place in errors}
+    columns = sorted(found, key=lambda each: (SETTINGS.index(each[0]), each[1]))
+    table = Table("method", title=SUMMARY, title_justify="left")
+    table.columns[0].no_wrap = True
+    for setting, clean in columns:
+        table.add_column(f"{setting}, clean" if clean else setting, justify="right")
+    for label in dict.fromkeys(place[0] for place in errors):
+        table.add_row(label, *(_mean(errors.get((label, *each), [])) for each in columns))
+    return table
+
+
+def _down(errors: Errors) -> Table:
+    """Return a table with a row for each setting and method: many settings need no more width."""
+    kinds = sorted({clean for _, _, clean in errors})
+    lines = dict.fromkeys((setting, label) for label, setting, _ in errors)
+    table = Table("setting", "method", title=SUMMARY, title_justify="left")
+    for clean in kinds:
+        table.add_column("clean" if clean else "corrupted", justify="right")
+    last = ""
+    for setting, label in sorted(lines, key=lambda line: SETTINGS.index(line[0])):  # stable
+        if setting != last:
+            table.add_section()
+        means = (_mean(errors.get((label, setting, clean), [])) for clean in kinds)
+        table.add_row(setting if setting != last else "", label, *means)
+        last = setting
+    return table
 
 
 def _label(cell: Cell, rows: Sequence[Row]) -> str:
