@@ -139,6 +139,15 @@ def test_spectra_are_thinned_but_keep_their_ends() -> None:
     assert figures([], [empty]) == []
 
 
+def test_a_title_names_the_setting_where_there_are_several() -> None:
+    rows = [row(cell("bn", setting=name, batch_size=size)) for name in ("online", "changing")
+            for size in (50, 200)]  # fmt: skip
+    titles = {name: figure.title for name, figure in by_name(rows).items()}
+    assert titles["batch"] == "Error against batch size, online"
+    assert titles["batch-2"] == "Error against batch size, changing"
+    assert by_name(rows[:2])["batch"].title == "Error against batch size"
+
+
 def test_a_sweep_is_one_point_where_methods_are_compared() -> None:
     rows = [each for each in sweeps() if each.cell.setting == "episodic"]
     found = by_name([each for each in rows if each.cell.batch_size == 200])

@@ -15,14 +15,16 @@ import pytest
 import torch
 
 import ttapca
-from benchmark.worlds import IMAGES, lasting, small_subject
+from benchmark.worlds import IMAGES, lasting, plain_streams, small_subject
 from ttapca.benchmark import Cell, Plan, Results, Setting, Subject, Unit, expand, run
+from ttapca.benchmark.cells import SETTINGS
 from ttapca.benchmark.running import seconds_left
 from ttapca.datasets import to_tensor
 from ttapca.errors import DataNotFoundError
 
 BATCH = 20
 SEED = 3
+CHANGE_EVERY = 15
 CORRUPTIONS = ("fog", "contrast", "clean")
 METHODS = ("source", "tent", "ttapca-relu", "roid")
 
@@ -42,25 +44,21 @@ def small_plan(**values: object) -> Plan:
     return Plan(**{**usual, **values})  # type: ignore[arg-type]
 
 
-def plain_loop(subject: Subject, method: str, setting: Setting) -> dict[str, dict[str, object]]:
+def plain_loop(
+    subject: Subject, method: str, setting: Setting, batch_size: int = BATCH
+) -> dict[str, dict[str, object]]:
     """What the harness should find, written out: orders, batches, when to reset, what is wrong."""
     pixels = {name: subject.source.images([(name, 5)]).images for name in CORRUPTIONS}
     labels = subject.source.clean.labels
-    random = np.random.default_rng(SEED)
-    if setting == "mixed":
-        pairs = [(name, place) for name in CORRUPTIONS for place in range(IMAGES)]
-        streams = [[pairs[number] for number in random.permutation(len(pairs))]]
-    else:
-        order = list(random.permutation(IMAGES))
-        if setting == "correlated":
-            rank = random.permutation(10)
-            order = sorted(order, key=lambda place: rank[labels[place]])  # sorting is stable
-        streams = [[(name, place) for place in order] for name in CORRUPTIONS]
+    orders = plain_streams(setting, labels.tolist(), len(CORRUPTIONS), SEED, CHANGE_EVERY)
+    streams = [[(CORRUPTIONS[number], place) for number, place in order] for order in orders]
     options = {
         "source": {},
         "tent": {"lr": 0.05},
         "ttapca-relu": {"lr": 0.05, "filter": subject.fitted},
         "roid": {"lr": 0.05, "seed": SEED},
+        "bn": {},
+        "wiener": {"filter": subject.fitted},
     }[method]
 
     def fresh() -> ttapca.Adapter:
@@ -70,18 +68,18 @@ def plain_loop(subject: Subject, method: str, setting: Setting) -> dict[str, dic
     adapter = fresh()
     found: dict[str, list[tuple[int, float, float]]] = {name: [] for name in CORRUPTIONS}
     for stream in streams:
-        if setting in ("online", "correlated"):
+        if setting in ("online", "correlated", "dirichlet-0.1", "dirichlet-1"):
             adapter = fresh()
-        for start in range(0, len(stream), BATCH):
-            if setting == "episodic":
+        for start in range(0, len(stream), batch_size):
+            if setting in ("episodic", "episodic-sorted"):
                 adapter = fresh()
-            batch = stream[start : start + BATCH]
+            batch = stream[start : start + batch_size]
             logits = adapter(to_tensor(np.stack([pixels[name][place] for name, place in batch])))
             for (name, place), row in zip(batch, logits.double(), strict=True):
                 chances = torch.exp(row) / torch.exp(row).sum()
                 entropy = -float(sum(p * torch.log(p) for p in chances if p > 0))
                 wrong = 100.0 * (int(row.argmax()) != labels[place])
-                found[name].append((start // BATCH, wrong, entropy))
+                found[name].append((start // batch_size, wrong, entropy))
     expected = {}
     for name, facts in found.items():
         batches, *columns = np.array(facts).T
@@ -93,14 +91,34 @@ def plain_loop(subject: Subject, method: str, setting: Setting) -> dict[str, dic
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("setting", ["episodic", "online", "continual", "mixed", "correlated"])
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_the_harness_is_a_plain_loop(
+    subject: Subject,
+    results: Results,
+    method: str,
+    setting: Setting,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two rounds and a half, and batches that hold the end of one corruption and the next.
+    monkeypatch.setattr("ttapca.benchmark.subject.CHANGE_EVERY", CHANGE_EVERY)
+    run(expand(small_plan(methods=(method,), settings=(setting,)), subject), subject, results)
+    compare(subject, results, plain_loop(subject, method, setting))
+
+
+@pytest.mark.parametrize("method", ["source", "bn", "wiener"])
+@pytest.mark.parametrize("setting", ["correlated", "episodic-sorted"])
+def test_single_images_in_order(
     subject: Subject, results: Results, method: str, setting: Setting
 ) -> None:
-    run(expand(small_plan(methods=(method,), settings=(setting,)), subject), subject, results)
+    plan = small_plan(methods=(method,), settings=(setting,), batch_sizes=(1,))
+    run(expand(plan, subject), subject, results)
+    compare(subject, results, plain_loop(subject, method, setting, batch_size=1))
+    assert {len(row.outcome.error_stream) for row in results.rows()} == {IMAGES}
+
+
+def compare(subject: Subject, results: Results, expected: dict[str, dict[str, object]]) -> None:
     rows = results.rows()
     assert [row.cell.corruption for row in rows] == list(CORRUPTIONS)
-    expected = plain_loop(subject, method, setting)
     for row in rows:
         assert row.outcome.status == "done", row.outcome.reason
         for name, value in expected[row.cell.corruption].items():
@@ -219,6 +237,16 @@ def test_what_a_filter_did(subject: Subject, results: Results) -> None:
     assert all(png.startswith(b"\x89PNG") for png in (*one.before, *one.after))
     assert one.before[0] != seen["clean", 10].before[0]
     assert one.before != one.after
+
+
+def test_gains_are_shown_with_the_corruption_that_they_are_for(
+    subject: Subject, results: Results
+) -> None:
+    plan = small_plan(methods=("wiener",), settings=("continual", "changing", "mixed"))
+    run(expand(plan, subject), subject, results)
+    seen = [(one.cell.setting, one.cell.corruption) for one in results.observations()]
+    both = [(setting, name) for setting in ("continual", "mixed") for name in CORRUPTIONS]
+    assert sorted(seen) == sorted([*both, ("changing", CORRUPTIONS[-1])])
 
 
 def test_images_that_cannot_be_had_stop_the_run_before_it_starts(results: Results) -> None:

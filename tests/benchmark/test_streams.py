@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmark.worlds import plain_streams, plain_stretches
 from ttapca.benchmark import ImageSource, Setting
-from ttapca.benchmark.cells import JOINT, SETTINGS
-from ttapca.benchmark.subject import FORGETTING, segments
+from ttapca.benchmark.cells import EPISODIC, INTERLEAVED, JOINT, SETTINGS
+from ttapca.benchmark.subject import FORGETTING, dirichlet_stretches, segments
 from ttapca.corruptions import STANDARD, corrupt
 from ttapca.datasets import Images, read_digits
 from ttapca.errors import DataFormatError, DataNotFoundError, NotEnoughDataError
@@ -25,12 +27,82 @@ def test_every_image_arrives_once(
 ) -> None:
     parts = segments(setting, labels, corruptions, seed)
     assert sorted(np.concatenate(parts).tolist()) == list(range(corruptions * len(labels)))
-    again = segments(setting, labels, corruptions, seed)
-    assert all(np.array_equal(*pair) for pair in zip(parts, again, strict=True))
-    assert len(parts) == (1 if setting == "mixed" else corruptions)
-    if setting == "correlated":  # one class after another
+    expected = plain_streams(setting, labels.tolist(), corruptions, seed)
+    found = [[divmod(number, len(labels)) for number in part.tolist()] for part in parts]
+    assert found == expected
+    assert len(parts) == (1 if setting in INTERLEAVED else corruptions)
+    if setting in ("correlated", "episodic-sorted"):  # one class after another
         changes = np.count_nonzero(np.diff(labels[parts[0]]))
         assert 1 + changes == len(np.unique(labels))
+
+
+def test_corruptions_take_turns_of_500_images() -> None:
+    labels = np.arange(1200) % 10
+    (stream,) = segments("changing", labels, 3, seed=1)
+    (online,) = segments("online", labels, 1, seed=1)
+    lengths = [(int(number), len(list(run))) for number, run in groupby(stream // 1200)]
+    first, last = [(number, 500) for number in range(3)], [(number, 200) for number in range(3)]
+    assert lengths == [*first, *first, *last]
+    for number in range(3):  # each corruption shows its images in the order of `online`
+        assert np.array_equal(stream[stream // 1200 == number] % 1200, online)
+    (few,) = segments("changing", labels[:500], 3, seed=1)
+    assert np.array_equal(few, np.concatenate(segments("continual", labels[:500], 3, seed=1)))
+
+
+@pytest.mark.parametrize("classes", [1, 3, 120])
+@pytest.mark.parametrize("concentration", [0.1, 1, 10])
+def test_stretches_are_dealt_out_as_by_hand(classes: int, concentration: float) -> None:
+    labels = np.random.default_rng(5).integers(0, classes, 700) * 2  # some classes are missing
+    parts = dirichlet_stretches(labels, concentration, np.random.default_rng(7))
+    expected = plain_stretches(labels.tolist(), concentration, np.random.default_rng(7))
+    assert [part.tolist() for part in parts] == expected
+    assert len(parts) == min(classes, 100)
+    for part in parts:  # within a stretch, every class comes once, its images in their order
+        runs = [list(run) for _, run in groupby(part, key=lambda place: labels[place])]
+        assert len(runs) == len(np.unique(labels[part]))
+        assert all(run == sorted(run) for run in runs)
+
+
+@pytest.mark.parametrize("concentration", [0.1, 1, 10])
+def test_shares_follow_the_dirichlet_distribution(concentration: float) -> None:
+    classes, each, draws = 10, 500, 100
+    labels = np.arange(classes * each) % classes
+    shares = []  # of each class, by stretch
+    for seed in range(draws):
+        parts = dirichlet_stretches(labels, concentration, np.random.default_rng(seed))
+        counts = [np.bincount(labels[part], minlength=classes) for part in parts]
+        shares.append(np.array(counts).T / each)
+    found = np.concatenate(shares)  # (draws x classes, stretches)
+    assert np.allclose(found.sum(1), 1)
+    # The textbook's moments: mean 1 / K; sum of squares (a + 1) / (K a + 1).
+    deviation = np.sqrt((1 - 1 / classes) / classes / (classes * concentration + 1))
+    assert np.allclose(found.mean(0), 1 / classes, atol=4 * deviation / np.sqrt(len(found)) + 2e-3)
+    squares = (concentration + 1) / (classes * concentration + 1)
+    assert (found**2).sum(1).mean() == pytest.approx(squares, rel=0.05)
+
+
+def test_a_low_concentration_skews_the_batches() -> None:
+    labels = np.arange(2000) % 10
+
+    def classes_of_a_batch(order: np.ndarray) -> float:
+        """The effective number of classes in batches of 200: 1 over the sum of squared shares."""
+        shares = [np.bincount(labels[part]) / 200 for part in np.split(order, 10)]
+        return float(np.mean([1 / (share**2).sum() for share in shares]))
+
+    found = {}
+    for concentration in (0.1, 1, 10):
+        orders = [
+            np.concatenate(dirichlet_stretches(labels, concentration, np.random.default_rng(seed)))
+            for seed in range(20)
+        ]
+        found[concentration] = np.mean([classes_of_a_batch(order) for order in orders])
+    assert 2 * found[0.1] < found[1]
+    assert 3 * found[0.1] < found[10]
+    by_class, shuffled = (
+        np.mean([classes_of_a_batch(segments(name, labels, 1, seed)[0]) for seed in range(20)])
+        for name in ("correlated", "online")
+    )
+    assert by_class < found[0.1] < found[1] < found[10] < shuffled
 
 
 def test_seeds_give_other_orders() -> None:
@@ -38,9 +110,10 @@ def test_seeds_give_other_orders() -> None:
     for setting in SETTINGS:
         orders = [segments(setting, labels, 1, seed)[0] for seed in range(3)]
         assert len({*map(tuple, orders), tuple(range(100))}) == 4
-        if setting == "correlated":
+        if setting in ("correlated", "episodic-sorted"):
             assert len({tuple(dict.fromkeys(labels[order])) for order in orders}) == 3
     assert {setting for setting in SETTINGS if FORGETTING[setting] == "continual"} == set(JOINT)
+    assert {setting for setting in SETTINGS if FORGETTING[setting] == "episodic"} == set(EPISODIC)
 
 
 def colour_images(count: int = 4) -> Images:

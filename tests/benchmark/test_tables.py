@@ -24,6 +24,7 @@ from ttapca.benchmark.tables import (
     ResultTable,
     error_tables,
     paper_tables,
+    setting_tables,
 )
 from ttapca.corruptions import STANDARD
 
@@ -188,6 +189,36 @@ def test_the_headline_is_computed() -> None:
     assert "no method was measured" in headline([failed(cell("bn", "fog"))])[0]
 
 
+def test_settings_beside_one_another() -> None:
+    names = ("mixed", "episodic", "dirichlet-0.1")
+    rows = [each for name in names for each in paper_grid(name)]
+    assert setting_tables(comparisons(rows[: 2 * len(rows) // 3])) == []  # two are few
+    mixed = "generated, seed 0, among clean and all the others"
+    rows = [
+        dataclasses.replace(one, cell=dataclasses.replace(one.cell, corrupted=mixed))
+        if one.cell.setting == "mixed"
+        else one
+        for one in rows
+        if (one.cell.setting, one.cell.method) != ("episodic", "tent")
+    ]
+    slow = [row(cell("tent", name, setting="mixed", corrupted=mixed, lr=0.5)) for name in STANDARD]
+    (table,) = setting_tables(comparisons([*rows, *slow]))
+    assert table.columns == ("method", "episodic", "dirichlet-0.1", "mixed")
+    assert ", severity 5, by setting, batches of 200, " in table.title
+    for one in table.columns[1:]:
+        found = texts(table, one)
+        others = [name for name in METHODS if name != "tent"]
+        assert list(found) == [*others, "tent, lr 0.001", "tent, lr 0.5"]
+        for method in ("source", "ttapca-exp"):
+            errors = [error(cell(method, name, setting=one)) for name in STANDARD]
+            clean = error(cell(method, "clean"))
+            assert found[method] == f"{statistics.fmean(errors):.1f} ({clean:.1f})"
+    assert texts(table, "episodic")["tent, lr 0.001"] == "—"
+    assert [texts(table, name)["tent, lr 0.5"] for name in table.columns[1:3]] == ["—", "—"]
+    assert "(" not in texts(table, "mixed")["tent, lr 0.5"]  # not run on clean images
+    assert table.notes[0].endswith("mean over 15 corruptions; clean images in brackets.")
+
+
 def test_costs_are_those_of_the_rows() -> None:
     def costs(rows: list[Row]) -> dict[str, str]:
         table = cost_table(comparisons(rows)[0])
@@ -196,6 +227,8 @@ def test_costs_are_those_of_the_rows() -> None:
     found = costs(paper_grid())
     assert (found["ms per image"], found["times source"]) == ("1.30", "3.25")
     assert (found["parameters"], found["updates"]) == ("1,376", str(15 * 5))
+    for setting in ("mixed", "changing"):  # each row counts the whole stream
+        assert costs(paper_grid(setting))["updates"] == "5"
     assert costs([row(cell("tent"))])["times source"] == "—"
     assert costs([failed(cell("tent"))]) == {}
 

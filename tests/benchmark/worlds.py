@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 import ttapca
-from ttapca.benchmark import ImageSource, Observation, Results, Row, Subject
+from ttapca.benchmark import ImageSource, Observation, Results, Row, Setting, Subject
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.networks import build
 from ttapca.networks.architectures import DIGITS_SHAPE
@@ -37,3 +40,53 @@ def lasting(results: Results) -> tuple[list[Row], list[Observation]]:
         for row in results.rows()
     ]
     return rows, results.observations()
+
+
+def plain_streams(
+    setting: Setting, labels: Sequence[int], corruptions: int, seed: int, change_every: int = 500
+) -> list[list[tuple[int, int]]]:
+    """The orders of arrival, written out: streams of (corruption, image)."""
+    random, images = np.random.default_rng(seed), len(labels)
+    pairs = [(number, image) for number in range(corruptions) for image in range(images)]
+    if setting == "mixed":
+        return [[pairs[place] for place in random.permutation(len(pairs))]]
+    order = random.permutation(images).tolist()
+    if setting in ("correlated", "episodic-sorted"):
+        rank = random.permutation(max(labels) + 1)
+        order = sorted(order, key=lambda image: rank[labels[image]])  # sorting is stable
+    if setting.startswith("dirichlet"):
+        concentration = float(setting.removeprefix("dirichlet-"))
+        parts = plain_stretches([labels[image] for image in order], concentration, random)
+        order = [order[place] for part in parts for place in part]
+    if setting != "changing":
+        return [[(number, image) for image in order] for number in range(corruptions)]
+    stream, shown = [], 0
+    while shown < images:
+        for number in range(corruptions):
+            stream += [(number, image) for image in order[shown : shown + change_every]]
+        shown += change_every
+    return [stream]
+
+
+def plain_stretches(
+    labels: Sequence[int], concentration: float, random: np.random.Generator
+) -> list[list[int]]:
+    """Deal out each class to the stretches, then go through each stretch class by class."""
+    classes = sorted(set(labels))
+    count = min(len(classes), 100)
+    shares = random.dirichlet([concentration] * count, len(classes)).tolist()
+    turns = random.permuted([range(len(classes))] * count, axis=1).tolist()
+    held: list[dict[int, list[int]]] = [{each: [] for each in classes} for _ in range(count)]
+    for each, share in zip(classes, shares, strict=True):
+        waiting = [place for place, label in enumerate(labels) if label == each]
+        total, given, dealt = len(waiting), 0.0, 0
+        for stretch in range(count):
+            given += share[stretch]
+            end = total if stretch == count - 1 else math.floor(given * total)
+            held[stretch][each] = waiting[dealt:end]
+            dealt = end
+    found = []
+    for stretch, turn in zip(held, turns, strict=True):
+        ordered = sorted(zip(turn, classes, strict=True))
+        found.append([place for _, each in ordered for place in stretch[each]])
+    return found

@@ -54,6 +54,26 @@ def test_from_nothing_to_a_table(digits: Path, monkeypatch: pytest.MonkeyPatch, 
     assert rows_of("sub/r.sqlite") == rows
 
 
+def test_many_settings_are_shown_below_one_another(command) -> None:
+    settings = ("episodic", "correlated", "dirichlet-0.1", "changing")
+    told = command(
+        f"bench digits {SMALL} --methods source,bn --settings {','.join(settings[::-1])} "
+        "--to r.sqlite"
+    )
+    lines = [re.findall(r"[\w.-]+", line) for line in told.out.splitlines() if "│" in line]
+    expected = []
+    for setting in settings:
+        for method in ("source", "bn"):
+            own = {
+                row.cell.corruption: f"{row.outcome.error:.2f}"
+                for row in rows_of("r.sqlite")
+                if (row.cell.setting, row.cell.method) == (setting, method)
+            }
+            first = [setting] if method == "source" else []
+            expected.append([*first, method, own["fog"], own["clean"]])
+    assert lines == expected
+
+
 def test_ctrl_c_and_then_the_same_command(monkeypatch: pytest.MonkeyPatch, command) -> None:
     words = f"bench digits {SMALL} --methods source,bn --settings online --to r.sqlite"
     measure = MagicMock(wraps=running.measure)
@@ -204,7 +224,7 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
         ("--filter none", 2, "(?s)--filter.*does not.*exist"),
         ("--seeds a", 2, "--seeds takes whole numbers, such as 1,3 or 0-2; found `a`"),
         ("--seeds 0-99999999999", 2, "--seeds takes at most 10,000 numbers"),
-        ("--settings offline", 2, "must be one of episodic, online"),
+        ("--settings offline", 2, "must be one of episodic, episodic-sorted, online"),
         ("--images 1000000", 1, "has 596 test images; asked for are 1,000,000"),
         ("--to foreign.sqlite", 1, "is another database"),
         ("--to none/r.sqlite", 2, "there is no .*none"),

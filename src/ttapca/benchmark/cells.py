@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Setting = Literal["episodic", "online", "continual", "mixed", "correlated"]
+Setting = Literal[
+    "episodic", "episodic-sorted",
+    "online", "correlated", "dirichlet-0.1", "dirichlet-1",
+    "continual", "changing", "mixed",
+]  # fmt: skip
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
-JOINT = ("continual", "mixed")  # settings whose corruptions share one adaptation
+EPISODIC = ("episodic", "episodic-sorted")  # settings in which nothing lasts longer than a batch
+JOINT = ("continual", "changing", "mixed")  # settings whose corruptions share one adaptation
+INTERLEAVED = (
+    "changing",
+    "mixed",
+)  # of these, the ones in which a corruption comes again and again
+AMONG = ", among "  # in `Cell.corrupted`, before the names of corruptions that share an adaptation
+CHANGE_EVERY = 500  # images of one corruption in a row, in `changing`
 
 Status = Literal["done", "failed"]
 

@@ -19,7 +19,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from ttapca.benchmark import paper
-from ttapca.benchmark.cells import CLEAN, Cell, Outcome, Row
+from ttapca.benchmark.cells import CLEAN, INTERLEAVED, Cell, Outcome, Row
 from ttapca.corruptions import CORRUPTIONS
 
 Rows: TypeAlias = "Iterable[Row] | DataFrame"
@@ -116,6 +116,9 @@ class Comparison:
             calibration_error=("calibration_error", "mean"),
             entropy=("entropy", "mean"),
         )
+        if self.conditions.setting in INTERLEAVED:  # each corruption has those of the whole stream
+            streams = done.groupby(["line", "seed"])[["updates", "skipped"]].max()
+            costs = costs.assign(**streams.groupby("line").sum())
         lines = self.rows.groupby("line")[LINE].first()
         lines = lines.join([means, clean, costs]).assign(label=labels(lines))
         milliseconds = (1000 * lines.seconds / lines.images).where(lines.seconds > 0)

@@ -13,7 +13,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from ttapca.benchmark import paper, svg
-from ttapca.benchmark.cells import Observation
+from ttapca.benchmark.cells import EPISODIC, Observation
 from ttapca.benchmark.comparisons import (
     LINE,
     Comparison,
@@ -61,12 +61,14 @@ class ReportFigure:
         title: What is shown.
         caption: What it is made from.
         drawing: The matplotlib figure, to be changed or saved in any format.
+        setting: Of the results; a title names it where figures of several settings share theirs.
     """
 
     name: str
     title: str
     caption: str
     drawing: Figure
+    setting: str = ""
 
 
 def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[ReportFigure]:
@@ -90,7 +92,7 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
     found = comparisons(every)
     methods = dict.fromkeys([*every.method, *(each.cell.method for each in observations)])
     styles = {name: number for number, name in enumerate(methods)}
-    streams = [each for each in found if each.conditions.setting != "episodic"] or found
+    streams = [each for each in found if each.conditions.setting not in EPISODIC] or found
     with mpl.rc_context(svg.STYLE):
         drawn = [
             *(_sweep(each, option, styles) for option in ("components", "steps") for each in found),
@@ -101,11 +103,15 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
             *_spectra(observations, styles),
         ]
     counts: Counter[str] = Counter()
+    settings: dict[str, set[str]] = {}  # by title
+    for figure in filter(None, drawn):
+        settings.setdefault(figure.title, set()).add(figure.setting)
     named = []
     for figure in filter(None, drawn):
         counts[figure.name] += 1
         number = f"-{counts[figure.name]}" if counts[figure.name] > 1 else ""
-        named.append(replace(figure, name=figure.name + number))
+        where = f", {figure.setting}" if len(settings[figure.title]) > 1 else ""
+        named.append(replace(figure, name=figure.name + number, title=figure.title + where))
     return named
 
 
@@ -138,7 +144,7 @@ def _sweep(comparison: Comparison, option: str, styles: dict[str, int]) -> Repor
     levels = lines[lines.method.isin(LEVELS) & ~lines.method.isin(drawn)]
     levels = nearest_to_paper(levels, FAMILY)
     caption = _caption(comparison, "bars and bands" if len(levels) else "bars")
-    return _curve_figure(option, curves, levels, styles, caption)
+    return _curve_figure(option, curves, levels, styles, caption, comparison.conditions.setting)
 
 
 def _batch_sizes(
@@ -159,7 +165,8 @@ def _batch_sizes(
         curves = _curves(pd.concat(lines).dropna(subset="mean"), LINE, "batch_size")
         if curves:
             caption = _caption(replace(group[0], conditions=conditions, corruptions=kept))
-            yield _curve_figure("batch_size", curves, lines[0][:0], styles, caption)
+            none = lines[0][:0]
+            yield _curve_figure("batch_size", curves, none, styles, caption, conditions.setting)
 
 
 def _curves(lines: DataFrame, family: list[str], option: str) -> list[DataFrame]:
@@ -174,6 +181,7 @@ def _curve_figure(
     levels: DataFrame,
     styles: dict[str, int],
     caption: str,
+    setting: str,
 ) -> ReportFigure | None:
     """Draw curves on a logarithmic axis, those with bars a little apart, and lines all across."""
     if not curves:
@@ -200,7 +208,7 @@ def _curve_figure(
     svg.label_plainly(axes.xaxis)
     axes.set_xticks(ticks)
     svg.add_legend(figure)
-    return ReportFigure(name, title, caption, figure)
+    return ReportFigure(name, title, caption, figure, setting)
 
 
 def _drawn_as(lines: DataFrame, styles: dict[str, int]) -> Iterator[tuple[Any, str, int]]:

@@ -26,7 +26,7 @@ from ttapca._checks import (
 )
 from ttapca.adaptation.guards import GuardAction
 from ttapca.benchmark import paper
-from ttapca.benchmark.cells import CLEAN, JOINT, SETTINGS, Cell, Setting
+from ttapca.benchmark.cells import AMONG, CLEAN, JOINT, SETTINGS, Cell, Setting
 from ttapca.benchmark.subject import Condition, Subject
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
 from ttapca.corruptions.catalogue import find, unknown
@@ -52,7 +52,8 @@ class Plan:
         corruptions: Of `ttapca.corruptions.CORRUPTIONS`; `standard`, `extra` and `all` stand for
             several, `clean` for images that are not corrupted.
         severities: 1 to 5.
-        settings: `episodic`, `online`, `continual`, `mixed`, `correlated`.
+        settings: How images arrive and when adaptation forgets, as `docs/bench.md` lists them:
+            `episodic`, `online`, `correlated`, `continual`, `mixed` and more.
         batch_sizes: Images per batch.
         seeds: For the order of the images, and for a method's own random numbers.
         steps: Gradient steps on each batch, for methods that take them; empty for each method's
@@ -264,7 +265,7 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
             ):
                 corrupted = subject.source.name
                 if setting in JOINT and plan.corruptions != STANDARD:  # all of them count
-                    corrupted += f", among {' '.join(plan.corruptions)}"
+                    corrupted += AMONG + " ".join(plan.corruptions)
                 shared = {
                     "model": subject.name,
                     "weights": subject.weights,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ttapca import __version__
-from ttapca.benchmark.cells import JOINT, Observation, Row
+from ttapca.benchmark.cells import CHANGE_EVERY, JOINT, Observation, Row
 from ttapca.benchmark.comparisons import SOURCE, Comparison, Rows, comparisons, frame, largest
 from ttapca.benchmark.figures import chosen_observations, figures
 from ttapca.benchmark.svg import page_svg
@@ -27,15 +27,23 @@ from ttapca.benchmark.tables import (
     full_name,
     heading,
     paper_tables,
+    setting_tables,
 )
 
 PAGE = Path(__file__).with_name("page")
 REFERENCES = {SOURCE: "for the untouched network", "bn": "with batch statistics alone"}
 SETTINGS = {
     "episodic": "adaptation starts anew at each batch",
+    "episodic-sorted": "like episodic, with the images of a class one after another",
     "online": "adaptation goes on over one corruption, and starts anew at the next",
     "correlated": "like online, with the images of a class one after another",
+    "dirichlet-0.1": "like online, in stretches that hold few of the classes (Dirichlet shares, "
+    "concentration 0.1)",
+    "dirichlet-1": "like online, in stretches that hold unequal shares of the classes (Dirichlet "
+    "shares, concentration 1)",
     "continual": "adaptation goes on from one corruption to the next, and never starts anew",
+    "changing": f"the corruption changes every {CHANGE_EVERY} images, round after round; "
+    "adaptation is not told, and never starts anew",
     "mixed": "all corruptions at once, image by image; adaptation never starts anew",
 }
 COSTS = {  # by column of the lines: its heading, and the format of its numbers
@@ -94,7 +102,10 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
         bars_title=largest(found).conditions.title if found else "",
         facts=facts(every),
         glossary=glossary(every),
-        tables=[error_table(each) for each in found if _is_full(each, found)],
+        tables=[
+            *setting_tables(found),
+            *(error_table(each) for each in found if _is_full(each, found)),
+        ],
         more_tables=[error_table(each) for each in found if not _is_full(each, found)],
         compared=paper_tables(every),
         figures=[(each, Markup(page_svg(each))) for each in figures(every, observations)],  # noqa: S704

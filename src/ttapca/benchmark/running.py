@@ -182,8 +182,9 @@ def measure(
     """Put a unit's method on the network, send the images through it, and measure.
 
     Returns:
-        For each cell its numbers, named as in `Outcome`, and what the filter did. In a mixed
-        stream the updates are those of the whole stream.
+        For each cell its numbers, named as in `Outcome`, and what the filter did. Where corruptions
+        take turns in one stream, the updates are those of the whole stream; and where they change
+        from time to time, the filter is looked at for the last one only, which its gains are for.
     """
     cell = unit.cells[0]
     labels = subject.source.clean.labels
@@ -204,7 +205,9 @@ def measure(
                     "skipped": adapter.skipped - skipped,
                     "parameters": adapter.n_parameters,
                 }
-                seen = observe(unit.cells[number], adapter, subject, images, segment[own])
+                seen = None
+                if cell.setting != "changing" or number == corruption[-1]:
+                    seen = observe(unit.cells[number], adapter, subject, images, segment[own])
                 found.append((values, seen))
     return found
 

@@ -13,10 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import pandas as pd
+
 from ttapca._checks import OneOf, check_option
 from ttapca.benchmark import paper
-from ttapca.benchmark.cells import CLEAN
-from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, nearest_to_paper
+from ttapca.benchmark.cells import AMONG, CLEAN, SETTINGS
+from ttapca.benchmark.comparisons import (
+    LINE,
+    Comparison,
+    Rows,
+    comparisons,
+    frame,
+    labels,
+    nearest_to_paper,
+)
 from ttapca.corruptions import STANDARD
 
 FORMATS = ("csv", "json", "markdown", "latex")
@@ -41,6 +51,7 @@ _LATEX = str.maketrans(
 )
 _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in r"\|*_`<>[]"} | {"\n": " "})
 FINE = 5000  # images from which a second decimal means something
+LEAST_SETTINGS = 3  # that are worth a table of their own
 PARTIAL = "†"  # marks a number for which some seeds failed
 
 
@@ -136,6 +147,57 @@ def error_table(comparison: Comparison) -> ResultTable:
     columns = (*first, *map(heading, names))
     title, notes = comparison.conditions.title, _notes(comparison, lines)
     return ResultTable(title, columns, _with_best(lines), notes)
+
+
+def setting_tables(found: Sequence[Comparison]) -> list[ResultTable]:
+    """Return mean errors by setting, where at least three comparisons differ in nothing else.
+
+    Two are easily compared in their own tables. Errors on clean images stand in brackets.
+
+    Example:
+        >>> setting_tables([])
+        []
+    """
+    groups: dict[tuple[object, ...], dict[str, Comparison]] = {}
+    for each in found:
+        ours = each.conditions
+        # Corruptions that share an adaptation are named here; their columns are compared instead.
+        corrupted = ours.corrupted.partition(AMONG)[0]
+        key = (ours._replace(setting="", corrupted=corrupted), each.corruptions)
+        groups.setdefault(key, {}).setdefault(ours.setting, each)
+    order: dict[str, int] = {name: number for number, name in enumerate(SETTINGS)}
+    return [
+        _setting_table(dict(sorted(group.items(), key=lambda each: order.get(each[0], len(order)))))
+        for group in groups.values()
+        if len(group) >= LEAST_SETTINGS
+    ]
+
+
+def _setting_table(group: dict[str, Comparison]) -> ResultTable:
+    first = next(iter(group.values()))
+    every = pd.concat([each.lines for each in group.values()]).drop_duplicates(LINE)
+    lines = [
+        (Value(label), *(_value_with_clean(each, line) for each in group.values()))
+        for label, line in zip(labels(every), every[LINE].itertuples(index=False), strict=True)
+    ]
+    names = first.corruptions
+    over = f"mean over {len(names)} corruptions" if len(names) > 1 else full_name(names[0])
+    values = [value for line in lines for value in line[1:] if value.number is not None]
+    brackets = any(value.text.endswith(")") for value in values)
+    note = f"Classification error in percent, {over}" + "; clean images in brackets" * brackets
+    title = first.conditions._replace(setting="by setting").title
+    return ResultTable(title, ("method", *group), _with_best(lines), (f"{note}.",))
+
+
+def _value_with_clean(comparison: Comparison, line: tuple[Any, ...]) -> Value:
+    """Return the mean error of a method with its options, and that on clean images in brackets."""
+    for found in comparison.lines.itertuples():
+        if tuple(getattr(found, name) for name in LINE) == tuple(line):
+            mean = _mean_value(comparison, found.Index)
+            if mean.number is None or math.isnan(found.clean) or CLEAN in comparison.corruptions:
+                return mean
+            return replace(mean, text=f"{mean.text} ({_number(comparison, found.clean)})")
+    return MISSING
 
 
 def _error_value(comparison: Comparison, line: int, corruption: str) -> Value:
@@ -295,7 +357,9 @@ def export(rows: Rows, form: str) -> str:
     check_option("format", form, OneOf(FORMATS))
     if form in ("markdown", "latex"):
         write = markdown if form == "markdown" else latex
-        return "\n".join(write(table) for table in (*error_tables(rows), *paper_tables(rows)))
+        found = comparisons(rows)
+        tables = [*setting_tables(found), *map(error_table, found), *paper_tables(rows)]
+        return "\n".join(map(write, tables))
     table = frame(rows)
     if form == "json":  # not `DataFrame.to_json`, which rounds
         records = [_finite(record) for record in table.to_dict("records")]
