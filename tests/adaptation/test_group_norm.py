@@ -16,7 +16,7 @@ import ttapca
 from adapters import LEARNING
 from ttapca.adaptation.surfaces import GroupNormStatistics
 from ttapca.errors import AttachError, LayerNotFoundError
-from ttapca.support.group_norm import MEASURED_FIRST, ONE_IN, GroupNormWatch
+from ttapca.fitting.source_channels import MEASURED_FIRST, ONE_IN, SourceChannels
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def calls_of(model: nn.Module) -> list[int]:
 
 def test_long_streams_are_measured_in_part_and_evenly(model: nn.Module) -> None:
     calls = calls_of(model)
-    watch = GroupNormWatch(model)
+    channels = SourceChannels(model)
     for _ in range(700):
-        watch.see(images(64))
+        channels.see(images(64))
     assert MEASURED_FIRST < sum(calls) <= 700 * 64 / ONE_IN + 64
 
 

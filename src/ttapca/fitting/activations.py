@@ -23,7 +23,7 @@ from ttapca.errors import (
     TtapcaError,
 )
 from ttapca.fitting.fitted_filter import carries_filter
-from ttapca.support.group_norm import GroupNormWatch
+from ttapca.fitting.source_channels import SourceChannels
 from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
 
 # Wraps the batches while they are read. If it has a method `stage`, that is told the name of work
@@ -104,6 +104,7 @@ class SourceActivations:
         data: Iterable[Any] | Tensor,
         progress: Progress | None,
         prepare: Prepare | None = None,
+        logits: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.model = model
         self.path = path
@@ -116,13 +117,14 @@ class SourceActivations:
         for name, function, purpose in (
             ("progress", progress, "that wraps an iterable, for example `tqdm`"),
             ("prepare", prepare, "from a batch to what the model takes"),
+            ("logits", logits, "that finds the logits in what the model returns"),
         ):
             if function is not None and not callable(function):
                 raise OptionError(f"`{name}` is a function {purpose}; found {function!r}.")
         if isinstance(data, np.ndarray):
             raise OptionError("Data are tensors; found a numpy array. Give torch.from_numpy(data).")
         self.device = device_and_dtype(self.layer, model)[0]
-        self.group_norm = GroupNormWatch(model)
+        self.channels = SourceChannels(model, logits)
         self._one_shot = isinstance(data, Iterator)
         self._data = torch.split(data, TENSOR_BATCH) if isinstance(data, Tensor) else data
         self._progress: Progress = progress or (lambda batches: batches)
@@ -192,7 +194,7 @@ class SourceActivations:
             activation: Tensor = reached[0]
             self._check(activation, shape, number, at, inputs.first)
             if self._passes == 1:
-                self.group_norm.see(*inputs.args, **inputs.kwargs)
+                self.channels.see(*inputs.args, **inputs.kwargs)
                 self._keep(number, inputs)
             seen += len(activation)
             yield activation

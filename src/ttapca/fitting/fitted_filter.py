@@ -24,10 +24,18 @@ from torch.utils.hooks import RemovableHandle
 
 from ttapca import __version__
 from ttapca.errors import AttachError, NotEnoughDataError
-from ttapca.fitting.store import GROUP_NORM, read_filter, save_filter
+from ttapca.fitting.store import (
+    CLASS_LOADINGS,
+    CLASS_MOMENTS,
+    CLASS_SHARES,
+    GROUP_NORM,
+    read_filter,
+    save_filter,
+)
 from ttapca.fitting.store import Storage as Storage
 from ttapca.spectral.basis import BASES, Basis
 from ttapca.spectral.calibration import band_edges
+from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, SourceComponents, make_gain
 from ttapca.spectral.randomised import singular_value_error
@@ -68,7 +76,9 @@ class FittedFilter:
             which drops what lies outside the basis. None where nothing is dropped, where the model
             returns no classes, and for a filter that was truncated or saved by an older ttapca.
         group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
-            its path, shape (2, channels); see `ttapca.support.group_norm`.
+            its path, shape (2, channels); see `ttapca.fitting.source_channels`.
+        class_moments_: What the classes of a batch do to the statistics of normalisation layers;
+            None where the model predicts no classes, and in filters saved by an older ttapca.
         versions: Versions of the software that computed it.
 
     Example:
@@ -93,6 +103,7 @@ class FittedFilter:
     energies_: Tensor | None = None
     agreement_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    class_moments_: ClassMoments | None = None
     versions: dict[str, str] = dataclasses.field(
         default_factory=lambda: {
             "ttapca": __version__,
@@ -266,8 +277,20 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
             for name, tensor in tensors.items()
             if name.startswith(GROUP_NORM)
         },
+        class_moments_=_class_moments(tensors),
         versions=config["versions"],
     )
+
+
+def _class_moments(tensors: dict[str, Tensor]) -> ClassMoments | None:
+    if CLASS_SHARES not in tensors:
+        return None
+    layers = {
+        name.removeprefix(CLASS_MOMENTS): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(CLASS_MOMENTS)
+    }
+    return ClassMoments(tensors[CLASS_SHARES], tensors[CLASS_LOADINGS], layers)
 
 
 class _FilterHook:

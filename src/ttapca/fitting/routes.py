@@ -1,7 +1,7 @@
 """`fit`, and the routes by which it finds a basis.
 
 Only the part of the network up to the layer is run (except for some batches if the network has
-GroupNorm, see `ttapca.support.group_norm`). Five routes lead to the components:
+BatchNorm or GroupNorm, see `ttapca.fitting.source_channels`). Five routes lead to the components:
 
 - **folded**, for an affine layer with fewer inputs than outputs: exact, in the space of its input;
 - **exact**, for any other layer with up to `EXACT_LIMIT` outputs: one p x p matrix;
@@ -246,6 +246,7 @@ def fit(
     *,
     progress: Progress | None = None,
     prepare: Prepare | None = None,
+    logits: Callable[[Any], Tensor] | None = None,
     route: RouteName | Literal["auto"] = "auto",
     generator: torch.Generator | None = None,
 ) -> FittedFilter:
@@ -266,6 +267,8 @@ def fit(
             it has a method `stage`, that is told the name of work without batches.
         prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
             of arguments by name; `lambda batch: batch["image"]` for batches that are dicts.
+        logits: Finds the logits in what the model returns, where that is more than one tensor:
+            `lambda output: output.logits`. From them, `fit` learns what classes do to statistics.
         route: `folded`, `exact`, `gram`, `randomised` or `dct`, see above; by default one of the
             first four, chosen by the layer and the number of samples.
         generator: Draws the start of the randomised route; a fixed seed by default.
@@ -295,7 +298,7 @@ def fit(
     """
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
-    source = SourceActivations(model, layer, data, progress, prepare)
+    source = SourceActivations(model, layer, data, progress, prepare, logits)
     # Tensors made in inference mode could not be used under gradients later.
     with (
         torch.inference_mode(False),
@@ -314,7 +317,8 @@ def fit(
         fitted = next(found for each in tried if (found := each.find(task)) is not None)
         return dataclasses.replace(
             fitted,
-            group_norm_=source.group_norm.statistics(),
+            group_norm_=source.channels.group_norm(),
+            class_moments_=source.channels.by_class(),
             agreement_=_agreement(source, fitted),
         )
 

@@ -53,6 +53,8 @@ CARD = "README.md"
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
 GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file
+CLASS_SHARES, CLASS_LOADINGS = "class_shares", "class_loadings"
+CLASS_MOMENTS = "class_moments:"  # before the path of a normalisation layer
 
 # Numbers beyond these overflow or vanish when float32 squares them.
 LARGEST = 1e15
@@ -122,9 +124,18 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         "energies": fitted.energies_,
         **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
         **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
+        **_class_tensors(fitted),
     }
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     write_folder(path, config, present, _card(fitted, dtype), overwrite=overwrite)
+
+
+def _class_tensors(fitted: FittedFilter) -> dict[str, Tensor]:
+    found = fitted.class_moments_
+    if found is None:
+        return {}
+    layers = {CLASS_MOMENTS + path: each for path, each in found.layers.items()}
+    return {CLASS_SHARES: found.shares, CLASS_LOADINGS: found.loadings, **layers}
 
 
 def stored_dtype(name: str) -> torch.dtype:
@@ -359,6 +370,16 @@ def _forms(
             channels = _rows_and_columns(tensor)[1]
             words = "a mean and a variance for each channel"
             optional[name] = TensorForm((2, channels), torch.float32, words, _has_variances)
+    if CLASS_SHARES in tensors or CLASS_LOADINGS in tensors:
+        classes, rank = _rows_and_columns(tensors.get(CLASS_LOADINGS))
+        shares, loadings = (classes,), (classes, rank)
+        words = "above 0, with a sum of 1"
+        required[CLASS_SHARES] = TensorForm(shares, torch.float32, words, _are_shares)
+        required[CLASS_LOADINGS] = TensorForm(loadings, torch.float32)
+        for name, tensor in tensors.items():
+            if name.startswith(CLASS_MOMENTS):
+                channels = tensor.shape[-1] if tensor.dim() else 1
+                optional[name] = TensorForm((1 + rank, 2, channels), torch.float32)
     return required, optional
 
 
@@ -413,6 +434,10 @@ def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> No
 def _has_variances(statistics: Tensor) -> bool:
     # The difference of two rounded numbers may be slightly negative for a constant channel.
     return bool((statistics[1] >= -ROUNDING).all())
+
+
+def _are_shares(values: Tensor) -> bool:
+    return bool((values > 0).all()) and abs(float(values.sum()) - 1) < ROUNDING
 
 
 def _falls(values: Tensor) -> bool:

@@ -13,8 +13,11 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from ttapca._checks import Number
+from ttapca.adaptation.composition_passes import CompositionPasses
 from ttapca.adaptation.optimisation import GradientSteps, Logits, Run, adam, mean_entropy
 from ttapca.adaptation.surfaces import SpectralGains
+from ttapca.adaptation.surfaces.statistics import MixedStatistics
+from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import (
     Assembly,
@@ -29,7 +32,10 @@ from ttapca.methods.method import (
     statistics_surfaces,
 )
 from ttapca.spectral.closed_form import LARGEST_RATIO, MEMORY, ODD, THRESHOLD, WIENER
+from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.gains import GainName
+
+PASSES = 3
 
 OURS: Mapping[str, Any] = {"paper": "this library; docs/closed-form.md", "needs": "data"}
 
@@ -64,6 +70,11 @@ class Wiener(Method):
         window: Smooth the spectrum over this many neighbouring components instead of over bands.
         floor: Variance of noise that every image has, such as that of 8 bits.
         statistics: What normalisation layers normalise with; see `GradientMethod`.
+        composition: Whether to look at which classes a stream holds: what they explain is taken out
+            of its statistics, and they are a prior on its outputs. By default wherever the filter
+            knows the classes.
+        passes: How many forward passes a batch may take while its classes are a surprise; 3 by
+            default. With 1, the first batch is trusted to be shuffled.
     """
 
     needs_filter: ClassVar[bool] = True
@@ -79,6 +90,8 @@ class Wiener(Method):
     window: Annotated[int, ODD] | None = None
     floor: NotNegative = 0.0
     statistics: Statistics = "mixed"
+    composition: bool | None = None
+    passes: Count | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -86,11 +99,28 @@ class Wiener(Method):
         super().__post_init__()
         if self.window is not None:
             self.refuse("threshold", "with `window`, all of the difference counts")
+        if self.composition and self._class_moments() is None:
+            raise OptionError(
+                "`composition` needs a filter that knows what classes do to the statistics of the "
+                "network; this one was saved by an older ttapca, or its model has no normalisation "
+                "layers or returns no logits. Fit it again, with `logits=` if the model returns "
+                "more than one tensor."
+            )
+        if not self._looks_at_classes:
+            self.refuse("passes", "without `composition`, a batch takes one pass")
 
     def _filters(self) -> list[FittedFilter]:
         if isinstance(self.filter, (list, tuple)) and self.filter:
             return [needed_filter(one) for one in self.filter]
         return [needed_filter(self.filter)]
+
+    def _class_moments(self) -> ClassMoments | None:
+        known = (one.class_moments_ for one in self._filters())
+        return next((moments for moments in known if moments is not None), None)
+
+    @property
+    def _looks_at_classes(self) -> bool:
+        return self.composition is not False and self._class_moments() is not None
 
     def assemble(self) -> Assembly:
         """Return gains and statistics that follow the stream."""
@@ -98,8 +128,12 @@ class Wiener(Method):
         options = {name: getattr(self, name) for name in names}
         options["threshold"] = THRESHOLD if self.threshold is None else self.threshold
         gains = [SpectralGains(one, self.gain, **options) for one in self._filters()]
-        surfaces = [*statistics_surfaces(self.statistics, gains), *gains]
-        return Assembly(surfaces, memory=self.memory)
+        statistics = statistics_surfaces(self.statistics, gains)
+        moments, mover = self._class_moments(), None
+        if moments is not None and self._looks_at_classes:
+            mixed = [each for each in statistics if isinstance(each, MixedStatistics)]
+            mover = CompositionPasses(moments, mixed, self.passes or PASSES)
+        return Assembly([*statistics, *gains], mover, self.memory)
 
 
 @register("ttapca-closed", **OURS)
@@ -121,6 +155,15 @@ class PulledWiener(Wiener):
     steps: Count = 1
     lr: Positive = 0.01
     logits: Logits = "after"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        self.refuse("composition", "gradient steps look at the batch as it is")
+
+    @property
+    def _looks_at_classes(self) -> bool:
+        return False
 
     def assemble(self) -> Assembly:
         """Return the same, and a mover of a factor on each gain."""

@@ -45,6 +45,7 @@ LARGEST_RATIO = 64.0
 THRESHOLD = 0.8  # share of source batches that are left exactly alone
 MEMORY = 200.0  # samples
 WIENER = {"shrink": 1.0, "restore": 0.6}
+LIKENESS = 0.1  # correlation of the energies of two images of one class
 TINY = 1e-12  # an energy of zero has no logarithm
 
 ODD = Such(Whole(1), lambda value: value % 2 == 1, "an odd number of components")
@@ -273,7 +274,9 @@ class ClosedFormGain(Gain):
         stream = self.stream
         samples = stream.aged(stream.past(self._samples), count) + count
         seen = stream.past(self._energies).to(energies).lerp(energies, count / samples)
-        normal = self.normal.batches_of(samples)
+        # Images of one class resemble each other: many of them say as little as a few of any class.
+        independent = samples / (1 + LIKENESS * stream.skew * samples)
+        normal = self.normal.batches_of(independent)
         log_energy = self._log_energy(seen)
         certainty = float(normal.certainty(log_energy))
         stream.write(self._energies, seen)

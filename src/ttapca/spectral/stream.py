@@ -16,10 +16,13 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from ttapca.spectral.composition import Composition
 
 # Torch keeps the step count of an optimiser on the CPU, whatever else is moved.
 STAYS = "step"
@@ -134,6 +137,7 @@ class Stream:
     Attributes:
         left_out: Whether somebody left the batch out because it holds NaN or infinity.
         given_back: What normalisation layers do about a lost scale; None where they do nothing.
+        composition: Which classes the stream holds; None where nobody looks.
         starts: What each value is at first.
 
     Example:
@@ -152,6 +156,7 @@ class Stream:
         self.memory = memory
         self.left_out = False
         self.given_back: ScaleGivenBack | None = None
+        self.composition: Composition | None = None
         self.starts: dict[str, Any] = {"samples": 0, "batches": 0}
         self._past = dict(self.starts)
         self._present: dict[str, Any] = {}  # what the batch changes
@@ -174,6 +179,11 @@ class Stream:
     def shift(self) -> float:
         """How surely the data have shifted, from 0 to 1; 1 where nobody can tell."""
         return 1.0 if self._certainty is None else float(self.now(self._certainty))
+
+    @property
+    def skew(self) -> float:
+        """How surely this batch has classes of its own, from 0 to 1; 0 where nobody looks."""
+        return 0.0 if self.composition is None else self.composition.skew
 
     def shift_in(self, values: Mapping[str, Any]) -> float:
         """Return `shift` for the values of another stream of this kind."""
@@ -241,6 +251,13 @@ class Stream:
         }
         self.left_out = False
         self._undo = {name: p.contents() for name, p in self._parts.items() if p.undone}
+
+    def restart_batch(self) -> None:
+        """Forget what the passes of this batch changed: the next one counts as the first did."""
+        self._waiting = set(self.starts)
+        kept = {name: self._present[name] for name in ("samples", "batches")}
+        self._present = kept
+        self.left_out = False
 
     def end_batch(self, *, broken: bool = False) -> None:
         """End the batch, undoing it if it is broken; no pass counts until the next batch."""

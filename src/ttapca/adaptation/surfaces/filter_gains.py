@@ -10,6 +10,7 @@ from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import TruncationWarning
 from ttapca.fitting.fitted_filter import Attachment, FittedFilter, attach
 from ttapca.spectral.closed_form import ClosedFormGain
+from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, is_closed_form
 from ttapca.spectral.stream import ParameterValues, Stream
@@ -78,8 +79,13 @@ class SpectralGains(Surface):
 
     @property
     def group_norm(self) -> dict[str, Tensor]:
-        """Channel statistics of GroupNorm layers; see `ttapca.support.group_norm`."""
+        """Channel statistics of GroupNorm layers; see `ttapca.fitting.source_channels`."""
         return self._fitted.group_norm_
+
+    @property
+    def class_moments(self) -> ClassMoments | None:
+        """What classes do to the statistics of normalisation layers; None where unknown."""
+        return self._fitted.class_moments_
 
     @property
     def closed_form(self) -> ClosedFormGain | None:

@@ -49,12 +49,13 @@ class MixedStatistics(Surface):
         self.prior = prior
         self.follow = follow
         self.stream = Stream()
+        self._layers: list[LayerStatistics] = []
 
     def take_over(
-        self, layers: Sequence[tuple[nn.Module, Normalise]], stream: Stream | None
+        self, layers: Sequence[tuple[str, nn.Module, Normalise]], stream: Stream | None
     ) -> None:
-        """Replace the `forward` of layers, given in the model's order with their normalisation."""
-        for layer, _ in layers:
+        """Replace the `forward` of layers, given with path and normalisation in model order."""
+        for _, layer, _ in layers:
             if is_replaced(layer):
                 raise AttachError(
                     "A normalisation layer takes one set of statistics; something has taken over a "
@@ -62,14 +63,20 @@ class MixedStatistics(Surface):
                 )
         self.stream = stream or Stream()
         first, last = self.ends
-        for number, (layer, normalise) in enumerate(layers):
+        for number, (path, layer, normalise) in enumerate(layers):
             name = f"{type(self).__name__}/{number}"
             if self.follow:
                 self.stream.declare(name, NOTHING_SEEN)
             weight = first + (last - first) * number / max(1, len(layers) - 1)
             # A hook could only compute the output a second time.
-            statistics = LayerStatistics(self, layer, normalise, name, weight)
+            statistics = LayerStatistics(self, path, layer, normalise, name, weight)
+            self._layers.append(statistics)
             self._handles.append(wrap_forward(layer, statistics))
+
+    def settle(self) -> None:
+        """Add this batch to the stream again: by now more is known about its classes."""
+        for layer in self._layers:
+            layer.settle()
 
     def extra_repr(self) -> str:
         """Return what `print(adapter)` shows."""
@@ -87,16 +94,19 @@ class LayerStatistics(Wrapper):
     def __init__(
         self,
         surface: MixedStatistics,
+        path: str,
         layer: nn.Module,
         normalise: Normalise,
         name: str,
         weight: float,
     ) -> None:
         self.surface = surface
+        self.path = path
         self.layer = layer
         self.normalise = normalise
         self.name = name  # under which the stream holds what this layer has seen
         self.full_weight = weight  # of a large batch that has surely shifted
+        self._own: tuple[tuple[Tensor, Tensor], int] | None = None  # moments of the batch alone
 
     def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
         """Normalise a batch; the argument has the name that torch's own layers give it."""
@@ -109,9 +119,13 @@ class LayerStatistics(Wrapper):
         """Return the weight of the test data in the mixture, given what was seen before."""
         surface, weight, size = self.surface, self.full_weight, float(batch_size)
         if weight and surface.follow:
-            stream = surface.stream
+            stream, composition = surface.stream, surface.stream.composition
+            if composition is not None and composition.source_only:
+                return 0.0
             _, _, samples, seen = stream.past(self.name)
-            size += stream.aged(samples, batch_size)
+            before = stream.aged(samples, batch_size)
+            past_only = composition is not None and composition.past_only
+            size = before if past_only else size + before
             if size <= 1 and not seen:
                 # One image says little about a channel, so the first one changes nothing.
                 if stream.counts(self.name):
@@ -125,15 +139,45 @@ class LayerStatistics(Wrapper):
         moments = channel_moments(x)
         if not self.surface.follow:
             return moments
-        stream = self.surface.stream
-        mean, var, samples, _ = stream.past(self.name)
-        before = stream.aged(samples, len(x))
-        if mean is not None:
-            moments = _mixed(len(x) / (before + len(x)), moments, (mean, var))
+        stream, composition = self.surface.stream, self.surface.stream.composition
+        past = stream.past(self.name)
+        together = self._together(moments, len(x), past)
         if stream.counts(self.name):
-            mean, var = (moment.detach() for moment in moments)
-            stream.write(self.name, (mean, var, before + len(x), True))
-        return moments
+            self._write(together, len(x), past)
+            if composition is not None:
+                self._own = (moments, len(x))
+        if composition is not None and composition.past_only and past[0] is not None:
+            mean, var, _, _ = past
+            return mean, var
+        return together
+
+    def settle(self) -> None:
+        """Add this batch to the stream again: by now more is known about its classes."""
+        if self._own is not None:
+            moments, size = self._own
+            past = self.surface.stream.past(self.name)
+            self._write(self._together(moments, size, past), size, past)
+            self._own = None
+
+    def _write(
+        self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, bool]
+    ) -> None:
+        mean, var = (moment.detach() for moment in moments)
+        stream = self.surface.stream
+        stream.write(self.name, (mean, var, stream.aged(past[2], size) + size, True))
+
+    def _together(
+        self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, bool]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the moments of a batch, without what its classes explain, and of the past."""
+        stream = self.surface.stream
+        if stream.composition is not None:
+            moments = stream.composition.corrected(self.path, moments)
+        mean, var, samples, _ = past
+        if mean is None:
+            return moments
+        before = stream.aged(samples, size)
+        return _mixed(size / (before + size), moments, (mean, var))
 
 
 # Normalises for one layer, given the layer, its statistics and its input; None where the layer's
@@ -189,8 +233,8 @@ class BatchNormStatistics(MixedStatistics):
         super().attach(model, stream)
         # A layer without running statistics always uses those of the batch: there is no choice.
         layers = [
-            module
-            for module in model.modules()
+            (path, module, _batch_norm)
+            for path, module in model.named_modules()
             if isinstance(module, _BatchNorm) and module.running_mean is not None
         ]
         if self._required and not layers:
@@ -198,7 +242,7 @@ class BatchNormStatistics(MixedStatistics):
                 "Batch statistics need BatchNorm layers with running statistics; the model has "
                 "none. Choose a method that does without them."
             )
-        self.take_over([(layer, _batch_norm) for layer in layers], stream)
+        self.take_over(layers, stream)
         if layers:
             weight = sum(self.ends) / 2
             self.stream.given_back = ScaleGivenBack(weight, self.prior, needs_two=self.follow)
@@ -236,7 +280,7 @@ class GroupNormStatistics(MixedStatistics):
 
     Args:
         source: Mean and variance of every channel before the layer's own scale and shift, by the
-            layer's path, shape (2, channels); see `ttapca.support.group_norm`.
+            layer's path, shape (2, channels); see `ttapca.fitting.source_channels`.
         alpha, prior, follow: See `BatchNormStatistics`.
 
     Example:
@@ -263,7 +307,7 @@ class GroupNormStatistics(MixedStatistics):
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over the GroupNorm layers whose statistics are known."""
         super().attach(model, stream)
-        layers: list[tuple[nn.Module, Normalise]] = []
+        layers: list[tuple[str, nn.Module, Normalise]] = []
         for path, known in self._source.items():
             layer = find_layer(model, path)
             if not isinstance(layer, nn.GroupNorm) or layer.num_channels != known.shape[1]:
@@ -272,7 +316,7 @@ class GroupNormStatistics(MixedStatistics):
                     f"channels at `{path}`; found {layer}. Fit it on this network."
                 )
             here = known.to(device_and_dtype(layer, model)[0])
-            layers.append((layer, functools.partial(_group_norm, here)))
+            layers.append((path, layer, functools.partial(_group_norm, here)))
         self.take_over(layers, stream)
 
 

@@ -1,0 +1,138 @@
+"""What the channels of normalisation layers are on source data, in all and by class.
+
+BatchNorm layers remember the mean and variance of every channel. GroupNorm layers normalise each
+image by itself and remember nothing, so at test time nothing says whether a channel has shifted.
+And neither knows what the classes of a batch do to its statistics (see
+`ttapca.spectral.composition`). Fitting a filter measures both on some of the source images, running
+the whole network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ttapca.spectral.composition import ClassMoments
+from ttapca.support.group_norm import normalised_groups
+
+# The first images are all measured, some for each class, and then one in 32: fitting reads many
+# more images than moments need, and runs only a part of the network on them.
+MEASURED_FIRST = 1024
+MEASURED_PER_CLASS = 16
+MOST_MEASURED_FIRST = 8192
+ONE_IN = 32
+
+
+class SourceChannels:
+    """Measures the channels of every BatchNorm and GroupNorm layer of a model.
+
+    Args:
+        model: In evaluation mode.
+        logits: Finds the logits in what the model returns; None where it returns them.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten())
+        >>> channels = SourceChannels(model)
+        >>> channels.see(torch.rand(5, 1, 8, 8))
+        >>> {name: tuple(found.shape) for name, found in channels.group_norm().items()}
+        {'1': (2, 4)}
+    """
+
+    def __init__(self, model: nn.Module, logits: Callable[[Any], Tensor] | None = None) -> None:
+        self._model = model
+        self._find_logits = logits
+        self._layers = {
+            path: module
+            for path, module in model.named_modules()
+            if isinstance(module, nn.GroupNorm | _BatchNorm)
+        }
+        self._seen = 0
+        self._measured = 0
+        self._rows: dict[str, Tensor] = {}  # of this batch: (images, 2, channels)
+        self._sums: dict[str, Tensor] = {}
+        self._values: dict[str, int] = {}
+        self._weights: Tensor | None = None
+        self._by_class: dict[str, Tensor] = {}
+
+    @property
+    def _first(self) -> int:
+        classes = 0 if self._weights is None else len(self._weights)
+        return max(MEASURED_FIRST, min(MEASURED_PER_CLASS * classes, MOST_MEASURED_FIRST))
+
+    @torch.no_grad()
+    def see(self, *inputs: Any, **options: Any) -> None:
+        """Measure a batch of source images, or skip it, given the arguments of the model.
+
+        The first tensor among them has a row for each image.
+        """
+        values = (*inputs, *options.values())
+        images = next(value for value in values if isinstance(value, Tensor))
+        self._seen += len(images)
+        if not self._layers or self._measured >= max(self._first, self._seen / ONE_IN):
+            return
+        self._measured += len(images)
+        self._rows = {}
+        handles = [
+            layer.register_forward_pre_hook(
+                lambda layer, args, path=path: self._add(path, layer, args[0])
+            )
+            for path, layer in self._layers.items()
+        ]
+        try:
+            output = self._model(*inputs, **options)
+        finally:
+            for handle in handles:
+                handle.remove()
+        self._add_classes(output, len(images))
+
+    def _add(self, path: str, layer: nn.Module, values: Tensor) -> None:
+        """Add what a layer normalises, shape (batch, channels, ...)."""
+        if isinstance(layer, nn.GroupNorm):
+            values = normalised_groups(layer, values)
+            flat = values.transpose(0, 1).flatten(1)
+            var, mean = torch.var_mean(flat.float(), dim=1, correction=0)
+            moments = torch.stack([mean.double(), var.double() + mean.double().square()])
+            count = flat.shape[1]
+            self._sums[path] = self._sums.get(path, 0.0) + moments.cpu() * count
+            self._values[path] = self._values.get(path, 0) + count
+        each = values.flatten(2) if values.dim() > 2 else values[..., None]
+        self._rows[path] = torch.stack([each.mean(2), each.square().mean(2)], 1)
+
+    def _add_classes(self, output: Any, images: int) -> None:
+        """Add what was seen of each layer to the classes that the images have by their logits."""
+        try:
+            logits = output if self._find_logits is None else self._find_logits(output)
+        except Exception:  # whatever a user's function raises on what this model returns
+            return
+        if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] < 2:
+            return
+        classes = logits.shape[1]
+        shares = logits[:, :, None].double().softmax(1).flatten(2).mean(2)  # (images, classes)
+        if len(shares) != images or (self._weights is not None and len(self._weights) != classes):
+            return
+        self._weights = shares.sum(0).cpu() + (0.0 if self._weights is None else self._weights)
+        for path, rows in self._rows.items():
+            if len(rows) == images:  # a layer that is called on parts has no row for each image
+                sums = torch.einsum("nk,nsc->ksc", shares.to(rows), rows).cpu()
+                self._by_class[path] = self._by_class.get(path, 0.0) + sums
+
+    def group_norm(self) -> dict[str, Tensor]:
+        """Return mean and variance of the channels of GroupNorm layers by path, (2, channels)."""
+        found = {}
+        for path, sums in self._sums.items():
+            mean, square = sums / self._values[path]
+            statistics = torch.stack([mean, square - mean.square()]).float()
+            if torch.isfinite(statistics).all():
+                found[path] = statistics
+        return found
+
+    def by_class(self) -> ClassMoments | None:
+        """Return the moments of all layers by class; None where the model predicts no classes."""
+        sums = {path: each for path, each in self._by_class.items() if each.isfinite().all()}
+        if self._weights is None or not sums or not torch.isfinite(self._weights).all():
+            return None
+        return ClassMoments.from_sums(self._weights, sums)
