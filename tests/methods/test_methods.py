@@ -97,12 +97,17 @@ def test_options_reach_the_gains() -> None:
             {"guard": "reset", "forgetting": "online"},
             "on a method that does not learn",
         ),
-        ("tent", {"guard": "rollback"}, "on a method that forgets after"),
+        ("tent", {"guard": "rollback"}, "on a method that forgets after each batch"),
+        ("memo", {"guard": "reset", "forgetting": "online"}, "that forgets after each image"),
+        ("tent", {"episodic": True}, "`tent` has no option `episodic`.*takes forgetting and guard"),
+        (Tent, {}, r"such as `Tent\(...\)`, or by its name; found the class `Tent` itself"),
+        (["tent"], {}, "A method is given by its name, .*; found a list"),
         ("wiener", {"filter": FITTED, "window": 3, "threshold": 0.5}, "`threshold` would have no"),
         ("wiener", {"filter": []}, "needs a fitted filter; found a list"),
         ("tent", {"gain": "wiener"}, "`gain` would have no effect: .* no `filter=`"),
         ("eata", {"fisher_weight": 1.0}, "`fisher_weight` would have no effect"),
         ("lame", {"affinity": "linear", "neighbours": 3}, "`neighbours` would have no effect"),
+        ("roid", {"consistency": False, "seed": 1}, "`seed` would have no effect: without"),
         ("ttapca", {"filter": FITTED, "limit": 2.0}, "`limit` would have no effect"),
         ("ttapca-relu", {"filter": FITTED, "gain": "relu"}, "`ttapca-relu` has no option `gain`"),
         (Tent(), {"lr": 0.1}, r"go into the method itself, as in Tent\(lr=...\)"),
@@ -281,7 +286,7 @@ def test_inputs_that_are_no_images(method: str) -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     given = {"head": nn.Identity(), "split": "0"} if method == "ttt" else {}
     adapter = ttapca.adapt(model, method, **given)
-    with pytest.raises(ShapeError, match=rf"`{method}` changes images.*found \[\(5, 3\)\]"):
+    with pytest.raises(ShapeError, match=rf"`{method}` changes images.*found shape \(5, 3\)"):
         adapter(torch.zeros(5, 3))
     with pytest.raises(InputTypeError, match="floating point; found a tensor of int64"):
         adapter(torch.zeros(5, 3, 6, 6, dtype=torch.int64))
@@ -345,8 +350,9 @@ class Wrapped(nn.Module):
         self.net = small_convnet()
         self.how = how
 
-    def forward(self, x: torch.Tensor) -> object:
-        return self.how(self.net(x))
+    def forward(self, pixels: torch.Tensor, *, flag: bool = True) -> object:
+        assert flag
+        return self.how(self.net(pixels))
 
 
 @pytest.mark.parametrize("method", ttapca.METHODS)
@@ -364,6 +370,8 @@ def test_logits_are_found_in_what_a_model_returns(
 ) -> None:
     plain = small_convnet()
     given = {**filter_for(method, FITTED), **options_of(method)}
+    if method == "eata":
+        given |= {"source": DATA, "entropy_margin": 1.1}
     expected = ttapca.adapt(plain, method, **given)(X)
     model = Wrapped(how)
     inside = dict(given)
@@ -371,8 +379,10 @@ def test_logits_are_found_in_what_a_model_returns(
         inside["filter"] = dataclasses.replace(FITTED, layer="net.conv1")
     if "split" in inside:
         inside["split"] = "net.bn1"
-    found = ttapca.adapt(model, method, logits=find, **inside)(X)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    adapter = ttapca.adapt(model, method, logits=find, **inside)
+    torch.testing.assert_close(adapter(X), expected, rtol=0, atol=1e-12)
+    by_name = adapter(flag=True, pixels=X)  # as the processors of Hugging Face give them
+    torch.testing.assert_close(by_name, expected, rtol=0, atol=1e-12)
 
 
 def test_logits_that_are_not_found_are_explained() -> None:

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import (
     MOMENTUM,
+    FindLogits,
     GradientSteps,
     Run,
+    as_returned,
     log_predictions,
     mean_entropy,
     sgd,
@@ -99,7 +101,7 @@ class ReliableSteps(GradientSteps):
         super().bind(model, parameters)
         if self._source is None:
             return
-        self.fisher = fisher_information(model, parameters, self._source)
+        self.fisher = fisher_information(model, parameters, self._source, self.find_logits)
         self._source = None  # an adapter is copied and pickled without the data
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
@@ -138,7 +140,10 @@ class ReliableSteps(GradientSteps):
 
 
 def fisher_information(
-    model: nn.Module, parameters: list[nn.Parameter], source: SourceData
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    source: SourceData,
+    find_logits: FindLogits = as_returned,
 ) -> list[Tensor]:
     """Return the diagonal of the Fisher information: mean squared gradients of log-likelihoods.
 
@@ -162,7 +167,7 @@ def fisher_information(
     ):
         for samples in _batches_of(source):
             count += 1
-            log_probabilities = log_softmax(model(samples.to(device)))
+            log_probabilities = log_softmax(find_logits(model(samples.to(device))))
             loss = F.nll_loss(log_probabilities, log_probabilities.argmax(1))
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             for sum_of_squares, gradient in zip(total, gradients, strict=True):

@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 
 from ttapca.adaptation.optimisation import Run
 from ttapca.errors import InputTypeError, ShapeError
+from ttapca.support.modules import map_first_tensor
 
 # Runs the model on images, with its further inputs as they are.
 Forward = Callable[[Tensor], Tensor]
@@ -121,24 +122,32 @@ def images_and_forward(
 ) -> tuple[Tensor, Forward]:
     """Return the images among a model's inputs, and a function that runs it on other images.
 
+    The images are the first tensor among the inputs, be it given by place or by name.
+
     Raises:
-        ShapeError: The first input is no batch of images.
+        ShapeError: There is no tensor, or it is no batch of images.
         InputTypeError: Its numbers are not floating point.
     """
-    if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].dim() != 4:
-        found = [tuple(getattr(value, "shape", ())) for value in inputs[:1]] or "no input"
+    given = (value for value in (*inputs, *options.values()) if isinstance(value, Tensor))
+    images = next(given, None)
+    if images is None or images.dim() != 4:
+        found = "no tensor" if images is None else f"shape {tuple(images.shape)}"
         raise ShapeError(
-            f"`{method}` changes images: the model's first input is a batch of shape (batch, "
+            f"`{method}` changes images: the model's first tensor is a batch of shape (batch, "
             f"channels, height, width); found {found}. Choose another method for such inputs."
         )
-    images, *further = inputs
     if not images.is_floating_point():
         kind = str(images.dtype).removeprefix("torch.")
         raise InputTypeError(
             f"`{method}` changes images of floating point; found a tensor of {kind}. Prepare the "
             "images as in training, for example batch.float() / 255 for pixels from 0 to 255."
         )
-    return images, lambda views: run(views, *further, **options)
+
+    def forward(views: Tensor) -> Tensor:
+        args, kwargs = map_first_tensor(lambda _: views, inputs, options)
+        return run(*args, **kwargs)
+
+    return images, forward
 
 
 def _uniform(images: Tensor, count: int, generator: Generator) -> Tensor:
