@@ -88,6 +88,8 @@ def options_of(method: str) -> dict[str, Any]:
         "cotta": {"views": 3},
         "memo": {"views": 3},  # fewer views: quicker tests
         "sar": {"entropy_margin": 0.99},  # by default it finds no reliable sample here
+        "rotta": {"update_every": 12},  # learns from the first batch on
+        "pea": {"source": images(150)},
     }
     if method == "ttt":
         return {"head": rotation_head(288), "split": "bn1"}
@@ -229,4 +231,6 @@ def required_options(method: str, model: nn.Module, shape: tuple[int, ...]) -> d
         handle.remove()
         head = rotation_head(seen[0][0].numel()).to(parameter.dtype)
         return {"head": head, "split": "conv1"}
+    if method == "pea":
+        return {"source": images(64, shape=shape).to(next(model.parameters()))}
     return {"memo": {"views": 4}, "cotta": {"views": 4}}.get(method, {})

@@ -115,6 +115,8 @@ def test_options_reach_the_gains() -> None:
         ("ttt", {"head": "linear"}, "needs a rotation head.*found a str"),
         ("ttt", {"head": nn.Identity()}, "needs the dotted path.*found None"),
         ("ttt", {**HEAD, "seed": 1}, "`seed` would have no effect: with all rotations"),
+        ("rotta", {"statistics": "mixed"}, "`rotta` has no option `statistics`"),
+        ("pea", {}, "needs source data to measure mean and covariance.*found none"),
     ],
 )
 def test_bad_calls_leave_the_model_untouched(
@@ -147,6 +149,14 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
     "cotta": [
         *[("views", 0), ("confidence_below", 2.0), ("teacher_momentum", -0.1)],
         ("restored_share", NAN),
+    ],
+    "rotta": [
+        *[("capacity", 0), ("update_every", 0), ("statistics_momentum", 1.1), ("flip", 1)],
+        *[("teacher_momentum", -0.1), ("timeliness_weight", -1.0), ("uncertainty_weight", NAN)],
+    ],
+    "pea": [
+        *[("group_size", 0), ("momentum", 1.1), ("smoothing", -0.1), ("drift_factor", 0.0)],
+        *[("entropy_jump", NAN), ("augment", "flip"), ("layers", "bn1"), ("source", 3)],
     ],
     "ttt": [("rotations", "two")],
     "ttapca": [("initial", NAN), ("normalise", 1), ("gain", "wiener")],
@@ -202,6 +212,16 @@ CHOICES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"views": 3},
         {"views": 2, "flip": False, "confidence_below": 0.0, "teacher_momentum": 0.1}
         | {"restored_share": 0.5, "seed": 1},
+    ),
+    "rotta": (
+        {"update_every": 6, "capacity": 8, "statistics_momentum": 0.5, "teacher_momentum": 0.5},
+        {"update_every": 8, "capacity": 4, "statistics_momentum": 0.1, "teacher_momentum": 0.1}
+        | {"timeliness_weight": 0.0, "uncertainty_weight": 99.0, "flip": False, "seed": 1},
+    ),
+    "pea": (
+        {"source": DATA, "drift_factor": 9.0, "entropy_jump": 0.01},
+        {"source": DATA[:60], "layers": ["bn1", "conv2", "bn2"], "group_size": 2, "momentum": 0.5}
+        | {"smoothing": 0.01, "drift_factor": 2.0, "entropy_jump": 9.0, "augment": "crop"},
     ),
     "ttt": (TURNED, {"rotations": "all", "split": "conv1", "seed": 1}),
     "ttapca": ({}, {"gain": "exponential", "initial": 0.5, "normalise": False}),
@@ -265,7 +285,9 @@ def test_no_reliable_sample_no_step(method: str) -> None:
 @pytest.mark.parametrize(
     ("methods", "options", "model", "message"),
     [
-        ("bn tent eata roid sar slr+it", {}, nn.Conv2d(3, 4, 6), "the model has none"),
+        ("bn tent eata roid sar slr+it rotta", {}, nn.Conv2d(3, 4, 6), "the model has none"),
+        ("pea", {"source": DATA}, nn.Conv2d(3, 4, 6), "the model has none. Name the layers"),
+        ("pea", {"source": DATA, "layers": ["bn3"]}, small_convnet(), "Did you mean `bn"),
         ("memo cotta", {}, nn.Flatten(), "moves the weights; the model has none"),
         ("shot lame", {"classifier": "fd"}, small_convnet(), "no layer `fd`"),
         ("ttt", {"head": nn.Identity(), "split": "bm1"}, small_convnet(), "Did you mean `bn1`"),
@@ -281,10 +303,11 @@ def test_models_that_cannot_be_adapted(
             ttapca.adapt(model, method, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("method", ["memo", "cotta", "ttt"])
+@pytest.mark.parametrize("method", ["memo", "cotta", "rotta", "pea", "ttt"])
 def test_inputs_that_are_no_images(method: str) -> None:
-    model = nn.Sequential(nn.Linear(3, 2))
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     given = {"head": nn.Identity(), "split": "0"} if method == "ttt" else {}
+    given |= {"source": torch.rand(9, 3)} if method == "pea" else {}
     adapter = ttapca.adapt(model, method, **given)
     with pytest.raises(ShapeError, match=rf"`{method}` changes images.*found shape \(5, 3\)"):
         adapter(torch.zeros(5, 3))
@@ -292,7 +315,7 @@ def test_inputs_that_are_no_images(method: str) -> None:
         adapter(torch.zeros(5, 3, 6, 6, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("method", ["eata", "roid"])
+@pytest.mark.parametrize("method", ["eata", "roid", "rotta"])
 def test_samples_are_not_chosen_among_dense_predictions(method: str) -> None:
     dense = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).double()
     with pytest.raises(LayerOutputError, match=r"found \(12, 4, 6, 6\)"):

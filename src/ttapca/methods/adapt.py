@@ -27,6 +27,8 @@ MethodName = Literal[
     "sar",
     "memo",
     "cotta",
+    "rotta",
+    "pea",
     "ttt",
     "ttapca",
     "ttapca-relu",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,16 +22,14 @@ from ttapca.adaptation.optimisation import (
     sgd,
 )
 from ttapca.adaptation.surfaces import NormAffine
-from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError
+from ttapca.errors import NonFiniteError, NotEnoughDataError
 from ttapca.methods.method import Assembly, GradientMethod, Positive, register
+from ttapca.methods.source_data import SourceData, batches_of
 from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode
 
-SourceData = Iterable[Any] | Tensor
-
 FISHER_WEIGHT = 2000.0
 MEAN_MOMENTUM = 0.9
-SOURCE_BATCH = 64
 
 
 @register("eata", paper="Niu et al. (ICML 2022)")
@@ -165,7 +162,7 @@ def fisher_information(
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        for samples in _batches_of(source):
+        for samples in batches_of(source):
             count += 1
             log_probabilities = log_softmax(find_logits(model(samples.to(device))))
             loss = F.nll_loss(log_probabilities, log_probabilities.argmax(1))
@@ -182,15 +179,3 @@ def fisher_information(
             "or infinity among them."
         )
     return [value / count for value in total]
-
-
-def _batches_of(source: SourceData) -> Iterator[Tensor]:
-    batches = torch.split(source, SOURCE_BATCH) if isinstance(source, Tensor) else source
-    for number, batch in enumerate(batches):
-        samples = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-        if not isinstance(samples, Tensor):
-            raise OptionError(
-                "`source` yields tensors, or pairs whose first element is a tensor; batch "
-                f"{number} (counting from 0) is a {type(batch).__name__}."
-            )
-        yield samples

@@ -177,11 +177,21 @@ class GradientMethod(Method):
         """Return the options of a `Stepper`."""
         return {"optimizer": self.optimiser(self.lr), "steps": self.steps, "logits": self.logits}
 
-    def assembly(self, *moved: Surface, mover: Mover) -> Assembly:
-        """Return statistics, what is moved, and the gains of a filter where there is one."""
+    def assembly(
+        self, *moved: Surface, mover: Mover, statistics: Sequence[Surface] | None = None
+    ) -> Assembly:
+        """Return statistics, what is moved, and the gains of a filter where there is one.
+
+        Args:
+            *moved: What gradient steps move.
+            mover: What takes them.
+            statistics: Statistics of the method's own, in place of those that the option chooses.
+        """
         gain = self.gain or "relu"
         below = [] if self.filter is None else [SpectralGains(self.filter, gain)]
-        surfaces = [*statistics_surfaces(self.statistics, below), *moved, *below]
+        if statistics is None:
+            statistics = statistics_surfaces(self.statistics, below)
+        surfaces = [*statistics, *moved, *below]
         memory = MEMORY if below and is_closed_form(gain) else math.inf
         return Assembly(surfaces, mover, memory)
 

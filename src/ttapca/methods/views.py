@@ -90,6 +90,11 @@ class Jitter:
 CROP = Jitter(shift=1 / 8)
 # In place of a chain of AugMix at its lowest severity.
 GENTLE = Jitter(degrees=3, shift=1 / 32, shear=0.03, brightness=0.1, contrast=0.3)
+# The limits of CoTTA's official code, which RoTTA's uses as well; their 40 % of brightness are 0.8
+# spreads of an average image.
+STRONG = Jitter(
+    degrees=15, shift=1 / 16, zoom=0.1, brightness=0.8, contrast=0.3, noise=0.02, flip=True
+)
 
 
 def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool = True) -> Tensor:

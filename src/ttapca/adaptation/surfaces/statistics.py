@@ -54,12 +54,7 @@ class MixedStatistics(Surface):
         self, layers: Sequence[tuple[nn.Module, Normalise]], stream: Stream | None
     ) -> None:
         """Replace the `forward` of layers, given in the model's order with their normalisation."""
-        for layer, _ in layers:
-            if is_replaced(layer):
-                raise AttachError(
-                    "A normalisation layer takes one set of statistics; something has taken over a "
-                    f"{type(layer).__name__} of this model already. Call `detach()` on that first."
-                )
+        refuse_replaced([layer for layer, _ in layers])
         self.stream = stream or Stream()
         first, last = self.ends
         for number, (layer, normalise) in enumerate(layers):
@@ -77,6 +72,32 @@ class MixedStatistics(Surface):
         alpha = f"{first}" if first == last else f"{first} to {last}"
         prior = "" if self.prior is None else f", prior={self.prior}"
         return f"alpha={alpha}{prior}, layers={len(self._handles)}"
+
+
+def refuse_replaced(layers: Sequence[nn.Module]) -> None:
+    """Raise `AttachError` where something else normalises in place of a layer."""
+    for layer in layers:
+        if is_replaced(layer):
+            raise AttachError(
+                "A normalisation layer takes one set of statistics; something has taken over a "
+                f"{type(layer).__name__} of this model already. Call `detach()` on that first."
+            )
+
+
+def with_running_statistics(model: nn.Module) -> list[_BatchNorm]:
+    """Return all BatchNorm layers that have running statistics.
+
+    A layer without them always uses those of the batch: there is no choice.
+
+    Example:
+        >>> with_running_statistics(nn.BatchNorm1d(3, track_running_stats=False))
+        []
+    """
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None
+    ]
 
 
 class LayerStatistics(Wrapper):
@@ -187,12 +208,7 @@ class BatchNormStatistics(MixedStatistics):
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over every BatchNorm layer that has running statistics."""
         super().attach(model, stream)
-        # A layer without running statistics always uses those of the batch: there is no choice.
-        layers = [
-            module
-            for module in model.modules()
-            if isinstance(module, _BatchNorm) and module.running_mean is not None
-        ]
+        layers = with_running_statistics(model)
         if self._required and not layers:
             raise AttachError(
                 "Batch statistics need BatchNorm layers with running statistics; the model has "
@@ -223,7 +239,7 @@ def _batch_norm(layer: _BatchNorm, statistics: LayerStatistics, x: Tensor) -> Te
         raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
     source = (layer.running_mean, layer.running_var)
     moments = _mixed(alpha, statistics.moments(precise), source)
-    return _normalised(precise, moments, layer.weight, layer.bias, layer.eps).to(x.dtype)
+    return normalised(precise, moments, layer.weight, layer.bias, layer.eps).to(x.dtype)
 
 
 class GroupNormStatistics(MixedStatistics):
@@ -291,7 +307,7 @@ def _group_norm(
         weight, bias = weight * layer.weight, bias * layer.weight
     if layer.bias is not None:
         bias = bias + layer.bias
-    return _normalised(precise, moments, weight, bias, layer.eps).to(x.dtype)
+    return normalised(precise, moments, weight, bias, layer.eps).to(x.dtype)
 
 
 # Mean and variance of channels, shape (channels,) each.
@@ -309,7 +325,7 @@ def _mixed(
     return torch.add(source_mean, between, alpha=alpha), var
 
 
-def _normalised(
+def normalised(
     x: Tensor,
     moments: tuple[Tensor, Tensor],
     weight: Tensor | None,
