@@ -115,6 +115,7 @@ class Wiener(Method):
         surfaces: list[Surface] = [*statistics_surfaces(self.statistics, gains), *gains]
         image_filter = self._image_filter()
         if image_filter is not None and self.outliers is not False:
+            # Attached last, though it acts first: a folded filter wants a layer without hooks.
             surfaces.append(OutlierRepair(image_filter))
         return Assembly(surfaces, memory=self.memory)
 
