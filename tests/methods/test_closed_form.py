@@ -23,8 +23,7 @@ CLOSED = ("wiener", "match", "two-sided")
 
 
 def gains_of(adapter: ttapca.Adapter) -> Tensor:
-    surface = adapter.surfaces[-1]
-    assert isinstance(surface, SpectralGains)
+    (surface,) = (each for each in adapter.surfaces if isinstance(each, SpectralGains))
     assert surface.filter is not None
     return surface.filter.gains().detach().clone()
 

@@ -163,7 +163,7 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
     "ttapca-multiplicative": [("limit", 1.0), ("penalty", "")],
     "wiener": [
         *[("shrink", -1.0), ("restore", NAN), ("largest_ratio", 1.0), ("threshold", "0.5")],
-        *[("memory", 0.0), ("center", 1.1), ("window", 2), ("floor", -1.0)],
+        *[("memory", 0.0), ("center", 1.1), ("window", 2), ("floor", -1.0), ("outliers", 1)],
     ],
     "ttapca-closed": [("pull", -1.0)],
 }
@@ -229,7 +229,7 @@ CHOICES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "wiener": (
         {},
         {"shrink": 0.5, "restore": 0.0, "largest_ratio": 1.1, "threshold": 0.0, "memory": 1.0}
-        | {"center": 1.0, "window": 3, "floor": 1.0, "statistics": "source"},
+        | {"center": 1.0, "window": 3, "floor": 1.0, "statistics": "source", "outliers": False},
     ),
     "ttapca-closed": ({"steps": 2}, {"pull": 100.0}),
 }
@@ -239,11 +239,13 @@ CHOICES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 def test_every_option_has_an_effect(method: str) -> None:
     base, others = CHOICES[method]
     stepping = {"lr": 0.05} if method in LEARNING else {}
+    spiked = X.clone()
+    spiked[:, 0, 1::3, 3] = 50.0
 
     def output(**options: object) -> torch.Tensor:
         given = {**filter_for(method, FITTED), **stepping, **base, **options}
         adapter = ttapca.adapt(small_convnet(), method, forgetting="online", **given)
-        return torch.cat([adapter(x) for x in (3 * X, 0.2 * X, X[:4], X)])
+        return torch.cat([adapter(x) for x in (3 * X, 0.2 * X, X[:4], X, spiked)])
 
     expected = output()
     for option, value in others.items():

@@ -430,8 +430,9 @@ def detach(model: nn.Module) -> nn.Module:
                 wrapper.adapter.detach()
     # Surfaces and filters that were put on without an adapter.
     for module in model.modules():
-        for wrapper in wrappers_of(module):
-            surface = getattr(wrapper, "surface", None)
+        # Either kind; nn.Module offers no public way to list its hooks.
+        for found in (*wrappers_of(module), *list(module._forward_pre_hooks.values())):
+            surface = getattr(found, "surface", None)
             if isinstance(surface, Surface):
                 surface.detach()
         detach_filter(module)

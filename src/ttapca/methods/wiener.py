@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ttapca._checks import Number
 from ttapca.adaptation.optimisation import GradientSteps, Logits, Run, adam, mean_entropy
-from ttapca.adaptation.surfaces import SpectralGains
+from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, Surface
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import (
     Assembly,
@@ -64,6 +64,9 @@ class Wiener(Method):
         window: Smooth the spectrum over this many neighbouring components instead of over bands.
         floor: Variance of noise that every image has, such as that of 8 bits.
         statistics: What normalisation layers normalise with; see `GradientMethod`.
+        outliers: Whether to replace single pixels that have gone wrong before filtering, in batches
+            that have more of them than the source. By default where a filter acts on the model's
+            input images.
     """
 
     needs_filter: ClassVar[bool] = True
@@ -79,6 +82,7 @@ class Wiener(Method):
     window: Annotated[int, ODD] | None = None
     floor: NotNegative = 0.0
     statistics: Statistics = "mixed"
+    outliers: bool | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -86,11 +90,21 @@ class Wiener(Method):
         super().__post_init__()
         if self.window is not None:
             self.refuse("threshold", "with `window`, all of the difference counts")
+        if self.outliers and self._image_filter() is None:
+            self.refuse(
+                "outliers",
+                "no filter acts on the model's input images and was fitted by "
+                "a ttapca that measures outliers",
+            )
 
     def _filters(self) -> list[FittedFilter]:
         if isinstance(self.filter, (list, tuple)) and self.filter:
             return [needed_filter(one) for one in self.filter]
         return [needed_filter(self.filter)]
+
+    def _image_filter(self) -> FittedFilter | None:
+        """Return the filter that sees the images themselves, and knows their outliers."""
+        return next((one for one in self._filters() if one.outliers_ is not None), None)
 
     def assemble(self) -> Assembly:
         """Return gains and statistics that follow the stream."""
@@ -98,7 +112,11 @@ class Wiener(Method):
         options = {name: getattr(self, name) for name in names}
         options["threshold"] = THRESHOLD if self.threshold is None else self.threshold
         gains = [SpectralGains(one, self.gain, **options) for one in self._filters()]
-        surfaces = [*statistics_surfaces(self.statistics, gains), *gains]
+        surfaces: list[Surface] = [*statistics_surfaces(self.statistics, gains), *gains]
+        image_filter = self._image_filter()
+        if image_filter is not None and self.outliers is not False:
+            # Attached last, though it acts first: a folded filter wants a layer without hooks.
+            surfaces.append(OutlierRepair(image_filter))
         return Assembly(surfaces, memory=self.memory)
 
 
