@@ -37,7 +37,7 @@ cd "$work" # no checkout to import from
 where=$("$venv/bin/python" -c 'import ttapca; print(ttapca.__file__)')
 [[ $where == "$venv"/* ]] || { echo "ttapca was imported from $where" >&2; false; }
 extras=$("$venv/bin/python" -m pip list --format=freeze |
-    grep -iE '^(typer|rich|scipy|pillow|opencv|matplotlib|scikit)[^=]*==' || true)
+    grep -iE '^(typer|rich|scipy|pillow|pooch|pandas|opencv|matplotlib|scikit)[^=]*==' || true)
 [ -z "$extras" ] || { echo "The core needs none of these, and brought them:" $extras >&2; false; }
 "$venv/bin/python" example.py
 

@@ -23,6 +23,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "memo": {"views": 3},
     "sar": {"entropy_margin": 1.1},
     "eata": {"entropy_margin": 6.0, "redundancy_margin": 2.0},
+    "rotta": {"update_every": 12},
+    "pea": {"drift_factor": 10.0},  # by default the second batch replaces what the first one said
 }
 OVER_WIENER = {"gain": "wiener", "statistics": "mixed"}
 # Ways to use a method that keep something else between batches than the method by its name.
@@ -34,6 +36,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "roid without views": ("roid", {"consistency": False}),
     "lame by rbf": ("lame", {"affinity": "rbf"}),
     "lame by linear": ("lame", {"affinity": "linear"}),
+    "rotta over wiener": ("rotta", {"gain": "wiener"}),
+    "pea without views": ("pea", {"augment": "none"}),
     "ttt by random rotations": ("ttt", {"rotations": "random"}),
 }
 LEARNING = [name for name, found in ttapca.METHODS.items() if found.method.learns]

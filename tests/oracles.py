@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -88,6 +89,8 @@ def options_of(method: str) -> dict[str, Any]:
         "cotta": {"views": 3},
         "memo": {"views": 3},  # fewer views: quicker tests
         "sar": {"entropy_margin": 0.99},  # by default it finds no reliable sample here
+        "rotta": {"update_every": 12},  # learns from the first batch on
+        "pea": {"source": images(150)},
     }
     if method == "ttt":
         return {"head": rotation_head(288), "split": "bn1"}
@@ -229,4 +232,25 @@ def required_options(method: str, model: nn.Module, shape: tuple[int, ...]) -> d
         handle.remove()
         head = rotation_head(seen[0][0].numel()).to(parameter.dtype)
         return {"head": head, "split": "conv1"}
+    if method == "pea":
+        return {"source": images(64, shape=shape).to(next(model.parameters()))}
     return {"memo": {"views": 4}, "cotta": {"views": 4}}.get(method, {})
+
+
+def scenes(n: int, seed: int = 1, channels: int = 3, side: int = 12) -> Tensor:
+    """Images with smooth colours and grey texture, of which some have much and most little."""
+    generator = torch.Generator().manual_seed(seed)
+    rough = torch.rand(n, channels, 3, 3, generator=generator, dtype=torch.float64)
+    smooth = F.interpolate(rough, size=(side, side), mode="bilinear")
+    amount = 0.03 * torch.rand(n, 1, 1, 1, generator=generator, dtype=torch.float64).square()
+    texture = torch.randn(n, 1, side, side, generator=generator, dtype=torch.float64)
+    own = torch.randn(n, channels, side, side, generator=generator, dtype=torch.float64)
+    return smooth + amount * (texture + 0.3 * own)
+
+
+def salted(images: Tensor, share: float, seed: int = 2) -> Tensor:
+    """The same images with this share of all values far too high or far too low."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.rand(images.shape, generator=generator, dtype=torch.float64)
+    salt = torch.where(draw < share / 2, -2.0, 3.0).to(images)
+    return torch.where(draw < share, salt, images)

@@ -181,7 +181,7 @@ def test_methods_that_change_images_say_so_too(method: str) -> None:
     adapted = ttapca.adapt(small_convnet(), method, views=2)  # type: ignore[arg-type]
     with pytest.raises(InputTypeError, match="floating point; found a tensor of uint8"):
         adapted((PROBE * 255).byte())
-    with pytest.raises(ShapeError, match="first input is a batch of shape"):
+    with pytest.raises(ShapeError, match="first tensor is a batch of shape"):
         adapted(list(PROBE))
 
 

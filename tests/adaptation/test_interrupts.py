@@ -85,11 +85,14 @@ PLACES = (
     "ttapca/adaptation/surfaces/base.py",
     "ttapca/adaptation/surfaces/trainable.py",
     "ttapca/methods/temporary_values.py",
+    "ttapca/methods/rotta.py",
+    "ttapca/methods/pea.py",
 )
 
 
 @pytest.mark.parametrize(
-    ("method", "every"), [("tent", 1), ("slr+it", 31), ("cotta", 97), ("sar", 31)]
+    ("method", "every"),
+    [("tent", 1), ("slr+it", 31), ("cotta", 97), ("sar", 31), ("rotta", 211), ("pea", 97)],
 )
 def test_an_interrupt_at_any_instruction(method: str, every: int) -> None:
     """As a signal handler would raise it: between any two instructions of what stands in."""

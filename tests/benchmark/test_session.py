@@ -97,15 +97,16 @@ def test_a_network_of_ones_own(tmp_path: Path) -> None:
         Benchmark(plan.changed(images=1000)).units()
 
 
-def test_source_images_of_eata_are_part_of_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["eata", "pea"])
+def test_source_images_are_part_of_the_key(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SOURCE_IMAGES", 20)
     data = tmp_path / "images.npz"
     pixels = np.random.default_rng(0).integers(0, 256, (80, 8, 8, 3), dtype=np.uint8)
     np.savez(data, images=pixels, labels=np.arange(80) // 40)
     layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
-    plan = Plan(data=str(data), methods=("eata",), corruptions=("clean",), settings=("online",))
+    plan = Plan(data=str(data), methods=(method,), corruptions=("clean",), settings=("online",))
     benchmark = Benchmark(plan, nn.Sequential(*layers).eval())
     (unit,) = benchmark.units()
     assert json.loads(unit.cells[0].options) == {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,6 +19,7 @@ from ttapca.errors import (
     OptionError,
     ShapeError,
 )
+from ttapca.fitting.source_channels import MEASURED_FIRST
 
 DATA = images(150)
 PROBE = images(4, seed=8)
@@ -74,8 +76,10 @@ def test_only_the_part_up_to_the_layer_runs() -> None:
     model = small_convnet()
     calls = []
     model.fc.register_forward_hook(lambda *_: calls.append(1))
-    ttapca.fit(model, "conv1", DATA.split(10), 1.0)  # all: nothing is dropped, nothing compared
-    assert len(calls) == 1  # the probe, which has to see whether a layer is called twice
+    many = DATA.repeat(20, 1, 1, 1)  # 3,000 samples
+    ttapca.fit(model, "conv1", many.split(100), 1.0)  # all: nothing is dropped, nothing compared
+    # The probe, which has to see whether a layer is called twice, and what is measured by class.
+    assert len(calls) == 1 + math.ceil(MEASURED_FIRST / 100)
 
 
 def test_progress_wraps_the_batches() -> None:

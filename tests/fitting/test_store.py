@@ -52,6 +52,11 @@ def test_save_then_load(
         assert getattr(loaded, name) == getattr(fitted, name)
     for name in ("mean_", "singular_values_", "center_", "energies_"):
         assert torch.equal(getattr(loaded, name), getattr(fitted, name))
+    if fitted.outliers_ is None:
+        assert loaded.outliers_ is None
+    else:
+        assert torch.equal(loaded.outliers_, fitted.outliers_)
+    assert (fitted.outliers_ is None) == (fitted.layer == "act")
     numbers = sum(matrix.numel() for matrix in loaded.basis.tensors().values())
     rest = (tmp_path / "filter" / store.TENSORS).stat().st_size - numbers * getattr(
         torch, storage
@@ -203,6 +208,33 @@ def refused(kind: str, place: Path, change, message: str) -> None:
     store.write_folder(path, config, tensors, "")
     with pytest.raises(SavedFilterError, match=f"(?s)(?=.*{re.escape(str(path))}).*{message}"):
         ttapca.load(path)
+
+
+MEASURED = torch.tensor([[0.5, 0.01, 0.0], [0.6, 0.0, 0.02]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "measured", "message"),
+    [
+        ("folded", -MEASURED, "`outliers` .* distances and, up to 1, shares"),
+        ("folded", 60 * MEASURED, "`outliers` .* distances and, up to 1, shares"),
+        ("folded", 0 * MEASURED, "`outliers` .* distances and, up to 1, shares"),
+        ("folded", torch.nan * MEASURED, "`outliers` .* finite"),
+        ("folded", MEASURED[:1], r"`outliers` .* shape \(2, 3\)"),
+        ("folded", MEASURED[:, :2], r"`outliers` .* shape \(2, 3\)"),
+        ("folded", MEASURED.double(), "`outliers` .* type torch.float32"),
+        ("exact", MEASURED, "has `outliers` as well"),  # it acts on no image
+    ],
+)
+def test_outliers_that_were_not_measured(
+    tmp_path: Path, kind: str, measured: torch.Tensor, message: str
+) -> None:
+    refused(kind, tmp_path, lambda _, tensors: tensors.update(outliers=measured), message)
+
+
+def test_filters_of_version_0_1_know_nothing_of_outliers() -> None:
+    for folder in SAVED.iterdir():
+        assert ttapca.load(folder).outliers_ is None
 
 
 def set_to(value: float, *place: int):

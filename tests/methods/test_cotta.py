@@ -7,7 +7,7 @@ from torch import Generator, Tensor, nn
 import ttapca
 from methods.plain_loops import BATCHES, X, assert_follows, both_ways, every_norm
 from oracles import small_convnet, with_batch_statistics
-from ttapca.methods.cotta import STRONG
+from ttapca.methods.views import STRONG
 
 
 def plain_cotta(

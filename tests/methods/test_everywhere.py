@@ -104,8 +104,12 @@ def test_no_method_makes_noisy_digits_much_worse(
         order = labels.argsort(stable=True)
         noisy, labels = noisy[order], labels[order]
     given = {**required_options(method, model, (1, 8, 8)), **filter_for(method, fitted)}
-    if method in ("memo", "cotta"):  # a mirrored digit is another digit, or none
-        given |= {"flip": False, "views": 32 if method == "cotta" else 8}
+    if method in ("memo", "cotta", "rotta"):  # a mirrored digit is another digit, or none
+        given |= {"flip": False}
+    if method in ("memo", "cotta"):
+        given |= {"views": 32 if method == "cotta" else 8}
+    if method == "pea":
+        given |= {"source": to_tensor(read_digits("train").images), "augment": "crop"}
     source = error_of(model, noisy, labels)
     with ttapca.adapt(model, method, forgetting=forgetting, **given) as adapter:
         start = error_of(adapter.model, noisy, labels)

@@ -97,12 +97,17 @@ def test_options_reach_the_gains() -> None:
             {"guard": "reset", "forgetting": "online"},
             "on a method that does not learn",
         ),
-        ("tent", {"guard": "rollback"}, "on a method that forgets after"),
+        ("tent", {"guard": "rollback"}, "on a method that forgets after each batch"),
+        ("memo", {"guard": "reset", "forgetting": "online"}, "that forgets after each image"),
+        ("tent", {"episodic": True}, "`tent` has no option `episodic`.*takes forgetting and guard"),
+        (Tent, {}, r"such as `Tent\(...\)`, or by its name; found the class `Tent` itself"),
+        (["tent"], {}, "A method is given by its name, .*; found a list"),
         ("wiener", {"filter": FITTED, "window": 3, "threshold": 0.5}, "`threshold` would have no"),
         ("wiener", {"filter": []}, "needs a fitted filter; found a list"),
         ("tent", {"gain": "wiener"}, "`gain` would have no effect: .* no `filter=`"),
         ("eata", {"fisher_weight": 1.0}, "`fisher_weight` would have no effect"),
         ("lame", {"affinity": "linear", "neighbours": 3}, "`neighbours` would have no effect"),
+        ("roid", {"consistency": False, "seed": 1}, "`seed` would have no effect: without"),
         ("ttapca", {"filter": FITTED, "limit": 2.0}, "`limit` would have no effect"),
         ("ttapca-relu", {"filter": FITTED, "gain": "relu"}, "`ttapca-relu` has no option `gain`"),
         (Tent(), {"lr": 0.1}, r"go into the method itself, as in Tent\(lr=...\)"),
@@ -110,6 +115,8 @@ def test_options_reach_the_gains() -> None:
         ("ttt", {"head": "linear"}, "needs a rotation head.*found a str"),
         ("ttt", {"head": nn.Identity()}, "needs the dotted path.*found None"),
         ("ttt", {**HEAD, "seed": 1}, "`seed` would have no effect: with all rotations"),
+        ("rotta", {"statistics": "mixed"}, "`rotta` has no option `statistics`"),
+        ("pea", {}, "needs source data to measure mean and covariance.*found none"),
     ],
 )
 def test_bad_calls_leave_the_model_untouched(
@@ -143,12 +150,20 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
         *[("views", 0), ("confidence_below", 2.0), ("teacher_momentum", -0.1)],
         ("restored_share", NAN),
     ],
+    "rotta": [
+        *[("capacity", 0), ("update_every", 0), ("statistics_momentum", 1.1), ("flip", 1)],
+        *[("teacher_momentum", -0.1), ("timeliness_weight", -1.0), ("uncertainty_weight", NAN)],
+    ],
+    "pea": [
+        *[("group_size", 0), ("momentum", 1.1), ("smoothing", -0.1), ("drift_factor", 0.0)],
+        *[("entropy_jump", NAN), ("augment", "flip"), ("layers", "bn1"), ("source", 3)],
+    ],
     "ttt": [("rotations", "two")],
     "ttapca": [("initial", NAN), ("normalise", 1), ("gain", "wiener")],
     "ttapca-multiplicative": [("limit", 1.0), ("penalty", "")],
     "wiener": [
         *[("shrink", -1.0), ("restore", NAN), ("largest_ratio", 1.0), ("threshold", "0.5")],
-        *[("memory", 0.0), ("center", 1.1), ("window", 2), ("floor", -1.0)],
+        *[("memory", 0.0), ("center", 1.1), ("window", 2), ("floor", -1.0), ("outliers", 1)],
     ],
     "ttapca-closed": [("pull", -1.0)],
 }
@@ -198,13 +213,23 @@ CHOICES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"views": 2, "flip": False, "confidence_below": 0.0, "teacher_momentum": 0.1}
         | {"restored_share": 0.5, "seed": 1},
     ),
+    "rotta": (
+        {"update_every": 6, "capacity": 8, "statistics_momentum": 0.5, "teacher_momentum": 0.5},
+        {"update_every": 8, "capacity": 4, "statistics_momentum": 0.1, "teacher_momentum": 0.1}
+        | {"timeliness_weight": 0.0, "uncertainty_weight": 99.0, "flip": False, "seed": 1},
+    ),
+    "pea": (
+        {"source": DATA, "drift_factor": 9.0, "entropy_jump": 0.01},
+        {"source": DATA[:60], "layers": ["bn1", "conv2", "bn2"], "group_size": 2, "momentum": 0.5}
+        | {"smoothing": 0.01, "drift_factor": 2.0, "entropy_jump": 9.0, "augment": "crop"},
+    ),
     "ttt": (TURNED, {"rotations": "all", "split": "conv1", "seed": 1}),
     "ttapca": ({}, {"gain": "exponential", "initial": 0.5, "normalise": False}),
     "ttapca-multiplicative": ({"initial": 0.5}, {"penalty": "exponential", "limit": 1.01}),
     "wiener": (
         {},
         {"shrink": 0.5, "restore": 0.0, "largest_ratio": 1.1, "threshold": 0.0, "memory": 1.0}
-        | {"center": 1.0, "window": 3, "floor": 1.0, "statistics": "source"},
+        | {"center": 1.0, "window": 3, "floor": 1.0, "statistics": "source", "outliers": False},
     ),
     "ttapca-closed": ({"steps": 2}, {"pull": 100.0}),
 }
@@ -214,11 +239,13 @@ CHOICES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 def test_every_option_has_an_effect(method: str) -> None:
     base, others = CHOICES[method]
     stepping = {"lr": 0.05} if method in LEARNING else {}
+    spiked = X.clone()
+    spiked[:, 0, 1::3, 3] = 50.0
 
     def output(**options: object) -> torch.Tensor:
         given = {**filter_for(method, FITTED), **stepping, **base, **options}
         adapter = ttapca.adapt(small_convnet(), method, forgetting="online", **given)
-        return torch.cat([adapter(x) for x in (3 * X, 0.2 * X, X[:4], X)])
+        return torch.cat([adapter(x) for x in (3 * X, 0.2 * X, X[:4], X, spiked)])
 
     expected = output()
     for option, value in others.items():
@@ -260,7 +287,9 @@ def test_no_reliable_sample_no_step(method: str) -> None:
 @pytest.mark.parametrize(
     ("methods", "options", "model", "message"),
     [
-        ("bn tent eata roid sar slr+it", {}, nn.Conv2d(3, 4, 6), "the model has none"),
+        ("bn tent eata roid sar slr+it rotta", {}, nn.Conv2d(3, 4, 6), "the model has none"),
+        ("pea", {"source": DATA}, nn.Conv2d(3, 4, 6), "the model has none. Name the layers"),
+        ("pea", {"source": DATA, "layers": ["bn3"]}, small_convnet(), "Did you mean `bn"),
         ("memo cotta", {}, nn.Flatten(), "moves the weights; the model has none"),
         ("shot lame", {"classifier": "fd"}, small_convnet(), "no layer `fd`"),
         ("ttt", {"head": nn.Identity(), "split": "bm1"}, small_convnet(), "Did you mean `bn1`"),
@@ -276,18 +305,19 @@ def test_models_that_cannot_be_adapted(
             ttapca.adapt(model, method, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("method", ["memo", "cotta", "ttt"])
+@pytest.mark.parametrize("method", ["memo", "cotta", "rotta", "pea", "ttt"])
 def test_inputs_that_are_no_images(method: str) -> None:
-    model = nn.Sequential(nn.Linear(3, 2))
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     given = {"head": nn.Identity(), "split": "0"} if method == "ttt" else {}
+    given |= {"source": torch.rand(9, 3)} if method == "pea" else {}
     adapter = ttapca.adapt(model, method, **given)
-    with pytest.raises(ShapeError, match=rf"`{method}` changes images.*found \[\(5, 3\)\]"):
+    with pytest.raises(ShapeError, match=rf"`{method}` changes images.*found shape \(5, 3\)"):
         adapter(torch.zeros(5, 3))
     with pytest.raises(InputTypeError, match="floating point; found a tensor of int64"):
         adapter(torch.zeros(5, 3, 6, 6, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("method", ["eata", "roid"])
+@pytest.mark.parametrize("method", ["eata", "roid", "rotta"])
 def test_samples_are_not_chosen_among_dense_predictions(method: str) -> None:
     dense = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).double()
     with pytest.raises(LayerOutputError, match=r"found \(12, 4, 6, 6\)"):
@@ -345,8 +375,9 @@ class Wrapped(nn.Module):
         self.net = small_convnet()
         self.how = how
 
-    def forward(self, x: torch.Tensor) -> object:
-        return self.how(self.net(x))
+    def forward(self, pixels: torch.Tensor, *, flag: bool = True) -> object:
+        assert flag
+        return self.how(self.net(pixels))
 
 
 @pytest.mark.parametrize("method", ttapca.METHODS)
@@ -364,6 +395,8 @@ def test_logits_are_found_in_what_a_model_returns(
 ) -> None:
     plain = small_convnet()
     given = {**filter_for(method, FITTED), **options_of(method)}
+    if method == "eata":
+        given |= {"source": DATA, "entropy_margin": 1.1}
     expected = ttapca.adapt(plain, method, **given)(X)
     model = Wrapped(how)
     inside = dict(given)
@@ -371,8 +404,10 @@ def test_logits_are_found_in_what_a_model_returns(
         inside["filter"] = dataclasses.replace(FITTED, layer="net.conv1")
     if "split" in inside:
         inside["split"] = "net.bn1"
-    found = ttapca.adapt(model, method, logits=find, **inside)(X)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    adapter = ttapca.adapt(model, method, logits=find, **inside)
+    torch.testing.assert_close(adapter(X), expected, rtol=0, atol=1e-12)
+    by_name = adapter(flag=True, pixels=X)  # as the processors of Hugging Face give them
+    torch.testing.assert_close(by_name, expected, rtol=0, atol=1e-12)
 
 
 def test_logits_that_are_not_found_are_explained() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from ttapca._checks import OneOf, check_option
 from ttapca.adaptation.guards import CollapseGuard, GuardEvent
 from ttapca.adaptation.named_streams import DEFAULT_STREAM, NamedStream, Streams
-from ttapca.adaptation.optimisation import Mover
+from ttapca.adaptation.optimisation import FindLogits, Mover, as_returned
 from ttapca.adaptation.surfaces import Surface
 from ttapca.errors import AttachError, LayerOutputError, OptionError, SavedStreamError
 from ttapca.fitting.fitted_filter import detach_filter
@@ -25,9 +26,6 @@ from ttapca.support.modules import explained_inputs, restore_training_flags, tra
 from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
-
-# Finds the logits in what a model returns.
-FindLogits = Callable[[Any], Tensor]
 
 
 class Adapter(nn.Module):
@@ -97,17 +95,8 @@ class Adapter(nn.Module):
                 "`logits` is a function that finds the logits in what the model returns; found "
                 f"{logits!r}."
             )
-        learns = mover is not None and mover.needs_gradients
-        if guard is not None and (forgetting == "episodic" or not learns):
-            why = (
-                "a method that forgets after each batch"
-                if learns
-                else "a method that does not learn"
-            )
-            raise OptionError(
-                f"A guard watches a stream for collapse, and would have no effect on {why}. Leave "
-                'out `guard`, or adapt with gradients and forgetting="online".'
-            )
+        if guard is not None:
+            _check_can_collapse(mover, forgetting)
         for surface in surfaces:
             if not isinstance(surface, Surface):
                 raise OptionError(f"A surface is a `Surface`; found a {type(surface).__name__}.")
@@ -119,7 +108,7 @@ class Adapter(nn.Module):
         self.events: list[GuardEvent] = []
         self.training = False
         self._surfaces = list(surfaces)  # the same, with their type
-        self._find_logits = logits
+        self.mover.find_logits = functools.partial(_found, logits) if logits else as_returned
         self._streams = Streams(memory)
         self._calls = 0
         self._good: tuple[dict[str, Any], ...] = ()  # states that the guard can go back to
@@ -228,9 +217,7 @@ class Adapter(nn.Module):
         """Run the model with its surfaces in place; explain the inputs where it fails."""
         with explained_inputs((*inputs, *options.values())):
             output = self.model(*inputs, **options)
-        if self._find_logits is None:
-            return cast(Tensor, output)
-        return _found(self._find_logits, output)
+        return self.mover.find_logits(output)
 
     def _intervened(self, guard: CollapseGuard, logits: Tensor) -> bool:
         """Go back if the guard sees a collapse; otherwise remember good states."""
@@ -391,6 +378,22 @@ class Adapter(nn.Module):
         return self
 
 
+def _check_can_collapse(mover: Mover | None, forgetting: Forgetting) -> None:
+    """Refuse a guard over a method that cannot collapse."""
+    if mover is None or not mover.needs_gradients:
+        why = "a method that does not learn"
+    elif mover.forgets:
+        why = "a method that forgets after each image"
+    elif forgetting == "episodic":
+        why = "a method that forgets after each batch"
+    else:
+        return
+    raise OptionError(
+        f"A guard watches a stream for collapse, and would have no effect on {why}. Leave "
+        'out `guard`, or adapt with gradients and forgetting="online".'
+    )
+
+
 class _OwnedBy(Wrapper):
     """Changes nothing; through it `detach` finds the adapter of a model."""
 
@@ -427,8 +430,9 @@ def detach(model: nn.Module) -> nn.Module:
                 wrapper.adapter.detach()
     # Surfaces and filters that were put on without an adapter.
     for module in model.modules():
-        for wrapper in wrappers_of(module):
-            surface = getattr(wrapper, "surface", None)
+        # Either kind; nn.Module offers no public way to list its hooks.
+        for found in (*wrappers_of(module), *list(module._forward_pre_hooks.values())):
+            surface = getattr(found, "surface", None)
             if isinstance(surface, Surface):
                 surface.detach()
         detach_filter(module)

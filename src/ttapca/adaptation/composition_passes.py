@@ -13,9 +13,11 @@ from ttapca.adaptation.surfaces.statistics import MixedStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.composition import ClassMoments, Composition, Estimate
 from ttapca.spectral.stream import Stream
+from ttapca.support.logits import softmax_entropy
 
 # Chosen on held-out conditions; docs/closed-form.md has the measurements.
 SURPRISE = 0.25  # share of the batch whose class was not expected, from which a pass is repeated
+LESS_SURE = 1.2  # ratio of mean entropies from which batch statistics have hidden the classes
 ORDERED = 0.3  # certainty from which a stream counts as ordered by class
 ENOUGH = 32.0  # samples after which the past of a stream serves as its statistics
 
@@ -23,9 +25,10 @@ ENOUGH = 32.0  # samples after which the past of a stream serves as its statisti
 class CompositionPasses(Mover):
     """Runs the model until the classes it predicts are those that its statistics were cleaned of.
 
-    - Of a new stream nothing is known. Batch statistics would make a batch of one class look like
-      any other, so the first look is by the statistics of the source, and the next one by those of
-      the batch, without what the classes explain.
+    - Of a new stream nothing is known, and batch statistics make a batch of one class look like any
+      other. So the first look is by the statistics of the source, and the second by those of the
+      batch. If the network is less sure of itself in the second than in the first, the batch has
+      classes of its own, those that the first look found, and a third pass takes them out.
     - A stream whose batches have classes of their own is normalised by what was seen before the
       batch; what the batch adds is cleaned by its own classes afterwards. One pass is enough.
     - Otherwise the batch is normalised by itself and the past in one pass, as if its classes were
@@ -36,8 +39,8 @@ class CompositionPasses(Mover):
     Args:
         moments: What classes do to statistics.
         surfaces: The statistics.
-        passes: How many there may be for one batch. With one, a new stream is trusted to be
-            shuffled.
+        passes: How many there may be for one batch. With fewer than three, a new stream is trusted
+            to be shuffled.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class CompositionPasses(Mover):
         """Declare what a stream changes."""
         super().join(stream)
         self.composition.join(stream)
+        # Only now are they attached, and know whether the model has such layers.
+        self._surfaces = [each for each in self._surfaces if each.follow and each.layers]
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Return the logits for one batch."""
@@ -59,16 +64,18 @@ class CompositionPasses(Mover):
         size = stream.samples - stream.past("samples")
         composition.start_batch(size)
         # A single image has no statistics that could mislead.
-        composition.source_only = self.passes > 1 and size > 1 and not composition.known
+        passes = self.passes if self._surfaces else 1  # nothing else would change
+        composition.source_only = passes > 2 and size > 1 and not composition.known
+        self._first_look: tuple[Estimate, float] | None = None
         enough = stream.past("samples") >= min(size, ENOUGH)
         composition.past_only = enough and composition.ordered > ORDERED
         try:
-            for number in range(1, self.passes + 1):
+            for number in range(1, passes + 1):
                 logits = run(*inputs, **options)
                 if stream.left_out or not self._finite_classes(logits):
                     return logits
                 found = composition.estimate(logits)
-                if number == self.passes or not self._again(found, enough=enough):
+                if number == passes or not self._again(found, logits, enough=enough):
                     break
                 stream.restart_batch()
         finally:
@@ -78,12 +85,18 @@ class CompositionPasses(Mover):
             return logits
         return logits + found.prior.to(logits).view(1, -1, *[1] * (logits.dim() - 2))
 
-    def _again(self, found: Estimate, *, enough: bool) -> bool:
+    def _again(self, found: Estimate, logits: Tensor, *, enough: bool) -> bool:
         """Prepare another pass, if one is called for."""
         composition = self.composition
         if composition.source_only:
             composition.source_only = False
-            composition.expect(found)
+            self._first_look = (found, float(softmax_entropy(logits).mean()))
+            return True
+        if self._first_look is not None:
+            (seen, entropy), self._first_look = self._first_look, None
+            if float(softmax_entropy(logits).mean()) <= LESS_SURE * entropy:
+                return False
+            composition.expect(seen)
             return True
         if composition.past_only or found.unlike(composition.expected) < SURPRISE:
             return False

@@ -18,18 +18,26 @@ from torch.optim import Optimizer
 
 from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.errors import AttachError, LayerOutputError, OptionError
-from ttapca.spectral.stream import Attributes, Stream, map_tensors
+from ttapca.spectral.stream import STAYS, Attributes, Stream, as_on
 from ttapca.support.logits import log_softmax, softmax_entropy
 
 Logits = Literal["before", "after"]
 Objective = Callable[[Tensor], Tensor]
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
+# Finds the logits in what a model returns.
+FindLogits = Callable[[Any], Tensor]
+
 # Runs the model, with its surfaces in place, on whatever inputs it is given.
 Run = Callable[..., Tensor]
 
 DEFAULT_LEARNING_RATE = 1e-3
 MOMENTUM = 0.9  # of stochastic gradient descent, wherever a method uses it
+
+
+def as_returned(output: Tensor) -> Tensor:
+    """Return the output of a model that returns its logits and nothing else."""
+    return output
 
 
 class Mover:
@@ -40,6 +48,8 @@ class Mover:
         fixed: Names of lists of tensors that no stream changes, such as where parameters started.
         needs_gradients: Whether it takes gradient steps; its calls are then made with gradients
             enabled and on tensors that allow them.
+        forgets: Whether it forgets by itself before a batch is over, so that nothing can collapse.
+        find_logits: Finds the logits in what the model itself returns; set before `bind`.
         backwards: Number of backward passes since it was made.
         updates: Number of steps taken since it was made.
         skipped: Number of batches whose loss or gradient was not finite.
@@ -48,8 +58,10 @@ class Mover:
     keeps: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[tuple[str, ...]] = ()
     needs_gradients = False
+    forgets = False
 
     def __init__(self) -> None:
+        self.find_logits: FindLogits = as_returned
         self.backwards = 0
         self.updates = 0
         self.skipped = 0
@@ -115,7 +127,12 @@ class Descent:
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for number, each in contents.items():
             parameter = self.parameters[int(number)]
-            state[parameter] = map_tensors(each, functools.partial(_as, parameter))
+            moved = {
+                name: as_on(value, parameter)
+                for name, value in each.items()
+                if name != STAYS and isinstance(value, Tensor)
+            }
+            state[parameter] = {**each, **moved}
         self._optimizer.state = state
 
     def start(self) -> dict[str, Any]:
@@ -148,10 +165,6 @@ class Descent:
             parameter.grad = gradient
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-
-
-def _as(other: Tensor, tensor: Tensor) -> Tensor:
-    return tensor.to(other)
 
 
 class Draws:

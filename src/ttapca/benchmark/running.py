@@ -216,9 +216,9 @@ def measure(
 def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
     """Put a cell's method on the network, and take it off afterwards."""
     own = {**json.loads(cell.options), **subject.provided.get(cell.method, {})}
-    # `ttt` refuses a seed unless its rotations are random.
-    draws = cell.method != "ttt" or own.get("rotations") == "random"
-    if draws and "seed" in registration(cell.method).options:
+    # These two refuse a seed where they draw nothing.
+    draws = {"ttt": own.get("rotations") == "random", "roid": own.get("consistency", True)}
+    if draws.get(cell.method, True) and "seed" in registration(cell.method).options:
         own["seed"] = cell.seed
     forgetting = FORGETTING[cell.setting]
     if forgetting == "episodic":

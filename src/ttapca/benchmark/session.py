@@ -29,7 +29,7 @@ from ttapca.support.progress import Reporter, Silent, Steps
 
 DIGITS_NETWORK = "digits-small-cnn"
 FIT_BATCH = 250
-SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper
+SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper, and `pea` measures
 
 
 @dataclass(frozen=True)
@@ -265,12 +265,12 @@ class Benchmark:
 
     def _provide(self, subject: Subject) -> None:
         """Give methods what they need from the source domain and a plan cannot say."""
-        if "eata" in self.plan.methods:
+        for method in {"eata", "pea"}.intersection(self.plan.methods):
             chosen = choose(self._training.labels, SOURCE_IMAGES)
             batches = TensorBatches(self._training, FIT_BATCH, chosen.rows)
-            subject.provided["eata"] = {"source": batches}
+            subject.provided[method] = {"source": batches}
             if chosen.drawn:  # unless they are simply the first ones
-                subject.stated["eata"] = {"source": str(chosen)}
+                subject.stated[method] = {"source": str(chosen)}
         if "ttt" in self.plan.methods:
             origin = self._origin
             if isinstance(origin, nn.Module):

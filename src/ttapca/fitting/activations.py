@@ -131,6 +131,7 @@ class SourceActivations:
         self._prepare = prepare
         self._passes = 0
         self._kept: list[ModelInputs] = []
+        self.data_shape: tuple[int, ...] = ()  # of one sample of the data, once probed
         self._keep_every = 1
 
     def probe(self) -> Shapes:
@@ -154,6 +155,7 @@ class SourceActivations:
             calls.append(Shapes(taken, tuple(output.shape[1:])))
 
         inputs = self._inputs_of(first, 0).head(2)
+        self.data_shape = tuple(inputs.first.shape[1:])
         handle = self.layer.register_forward_hook(record)
         try:
             with explained_inputs(inputs.values):

@@ -72,6 +72,9 @@ class FittedFilter:
             (components,); None where the result is exact.
         energies_: Band energies of some source samples, for closed-form gains, shape (samples,
             bands); see `ttapca.spectral.calibration`. None in filters saved by an older ttapca.
+        outliers_: How far values of some source images stray from those around them, and how many
+            do, shape (samples, 3); see `ttapca.spectral.outliers`. None where the filter does not
+            act on the model's input images, and in filters saved by an older ttapca.
         agreement_: Share of source predictions that stay the same with the filter at gains of 1,
             which drops what lies outside the basis. None where nothing is dropped, where the model
             returns no classes, and for a filter that was truncated or saved by an older ttapca.
@@ -101,6 +104,7 @@ class FittedFilter:
     route: str
     error_bound_: Tensor | None = None
     energies_: Tensor | None = None
+    outliers_: Tensor | None = None
     agreement_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     class_moments_: ClassMoments | None = None
@@ -271,6 +275,7 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
         route=config["route"],
         error_bound_=tensors.get("error_bound"),
         energies_=tensors.get("energies"),
+        outliers_=tensors.get("outliers"),
         agreement_=source.get("agreement"),
         group_norm_={
             name.removeprefix(GROUP_NORM): tensor

@@ -35,6 +35,7 @@ from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
 from ttapca.spectral.calibration import EvenSample, calibrate, energies_of
 from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
 from ttapca.spectral.moments import Moments
+from ttapca.spectral.outliers import is_image, measure
 from ttapca.spectral.pca import PCA, SampleGram, Spectrum, check_n_components, hold
 from ttapca.spectral.randomised import randomised_pca
 from ttapca.support.modules import evaluation_mode
@@ -123,6 +124,13 @@ class FitTask:
             energies_=energies,
         )
 
+    def outliers(self, sample: EvenSample) -> Tensor | None:
+        """Measure a sample of the layer's input, where that is the model's input images."""
+        shape = self.shapes.input
+        if shape is None or shape != self.source.data_shape or not is_image(shape):
+            return None
+        return measure(sample.all().view(-1, *shape))
+
 
 @dataclass(frozen=True)
 class Route:
@@ -157,7 +165,8 @@ def _folded(task: FitTask) -> FittedFilter:
     energies = calibrate(
         sample, pca, lambda apart: fold(moments.remove(apart), linear, len(pca.singular_values))
     )
-    return task.fitted("folded", basis, pca, energies)
+    fitted = task.fitted("folded", basis, pca, energies)
+    return dataclasses.replace(fitted, outliers_=task.outliers(sample))
 
 
 def _exact(task: FitTask) -> FittedFilter:
@@ -225,7 +234,8 @@ def _dct(task: FitTask) -> FittedFilter:
         dct.explained_variance.float(),
         basis.prepared(torch.float32).project,
     )
-    return task.fitted("dct", basis, dct, energies)
+    fitted = task.fitted("dct", basis, dct, energies)
+    return dataclasses.replace(fitted, outliers_=task.outliers(sample) if at_input else None)
 
 
 # In the order in which they are tried.

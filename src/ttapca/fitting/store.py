@@ -39,6 +39,7 @@ from ttapca._checks import (
 from ttapca.errors import FilterExistsError, OptionError, SavedFilterError
 from ttapca.spectral.basis import BASES, TensorForm
 from ttapca.spectral.calibration import band_edges
+from ttapca.spectral.outliers import floor_of, is_image
 from ttapca.support.disk import make_folder, recover, staged_folder
 from ttapca.support.parsing import parse_json, read_bounded
 
@@ -122,6 +123,7 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         "input_mean": fitted.center_ if fitted.basis.at_input else None,
         "error_bound": fitted.error_bound_,
         "energies": fitted.energies_,
+        "outliers": fitted.outliers_,
         **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
         **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
         **_class_tensors(fitted),
@@ -365,6 +367,10 @@ def _forms(
     if True in kind.sides:
         side = required if kind.sides == (True,) else optional
         side["input_mean"] = TensorForm((math.prod(shape),), torch.float64)
+        if "input_mean" in tensors and is_image(shape):
+            samples = max(2, _rows_and_columns(tensors.get("outliers"))[0])
+            words = "distances and, up to 1, shares"
+            optional["outliers"] = TensorForm((samples, 3), torch.float32, words, _has_shares)
     for name, tensor in tensors.items():
         if name.startswith(GROUP_NORM):
             channels = _rows_and_columns(tensor)[1]
@@ -438,6 +444,11 @@ def _has_variances(statistics: Tensor) -> bool:
 
 def _are_shares(values: Tensor) -> bool:
     return bool((values > 0).all()) and abs(float(values.sum()) - 1) < ROUNDING
+
+
+def _has_shares(measured: Tensor) -> bool:
+    fits = bool((measured >= 0).all()) and bool((measured[:, 1:] <= 1).all())
+    return fits and floor_of(measured[:, 0]) > 0
 
 
 def _falls(values: Tensor) -> bool:

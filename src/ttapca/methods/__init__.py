@@ -15,6 +15,8 @@ from ttapca.methods.lame import LAME
 from ttapca.methods.sar import SAR
 from ttapca.methods.memo import MEMO
 from ttapca.methods.cotta import CoTTA
+from ttapca.methods.rotta import RoTTA
+from ttapca.methods.pea import PEA
 from ttapca.methods.ttt import TTT
 from ttapca.methods.learned_gains import TTAPCA
 from ttapca.methods.wiener import PulledWiener, Wiener
@@ -26,6 +28,7 @@ __all__ = [
     "LAME",
     "MEMO",
     "METHODS",
+    "PEA",
     "ROID",
     "SAR",
     "SHOT",
@@ -36,6 +39,7 @@ __all__ = [
     "Method",
     "Mixture",
     "PulledWiener",
+    "RoTTA",
     "Source",
     "Tent",
     "Wiener",

@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import nn
 
-from ttapca.adaptation.adapter import Adapter, FindLogits, Forgetting
+from ttapca.adaptation.adapter import Adapter, Forgetting
 from ttapca.adaptation.guards import CollapseGuard, GuardAction, make_guard
-from ttapca.adaptation.optimisation import Logits
+from ttapca.adaptation.optimisation import FindLogits, Logits
 from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import Method, registration
@@ -27,6 +27,8 @@ MethodName = Literal[
     "sar",
     "memo",
     "cotta",
+    "rotta",
+    "pea",
     "ttt",
     "ttapca",
     "ttapca-relu",

@@ -24,13 +24,8 @@ from ttapca.adaptation.optimisation import Run, Stepper
 from ttapca.adaptation.surfaces.trainable import Weights, all_parameters
 from ttapca.methods.method import Assembly, Count, GradientMethod, Seed, Share, register
 from ttapca.methods.temporary_values import with_values
-from ttapca.methods.views import Forward, Jitter, images_and_forward
+from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.support.logits import log_softmax
-
-# The limits of the official code; its 40 % of brightness are 0.8 spreads of an average image.
-STRONG = Jitter(
-    degrees=15, shift=1 / 16, zoom=0.1, brightness=0.8, contrast=0.3, noise=0.02, flip=True
-)
 
 
 @register("cotta", paper="Wang et al. (CVPR 2022)")

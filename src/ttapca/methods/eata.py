@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,23 +13,23 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import (
     MOMENTUM,
+    FindLogits,
     GradientSteps,
     Run,
+    as_returned,
     log_predictions,
     mean_entropy,
     sgd,
 )
 from ttapca.adaptation.surfaces import NormAffine
-from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError
+from ttapca.errors import NonFiniteError, NotEnoughDataError
 from ttapca.methods.method import Assembly, GradientMethod, Positive, register
+from ttapca.methods.source_data import SourceData, batches_of
 from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode
 
-SourceData = Iterable[Any] | Tensor
-
 FISHER_WEIGHT = 2000.0
 MEAN_MOMENTUM = 0.9
-SOURCE_BATCH = 64
 
 
 @register("eata", paper="Niu et al. (ICML 2022)")
@@ -99,7 +98,7 @@ class ReliableSteps(GradientSteps):
         super().bind(model, parameters)
         if self._source is None:
             return
-        self.fisher = fisher_information(model, parameters, self._source)
+        self.fisher = fisher_information(model, parameters, self._source, self.find_logits)
         self._source = None  # an adapter is copied and pickled without the data
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
@@ -138,7 +137,10 @@ class ReliableSteps(GradientSteps):
 
 
 def fisher_information(
-    model: nn.Module, parameters: list[nn.Parameter], source: SourceData
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    source: SourceData,
+    find_logits: FindLogits = as_returned,
 ) -> list[Tensor]:
     """Return the diagonal of the Fisher information: mean squared gradients of log-likelihoods.
 
@@ -160,9 +162,9 @@ def fisher_information(
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        for samples in _batches_of(source):
+        for samples in batches_of(source):
             count += 1
-            log_probabilities = log_softmax(model(samples.to(device)))
+            log_probabilities = log_softmax(find_logits(model(samples.to(device))))
             loss = F.nll_loss(log_probabilities, log_probabilities.argmax(1))
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             for sum_of_squares, gradient in zip(total, gradients, strict=True):
@@ -177,15 +179,3 @@ def fisher_information(
             "or infinity among them."
         )
     return [value / count for value in total]
-
-
-def _batches_of(source: SourceData) -> Iterator[Tensor]:
-    batches = torch.split(source, SOURCE_BATCH) if isinstance(source, Tensor) else source
-    for number, batch in enumerate(batches):
-        samples = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-        if not isinstance(samples, Tensor):
-            raise OptionError(
-                "`source` yields tensors, or pairs whose first element is a tensor; batch "
-                f"{number} (counting from 0) is a {type(batch).__name__}."
-            )
-        yield samples

@@ -68,6 +68,7 @@ class MarginalEntropySteps(Stepper):
     """Adapts to each image by itself, and forgets it."""
 
     remembers_start = True
+    forgets = True
 
     def __init__(self, options: MEMO) -> None:
         super().__init__(**options.stepping(), seed=options.seed)

@@ -177,11 +177,21 @@ class GradientMethod(Method):
         """Return the options of a `Stepper`."""
         return {"optimizer": self.optimiser(self.lr), "steps": self.steps, "logits": self.logits}
 
-    def assembly(self, *moved: Surface, mover: Mover) -> Assembly:
-        """Return statistics, what is moved, and the gains of a filter where there is one."""
+    def assembly(
+        self, *moved: Surface, mover: Mover, statistics: Sequence[Surface] | None = None
+    ) -> Assembly:
+        """Return statistics, what is moved, and the gains of a filter where there is one.
+
+        Args:
+            *moved: What gradient steps move.
+            mover: What takes them.
+            statistics: Statistics of the method's own, in place of those that the option chooses.
+        """
         gain = self.gain or "relu"
         below = [] if self.filter is None else [SpectralGains(self.filter, gain)]
-        surfaces = [*statistics_surfaces(self.statistics, below), *moved, *below]
+        if statistics is None:
+            statistics = statistics_surfaces(self.statistics, below)
+        surfaces = [*statistics, *moved, *below]
         memory = MEMORY if below and is_closed_form(gain) else math.inf
         return Assembly(surfaces, mover, memory)
 
@@ -268,14 +278,15 @@ class Registration:
 
         Args:
             names: The names of the options.
-            beside: Arguments that the caller takes as well, to be offered as similar names.
+            beside: Arguments that the caller takes for every method.
         """
         known = list(self.options)
         for name in names:
             if name not in known:
                 has = f"it has {', '.join(known)}" if known else "it has none"
+                every = f" Every method takes {' and '.join(beside)}." if beside else ""
                 raise OptionError(
-                    f"`{self.name}` has no option `{name}`; {has}."
+                    f"`{self.name}` has no option `{name}`; {has}.{every}"
                     f"{did_you_mean(name, [*known, *beside])}"
                 )
 
@@ -322,8 +333,18 @@ def register(
     return registered
 
 
-def registration(name: str) -> Registration:
+def registration(name: object) -> Registration:
     """Return the method of this name; raise `OptionError`, with similar names, for no method."""
+    if isinstance(name, type) and issubclass(name, Method):
+        raise OptionError(
+            f"A method is given with its options, such as `{name.__name__}(...)`, or by its name; "
+            f"found the class `{name.__name__}` itself."
+        )
+    if not isinstance(name, str):
+        raise OptionError(
+            "A method is given by its name, such as `tent`, or with its options, such as "
+            f"`Tent(lr=0.01)`; found a {type(name).__name__}."
+        )
     if name not in METHODS:
         raise OptionError(
             f"There is no method `{name}`.{did_you_mean(name, METHODS)} There are: "

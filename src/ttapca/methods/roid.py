@@ -39,14 +39,20 @@ class ROID(GradientMethod):
         temperature: Temperature of the samples' weights; low ones prefer few samples.
         consistency: Whether an image and another view of it are to be predicted alike.
         class_prior_correction: Whether predictions are weighted by the batch's own class marginal.
-        seed: Draws the views.
+        seed: Draws the views; 0 by default.
     """
 
     source_momentum: Annotated[float, Number(above=0, high=1)] = 0.99
     temperature: Positive = 1 / 3
     consistency: bool = True
     class_prior_correction: bool = True
-    seed: Seed = 0
+    seed: Seed | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if not self.consistency:
+            self.refuse("seed", "without `consistency` no views are drawn")
 
     def assemble(self) -> Assembly:
         """Return scale and shift, moved by weighted samples."""
@@ -70,7 +76,7 @@ class EnsembledSteps(GradientSteps):
 
     def __init__(self, options: ROID) -> None:
         clipped = functools.partial(soft_likelihood_ratio, clip=LARGEST_PROBABILITY)
-        super().__init__(clipped, **options.stepping(), seed=options.seed)
+        super().__init__(clipped, **options.stepping(), seed=options.seed or 0)
         self.options = options
         self.mean: Tensor | None = None
         self._next_mean: Tensor | None = None

@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 
 from ttapca.adaptation.optimisation import Run
 from ttapca.errors import InputTypeError, ShapeError
+from ttapca.support.modules import map_first_tensor
 
 # Runs the model on images, with its further inputs as they are.
 Forward = Callable[[Tensor], Tensor]
@@ -89,6 +90,11 @@ class Jitter:
 CROP = Jitter(shift=1 / 8)
 # In place of a chain of AugMix at its lowest severity.
 GENTLE = Jitter(degrees=3, shift=1 / 32, shear=0.03, brightness=0.1, contrast=0.3)
+# The limits of CoTTA's official code, which RoTTA's uses as well; their 40 % of brightness are 0.8
+# spreads of an average image.
+STRONG = Jitter(
+    degrees=15, shift=1 / 16, zoom=0.1, brightness=0.8, contrast=0.3, noise=0.02, flip=True
+)
 
 
 def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool = True) -> Tensor:
@@ -121,24 +127,32 @@ def images_and_forward(
 ) -> tuple[Tensor, Forward]:
     """Return the images among a model's inputs, and a function that runs it on other images.
 
+    The images are the first tensor among the inputs, be it given by place or by name.
+
     Raises:
-        ShapeError: The first input is no batch of images.
+        ShapeError: There is no tensor, or it is no batch of images.
         InputTypeError: Its numbers are not floating point.
     """
-    if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].dim() != 4:
-        found = [tuple(getattr(value, "shape", ())) for value in inputs[:1]] or "no input"
+    given = (value for value in (*inputs, *options.values()) if isinstance(value, Tensor))
+    images = next(given, None)
+    if images is None or images.dim() != 4:
+        found = "no tensor" if images is None else f"shape {tuple(images.shape)}"
         raise ShapeError(
-            f"`{method}` changes images: the model's first input is a batch of shape (batch, "
+            f"`{method}` changes images: the model's first tensor is a batch of shape (batch, "
             f"channels, height, width); found {found}. Choose another method for such inputs."
         )
-    images, *further = inputs
     if not images.is_floating_point():
         kind = str(images.dtype).removeprefix("torch.")
         raise InputTypeError(
             f"`{method}` changes images of floating point; found a tensor of {kind}. Prepare the "
             "images as in training, for example batch.float() / 255 for pixels from 0 to 255."
         )
-    return images, lambda views: run(views, *further, **options)
+
+    def forward(views: Tensor) -> Tensor:
+        args, kwargs = map_first_tensor(lambda _: views, inputs, options)
+        return run(*args, **kwargs)
+
+    return images, forward
 
 
 def _uniform(images: Tensor, count: int, generator: Generator) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ttapca._checks import Number
 from ttapca.adaptation.composition_passes import CompositionPasses
 from ttapca.adaptation.optimisation import GradientSteps, Logits, Run, adam, mean_entropy
-from ttapca.adaptation.surfaces import SpectralGains
+from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, Surface
 from ttapca.adaptation.surfaces.statistics import MixedStatistics
 from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
@@ -74,7 +74,10 @@ class Wiener(Method):
             of its statistics, and they are a prior on its outputs. By default wherever the filter
             knows the classes.
         passes: How many forward passes a batch may take while its classes are a surprise; 3 by
-            default. With 1, the first batch is trusted to be shuffled.
+            default. With fewer, the first batch of a stream is trusted to be shuffled.
+        outliers: Whether to replace single pixels that have gone wrong before filtering, in batches
+            that have more of them than the source. By default where a filter acts on the model's
+            input images.
     """
 
     needs_filter: ClassVar[bool] = True
@@ -92,6 +95,7 @@ class Wiener(Method):
     statistics: Statistics = "mixed"
     composition: bool | None = None
     passes: Count | None = None
+    outliers: bool | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -108,6 +112,12 @@ class Wiener(Method):
             )
         if not self._looks_at_classes:
             self.refuse("passes", "without `composition`, a batch takes one pass")
+        if self.outliers and self._image_filter() is None:
+            self.refuse(
+                "outliers",
+                "no filter acts on the model's input images and was fitted by "
+                "a ttapca that measures outliers",
+            )
 
     def _filters(self) -> list[FittedFilter]:
         if isinstance(self.filter, (list, tuple)) and self.filter:
@@ -122,6 +132,10 @@ class Wiener(Method):
     def _looks_at_classes(self) -> bool:
         return self.composition is not False and self._class_moments() is not None
 
+    def _image_filter(self) -> FittedFilter | None:
+        """Return the filter that sees the images themselves, and knows their outliers."""
+        return next((one for one in self._filters() if one.outliers_ is not None), None)
+
     def assemble(self) -> Assembly:
         """Return gains and statistics that follow the stream."""
         names = ("shrink", "restore", "largest_ratio", "center", "window", "floor")
@@ -129,11 +143,16 @@ class Wiener(Method):
         options["threshold"] = THRESHOLD if self.threshold is None else self.threshold
         gains = [SpectralGains(one, self.gain, **options) for one in self._filters()]
         statistics = statistics_surfaces(self.statistics, gains)
+        surfaces: list[Surface] = [*statistics, *gains]
+        image_filter = self._image_filter()
+        if image_filter is not None and self.outliers is not False:
+            # Attached last, though it acts first: a folded filter wants a layer without hooks.
+            surfaces.append(OutlierRepair(image_filter))
         moments, mover = self._class_moments(), None
         if moments is not None and self._looks_at_classes:
             mixed = [each for each in statistics if isinstance(each, MixedStatistics)]
             mover = CompositionPasses(moments, mixed, self.passes or PASSES)
-        return Assembly([*statistics, *gains], mover, self.memory)
+        return Assembly(surfaces, mover, self.memory)
 
 
 @register("ttapca-closed", **OURS)

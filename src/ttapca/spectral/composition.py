@@ -31,7 +31,7 @@ LARGEST_RANK = 20
 # Chosen on held-out conditions; docs/closed-form.md has the measurements.
 STEPS = 10  # of expectation maximisation
 CLASS_MEMORY = 20.0  # after so many samples, a prediction counts 1 / e
-SOURCE_SAMPLES = 20.0  # the source shares count for so many samples in statistics
+SOURCE_SAMPLES = 1.0  # the source shares count for so many samples in statistics
 SOURCE_PER_CLASS = 2.0  # and for so many of each class as a prior on predictions
 SURE = 6.0  # standard deviations of chi squared that chance is granted
 ORDER_MEMORY = 500.0  # samples over which a stream is judged to be ordered by class

@@ -43,7 +43,8 @@ def log_softmax(logits: Tensor) -> Tensor:
         found = f"shape {tuple(logits.shape)}" if is_tensor else f"a {type(logits).__name__}"
         raise LayerOutputError(
             "The model must return logits as one tensor of shape (batch, classes, ...); found "
-            f"{found}. Wrap the model in a module that returns its logits."
+            f"{found}. Say how to find them: "
+            "`logits=lambda output: output.logits`."
         )
     if logits.shape[1] < 2:
         raise LayerOutputError(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ttapca.errors import AttachError
 from ttapca.spectral.stream import Stream
@@ -22,7 +23,7 @@ class Surface(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._enabled = True
-        self._handles: list[WrapperHandle] = []
+        self._handles: list[WrapperHandle | RemovableHandle] = []
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Put the surface on a model; a subclass continues after the check that is made here.

@@ -49,18 +49,13 @@ class MixedStatistics(Surface):
         self.prior = prior
         self.follow = follow
         self.stream = Stream()
-        self._layers: list[LayerStatistics] = []
+        self.layers: list[LayerStatistics] = []
 
     def take_over(
         self, layers: Sequence[tuple[str, nn.Module, Normalise]], stream: Stream | None
     ) -> None:
         """Replace the `forward` of layers, given with path and normalisation in model order."""
-        for _, layer, _ in layers:
-            if is_replaced(layer):
-                raise AttachError(
-                    "A normalisation layer takes one set of statistics; something has taken over a "
-                    f"{type(layer).__name__} of this model already. Call `detach()` on that first."
-                )
+        refuse_replaced([layer for _, layer, _ in layers])
         self.stream = stream or Stream()
         first, last = self.ends
         for number, (path, layer, normalise) in enumerate(layers):
@@ -70,12 +65,12 @@ class MixedStatistics(Surface):
             weight = first + (last - first) * number / max(1, len(layers) - 1)
             # A hook could only compute the output a second time.
             statistics = LayerStatistics(self, path, layer, normalise, name, weight)
-            self._layers.append(statistics)
+            self.layers.append(statistics)
             self._handles.append(wrap_forward(layer, statistics))
 
     def settle(self) -> None:
         """Add this batch to the stream again: by now more is known about its classes."""
-        for layer in self._layers:
+        for layer in self.layers:
             layer.settle()
 
     def extra_repr(self) -> str:
@@ -84,6 +79,32 @@ class MixedStatistics(Surface):
         alpha = f"{first}" if first == last else f"{first} to {last}"
         prior = "" if self.prior is None else f", prior={self.prior}"
         return f"alpha={alpha}{prior}, layers={len(self._handles)}"
+
+
+def refuse_replaced(layers: Sequence[nn.Module]) -> None:
+    """Raise `AttachError` where something else normalises in place of a layer."""
+    for layer in layers:
+        if is_replaced(layer):
+            raise AttachError(
+                "A normalisation layer takes one set of statistics; something has taken over a "
+                f"{type(layer).__name__} of this model already. Call `detach()` on that first."
+            )
+
+
+def with_running_statistics(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Return all BatchNorm layers that have running statistics, by path.
+
+    A layer without them always uses those of the batch: there is no choice.
+
+    Example:
+        >>> with_running_statistics(nn.BatchNorm1d(3, track_running_stats=False))
+        {}
+    """
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None
+    }
 
 
 class LayerStatistics(Wrapper):
@@ -231,18 +252,13 @@ class BatchNormStatistics(MixedStatistics):
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over every BatchNorm layer that has running statistics."""
         super().attach(model, stream)
-        # A layer without running statistics always uses those of the batch: there is no choice.
-        layers = [
-            (path, module, _batch_norm)
-            for path, module in model.named_modules()
-            if isinstance(module, _BatchNorm) and module.running_mean is not None
-        ]
+        layers = with_running_statistics(model)
         if self._required and not layers:
             raise AttachError(
                 "Batch statistics need BatchNorm layers with running statistics; the model has "
                 "none. Choose a method that does without them."
             )
-        self.take_over(layers, stream)
+        self.take_over([(path, layer, _batch_norm) for path, layer in layers.items()], stream)
         if layers:
             weight = sum(self.ends) / 2
             self.stream.given_back = ScaleGivenBack(weight, self.prior, needs_two=self.follow)
@@ -267,7 +283,7 @@ def _batch_norm(layer: _BatchNorm, statistics: LayerStatistics, x: Tensor) -> Te
         raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
     source = (layer.running_mean, layer.running_var)
     moments = _mixed(alpha, statistics.moments(precise), source)
-    return _normalised(precise, moments, layer.weight, layer.bias, layer.eps).to(x.dtype)
+    return normalised(precise, moments, layer.weight, layer.bias, layer.eps).to(x.dtype)
 
 
 class GroupNormStatistics(MixedStatistics):
@@ -335,7 +351,7 @@ def _group_norm(
         weight, bias = weight * layer.weight, bias * layer.weight
     if layer.bias is not None:
         bias = bias + layer.bias
-    return _normalised(precise, moments, weight, bias, layer.eps).to(x.dtype)
+    return normalised(precise, moments, weight, bias, layer.eps).to(x.dtype)
 
 
 # Mean and variance of channels, shape (channels,) each.
@@ -353,7 +369,7 @@ def _mixed(
     return torch.add(source_mean, between, alpha=alpha), var
 
 
-def _normalised(
+def normalised(
     x: Tensor,
     moments: tuple[Tensor, Tensor],
     weight: Tensor | None,

@@ -1,0 +1,406 @@
+"""`pea`: whiten the features of every block, and colour them as in the source.
+
+Two forward passes for each batch. The first finds how far block l is from the source, with mean m
+and variance v of its channels, and from that a weight:
+
+    d_l = |m_source - m_batch| + |v_source - v_batch|        w_l = (d_l - min d) / (max d - min d)
+
+The second replaces, from block to block, features f by
+
+    (1 - w_l) f + w_l ((f - m) S^-1/2 S_source^1/2 + m_source)
+
+with running averages m and S of mean and covariance of the features that reach the block in second
+passes. Covariances are those within groups of channels.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ttapca.adaptation.optimisation import Mover, Run
+from ttapca.adaptation.surfaces import Surface
+from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError, OptionError
+from ttapca.methods.method import Assembly, Count, Method, Positive, Share, register
+from ttapca.methods.source_data import SourceData, batches_of
+from ttapca.methods.views import images_and_forward
+from ttapca.spectral.moments import Moments
+from ttapca.spectral.stream import Stream
+from ttapca.support.logits import softmax_entropy
+from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
+from ttapca.support.wrapping import Result, Wrapper, surely, wrap_forward
+
+Augment = Literal["none", "crop", "crop and flip"]
+Phase = Literal["idle", "measure", "align"]
+
+# As in the official code.
+SMALLEST_VARIANCE = 1e-5  # added to covariances, and the least eigenvalue that is inverted
+SMALLEST_WEIGHT = 1e-3  # blocks of less weight are left as they are
+CROPPED = 0.9
+
+# Of a layer's features: mean, covariances within groups, and how far means of batches usually are.
+NOTHING_SEEN = (None, None, 0.0)
+NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+@register("pea", needs="data", paper="Xiao et al. (ICLR 2026)")
+@dataclass(frozen=True, kw_only=True)
+class PEA(Method):
+    """Features of every block, aligned to mean and covariance of the source; no gradient.
+
+    All defaults are those of the official code for a ResNet on CIFAR.
+
+    Attributes:
+        source: Unlabelled source data: batches, pairs whose first element is a batch, or one tensor
+            of samples. Read once, when the adapter is made.
+        layers: Dotted paths of the layers after which features are aligned; by default all residual
+            or transformer blocks, and in a network without blocks all normalisation layers.
+        group_size: Channels within a group; the official code has all 768 of a ViT in one.
+        momentum: Weight of a batch in the running averages.
+        smoothing: Weight of a batch in what is usual for drift and entropy (alpha).
+        drift_factor: A batch whose mean is this many times farther away than usual replaces the
+            running averages (gamma).
+        entropy_jump: Everything is forgotten after a batch whose mean entropy, in nats, is above
+            the usual by more than this.
+        augment: Which views are predicted together with each image and averaged: the middle 90 % of
+            it, enlarged, and its mirror image.
+    """
+
+    source: SourceData | None = None
+    layers: Sequence[str] | None = None
+    group_size: Count = 32
+    momentum: Share = 0.02
+    smoothing: Share = 0.2
+    drift_factor: Positive = 2.5
+    entropy_jump: Positive = 0.5
+    augment: Augment = "crop and flip"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.source is None:
+            raise OptionError(
+                "`pea` needs source data to measure mean and covariance of features on; found "
+                "none. Pass unlabelled training images as `source=`."
+            )
+
+    def assemble(self) -> Assembly:
+        """Return the alignment, and a mover that passes each batch through twice."""
+        alignment = Alignment(self)
+        return Assembly([alignment], TwoPasses(alignment, self.augment))
+
+
+class Alignment(Surface):
+    """Aligns the features after some layers; the mover says what a pass is for.
+
+    A pass that nobody announced aligns with what is known so far, and learns nothing from it.
+    """
+
+    def __init__(self, options: PEA) -> None:
+        super().__init__()
+        self.group_size = options.group_size
+        self.momentum = options.momentum
+        self.smoothing = options.smoothing
+        self.drift_factor = options.drift_factor
+        self.entropy_jump = options.entropy_jump
+        self.paths: list[str] = list(options.layers or ())
+        self.stream = Stream()
+        self._source = options.source
+        self._phase: Phase = "idle"
+        self._distances: dict[int, float] = {}
+
+    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
+        """Measure the source, and take over the layers."""
+        super().attach(model, stream)
+        self.paths = self.paths or blocks_of(model)
+        if not self.paths:
+            raise AttachError(
+                "Features are aligned after blocks or normalisation layers; the model has none. "
+                "Name the layers by `layers=`."
+            )
+        layers = [find_layer(model, path) for path in self.paths]
+        for number, moments in enumerate(self._measure_source(model, layers)):
+            _, dtype = device_and_dtype(layers[number], model)
+            covariance = moments.covariance
+            roots = torch.zeros_like(covariance)
+            for group in self._groups(len(covariance)):
+                block = covariance[group, group]
+                roots[group, group] = _power(_regularised(block), 0.5, least=0.0)
+            here = {"mean": moments.mean, "variance": covariance.diagonal(), "root": roots}
+            for what, tensor in here.items():
+                self.register_buffer(f"{what}_{number}", tensor.to(dtype).contiguous())
+        self._source = None  # an adapter is copied and pickled without the data
+        self.stream = stream or Stream()
+        self.stream.declare("weights", None)
+        self.stream.declare("usual entropy", None)
+        for number, layer in enumerate(layers):
+            self.stream.declare(f"features/{number}", NOTHING_SEEN)
+            self._handles.append(wrap_forward(layer, AlignedLayer(self, layer, number)))
+
+    @torch.no_grad()
+    def _measure_source(self, model: nn.Module, layers: list[nn.Module]) -> list[Moments]:
+        """Return mean and covariance of the channels after each layer, over all source data."""
+        found: dict[int, Moments] = {}
+
+        def see(number: int, layer: nn.Module, _args: Any, output: Any) -> None:
+            rows = rows_of(layer, output, self.paths[number])
+            moments = found.setdefault(number, Moments(rows.shape[1], device=rows.device))
+            moments.update(rows)
+
+        handles = [
+            layer.register_forward_hook(functools.partial(see, number))
+            for number, layer in enumerate(layers)
+        ]
+        device, _ = device_and_dtype(model, model)
+        try:
+            # A loader that shuffles draws from the caller's random state, which is then restored.
+            with torch.random.fork_rng(devices=[]), evaluation_mode(model):
+                for samples in batches_of(self._source if self._source is not None else ()):
+                    model(samples.to(device))
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(found) < len(layers) or any(moments.count < 2 for moments in found.values()):
+            raise NotEnoughDataError(
+                "Mean and covariance need at least two samples of source data at every layer; "
+                "found fewer. Pass more of them as `source=`, and look whether the model calls "
+                f"all of {', '.join(f'`{path}`' for path in self.paths)}."
+            )
+        return [found[number] for number in range(len(layers))]
+
+    def start_batch(self) -> None:
+        """Tidy up what an interrupted call may have left."""
+        self._rest()
+
+    def measure(self, run: Callable[[], object]) -> None:
+        """Find the weight of each layer from a pass of the model as it is."""
+        self._distances = {}
+        self._during("measure", run)
+        found = [self._distances.get(number, 0.0) for number in range(len(self.paths))]
+        self.stream.write("weights", _spread(found))
+        self.stream.left_out |= not all(map(math.isfinite, found))
+
+    def align(self, run: Callable[[], Result]) -> Result:
+        """Run a pass whose features are taken into the running averages, and aligned."""
+        return self._during("align", run)
+
+    def watch(self, logits: Tensor) -> None:
+        """Follow the entropy of predictions, and forget everything where it jumps."""
+        entropy = float(softmax_entropy(logits).mean())
+        usual = self.stream.past("usual entropy")
+        if usual is None:
+            usual = entropy
+        elif entropy > usual + self.entropy_jump:
+            for number in range(len(self.paths)):
+                self.stream.write(f"features/{number}", NOTHING_SEEN)
+            usual = entropy
+        self.stream.write("usual entropy", _mixed(self.smoothing, entropy, usual))
+
+    def _during(self, phase: Phase, run: Callable[[], Result]) -> Result:
+        def announced() -> Result:
+            self._phase = phase
+            return run()
+
+        return surely(announced, then=self._rest)
+
+    def _rest(self) -> None:
+        self._phase = "idle"
+
+    def seen(self, layer: nn.Module, number: int, output: Any) -> Any:
+        """Return a layer's output, aligned or as it was."""
+        if not self._enabled:
+            return output
+        rows = rows_of(layer, output, self.paths[number])  # (samples, channels)
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        source_mean, source_variance, root = (
+            getattr(self, f"{what}_{number}").to(rows) for what in ("mean", "variance", "root")
+        )
+        if self._phase == "measure":
+            variance, mean = torch.var_mean(rows, 0, correction=int(len(rows) > 1))
+            distance = (source_mean - mean).norm() + (source_variance - variance).norm()
+            self._distances[number] = float(distance)
+            return output
+        weights = self.stream.now("weights")
+        weight = 0.0 if weights is None else weights[number]
+        if weight < SMALLEST_WEIGHT:
+            return output
+        if self._phase == "align" and not self._take_in(number, rows):
+            return output
+        mean, covariances, _ = self.stream.now(f"features/{number}")
+        if mean is None:
+            return output
+        aligned = torch.empty_like(rows)
+        for group, covariance in zip(self._groups(rows.shape[1]), covariances, strict=True):
+            whitened = _power(covariance.to(rows), -0.5, least=SMALLEST_VARIANCE)
+            changed = (rows[:, group] - mean[group].to(rows)) @ (whitened @ root[group, group])
+            aligned[:, group] = changed + source_mean[group]
+        return _as_before(torch.lerp(rows, aligned, weight), layer, output)
+
+    def _take_in(self, number: int, rows: Tensor) -> bool:
+        """Update the running averages; return False for a batch that is not finite."""
+        mean = rows.mean(0)
+        centred = rows - mean
+        covariances = tuple(
+            _regularised(centred[:, group].T @ centred[:, group] / max(1, len(rows) - 1))
+            for group in self._groups(len(mean))
+        )
+        if not all(bool(torch.isfinite(each).all()) for each in (mean, *covariances)):
+            self.stream.left_out = True
+            return False
+        name = f"features/{number}"
+        old_mean, old_covariances, drift = self.stream.now(name)
+        if old_mean is not None:
+            away = float((mean - old_mean.to(mean)).abs().mean())
+            drift = _mixed(self.smoothing, away, drift)
+            if away <= self.drift_factor * drift:
+                mean = torch.lerp(old_mean.to(mean), mean, self.momentum)
+                covariances = tuple(
+                    torch.lerp(old.to(new), new, self.momentum)
+                    for old, new in zip(old_covariances, covariances, strict=True)
+                )
+        self.stream.write(name, (mean, covariances, drift))
+        return True
+
+    def _groups(self, channels: int) -> Iterator[slice]:
+        for start in range(0, channels, self.group_size):
+            yield slice(start, min(start + self.group_size, channels))
+
+    def extra_repr(self) -> str:
+        """Return what `print(adapter)` shows."""
+        return f"aligned layers: {len(self.paths)}"
+
+
+class AlignedLayer(Wrapper):
+    """Shows the output of one layer to the surface."""
+
+    def __init__(self, surface: Alignment, layer: nn.Module, number: int) -> None:
+        self.surface = surface
+        self.layer = layer
+        self.number = number
+
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer, and align what it returns."""
+        return self.surface.seen(self.layer, self.number, forward(*args, **kwargs))
+
+
+class TwoPasses(Mover):
+    """Passes each batch through twice, with its views, and averages their logits."""
+
+    def __init__(self, alignment: Alignment, augment: Augment) -> None:
+        super().__init__()
+        self.alignment = alignment
+        self.augment: Augment = augment
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Find the weights, then predict aligned."""
+        count, forward = 1, functools.partial(run, *inputs, **options)
+        if self.augment != "none":
+            images, on_images = images_and_forward("pea", run, inputs, options)
+            views = [images, _middle(images)]
+            if self.augment == "crop and flip":
+                views.append(images.flip(3))
+            count, forward = len(views), functools.partial(on_images, torch.cat(views))
+        self.alignment.measure(forward)
+        logits = torch.stack(self.alignment.align(forward).chunk(count)).mean(0)
+        self.alignment.watch(logits)
+        return logits
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """Return the paths of a network's blocks, or else of its normalisation layers.
+
+    A block is an entry of an `nn.Sequential` or `nn.ModuleList` that has a normalisation layer
+    inside, and no other block.
+
+    Example:
+        >>> block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        >>> blocks_of(nn.Sequential(nn.Linear(2, 2), block))
+        ['1']
+        >>> blocks_of(block)
+        ['1']
+    """
+    entries = [
+        f"{path}.{name}".lstrip(".")
+        for path, container in model.named_modules()
+        if isinstance(container, nn.Sequential | nn.ModuleList)
+        for name, child in container.named_children()
+        if any(isinstance(inner, NORMS) for inner in child.modules() if inner is not child)
+    ]
+    blocks = [
+        path for path in entries if not any(other.startswith(f"{path}.") for other in entries)
+    ]
+    norms = [path for path, module in model.named_modules() if isinstance(module, NORMS)]
+    return blocks or [path for path in norms if path]
+
+
+def rows_of(layer: nn.Module, output: Any, path: str) -> Tensor:
+    """Return the features after a layer, one row for each place or token of each sample.
+
+    Raises:
+        LayerOutputError: The layer does not return one tensor of features.
+    """
+    if not isinstance(output, Tensor) or output.dim() < 2 or not output.is_floating_point():
+        found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output)
+        raise LayerOutputError(
+            f"Features are one tensor of shape (batch, channels, ...) or (batch, tokens, channels);"
+            f" `{path}` returns {found}. Name other layers by `layers=`."
+        )
+    rows = output.movedim(_channels(layer, output), -1)
+    return rows.reshape(-1, rows.shape[-1])
+
+
+def _as_before(rows: Tensor, layer: nn.Module, output: Tensor) -> Tensor:
+    """Return rows in the shape and precision of a layer's output."""
+    where = _channels(layer, output)
+    moved = output.movedim(where, -1).shape
+    return rows.reshape(moved).movedim(-1, where).to(output.dtype)
+
+
+def _channels(layer: nn.Module, output: Tensor) -> int:
+    """Return which dimension holds the channels: the last one of tokens, else the second."""
+    if isinstance(layer, nn.LayerNorm):
+        return -1
+    of_tokens = any(isinstance(inner, nn.LayerNorm) for inner in layer.modules())
+    return -1 if output.dim() == 3 and of_tokens else 1
+
+
+def _middle(images: Tensor) -> Tensor:
+    """Return the middle of each image, enlarged to the size of the whole."""
+    height, width = images.shape[-2:]
+    kept_height, kept_width = max(1, round(CROPPED * height)), max(1, round(CROPPED * width))
+    top, left = round((height - kept_height) / 2), round((width - kept_width) / 2)
+    middle = images[..., top : top + kept_height, left : left + kept_width]
+    return F.interpolate(middle, size=(height, width), mode="bilinear", align_corners=False)
+
+
+def _spread(distances: list[float]) -> tuple[float, ...]:
+    """Return weights from 0 for the least distance to 1 for the largest; a lone one weighs 1."""
+    least, most = min(distances), max(distances)
+    if not all(map(math.isfinite, distances)):
+        return tuple(0.0 for _ in distances)
+    if len(distances) == 1:
+        return (1.0,)
+    return tuple((each - least) / (most - least) if most > least else 0.0 for each in distances)
+
+
+def _mixed(weight: float, new: float, old: float) -> float:
+    return weight * new + (1 - weight) * old
+
+
+def _regularised(covariance: Tensor) -> Tensor:
+    return covariance + SMALLEST_VARIANCE * torch.eye(len(covariance)).to(covariance)
+
+
+def _power(symmetric: Tensor, exponent: float, *, least: float) -> Tensor:
+    """Return a power of a symmetric matrix, whose eigenvalues are first raised to the least."""
+    values, vectors = torch.linalg.eigh((symmetric + symmetric.T) / 2)
+    power: Tensor = (vectors * values.clamp(min=least).pow(exponent)) @ vectors.T
+    return power

@@ -1,0 +1,345 @@
+"""`rotta`: a slow teacher and its student learn from a memory that is balanced and recent.
+
+Samples arrive one by one. The memory takes each in by the class that the teacher predicts, and lets
+go of the sample that is oldest and least certain in the class it has most of. After every so many
+samples, with a_i the age of sample i in the memory over its capacity:
+
+    student    one step on  mean_i  sigmoid(-a_i) cross-entropy(student(strong view of x_i), y_i)
+               where y_i = softmax(teacher(x_i))
+    teacher    t <- m t + (1 - m) s
+
+BatchNorm has statistics that move slowly, and only by samples of the memory. The teacher predicts.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ttapca.adaptation.optimisation import Run, Stepper, log_predictions
+from ttapca.adaptation.surfaces import NormAffine, Surface
+from ttapca.adaptation.surfaces.statistics import (
+    channel_moments,
+    normalised,
+    refuse_replaced,
+    with_running_statistics,
+)
+from ttapca.errors import OptionError, ShapeError
+from ttapca.methods.method import (
+    Assembly,
+    Count,
+    GradientMethod,
+    NotNegative,
+    Seed,
+    Share,
+    register,
+)
+from ttapca.methods.temporary_values import with_values
+from ttapca.methods.views import STRONG, Forward, images_and_forward
+from ttapca.spectral.stream import Stream
+from ttapca.support.logits import log_softmax
+from ttapca.support.wrapping import Result, Wrapper, surely, wrap_forward
+
+Who = Literal["student", "teacher"]
+
+
+@register("rotta", paper="Yuan et al. (CVPR 2023)", fixed={"statistics": "batch"})
+@dataclass(frozen=True, kw_only=True)
+class RoTTA(GradientMethod):
+    """Scale and shift, learned from a slow teacher on a balanced memory of recent samples.
+
+    All defaults are those of the official code. Nothing is learned before `update_every` samples
+    have come, so that it makes sense on streams only, not for episodic batches.
+
+    Attributes:
+        statistics: Fixed: BatchNorm has slow statistics of its own, see `statistics_momentum`.
+        steps: Gradient steps at each update.
+        logits: The teacher's, from `before` or `after` the updates that a batch leads to.
+        capacity: How many samples the memory holds.
+        update_every: After how many samples student and teacher learn.
+        statistics_momentum: Weight of the memory's samples in BatchNorm's statistics, at each
+            update (alpha).
+        teacher_momentum: How much of the teacher stays at each update (1 - nu).
+        timeliness_weight: How much age counts when the memory lets a sample go (lambda_t).
+        uncertainty_weight: How much uncertainty counts (lambda_u).
+        flip: Whether the student sees half of the samples mirrored; not for images, such as digits,
+            that then mean something else.
+        seed: Draws the student's views.
+    """
+
+    capacity: Count = 64
+    update_every: Count = 64
+    statistics_momentum: Share = 0.05
+    teacher_momentum: Share = 0.999
+    timeliness_weight: NotNegative = 1.0
+    uncertainty_weight: NotNegative = 1.0
+    flip: bool = True
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.statistics != "batch":
+            raise OptionError(
+                "`statistics` would have no effect: BatchNorm has slow statistics of its own here. "
+                "Leave it out, or choose `statistics_momentum=`."
+            )
+
+    def assemble(self) -> Assembly:
+        """Return scale and shift, and slow statistics, moved by a memory."""
+        slow = SlowStatistics(self.statistics_momentum)
+        return self.assembly(NormAffine(), mover=MemorySteps(self, slow), statistics=[slow])
+
+
+class Sample(NamedTuple):
+    """A sample of the memory.
+
+    Attributes:
+        image: Shape (channels, height, width).
+        label: The class that was predicted when it came.
+        uncertainty: The entropy of that prediction, as a share of the largest.
+        age: How many samples have come since, itself included.
+    """
+
+    image: Tensor
+    label: int
+    uncertainty: float
+    age: int = 0
+
+
+class Memory:
+    """A bank of samples that is balanced over predicted classes.
+
+    Args:
+        options: Its capacity, and what age and uncertainty count.
+        classes: The number of classes.
+        samples: What it holds, in the order of arrival.
+
+    Example:
+        >>> memory = Memory(RoTTA(capacity=2), classes=2)
+        >>> for label, uncertainty in ((0, 0.9), (0, 0.1), (1, 0.5)):
+        ...     memory.offer(Sample(torch.zeros(1, 2, 2), label, uncertainty))
+        >>> [(sample.label, sample.uncertainty, sample.age) for sample in memory.samples]
+        [(0, 0.1, 2), (1, 0.5, 1)]
+    """
+
+    def __init__(self, options: RoTTA, classes: int, samples: Sequence[Sample] = ()) -> None:
+        self.options = options
+        self.classes = classes
+        self.samples = list(samples)
+
+    def offer(self, sample: Sample) -> None:
+        """Take a sample in, if there is room or a worse one to let go; all samples grow older."""
+        if self._makes_room_for(sample):
+            self.samples.append(sample)
+        self.samples = [each._replace(age=each.age + 1) for each in self.samples]
+
+    def _makes_room_for(self, sample: Sample) -> bool:
+        """Let the worst sample go if the memory, or its class, is full; return whether one went."""
+        held = Counter(each.label for each in self.samples)
+        crowded = {sample.label}
+        if held[sample.label] < self.options.capacity / self.classes:
+            if len(self.samples) < self.options.capacity:
+                return True
+            most = max(held.values())
+            crowded = {label for label, count in held.items() if count == most}
+        # Of several that are equally bad, the last one of the last class, as in the official code.
+        score, _, worst = max(
+            (self._badness(each), each.label, number)
+            for number, each in enumerate(self.samples)
+            if each.label in crowded
+        )
+        if score <= self._badness(sample):
+            return False
+        del self.samples[worst]
+        return True
+
+    def _badness(self, sample: Sample) -> float:
+        """Return a number that grows with age and uncertainty."""
+        old = 1 / (1 + math.exp(-sample.age / self.options.capacity))
+        return (
+            self.options.timeliness_weight * old
+            + self.options.uncertainty_weight * sample.uncertainty
+        )
+
+    def by_class(self) -> list[Sample]:
+        """Return the samples of one class after the other."""
+        return sorted(self.samples, key=lambda each: each.label)
+
+
+class SlowStatistics(Surface):
+    """BatchNorm with running statistics of the stream, one set for student and teacher each.
+
+    They start as the model's own. In a pass that learns, the statistics of its samples first move
+    them, and gradients pass through that share; in any other pass they stay.
+
+    Args:
+        momentum: Weight of the samples of a pass that learns.
+    """
+
+    def __init__(self, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.who: Who = "student"
+        self.learns = False
+        self.stream = Stream()
+
+    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
+        """Take over every BatchNorm layer that has running statistics."""
+        super().attach(model, stream)
+        layers = list(with_running_statistics(model).values())
+        refuse_replaced(layers)
+        self.stream = stream or Stream()
+        for number, layer in enumerate(layers):
+            for who in ("student", "teacher"):
+                self.stream.declare(f"{who}'s statistics/{number}", None)
+            self._handles.append(wrap_forward(layer, SlowLayer(self, layer, number)))
+
+    def start_batch(self) -> None:
+        """Tidy up what an interrupted call may have left."""
+        self._back()
+
+    def run_as(self, who: Who, run: Callable[[], Result], *, learn: bool = False) -> Result:
+        """Run something with the statistics of the student or the teacher, which may learn."""
+
+        def switched() -> Result:
+            self.who, self.learns = who, learn
+            return run()
+
+        return surely(switched, then=self._back)
+
+    def _back(self) -> None:
+        self.who, self.learns = "student", False
+
+    def extra_repr(self) -> str:
+        """Return what `print(adapter)` shows."""
+        return f"momentum={self.momentum}, layers={len(self._handles)}"
+
+
+class SlowLayer(Wrapper):
+    """Runs one BatchNorm layer with slow statistics."""
+
+    replaces = True
+
+    def __init__(self, surface: SlowStatistics, layer: _BatchNorm, number: int) -> None:
+        self.surface = surface
+        self.layer = layer
+        self.number = number
+
+    def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
+        """Normalise a batch; the argument has the name that torch's own layers give it."""
+        surface, layer = self.surface, self.layer
+        if not surface.enabled:
+            return forward(input)
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        name = f"{surface.who}'s statistics/{self.number}"
+        known: Any = surface.stream.now(name) or (layer.running_mean, layer.running_var)
+        mean, var = (moment.to(x) for moment in known)
+        if surface.learns:
+            mean_here, var_here = channel_moments(x)
+            mean = torch.lerp(mean, mean_here, surface.momentum)
+            var = torch.lerp(var, var_here, surface.momentum)
+            surface.stream.write(name, (mean.detach(), var.detach()))
+        return normalised(x, (mean, var), layer.weight, layer.bias, layer.eps).to(input.dtype)
+
+
+class MemorySteps(Stepper):
+    """Moves the student on the surfaces; keeps the memory, and the teacher as values.
+
+    Attributes:
+        memory: The samples that are held, as plain tuples; see `Sample`.
+        seen: How many samples have come.
+        teacher: One tensor for each parameter of the student; None while they are the source's.
+    """
+
+    keeps = ("memory", "seen", "teacher")
+    remembers_start = True
+
+    def __init__(self, options: RoTTA, statistics: SlowStatistics) -> None:
+        super().__init__(**options.stepping(), seed=options.seed)
+        self.options = options
+        self.statistics = statistics
+        self.jitter = replace(STRONG, flip=options.flip)
+        self.memory: tuple[tuple[Any, ...], ...] = ()
+        self.seen = 0
+        self.teacher: list[Tensor] | None = None
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Ask the teacher, remember the samples, and learn whenever enough of them have come."""
+        images, forward = images_and_forward("rotta", run, inputs, options)
+        if self.memory and self.memory[0][0].shape != images.shape[1:]:
+            raise ShapeError(
+                f"The memory of `rotta` holds images of shape {tuple(self.memory[0][0].shape)}, "
+                f"and learns from them together; found {tuple(images.shape[1:])}. Give images of "
+                "another size a stream of their own, or call `reset()`."
+            )
+        logits = self._ask_teacher(images, forward)
+        predictions = log_predictions(logits)
+        if not (torch.isfinite(predictions).all() and torch.isfinite(images).all()):
+            self.skipped += 1
+            return logits
+        updates = self.updates
+        self._take_in(images, predictions, forward)
+        if self.logits == "before" or self.updates == updates:
+            return logits
+        return self._ask_teacher(images, forward)
+
+    def _take_in(self, images: Tensor, predictions: Tensor, forward: Forward) -> None:
+        """Offer the samples to the memory, one by one, and learn from it in between."""
+        classes = predictions.shape[1]
+        entropies = -(predictions.exp() * predictions).sum(1) / (math.log(classes) or 1.0)
+        found = zip(images, predictions.argmax(1).tolist(), entropies.tolist(), strict=True)
+        memory = Memory(self.options, classes, [Sample(*each) for each in self.memory])
+        for image, label, uncertainty in found:
+            memory.offer(Sample(image.detach().clone(), label, uncertainty))
+            self.seen += 1
+            enough = self.seen % self.options.update_every == 0
+            if enough and not self._learn(memory.by_class(), forward):
+                break  # not finite: this batch will leave no mark
+        self.memory = tuple(tuple(sample) for sample in memory.samples)
+
+    def _learn(self, samples: Sequence[Sample], forward: Forward) -> bool:
+        """Take all steps on these samples; return False where a loss is not finite."""
+        images = torch.stack([sample.image for sample in samples])
+        ages = torch.tensor([sample.age for sample in samples], dtype=torch.float64)
+        weights = torch.sigmoid(-ages / self.options.capacity)
+        for _ in range(self.steps):
+            target = self._ask_teacher(images, forward, learn=True)
+            views = self.jitter(images, self.generator)
+            student = self.statistics.run_as(
+                "student", functools.partial(forward, views), learn=True
+            )
+            guesses = log_softmax(student)
+            wanted = target.softmax(1, dtype=guesses.dtype)
+            surprise = -(wanted * guesses).sum(1)  # (samples,)
+            if not self.step((weights.to(surprise) * surprise).mean()):
+                return False
+            self._follow()
+        return True
+
+    @torch.no_grad()
+    def _ask_teacher(self, images: Tensor, forward: Forward, *, learn: bool = False) -> Tensor:
+        ask = functools.partial(forward, images)
+        as_teacher = functools.partial(self.statistics.run_as, "teacher", ask, learn=learn)
+        return with_values(self.descent.parameters, self._teacher, as_teacher)
+
+    @property
+    def _teacher(self) -> list[Tensor]:
+        return self.start if self.teacher is None else self.teacher
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Move the teacher towards the student."""
+        kept = self.options.teacher_momentum
+        self.teacher = [
+            torch.add(kept * teacher, student, alpha=1 - kept)
+            for teacher, student in zip(self._teacher, self.descent.parameters, strict=True)
+        ]

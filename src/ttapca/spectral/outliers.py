@@ -1,0 +1,266 @@
+"""Single pixels that have gone wrong: find them, and replace them by the median around them.
+
+No linear filter removes impulses such as salt and pepper: it spreads them over their neighbours. A
+median does. But a median also removes detail, so it is applied only to values that stray far from
+the median of their 3 x 3 neighbourhood, and only where there are clearly more of these than source
+images have. Everything is measured on source images, in their own units.
+
+A value *strays* if its distance to the local median is beyond what one in a thousand values of most
+source images has, and beyond `DEVIATIONS` standard deviations of the image's own noise. Texture
+strays, too, but mostly in all colours at once. An impulse hits one channel, so pixels where exactly
+one channel strays tell outliers from texture even in a single image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Tensor
+
+from ttapca.errors import NotEnoughDataError
+
+# Chosen on held-out conditions; docs/closed-form.md has the errors.
+ONE_IN = 1000  # the distance that one value in so many of an image exceeds ...
+MOST_IMAGES = 0.75  # ... as it is in this share of source images, or smaller
+DEVIATIONS = 8.0  # of the image's own noise, which a filter removes better
+BEYOND = 1.5  # times what source batches have
+
+# A median absolute deviation times this is the standard deviation of normal noise.
+NORMAL = 1.4826
+
+# Share of source batches that each of the two counts is to leave alone, even without `BEYOND`.
+RARE = 0.995
+# One odd image does not make a batch: in a batch, an image counts for at most twice the shares that
+# all but so many source images have.
+ODD = 0.99
+MOST = 2.0
+# In a batch with outliers, images that have no more than this share of source images stay as they
+# are: where conditions are mixed, most of the clean ones do.
+ORDINARY = 0.9
+# Fewer strays than this share of values do no harm worth a median.
+LEAST = 1e-3
+
+# So many images of a batch, evenly spread, tell whether it has outliers.
+LOOKED_AT = 64
+# Batches that are drawn for one batch size, and the seed they are drawn with.
+DRAWS = 512
+SEED = 0
+# Numbers that are worked on at once, so that they stay in the processor's cache.
+TOGETHER = 2**16
+
+LEAST_SIDE = 5
+MOST_CHANNELS = 4
+
+
+def is_image(shape: Sequence[int] | None) -> bool:
+    """Return whether samples of this shape look like images: (channels, height, width).
+
+    Example:
+        >>> is_image((3, 32, 32)), is_image((16, 32, 32)), is_image((3072,))
+        (True, False, False)
+    """
+    if shape is None or len(shape) != 3:
+        return False
+    channels, height, width = shape
+    return 1 <= channels <= MOST_CHANNELS and min(height, width) >= LEAST_SIDE
+
+
+def local_median(images: Tensor) -> Tensor:
+    """Return the median of the 3 x 3 neighbourhood of every value, each channel by itself.
+
+    At the border, the image is continued by its outermost values.
+
+    Args:
+        images: Shape (batch, channels, height, width).
+
+    Example:
+        >>> image = torch.zeros(1, 1, 5, 5)
+        >>> image[0, 0, 2, 2] = 1.0
+        >>> local_median(image).abs().max().item()
+        0.0
+    """
+    padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
+    # Sort every column of three. The median of nine is then the median of the largest low value,
+    # the median middle value and the smallest high value (Smith, 1996).
+    low, middle, high = _sorted(padded[..., :-2, :], padded[..., 1:-1, :], padded[..., 2:, :])
+    largest_low = torch.maximum(
+        torch.maximum(low[..., :-2], low[..., 1:-1]),
+        low[..., 2:],
+    )
+    smallest_high = torch.minimum(
+        torch.minimum(high[..., :-2], high[..., 1:-1]),
+        high[..., 2:],
+    )
+    middle = _median_of_three(middle[..., :-2], middle[..., 1:-1], middle[..., 2:])
+    return _median_of_three(largest_low, middle, smallest_high)
+
+
+def _sorted(one: Tensor, two: Tensor, three: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    lower, upper = torch.minimum(one, two), torch.maximum(one, two)
+    rest = torch.minimum(upper, three)
+    return torch.minimum(lower, rest), torch.maximum(lower, rest), torch.maximum(upper, three)
+
+
+def _median_of_three(one: Tensor, two: Tensor, three: Tensor) -> Tensor:
+    lower, upper = torch.minimum(one, two), torch.maximum(one, two)
+    return torch.maximum(lower, torch.minimum(upper, three))
+
+
+@torch.no_grad()
+def strays(images: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """Find the values that stray from their local median.
+
+    Args:
+        images: Shape (batch, channels, height, width).
+        floor: The smallest distance that counts.
+
+    Returns:
+        Whether each value strays, and the local medians, both of the shape of the images. There are
+        no gradients. NaN does not stray.
+    """
+    precise = images.to(torch.promote_types(images.dtype, torch.float32))
+    median = local_median(precise)
+    distance = (precise - median).abs()
+    noise = distance.flatten(1).median(1).values
+    limit = (DEVIATIONS * NORMAL * noise).clamp(min=floor)
+    return distance > limit.view(-1, 1, 1, 1), median
+
+
+def shares_of(stray: Tensor) -> Tensor:
+    """Return two shares of each image: values that stray, and pixels with exactly one of them.
+
+    Args:
+        stray: Booleans, shape (batch, channels, height, width).
+
+    Returns:
+        Shape (batch, 2), float64. For images of one channel, both are the same.
+
+    Example:
+        >>> stray = torch.zeros(1, 2, 5, 5, dtype=torch.bool)
+        >>> stray[0, 0, 1, 1] = stray[0, :, 3, 3] = True
+        >>> shares_of(stray).tolist()
+        [[0.06, 0.04]]
+    """
+    channels = stray.view(torch.uint8).sum(1, dtype=torch.uint8)  # (batch, height, width)
+    values = stray.flatten(1).sum(1).double() / stray[0].numel()
+    alone = (channels == 1).flatten(1).sum(1).double() / channels[0].numel()
+    return torch.stack([values, alone], dim=1)
+
+
+def measure(images: Tensor) -> Tensor | None:
+    """Measure on source images what is needed to tell outliers from texture.
+
+    Args:
+        images: Shape (images, channels, height, width), at least two.
+
+    Returns:
+        For each image the distance to the local median that one value in a thousand exceeds, and
+        its two shares (see `shares_of`): shape (images, 3), float32. None where most images do not
+        vary at all.
+    """
+    distances = torch.cat([_rare_distance(part) for part in _parts(images)])
+    floor = floor_of(distances)
+    if floor <= 0:
+        return None
+    shares = torch.cat([shares_of(strays(part, floor)[0]) for part in _parts(images)])
+    return torch.cat([distances[:, None], shares.float().to(distances)], dim=1).cpu()
+
+
+def floor_of(distances: Tensor) -> float:
+    """Return the smallest distance that counts, given the first column of what was measured."""
+    return float(torch.quantile(distances.to("cpu", torch.float64), MOST_IMAGES))
+
+
+def _rare_distance(images: Tensor) -> Tensor:
+    precise = images.to(torch.promote_types(images.dtype, torch.float32))
+    distance = (precise - local_median(precise)).abs().flatten(1)
+    size = distance.shape[1]
+    return distance.kthvalue(size - size // ONE_IN, dim=1).values.float()
+
+
+def _parts(images: Tensor) -> Iterator[Tensor]:
+    return iter(torch.split(images, max(1, TOGETHER // images[0].numel())))
+
+
+class SourceOutliers:
+    """Knows how many values of source images stray, and repairs batches where more of them do.
+
+    Args:
+        measured: What `measure` returned.
+
+    Raises:
+        NotEnoughDataError: There are fewer than two source images.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> smooth = F.avg_pool2d(torch.rand(40, 3, 20, 20, generator=generator), 5, stride=1)
+        >>> source = SourceOutliers(measure(smooth))
+        >>> clean = smooth[:1]
+        >>> source.repaired(clean)[0] is clean
+        True
+        >>> hit = torch.rand(1, 3, 16, 16, generator=generator) < 0.05
+        >>> salted = torch.where(hit, 1.0, clean)
+        >>> mended, share = source.repaired(salted)
+        >>> bool((mended - clean).abs().max() < 0.2), 0.04 < share < 0.07
+        (True, True)
+    """
+
+    def __init__(self, measured: Tensor) -> None:
+        if len(measured) < 2:
+            raise NotEnoughDataError(
+                f"Calibration needs at least two source images; found {len(measured)}."
+            )
+        known = measured.detach().to("cpu", torch.float64)
+        self.floor = floor_of(known[:, 0])
+        self.shares = known[:, 1:]
+        self._ordinary = torch.quantile(self.shares, ORDINARY, dim=0)
+        self._most = MOST * torch.quantile(self.shares, ODD, dim=0).clamp(min=LEAST)
+        self._limits: dict[int, Tensor] = {}
+
+    def mean_shares(self, shares: Tensor) -> Tensor:
+        """Return the mean shares of batches, single images bounded: (..., size, 2) to (..., 2)."""
+        return (shares.clamp(max=self._most) if shares.shape[-2] > 1 else shares).mean(-2)
+
+    def limit(self, size: int) -> Tensor:
+        """Return how large `mean_shares` may be in a batch of this size, shape (2,)."""
+        if size not in self._limits:
+            self._limits[size] = BEYOND * self._rare(size).clamp(min=LEAST)
+        return self._limits[size]
+
+    def _rare(self, size: int) -> Tensor:
+        """Return the shares that only few source batches exceed."""
+        if size == 1:
+            return torch.quantile(self.shares, RARE, dim=0)
+        images = len(self.shares)
+        generator = torch.Generator().manual_seed(SEED)
+        chosen = torch.randint(images, (DRAWS, size), generator=generator)
+        means = self.mean_shares(self.shares[chosen])  # (draws, 2)
+        usual = means.mean(0)
+        # The images are a sample themselves: what they tell about the source varies, too.
+        away = (torch.quantile(means, RARE, dim=0) - usual) * math.sqrt(1 + size / images)
+        return usual + away
+
+    def repaired(self, images: Tensor) -> tuple[Tensor, float]:
+        """Return a batch with outliers replaced by local medians, and the share of values astray.
+
+        A batch like those of the source is returned as it is. Up to `LOOKED_AT` of its images,
+        evenly spread, decide.
+
+        Args:
+            images: Shape (batch, channels, height, width), at least one; not written into.
+        """
+        looked_at = images[:: math.ceil(len(images) / LOOKED_AT)]
+        shares = torch.cat([shares_of(strays(part, self.floor)[0]) for part in _parts(looked_at)])
+        shares = shares.cpu()
+        share = float(shares[:, 0].mean())
+        if not (self.mean_shares(shares) > self.limit(len(shares))).any():
+            return images, share
+        return torch.cat([self._mended(part) for part in _parts(images)]), share
+
+    def _mended(self, images: Tensor) -> Tensor:
+        stray, median = strays(images, self.floor)
+        unusual = (shares_of(stray) > self._ordinary.to(images.device)).any(1)
+        return torch.where(stray & unusual.view(-1, 1, 1, 1), median.to(images.dtype), images)

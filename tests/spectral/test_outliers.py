@@ -1,0 +1,222 @@
+"""Outliers: what strays, what is usual, and what is replaced, against plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from oracles import salted, scenes
+from ttapca.errors import NotEnoughDataError
+from ttapca.spectral import outliers
+from ttapca.spectral.outliers import SourceOutliers, is_image, local_median, measure, shares_of
+
+MEASURED = measure(scenes(600))
+SOURCE = SourceOutliers(MEASURED)
+
+
+def slow_medians(image: np.ndarray) -> np.ndarray:
+    """Of one image, value by value; outside it, the nearest value counts."""
+    channels, height, width = image.shape
+    found = np.empty_like(image)
+    for c in range(channels):
+        for i in range(height):
+            for j in range(width):
+                around = [
+                    image[c, min(max(i + di, 0), height - 1), min(max(j + dj, 0), width - 1)]
+                    for di in (-1, 0, 1)
+                    for dj in (-1, 0, 1)
+                ]
+                found[c, i, j] = sorted(around)[4]
+    return found
+
+
+def slow_strays(image: np.ndarray, floor: float) -> np.ndarray:
+    distance = np.abs(image - slow_medians(image))
+    noise = sorted(distance.flatten())[(distance.size - 1) // 2]
+    return distance > max(floor, outliers.DEVIATIONS * 1.4826 * noise)
+
+
+def slow_shares(stray: np.ndarray) -> tuple[float, float]:
+    _, height, width = stray.shape
+    alone = sum(
+        1 for i in range(height) for j in range(width) if sum(map(bool, stray[:, i, j])) == 1
+    )
+    return sum(map(bool, stray.flatten())) / stray.size, alone / (height * width)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 6, 5), (1, 1, 5, 9), (2, 4, 7, 7)])
+def test_the_local_median(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    found = torch.randn(shape, generator=generator, dtype=torch.float64)
+    assert np.array_equal(local_median(found), np.stack([slow_medians(x) for x in found.numpy()]))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_strays_and_how_much(channels: int) -> None:
+    some = salted(scenes(4, channels=channels, side=9), 0.05)
+    found, median = outliers.strays(some, 0.2)
+    expected = np.stack([slow_strays(x, 0.2) for x in some.numpy()])
+    assert expected.any()
+    assert not expected.all()
+    assert np.array_equal(found, expected)
+    assert torch.equal(median, local_median(some))
+    shares = [slow_shares(x) for x in expected]
+    np.testing.assert_allclose(shares_of(found), shares, rtol=1e-12)
+
+
+def test_what_is_measured_on_source_images() -> None:
+    some = scenes(9, side=20)  # 1,200 values an image: the second largest distance counts
+    found = measure(some)
+    assert found is not None
+    assert (found.shape, found.dtype) == ((9, 3), torch.float32)
+    distances = [sorted(np.abs(x - slow_medians(x)).flatten())[-2] for x in some.numpy()]
+    np.testing.assert_allclose(found[:, 0], distances, rtol=1e-6)
+    floor = SourceOutliers(found).floor
+    assert floor == pytest.approx(np.quantile(distances, outliers.MOST_IMAGES))
+    shares = [slow_shares(slow_strays(x, floor)) for x in some.numpy()]
+    np.testing.assert_allclose(found[:, 1:], shares, rtol=1e-6)
+
+
+def test_what_is_replaced() -> None:
+    batch = salted(scenes(5, seed=3), 0.04)
+    batch[1] = scenes(1, seed=4)[0]  # one image among them has none
+    found, share = SOURCE.repaired(batch)
+    ordinary = np.quantile(SOURCE.shares, outliers.ORDINARY, axis=0)
+    shares = []
+    for image, repaired in zip(batch.numpy(), found.numpy(), strict=True):
+        stray = slow_strays(image, SOURCE.floor)
+        shares.append(slow_shares(stray))
+        if (np.array(shares[-1]) <= ordinary).all():
+            stray[:] = False
+        assert np.array_equal(repaired, np.where(stray, slow_medians(image), image))
+    assert share == pytest.approx(np.mean(shares, axis=0)[0])
+    assert torch.equal(found[1], batch[1])
+    assert not torch.equal(found[0], batch[0])
+
+
+def test_the_limit_is_what_drawn_batches_have() -> None:
+    """With as many source images as this, the drawn batches are those of any other seed."""
+    for size in (1, 5, 40):
+        generator = np.random.default_rng(5)
+        shares = SOURCE.shares.numpy()
+        if size > 1:
+            shares = np.minimum(shares, 2 * np.quantile(shares, outliers.ODD, axis=0))
+        means = shares[generator.integers(len(shares), size=(4000, size))].mean(1)
+        rare = np.quantile(means, outliers.RARE, axis=0)
+        wider = means.mean(0) + (rare - means.mean(0)) * np.sqrt(1 + size / len(shares))
+        expected = outliers.BEYOND * np.maximum(rare if size == 1 else wider, outliers.LEAST)
+        np.testing.assert_allclose(SOURCE.limit(size), expected, rtol=0.15)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [1, 2, 7, 40, 200])
+def test_source_batches_are_left_exactly_alone(size: int, channels: int) -> None:
+    source = SourceOutliers(measure(scenes(600, channels=channels)))
+    batches = scenes(4000, seed=9, channels=channels).split(size)[:400]
+    alone = [source.repaired(batch)[0] is batch for batch in batches]
+    assert sum(alone) >= 0.99 * len(alone)
+
+
+def test_one_odd_image_does_not_make_a_batch() -> None:
+    batch = scenes(20, seed=13)
+    batch[3] = salted(batch[3:4], 0.4)[0]
+    assert SOURCE.repaired(batch)[0] is batch
+    assert not torch.equal(SOURCE.repaired(batch[3:4])[0], batch[3:4])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [1, 2, 150])
+def test_impulses_are_found_and_removed(size: int, channels: int) -> None:
+    source = SourceOutliers(measure(scenes(600, channels=channels)))
+    clean = scenes(size, seed=11, channels=channels)
+    hit = salted(clean, 0.05)
+    found, share = source.repaired(hit)
+    assert 0.02 < share < 0.09
+    away = (found - clean).square().mean() / (hit - clean).square().mean()
+    assert away < 0.1
+
+
+def test_normal_noise_is_left_to_the_filter() -> None:
+    generator = torch.Generator().manual_seed(4)
+    for size in (1, 50):
+        batch = scenes(size, seed=12)
+        batch += 0.3 * torch.randn(batch.shape, generator=generator, dtype=torch.float64)
+        assert SOURCE.repaired(batch)[0] is batch
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.integers(1, 5),
+    scale=st.sampled_from([0.25, 1.0, 8.0, -2.0]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+@settings(max_examples=40, deadline=None)
+def test_images_without_strays_stay_bit_for_bit(
+    seed: int, size: int, scale: float, dtype: torch.dtype
+) -> None:
+    """Whatever their content: no value is farther from its local median than the floor."""
+    images = scenes(size, seed=seed)
+    distance = (images - local_median(images)).abs().amax()
+    calm = (images * (0.9 * SOURCE.floor / distance.clamp(min=1.0)) * scale / 8).to(dtype)
+    before = calm.clone()
+    found, share = SOURCE.repaired(calm)
+    assert found is calm
+    assert torch.equal(calm, before)
+    assert share == 0
+
+
+@pytest.mark.parametrize("scale", [0.25, 64.0])
+def test_units_do_not_matter(scale: float) -> None:
+    """A power of two changes no digit."""
+    source = SourceOutliers(measure(scenes(600) * scale))
+    batch = salted(scenes(3, seed=3), 0.04)
+    assert torch.equal(source.repaired(batch * scale)[0], SOURCE.repaired(batch)[0] * scale)
+
+
+def test_what_is_not_finite_is_left_to_others() -> None:
+    batch = salted(scenes(3, seed=3), 0.04)
+    batch[0, 0, 4, 4] = torch.nan
+    found, share = SOURCE.repaired(batch)
+    assert torch.equal(found[0], batch[0]) is False  # NaN is not equal to itself
+    assert torch.equal(found[0].isnan(), batch[0].isnan())
+    assert torch.equal(found[1:], SOURCE.repaired(batch[1:])[0])
+    assert 0 < share < 1
+
+
+def test_gradients_reach_what_is_kept() -> None:
+    batch = salted(scenes(2, seed=3), 0.04).requires_grad_()
+    found, _ = SOURCE.repaired(batch)
+    (slope,) = torch.autograd.grad(found.sum(), batch)
+    assert torch.equal(slope, (found == batch).double())
+
+
+def test_images_that_do_not_vary_tell_nothing() -> None:
+    assert measure(torch.zeros(4, 3, 8, 8)) is None
+    with pytest.raises(NotEnoughDataError, match="at least two source images; found 1"):
+        SourceOutliers(torch.ones(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        *[((1, 5, 5), True), ((4, 32, 40), True), ((5, 32, 32), False), ((3, 4, 9), False)],
+        *[((3072,), False), ((3, 8, 8, 8), False), (None, False)],
+    ],
+)
+def test_what_an_image_is(shape: tuple[int, ...] | None, expected: bool) -> None:
+    assert is_image(shape) is expected
+
+
+def slow_share(images: Tensor) -> float:
+    return float(np.mean([slow_strays(x, SOURCE.floor) for x in images.numpy()]))
+
+
+def test_some_images_of_a_large_batch_tell() -> None:
+    batch = salted(scenes(130, seed=6), 0.02)
+    found, share = SOURCE.repaired(batch)
+    assert share == pytest.approx(slow_share(batch[::3]))
+    assert not torch.equal(found[1], batch[1])  # which was not looked at
