@@ -71,8 +71,8 @@ class Wiener(Method):
         floor: Variance of noise that every image has, such as that of 8 bits.
         statistics: What normalisation layers normalise with; see `GradientMethod`.
         composition: Whether to look at which classes a stream holds: what they explain is taken out
-            of its statistics, and they are a prior on its outputs. By default wherever the filter
-            knows the classes.
+            of its statistics, and they are a prior on its outputs. For streams that are ordered by
+            class; where a shift makes the network predict few classes, it can do harm.
         passes: How many forward passes a batch may take while its classes are a surprise; 3 by
             default. With fewer, the first batch of a stream is trusted to be shuffled.
         outliers: Whether to replace single pixels that have gone wrong before filtering, in batches
@@ -93,7 +93,7 @@ class Wiener(Method):
     window: Annotated[int, ODD] | None = None
     floor: NotNegative = 0.0
     statistics: Statistics = "mixed"
-    composition: bool | None = None
+    composition: bool = False
     passes: Count | None = None
     outliers: bool | None = None
 
@@ -110,7 +110,7 @@ class Wiener(Method):
                 "layers or returns no logits. Fit it again, with `logits=` if the model returns "
                 "more than one tensor."
             )
-        if not self._looks_at_classes:
+        if not self.composition:
             self.refuse("passes", "without `composition`, a batch takes one pass")
         if self.outliers and self._image_filter() is None:
             self.refuse(
@@ -127,10 +127,6 @@ class Wiener(Method):
     def _class_moments(self) -> ClassMoments | None:
         known = (one.class_moments_ for one in self._filters())
         return next((moments for moments in known if moments is not None), None)
-
-    @property
-    def _looks_at_classes(self) -> bool:
-        return self.composition is not False and self._class_moments() is not None
 
     def _image_filter(self) -> FittedFilter | None:
         """Return the filter that sees the images themselves, and knows their outliers."""
@@ -149,7 +145,7 @@ class Wiener(Method):
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
             surfaces.append(OutlierRepair(image_filter))
         moments, mover = self._class_moments(), None
-        if moments is not None and self._looks_at_classes:
+        if self.composition and moments is not None:
             mixed = [each for each in statistics if isinstance(each, MixedStatistics)]
             mover = CompositionPasses(moments, mixed, self.passes or PASSES)
         return Assembly(surfaces, mover, self.memory)
@@ -178,11 +174,8 @@ class PulledWiener(Wiener):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        self.refuse("composition", "gradient steps look at the batch as it is")
-
-    @property
-    def _looks_at_classes(self) -> bool:
-        return False
+        if self.composition:
+            self.refuse("composition", "gradient steps look at the batch as it is")
 
     def assemble(self) -> Assembly:
         """Return the same, and a mover of a factor on each gain."""

@@ -1,0 +1,152 @@
+"""A stream that is ordered by class: passes, statistics without the classes, and a prior."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from oracles import images, small_convnet
+from ttapca import networks
+from ttapca.datasets import read_digits, to_tensor
+from ttapca.errors import LayerOutputError, OptionError, SavedFilterError
+from ttapca.fitting.store import read_folder, write_folder
+from ttapca.spectral.composition import ClassMoments
+
+DATA = images(400)
+FITTED = ttapca.fit(small_convnet(), "conv1", DATA, 40)
+
+
+def passes_of(model: nn.Module, batches: list[Tensor], **given: Any) -> list[int]:
+    """Return how many forward passes each batch took."""
+    calls: list[int] = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    found = []
+    with ttapca.adapt(model, "wiener", filter=FITTED, composition=True, **given) as adapted:
+        for batch in batches:
+            before = len(calls)
+            adapted(batch)
+            found.append(len(calls) - before)
+    handle.remove()
+    return found
+
+
+def test_fit_weights_moments_by_the_networks_own_predictions() -> None:
+    model, moments = small_convnet(), FITTED.class_moments_
+    assert moments is not None
+    with torch.no_grad():
+        shares = model(DATA).softmax(1)  # (images, classes)
+        inputs = model.conv1(DATA).flatten(2)  # what bn1 normalises
+    torch.testing.assert_close(moments.shares.double(), shares.mean(0), rtol=1e-4, atol=1e-6)
+    mean = moments.corrections(torch.eye(shares.shape[1])[3])["bn1"][0]
+    of_class = (shares[:, 3, None] * inputs.mean(2)).sum(0) / shares[:, 3].sum()
+    expected = of_class - inputs.mean((0, 2))
+    torch.testing.assert_close(mean.double(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_saved_filter_knows_its_classes(tmp_path: Path) -> None:
+    FITTED.save(tmp_path / "filter")
+    known, loaded = FITTED.class_moments_, ttapca.load(tmp_path / "filter").class_moments_
+    assert known is not None
+    assert loaded is not None
+    assert torch.equal(loaded.shares, known.shares)
+    assert loaded.layers.keys() == known.layers.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "fault"),
+    [
+        ("class_shares", lambda tensor: 2 * tensor, "with a sum of 1"),
+        ("class_loadings", lambda tensor: tensor[:-1], "class_shares` .* must"),
+        ("class_moments:bn1", lambda tensor: tensor[:-1], "class_moments:bn1` .* must"),
+    ],
+)
+def test_damaged_classes_are_refused(tmp_path: Path, name: str, change: Any, fault: str) -> None:
+    FITTED.save(tmp_path / "filter")
+    config, tensors = read_folder(tmp_path / "filter")
+    tensors[name] = change(tensors[name])
+    write_folder(tmp_path / "filter", config, tensors, "")
+    with pytest.raises(SavedFilterError, match=fault):
+        ttapca.load(tmp_path / "filter")
+
+
+def test_a_new_stream_is_looked_at_before_it_is_trusted() -> None:
+    batches = list(DATA[:60].split(20))
+    assert passes_of(small_convnet(), batches, forgetting="online")[0] >= 2
+    assert passes_of(small_convnet(), batches, forgetting="online", passes=1) == [1, 1, 1]
+    single = list(DATA[:3].split(1))
+    assert passes_of(small_convnet(), single) == [1, 1, 1]  # one image has no batch statistics
+    given = {"statistics": "source"}
+    assert passes_of(small_convnet(), batches, **given) == [1, 1, 1]  # nothing could change
+
+
+def test_the_prior_is_all_that_changes_where_statistics_stay() -> None:
+    model = small_convnet()
+    given: dict[str, Any] = {"filter": FITTED, "statistics": "source", "threshold": 0.9}
+    with torch.no_grad():
+        one_class = DATA[model(DATA).argmax(1) == model(DATA).argmax(1).mode().values]
+    with ttapca.adapt(model, "wiener", composition=True, **given) as adapted:
+        found = adapted(one_class)
+    with ttapca.adapt(model, "wiener", **given) as adapted:
+        plain = adapted(one_class)
+    prior = found - plain
+    torch.testing.assert_close(prior, prior[:1].expand_as(prior), rtol=0, atol=1e-6)
+
+
+def test_digits_in_order_are_not_harmed() -> None:
+    """On the network that ships: clean digits, sorted by class, one stream."""
+    network = networks.load("digits-small-cnn")
+    train, test = read_digits("train"), read_digits("test")
+    layer = next(name for name, each in network.named_modules() if isinstance(each, nn.Conv2d))
+    fitted = ttapca.fit(network, layer, to_tensor(train.images))
+    labels = torch.as_tensor(test.labels)
+    order = labels.argsort(stable=True)
+    pixels = to_tensor(test.images)[order]
+
+    def wrong(method: str, **given: Any) -> int:
+        with ttapca.adapt(network, method, forgetting="online", **given) as adapted:  # type: ignore[arg-type]
+            logits = torch.cat([adapted(batch) for batch in pixels.split(50)])
+        return int((logits.argmax(1) != labels[order]).sum())
+
+    source = wrong("source")
+    assert wrong("wiener", filter=fitted, composition=True) <= source + 3
+    assert wrong("wiener", filter=fitted) > source + 10
+
+
+def test_a_restored_stream_goes_on_bit_for_bit() -> None:
+    given: dict[str, Any] = {"filter": FITTED, "composition": True, "forgetting": "online"}
+    first, second = DATA[:30] + 1.0, DATA[30:60] + 1.0
+    with ttapca.adapt(small_convnet(), "wiener", **given) as adapted:
+        adapted(first)
+        state = adapted.state_dict()
+        expected = adapted(second)
+        adapted.reset()
+        cold = adapted(second)
+    assert not torch.equal(cold, expected)
+    with ttapca.adapt(small_convnet(), "wiener", **given) as restored:
+        restored.load_state_dict(state)
+        assert torch.equal(restored(second), expected)
+
+
+def test_mistakes() -> None:
+    old = dataclasses.replace(FITTED, class_moments_=None)
+    with pytest.raises(OptionError, match="`composition` needs a filter that knows"):
+        ttapca.adapt(small_convnet(), "wiener", filter=old, composition=True)
+    with pytest.raises(OptionError, match="`passes` would have no effect: without"):
+        ttapca.adapt(small_convnet(), "wiener", filter=FITTED, passes=2)
+    with pytest.raises(OptionError, match="`composition` would have no effect: gradient"):
+        ttapca.adapt(small_convnet(), "ttapca-closed", filter=FITTED, composition=True)
+    known = FITTED.class_moments_
+    assert known is not None
+    fewer = ClassMoments(known.shares[:3], known.loadings[:3], known.layers)
+    other = dataclasses.replace(FITTED, class_moments_=fewer)
+    with (
+        ttapca.adapt(small_convnet(), "wiener", filter=other, composition=True) as adapted,
+        pytest.raises(LayerOutputError, match=r"predicts 3 classes.*found \(8, 5\)"),
+    ):
+        adapted(DATA[:8])
