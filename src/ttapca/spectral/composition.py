@@ -152,7 +152,7 @@ class Composition:
         >>> composition.start_batch(50)
         >>> found = composition.estimate(torch.tensor([[4.0, 0.0]]).expand(50, 2))
         >>> found.certainty > 0.8, [round(share, 2) for share in found.shares.tolist()]
-        (True, [0.82, 0.18])
+        (True, [0.9, 0.1])
     """
 
     def __init__(self, moments: ClassMoments) -> None:
