@@ -13,10 +13,13 @@ from torch import Tensor, nn
 import ttapca
 from oracles import images, small_convnet
 from ttapca import networks
+from ttapca.adaptation.composition_passes import CompositionPasses
+from ttapca.adaptation.surfaces import BatchNormStatistics
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import LayerOutputError, OptionError, SavedFilterError
 from ttapca.fitting.store import read_folder, write_folder
 from ttapca.spectral.composition import ClassMoments
+from ttapca.spectral.stream import Stream
 
 DATA = images(400)
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA, 40)
@@ -131,6 +134,21 @@ def test_a_restored_stream_goes_on_bit_for_bit() -> None:
     with ttapca.adapt(small_convnet(), "wiener", **given) as restored:
         restored.load_state_dict(state)
         assert torch.equal(restored(second), expected)
+
+
+def test_moments_of_an_earlier_batch_are_not_settled() -> None:
+    surface = BatchNormStatistics(follow=True)
+    stream, model = Stream(), small_convnet()
+    surface.attach(model, stream)
+    stream.composition = CompositionPasses(FITTED.class_moments_, [surface], 3).composition
+    stream.composition.join(stream)
+    stream.composition.start_batch(20)
+    model(DATA[:20] + 1.0)
+    seen = stream.values
+    surface.start_batch()
+    surface.settle()
+    assert stream.values.keys() == seen.keys()
+    assert all(stream.values[name] is value for name, value in seen.items())
 
 
 def test_mistakes() -> None:

@@ -68,6 +68,11 @@ class MixedStatistics(Surface):
             self.layers.append(statistics)
             self._handles.append(wrap_forward(layer, statistics))
 
+    def start_batch(self) -> None:
+        """Drop the moments of the batch before, which nobody settled."""
+        for layer in self.layers:
+            layer.own = None
+
     def settle(self) -> None:
         """Add this batch to the stream again: by now more is known about its classes."""
         for layer in self.layers:
@@ -127,7 +132,7 @@ class LayerStatistics(Wrapper):
         self.normalise = normalise
         self.name = name  # under which the stream holds what this layer has seen
         self.full_weight = weight  # of a large batch that has surely shifted
-        self._own: tuple[tuple[Tensor, Tensor], int] | None = None  # moments of the batch alone
+        self.own: tuple[tuple[Tensor, Tensor], int] | None = None  # moments of the batch alone
 
     def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
         """Normalise a batch; the argument has the name that torch's own layers give it."""
@@ -166,7 +171,7 @@ class LayerStatistics(Wrapper):
         if stream.counts(self.name):
             self._write(together, len(x), past)
             if composition is not None:
-                self._own = (moments, len(x))
+                self.own = (moments, len(x))
         if composition is not None and composition.past_only and past[0] is not None:
             mean, var, _, _ = past
             return mean, var
@@ -174,11 +179,11 @@ class LayerStatistics(Wrapper):
 
     def settle(self) -> None:
         """Add this batch to the stream again: by now more is known about its classes."""
-        if self._own is not None:
-            moments, size = self._own
+        if self.own is not None:
+            moments, size = self.own
             past = self.surface.stream.past(self.name)
             self._write(self._together(moments, size, past), size, past)
-            self._own = None
+            self.own = None
 
     def _write(
         self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, bool]
