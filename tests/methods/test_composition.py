@@ -18,11 +18,16 @@ from ttapca.adaptation.surfaces import BatchNormStatistics
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import LayerOutputError, OptionError, SavedFilterError
 from ttapca.fitting.store import read_folder, write_folder
-from ttapca.spectral.composition import ClassMoments
+from ttapca.spectral.composition import ClassMoments, Composition
 from ttapca.spectral.stream import Stream
 
 DATA = images(400)
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA, 40)
+assert FITTED.class_moments_ is not None
+# The network sees one class in nearly all images; this filter believes that all are as frequent.
+EVEN = dataclasses.replace(
+    FITTED, class_moments_=dataclasses.replace(FITTED.class_moments_, shares=torch.full((5,), 0.2))
+)
 
 
 def passes_of(model: nn.Module, batches: list[Tensor], **given: Any) -> list[int]:
@@ -90,15 +95,30 @@ def test_a_new_stream_is_looked_at_before_it_is_trusted() -> None:
 
 def test_the_prior_is_all_that_changes_where_statistics_stay() -> None:
     model = small_convnet()
-    given: dict[str, Any] = {"filter": FITTED, "statistics": "source", "threshold": 0.9}
-    with torch.no_grad():
-        one_class = DATA[model(DATA).argmax(1) == model(DATA).argmax(1).mode().values]
+    given: dict[str, Any] = {"filter": EVEN, "statistics": "source", "threshold": 0.9}
     with ttapca.adapt(model, "wiener", composition=True, **given) as adapted:
-        found = adapted(one_class)
-    with ttapca.adapt(model, "wiener", **given) as adapted:
-        plain = adapted(one_class)
-    prior = found - plain
-    torch.testing.assert_close(prior, prior[:1].expand_as(prior), rtol=0, atol=1e-6)
+        found = adapted(DATA[:100])
+    with ttapca.adapt(model, "wiener", composition=False, **given) as adapted:
+        plain = adapted(DATA[:100])
+    assert EVEN.class_moments_ is not None
+    composition = Composition(EVEN.class_moments_)
+    composition.join(Stream())
+    composition.start_batch(len(plain))
+    estimate = composition.estimate(plain)
+    assert 0.3 < estimate.certainty < 1
+    # Five neighbours pull at every sample, as far as the skew is sure.
+    own = (plain + estimate.prior).log_softmax(1)
+    centred = own - own.mean(1, keepdim=True)
+    unit = centred / centred.norm(dim=1, keepdim=True)
+    near = [
+        sorted(set(range(len(own))) - {i}, key=lambda j, i=i: float((unit[j] - unit[i]).norm()))[:5]
+        for i in range(len(own))
+    ]
+    agreed = own
+    for _ in range(100):
+        pull = torch.stack([agreed[some].exp().sum(0) for some in near])
+        agreed = (own + estimate.certainty * pull).log_softmax(1)
+    torch.testing.assert_close(found.softmax(1), agreed.exp(), rtol=0, atol=1e-5)
 
 
 def test_digits_in_order_are_not_harmed() -> None:
@@ -117,8 +137,41 @@ def test_digits_in_order_are_not_harmed() -> None:
         return int((logits.argmax(1) != labels[order]).sum())
 
     source = wrong("source")
-    assert wrong("wiener", filter=fitted, composition=True) <= source + 3
-    assert wrong("wiener", filter=fitted) > source + 10
+    assert wrong("wiener", filter=fitted) <= source + 3
+    assert wrong("wiener", filter=fitted, composition=False) > source + 10
+
+
+FEW = torch.tensor([[3.0, 0.0, 0.0, 0.0, 0.0]]).expand(80, 5)  # all of one class, and quite sure
+MANY = 3.0 * torch.eye(5).repeat(16, 1)  # all classes, and as sure
+VAGUE = 0.3 * FEW
+
+
+@pytest.mark.parametrize(
+    ("looks", "passes"),
+    [
+        pytest.param([MANY[:40], MANY], 2, id="shuffled"),
+        pytest.param([VAGUE[:40], 3 * MANY], 2, id="a shift made the network see one class"),
+        pytest.param([FEW[:40], FEW, FEW], 3, id="one class, seen at once"),
+        pytest.param([FEW[:40], MANY / 3, FEW], 3, id="one class, hidden by its statistics"),
+    ],
+)
+def test_a_collapse_is_told_from_one_class(looks: list[Tensor], passes: int) -> None:
+    surface = BatchNormStatistics(follow=True)
+    stream = Stream()
+    surface.attach(small_convnet(), stream)
+    assert EVEN.class_moments_ is not None
+    mover = CompositionPasses(EVEN.class_moments_, [surface], 4)
+    mover.join(stream)
+    stream.start_batch(80)
+    sizes: list[int] = []
+
+    def run(pixels: Tensor, mask: Tensor) -> Tensor:
+        assert len(pixels) == len(mask)
+        sizes.append(len(pixels))
+        return looks[len(sizes) - 1]
+
+    mover.predict(run, DATA[:80], mask=torch.ones(80))
+    assert sizes == [40] + [80] * (passes - 1)
 
 
 def test_a_restored_stream_goes_on_bit_for_bit() -> None:
@@ -156,7 +209,7 @@ def test_mistakes() -> None:
     with pytest.raises(OptionError, match="`composition` needs a filter that knows"):
         ttapca.adapt(small_convnet(), "wiener", filter=old, composition=True)
     with pytest.raises(OptionError, match="`passes` would have no effect: without"):
-        ttapca.adapt(small_convnet(), "wiener", filter=FITTED, passes=2)
+        ttapca.adapt(small_convnet(), "wiener", filter=FITTED, composition=False, passes=2)
     with pytest.raises(OptionError, match="`composition` would have no effect: gradient"):
         ttapca.adapt(small_convnet(), "ttapca-closed", filter=FITTED, composition=True)
     known = FITTED.class_moments_
@@ -168,3 +221,5 @@ def test_mistakes() -> None:
         pytest.raises(LayerOutputError, match=r"predicts 3 classes.*found \(8, 5\)"),
     ):
         adapted(DATA[:8])
+    with ttapca.adapt(small_convnet(), "wiener", filter=other) as adapted:  # nobody insists on it
+        assert adapted(DATA[:8]).shape == (8, 5)

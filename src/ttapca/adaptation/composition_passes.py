@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ttapca.adaptation.optimisation import Mover, Run
+from ttapca.adaptation.agreement import affinities_of, agreed
+from ttapca.adaptation.optimisation import Mover, Run, log_predictions
 from ttapca.adaptation.surfaces.statistics import MixedStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.composition import ClassMoments, Composition, Estimate
@@ -17,38 +19,49 @@ from ttapca.support.logits import softmax_entropy
 
 # Chosen on held-out conditions; docs/closed-form.md has the measurements.
 SURPRISE = 0.25  # share of the batch whose class was not expected, from which a pass is repeated
-LESS_SURE = 1.2  # ratio of mean entropies from which batch statistics have hidden the classes
+SKEWED = 0.3  # certainty from which a first look may have seen classes of the batch's own
+TRUE_CLASSES = 1.2  # ratio of entropies plus certainty from which what it has seen is true
 ORDERED = 0.3  # certainty from which a stream counts as ordered by class
 ENOUGH = 32.0  # samples after which the past of a stream serves as its statistics
+FIRST_LOOK = 64  # samples that a first look takes of a large batch
 
 
 class CompositionPasses(Mover):
     """Runs the model until the classes it predicts are those that its statistics were cleaned of.
 
-    - Of a new stream nothing is known, and batch statistics make a batch of one class look like any
-      other. So the first look is by the statistics of the source, and the second by those of the
-      batch. If the network is less sure of itself in the second than in the first, the batch has
-      classes of its own, those that the first look found, and a third pass takes them out.
+    - Of a new stream nothing is known, and statistics of the batch make a batch of one class look
+      like any other. So there is a first look at some of the batch with half of their weight. Where
+      it finds few classes, either the batch has few, or a shift makes the network see few. In the
+      second case the whole weight mends that: the network finds many classes, and is surer of them.
+      In the first case it does not, and another pass takes out what the first look found.
     - A stream whose batches have classes of their own is normalised by what was seen before the
       batch; what the batch adds is cleaned by its own classes afterwards. One pass is enough.
     - Otherwise the batch is normalised by itself and the past in one pass, as if its classes were
       those of the last one. Where they turn out to be others, the pass is repeated.
 
-    Where the classes surely are not those of the source, they are a prior on the outputs as well.
+    Where the classes surely are not those of the source, they are a prior on the outputs as well,
+    and samples that look alike agree on theirs.
 
     Args:
         moments: What classes do to statistics.
         surfaces: The statistics.
         passes: How many there may be for one batch. With fewer than three, a new stream is trusted
             to be shuffled.
+        required: Whether logits of other classes are an error; else they are left as they are.
     """
 
     def __init__(
-        self, moments: ClassMoments, surfaces: Sequence[MixedStatistics], passes: int
+        self,
+        moments: ClassMoments,
+        surfaces: Sequence[MixedStatistics],
+        passes: int,
+        *,
+        required: bool = True,
     ) -> None:
         super().__init__()
         self.composition = Composition(moments)
         self.passes = passes
+        self._required = required
         self._surfaces = list(surfaces)
 
     def join(self, stream: Stream) -> None:
@@ -64,37 +77,58 @@ class CompositionPasses(Mover):
         size = stream.samples - stream.past("samples")
         composition.start_batch(size)
         passes = self.passes if self._surfaces else 1  # nothing else would change
-        # A single image has no statistics that could mislead.
-        composition.source_only = passes > 2 and size > 1 and not composition.known
-        self._first_look: tuple[Estimate, float] | None = None
         enough = stream.past("samples") >= min(size, ENOUGH)
         composition.past_only = enough and composition.ordered > ORDERED
-        try:
-            for number in range(1, passes + 1):
-                logits = run(*inputs, **options)
-                if stream.left_out or not self._finite_classes(logits):
-                    return logits
-                found = composition.estimate(logits)
-                if number == passes or not self._again(found, logits, enough=enough):
-                    break
-                stream.restart_batch()
-        finally:
-            composition.source_only = False
+        first = None
+        if passes > 2 and size > 1 and not composition.known:
+            # A single image has no statistics that could mislead.
+            passes, first = passes - 1, self._first_look(run, size, inputs, options)
+        for left in reversed(range(passes)):
+            logits = run(*inputs, **options)
+            if stream.left_out or not self._usable(logits):
+                return logits
+            found = composition.estimate(logits)
+            if not left or not self._again(found, logits, first, enough=enough):
+                break
+            first = None
+            stream.restart_batch()
         self._settle(found)
-        if found.certainty == 0.0:
-            return logits
-        return logits + found.prior.to(logits).view(1, -1, *[1] * (logits.dim() - 2))
+        return logits if found.certainty == 0.0 else _with_prior(logits, found)
 
-    def _again(self, found: Estimate, logits: Tensor, *, enough: bool) -> bool:
+    def _first_look(
+        self, run: Run, size: int, inputs: Sequence[Any], options: Mapping[str, Any]
+    ) -> tuple[Estimate, Tensor] | None:
+        """Return what some of the batch look like with half of their statistics, if anything."""
+        composition = self.composition
+        chosen = _spread(size, FIRST_LOOK)
+        composition.first_look = True
+        try:
+            logits = run(
+                *(_rows(value, size, chosen) for value in inputs),
+                **{name: _rows(value, size, chosen) for name, value in options.items()},
+            )
+            if composition.stream.left_out or not self._usable(logits):
+                return None
+            return composition.estimate(logits), logits
+        finally:
+            composition.first_look = False
+            composition.stream.restart_batch()
+
+    def _again(
+        self,
+        found: Estimate,
+        logits: Tensor,
+        first: tuple[Estimate, Tensor] | None,
+        *,
+        enough: bool,
+    ) -> bool:
         """Prepare another pass, if one is called for."""
         composition = self.composition
-        if composition.source_only:
-            composition.source_only = False
-            self._first_look = (found, float(softmax_entropy(logits).mean()))
-            return True
-        if self._first_look is not None:
-            (seen, entropy), self._first_look = self._first_look, None
-            if float(softmax_entropy(logits).mean()) <= LESS_SURE * entropy:
+        if first is not None:
+            seen, then = first
+            now = logits[_spread(len(logits), len(then))]
+            less_sure = _entropy(now) / max(_entropy(then), 1e-12)
+            if seen.certainty < SKEWED or less_sure + found.certainty < TRUE_CLASSES:
                 return False
             composition.expect(seen)
             return True
@@ -115,10 +149,12 @@ class CompositionPasses(Mover):
                 surface.settle()
         composition.settle(found)
 
-    def _finite_classes(self, logits: Any) -> bool:
-        """Return whether logits are finite; raise if they are not of the classes that are known."""
+    def _usable(self, logits: Any) -> bool:
+        """Return whether logits are finite and of the classes that are known."""
         classes = len(self.composition.moments.shares)
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] != classes:
+            if not self._required:
+                return False
             found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise LayerOutputError(
                 f"The filter was fitted on a model that predicts {classes} classes, as logits of "
@@ -126,3 +162,31 @@ class CompositionPasses(Mover):
                 "fit again, or leave the classes aside with `composition=False`."
             )
         return bool(torch.isfinite(logits).all())
+
+
+def _spread(size: int, most: int) -> slice:
+    """Return some rows of a batch, evenly spread over it."""
+    return slice(None, None, math.ceil(size / most))
+
+
+def _rows(value: Any, size: int, chosen: slice) -> Any:
+    """Return some rows of an argument that has one for each sample."""
+    if isinstance(value, Tensor) and value.dim() and len(value) == size:
+        return value[chosen]
+    return value
+
+
+def _entropy(logits: Tensor) -> float:
+    return float(softmax_entropy(logits).mean())
+
+
+def _with_prior(logits: Tensor, found: Estimate) -> Tensor:
+    """Return logits that know which classes the stream holds, and that it holds them in order.
+
+    Where batches have classes of their own, samples that look alike most likely share one.
+    """
+    logits = logits + found.prior.to(logits).view(1, -1, *[1] * (logits.dim() - 2))
+    if logits.dim() > 2 or len(logits) == 1:
+        return logits
+    own = log_predictions(logits)
+    return agreed(own, found.certainty * affinities_of(own - own.mean(1, keepdim=True))).to(logits)

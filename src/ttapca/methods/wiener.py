@@ -35,7 +35,7 @@ from ttapca.spectral.closed_form import LARGEST_RATIO, MEMORY, ODD, THRESHOLD, W
 from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.gains import GainName
 
-PASSES = 3
+PASSES = 4
 
 OURS: Mapping[str, Any] = {"paper": "this library; docs/closed-form.md", "needs": "data"}
 
@@ -71,10 +71,10 @@ class Wiener(Method):
         floor: Variance of noise that every image has, such as that of 8 bits.
         statistics: What normalisation layers normalise with; see `GradientMethod`.
         composition: Whether to look at which classes a stream holds: what they explain is taken out
-            of its statistics, and they are a prior on its outputs. For streams that are ordered by
-            class; where a shift makes the network predict few classes, it can do harm.
-        passes: How many forward passes a batch may take while its classes are a surprise; 3 by
-            default. With fewer, the first batch of a stream is trusted to be shuffled.
+            of its statistics, and they are a prior on its outputs. By default where the filter
+            knows what the classes of the network do.
+        passes: How many forward passes a batch may take while its classes are a surprise; 4 by
+            default. With fewer than 3, the first batch of a stream is trusted to be shuffled.
         outliers: Whether to replace single pixels that have gone wrong before filtering, in batches
             that have more of them than the source. By default where a filter acts on the model's
             input images.
@@ -93,7 +93,7 @@ class Wiener(Method):
     window: Annotated[int, ODD] | None = None
     floor: NotNegative = 0.0
     statistics: Statistics = "mixed"
-    composition: bool = False
+    composition: bool | None = None
     passes: Count | None = None
     outliers: bool | None = None
 
@@ -110,7 +110,7 @@ class Wiener(Method):
                 "layers or returns no logits. Fit it again, with `logits=` if the model returns "
                 "more than one tensor."
             )
-        if not self.composition:
+        if not self.looks_at_classes:
             self.refuse("passes", "without `composition`, a batch takes one pass")
         if self.outliers and self._image_filter() is None:
             self.refuse(
@@ -118,6 +118,11 @@ class Wiener(Method):
                 "no filter acts on the model's input images and was fitted by "
                 "a ttapca that measures outliers",
             )
+
+    @property
+    def looks_at_classes(self) -> bool:
+        """Whether `composition` is on, by choice or by default."""
+        return self.composition is not False and self._class_moments() is not None
 
     def _filters(self) -> list[FittedFilter]:
         if isinstance(self.filter, (list, tuple)) and self.filter:
@@ -145,9 +150,11 @@ class Wiener(Method):
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
             surfaces.append(OutlierRepair(image_filter))
         moments, mover = self._class_moments(), None
-        if self.composition and moments is not None:
+        if self.looks_at_classes and moments is not None:
             mixed = [each for each in statistics if isinstance(each, MixedStatistics)]
-            mover = CompositionPasses(moments, mixed, self.passes or PASSES)
+            mover = CompositionPasses(
+                moments, mixed, self.passes or PASSES, required=self.composition is True
+            )
         return Assembly(surfaces, mover, self.memory)
 
 
@@ -176,6 +183,11 @@ class PulledWiener(Wiener):
         super().__post_init__()
         if self.composition:
             self.refuse("composition", "gradient steps look at the batch as it is")
+
+    @property
+    def looks_at_classes(self) -> bool:
+        """Gradient steps look at the batch as it is."""
+        return False
 
     def assemble(self) -> Assembly:
         """Return the same, and a mover of a factor on each gain."""

@@ -34,6 +34,7 @@ CLASS_MEMORY = 20.0  # after so many samples, a prediction counts 1 / e
 SOURCE_SAMPLES = 1.0  # the source shares count for so many samples in statistics
 SOURCE_PER_CLASS = 2.0  # and for so many of each class as a prior on predictions
 SURE = 6.0  # standard deviations of chi squared that chance is granted
+FIRST_LOOK = 0.5  # of the weight that statistics of the batch will have, in a first look
 ORDER_MEMORY = 500.0  # samples over which a stream is judged to be ordered by class
 
 SMALLEST_RATIO = 0.05  # of variances: a low rank may overshoot
@@ -139,8 +140,7 @@ class Composition:
         moments: Of the source data.
 
     Attributes:
-        source_only: Whether normalisation uses source statistics for now: the first look at a new
-            stream, of which nothing is known yet.
+        first_look: Whether this is the first look at a new stream, of which nothing is known yet.
         past_only: Whether it uses what was seen before this batch: batch statistics of an ordered
             stream would hide which classes the batch holds.
         expected: The estimate that this pass goes by.
@@ -157,7 +157,7 @@ class Composition:
 
     def __init__(self, moments: ClassMoments) -> None:
         self.moments = moments
-        self.source_only = False
+        self.first_look = False
         self.past_only = False
 
     def join(self, stream: Stream) -> None:
@@ -181,14 +181,19 @@ class Composition:
     @property
     def skew(self) -> float:
         """How surely this batch has classes of its own, as far as is known in this pass."""
-        return 1.0 if self.source_only else self._skew
+        return 1.0 if self.first_look else self._skew
+
+    @property
+    def trust(self) -> float:
+        """What to multiply the weight of test statistics by."""
+        return FIRST_LOOK if self.first_look else 1.0
 
     def start_batch(self, size: int) -> None:
         """Begin a batch: expect what was seen last."""
         self._size = size
         counts: Tensor = self.stream.past("composition/counts")
         self._past = counts * math.exp(-size / CLASS_MEMORY)
-        self.source_only = self.past_only = False
+        self.first_look = self.past_only = False
         self.expect(self._estimate(self._past))
         self._skew = self.ordered
 

@@ -146,8 +146,6 @@ class LayerStatistics(Wrapper):
         surface, weight, size = self.surface, self.full_weight, float(batch_size)
         if weight and surface.follow:
             stream, composition = surface.stream, surface.stream.composition
-            if composition is not None and composition.source_only:
-                return 0.0
             _, _, samples, seen = stream.past(self.name)
             before = stream.aged(samples, batch_size)
             past_only = composition is not None and composition.past_only
@@ -157,7 +155,7 @@ class LayerStatistics(Wrapper):
                 if stream.counts(self.name):
                     stream.write(self.name, (None, None, 0.0, True))
                 return 0.0
-            weight *= stream.shift
+            weight *= stream.shift * (1.0 if composition is None else composition.trust)
         return weight if surface.prior is None else weight * (size / (size + surface.prior))
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
