@@ -58,7 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sar": {"entropy_margin": 0.99},
     "rotta": {"update_every": 12},
     # These were recorded before classes were looked at.
-    **dict.fromkeys(("wiener", "match", "two-sided"), {"composition": False}),
+    **{key: {"composition": False} for key in ("wiener", "match", "two-sided")},
 }
 # Closed-form gains under methods that learn something else.
 COMBINED = {
