@@ -89,7 +89,7 @@ class Wiener(Method):
     largest_ratio: Annotated[float, Number(above=1)] = LARGEST_RATIO
     threshold: Annotated[float, Number(0, below=1)] | None = None
     memory: Positive = MEMORY
-    center: Share = 0.0
+    center: Share = 1.0
     window: Annotated[int, ODD] | None = None
     floor: NotNegative = 0.0
     statistics: Statistics = "mixed"
