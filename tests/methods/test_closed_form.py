@@ -132,21 +132,6 @@ def test_how_far_classes_lie(model: nn.Module) -> None:
     assert ttapca.fit(headless, "0", DATA, 5).class_reach_ is None
 
 
-def test_the_first_layers_trust_the_batch_where_variance_is_lost(model: nn.Module) -> None:
-    adapter = ttapca.adapt(model, "wiener", filter=FITTED, memory=1e-3)
-    first, last = statistics_of(model.bn1), statistics_of(model.bn2)
-    adapter(0.05 * (images(200) - DATA.mean(0)) + DATA.mean(0))
-    stream = adapter.stream("default")
-    lost = first.surface.stream.lost
-    assert 0.2 < lost < 1
-    size = 200 / 216 * stream.shift
-    assert last.weight(200) == pytest.approx(0.9 * size, rel=1e-6)
-    assert first.weight(200) == pytest.approx((0.1 + 0.8 * lost) * size, rel=1e-6)
-    adapter.reset()
-    adapter(noisy(200, noise=20.0))
-    assert first.surface.stream.lost < 0.1
-
-
 def test_new_source_data_are_not_called_shifted_where_a_basis_fits_its_own_data_too_well() -> None:
     """With few samples for its components, a basis knows its own data better than new ones."""
     torch.manual_seed(0)

@@ -244,21 +244,6 @@ def test_what_lies_outside_the_basis_is_one_more_band() -> None:
     assert torch.allclose(away, shift, rtol=0.1, atol=0.1)
 
 
-def test_a_lost_contrast_is_told_to_the_stream() -> None:
-    """As far as the filter gives it back, it is not lost, and noise takes nothing away."""
-    lost = []
-    for scale in (3.0, 1.0, 0.5, 0.2):
-        gain = calibrated(ONES, restore=0.25)
-        missing = 0.0
-        for factor in gain(scale * gaussian(400, ONES)).tolist():
-            energy = factor**-4  # restored by a quarter of what is missing
-            missing += max(0.0, 1 - energy * factor**2) / len(ONES)
-        assert gain.stream.lost == pytest.approx(missing**2, rel=1e-4, abs=1e-9)
-        lost.append(gain.stream.lost)
-    assert lost[0] == 0
-    assert lost[1] < 0.01 < lost[2] < lost[3] < 1
-
-
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 6000), st.integers(1, 400))
 def test_a_sample_is_spread_over_the_stream(n: int, batch: int) -> None:

@@ -48,7 +48,6 @@ THRESHOLD = 0.8  # share of source batches that are left exactly alone
 MEMORY = 200.0  # samples
 WIENER = {"shrink": 1.0, "restore": 0.6}
 LIKENESS = 0.1  # correlation of the energies of two images of one class
-LOST_POWER = 2.0  # of the share of variance that is missing after the filter
 TINY = 1e-12  # an energy of zero has no logarithm
 
 ODD = Such(Whole(1), lambda value: value % 2 == 1, "an odd number of components")
@@ -223,7 +222,6 @@ class ClosedFormGain(Gain):
         self.stream = stream
         self._energies, self._samples = f"{name}/energies", f"{name}/samples"
         self._gains, self._certainty = f"{name}/gains", f"{name}/certainty"
-        self._lost = f"{name}/lost"
         self._mean, self._offset = f"{name}/mean", f"{name}/offset"
         self._rest, self._rest_gain = f"{name}/rest", f"{name}/rest gain"
         ones = torch.ones_like(self.variances)
@@ -237,7 +235,6 @@ class ClosedFormGain(Gain):
         stream.declare(self._samples, 0.0)
         stream.declare(self._gains, ones)
         stream.declare_certainty(self._certainty)
-        stream.declare_lost(self._lost)
 
     @property
     def closed_form(self) -> ClosedFormGain:
@@ -296,20 +293,10 @@ class ClosedFormGain(Gain):
             share = signal_share(excess.exp(), self.floor)
             gains = torch.where(excess < 0, gains * share ** (1 - restore), gains)
         stream.write(self._gains, gains)
-        stream.write(self._lost, self._lost_after(excess, gains))
         if self.watches_rest:
             outside = -normal.excess(log_energy, self.threshold)[-1]
             gain = two_sided_gain(outside, **exponents, largest_ratio=self.largest_ratio)
             stream.write(self._rest_gain, float(gain))
-
-    def _lost_after(self, excess: Tensor, gains: Tensor) -> float:
-        """Return how much variance blur or loss of contrast took that the gains do not restore.
-
-        What noise has added, and the gains take away again, does not count.
-        """
-        left = torch.where(excess < 0, excess.exp() * gains.square(), 1.0).clamp(max=1)
-        missing = 1 - float(self.variances @ left / self.variances.sum())
-        return float(max(0.0, missing) ** LOST_POWER)
 
     def _add_rest(self, rest: Tensor, new: float) -> tuple[float, Tensor]:
         """Return the energy of what lies outside the basis and its mean, in the stream so far."""

@@ -185,7 +185,6 @@ class Stream:
         self._undo: dict[str, Any] = {}
         self._waiting: set[str] | None = None  # values that have not seen this batch yet
         self._certainty: str | None = None
-        self._lost: str | None = None
 
     @property
     def samples(self) -> int:
@@ -201,11 +200,6 @@ class Stream:
     def shift(self) -> float:
         """How surely the data have shifted, from 0 to 1; 1 where nobody can tell."""
         return 1.0 if self._certainty is None else float(self.now(self._certainty))
-
-    @property
-    def lost(self) -> float:
-        """How much of the source's variance is missing after the filter, from 0 to 1."""
-        return 0.0 if self._lost is None else float(self.now(self._lost))
 
     @property
     def skew(self) -> float:
@@ -229,11 +223,6 @@ class Stream:
         """Declare a number that says how surely the data have shifted; `shift` is the first one."""
         self.declare(name, 0.0)
         self._certainty = self._certainty or name
-
-    def declare_lost(self, name: str) -> None:
-        """Declare a number that says how much variance is missing; `lost` is the first one."""
-        self.declare(name, 0.0)
-        self._lost = self._lost or name
 
     def keep(self, name: str, part: Part) -> None:
         """Make a part belong to the stream."""

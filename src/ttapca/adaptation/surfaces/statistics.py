@@ -157,8 +157,6 @@ class LayerStatistics(Wrapper):
                 if stream.counts(self.name):
                     stream.write(self.name, (None, None, 0.0, True))
                 return 0.0
-            # The first layers trust the source as far as the filter has repaired their input.
-            weight += max(0.0, surface.ends[1] - weight) * stream.lost
             weight *= stream.shift
         return weight if surface.prior is None else weight * (size / (size + surface.prior))
 
