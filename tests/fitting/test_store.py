@@ -52,6 +52,9 @@ def test_save_then_load(
         assert getattr(loaded, name) == getattr(fitted, name)
     for name in ("mean_", "singular_values_", "center_", "energies_"):
         assert torch.equal(getattr(loaded, name), getattr(fitted, name))
+    for name in ("rest_", "class_reach_"):
+        before, after = getattr(fitted, name), getattr(loaded, name)
+        assert (before is None and after is None) or torch.equal(before, after)
     if fitted.outliers_ is None:
         assert loaded.outliers_ is None
     else:
@@ -61,7 +64,7 @@ def test_save_then_load(
     rest = (tmp_path / "filter" / store.TENSORS).stat().st_size - numbers * getattr(
         torch, storage
     ).itemsize
-    assert 0 < rest < 10_000  # the matrices as asked for, and means and energies
+    assert 0 < rest < 11_000  # the matrices as asked for, and means and energies
     expected, output = filtered(fitted, dtype), filtered(loaded, dtype)
     assert float((output - expected).abs().max() / expected.abs().max()) <= tolerance
 
@@ -244,6 +247,21 @@ def set_to(value: float, *place: int):
         return tensor
 
     return change
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("rest", -torch.ones(40), "`rest` .* not below 0"),
+        ("rest", torch.ones(5), r"`rest` .* shape \(40,\)"),
+        ("class_reach", -torch.ones(6), "`class_reach` .* not below 0"),
+        ("class_reach", torch.ones(5), r"`class_reach` .* shape \(6,\)"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_the_others(
+    tmp_path: Path, name: str, tensor: torch.Tensor, message: str
+) -> None:
+    refused("folded", tmp_path, lambda _, tensors: tensors.update({name: tensor}), message)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -49,16 +50,22 @@ def test_the_filter_by_hand(method: str, model: nn.Module) -> None:
     """Project, scale, rebuild: in the layer's own output, where nothing is folded."""
     given: dict[str, Any] = {"statistics": "source", "threshold": 0.0, "composition": False}
     adapter = ttapca.adapt(model, method, filter=FITTED, **given)
-    batch = noisy(100)
+    batch = noisy(100) + 3.0
     found, gains = adapter(batch), gains_of(adapter)
     assert gains.min() < 0.9
+    (surface,) = (each for each in adapter.surfaces if isinstance(each, SpectralGains))
+    offset, outside = surface.closed_form.offset()
+    rest_gain = surface.closed_form.rest_gain()
     adapter.detach()
     outputs = model.conv1(batch).detach()
     project = ttapca.fit(model, "conv1", DATA, 40, route="exact").basis.to_components
     away = outputs.flatten(1) - FITTED.mean_
     components = away @ project
     rest = away - components @ project.T
-    filtered = FITTED.mean_ + gains[-1] * rest + (components * gains) @ project.T
+    if outside is not None:  # found in the layer's input
+        zero = torch.zeros_like(batch[:1])
+        rest = rest - (model.conv1(outside.view_as(zero)) - model.conv1(zero)).detach().flatten(1)
+    filtered = FITTED.mean_ + rest_gain * rest + ((components - offset) * gains) @ project.T
     after = model.bn1(filtered.reshape(outputs.shape))
     logits = model.fc(model.bn2(model.conv2(torch.relu(after))).flatten(1))
     assert torch.allclose(found, logits, atol=1e-8)
@@ -80,11 +87,50 @@ def test_every_route_keeps_energies(route: Any, model: nn.Module) -> None:
         energy = without.basis.project(away).square() / without.explained_variance_
         assert torch.allclose(found[:, 1], energy[:, 1:3].mean(1).float(), rtol=1e-4)
         assert torch.allclose(found[:, 5], energy[:, 31:].mean(1).float(), rtol=1e-4)
+        # What lies outside, in the input of the layer where the filter acts on that.
+        basis = ttapca.fit(model, "conv1", DATA[~held_out], 40, route=route).basis
+        inputs = DATA[held_out].flatten(1) if basis.at_input else model.conv1(DATA[held_out])
+        source = DATA[~held_out].flatten(1) if basis.at_input else model.conv1(DATA[~held_out])
+        away = (inputs.flatten(1) - source.flatten(1).mean(0)).detach()
+        outside = away - basis.add_rebuilt(torch.zeros_like(away[0]), basis.project(away))
+        assert torch.allclose(fitted.rest_, outside.square().sum(1).float(), rtol=1e-3)
+    assert fitted.rest_.shape == (len(found),)
     fewer = fitted.truncated(20)
     assert fewer.energies_ is not None
+    assert (fewer.rest_ > fitted.rest_).all()
     assert fewer.energies_.shape == (len(found), 5)
     adapter = ttapca.adapt(model, "wiener", filter=fewer)
     assert torch.isfinite(adapter(noisy(10))).all()
+
+
+@pytest.mark.parametrize("route", ["folded", "exact", "dct"])
+def test_with_fewer_components_more_lies_outside(route: Any, model: nn.Module) -> None:
+    """On average over its samples, as much as a filter that was fitted so."""
+    whole = ttapca.fit(model, "conv1", DATA, route=route)
+    assert whole.rest_ is None  # all variance is inside
+    found, direct = whole.truncated(20), ttapca.fit(model, "conv1", DATA, 20, route=route)
+    if route == "folded":
+        assert torch.allclose(found.basis.from_components, direct.basis.from_components)
+    assert found.rest_.mean().item() == pytest.approx(direct.rest_.mean().item(), rel=0.15)
+
+
+def test_how_far_classes_lie(model: nn.Module) -> None:
+    """By a loop over the classes that the network predicts."""
+    shares = model(DATA).detach().softmax(1)
+    components = FITTED.basis.project(DATA.flatten(1) - FITTED.center_)
+    mean, variance = components.mean(0), components.var(0)
+    farthest, between = torch.zeros(2, 40, dtype=torch.float64)
+    for k in range(5):
+        weight = shares[:, k].sum()
+        # One more sample, which is the mean of all, so that a rare class is not far by chance.
+        own = (shares[:, k] @ (components - mean)) / (weight + 1)
+        farthest = torch.maximum(farthest, own.square())
+        between += weight / 400 * own.square()
+    expected = farthest / (variance - between)
+    assert torch.allclose(FITTED.class_reach_.double(), expected, rtol=1e-3, atol=1e-5)
+    assert torch.equal(FITTED.truncated(7).class_reach_, FITTED.class_reach_[:7])
+    headless = nn.Sequential(model.conv1, nn.Flatten(1), nn.Linear(288, 1).double())
+    assert ttapca.fit(headless, "0", DATA, 5).class_reach_ is None
 
 
 def test_new_source_data_are_not_called_shifted_where_a_basis_fits_its_own_data_too_well() -> None:
@@ -119,7 +165,9 @@ def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module)
 
 
 def test_source_images_are_normalised_as_in_the_source(model: nn.Module) -> None:
-    adapter = ttapca.adapt(model, "wiener", filter=FITTED, threshold=0.999)
+    # What lies outside a basis is less in its own data than in new ones, which are expected.
+    fitted = dataclasses.replace(FITTED, rest_=None)
+    adapter = ttapca.adapt(model, "wiener", filter=fitted, threshold=0.999)
     found = adapter(DATA)
     adapter.detach()
     assert torch.equal(found, model(DATA))

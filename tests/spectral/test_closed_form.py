@@ -101,11 +101,11 @@ def test_matching_inverts_a_scaling(scale: float) -> None:
     deviations = FALLING
     energies = band_means(torch.ones(40, COMPONENTS, dtype=torch.float64), band_edges(COMPONENTS))
     source = SourceComponents(deviations, deviations, energies, lambda: deviations)
-    gain = make_gain("match", source, threshold=0.0)
+    gain = make_gain("match", source, threshold=0.0, center=0.0)
     # Components of exactly the source's variance, so that the inverse is exact.
     signs = gaussian(8, deviations).sign()
     assert torch.allclose(gain(scale * signs * deviations), torch.full_like(deviations, 1 / scale))
-    bounded = make_gain("match", source, threshold=0.0, largest_ratio=16.0)
+    bounded = make_gain("match", source, threshold=0.0, largest_ratio=16.0, center=0.0)
     assert bounded(0 * signs).max().item() == pytest.approx(4.0)  # energies of zero: the limit
 
 
@@ -162,15 +162,86 @@ def test_the_threshold_is_the_share_of_source_batches_left_alone(size: int) -> N
 
 def test_a_shifted_mean_is_taken_away_and_a_source_mean_is_not() -> None:
     deviations = FALLING
-    gain = calibrated(deviations, center=1.0)
     source = gaussian(1000, deviations)
     shifted = source + 5 * deviations
-    left = (shifted - gain.offset(shifted)).mean(0) / deviations
-    assert left.abs().max() < 0.3
-    assert gain.offset(source).div(deviations).abs().max() < 0.1
-    assert calibrated(deviations).offset(shifted) is None
-    # One image is no reason to believe in another mean.
-    assert (gain.offset(shifted[:1]) / deviations).abs().max() < 0.6
+    gain = calibrated(deviations)
+    gains = gain(shifted)
+    offset, outside = gain.offset()
+    assert outside is None
+    unknown = 4.0 * 1  # reach where no class is known, for a variance that is the source's
+    assert offset.div(deviations).mean().item() == pytest.approx(5 * (1 - unknown / 25), rel=0.03)
+    # Around the new mean nothing but what was left of the shift is to be scaled.
+    plain = calibrated(deviations, center=0.0)
+    assert (gains > 2 * plain(shifted)).all()
+    assert plain.offset() is None
+    for batch in (source, shifted[:1]):  # one image is no reason to believe in another mean
+        fresh = calibrated(deviations)
+        fresh(batch)
+        assert fresh.offset() is None
+
+
+def test_gains_follow_the_energies_around_the_moved_mean() -> None:
+    """They are those of a batch from which the offset was taken before."""
+    data = 0.3 * gaussian(200, FALLING) + 3 * FALLING
+    centred = calibrated(FALLING)
+    gains = centred(data)
+    offset, _ = centred.offset()
+    direct = calibrated(FALLING, center=0.0)
+    assert torch.allclose(gains, direct(data - offset))
+    half = calibrated(FALLING, center=0.5)
+    half(data)
+    assert torch.allclose(half.offset()[0], offset / 2)
+
+
+def test_the_mean_is_that_of_the_stream() -> None:
+    data = 0.2 * gaussian(400, FALLING) + 3 * FALLING
+    parts, whole = calibrated(FALLING, memory=1e12), calibrated(FALLING, memory=1e12)
+    for batch in data.split(100):
+        parts(batch)
+    whole(data)
+    assert torch.allclose(parts.offset()[0], whole.offset()[0])
+    # An old mean fades like old energies.
+    for _ in range(30):
+        parts.stream.memory = 100.0
+        parts(gaussian(100, FALLING, seed=8))
+    assert parts.offset() is None or parts.offset()[0].div(FALLING).abs().max() < 0.3
+
+
+def test_classes_that_lie_far_apart_are_left_where_they_are() -> None:
+    deviations = torch.ones(31, dtype=torch.float64)
+    energies = band_means(gaussian(500, deviations, seed=9).square(), band_edges(31))
+    reach = torch.zeros_like(deviations)
+    reach[0] = 50.0
+    source = SourceComponents(deviations, deviations, energies, lambda: deviations, reach)
+    gain = make_gain("two-sided", source)
+    gain(gaussian(300, deviations) + 4.0)
+    offset, _ = gain.offset()
+    assert offset[0] == 0
+    assert (offset[1:] > 3).all()
+
+
+def test_what_lies_outside_the_basis_is_one_more_band() -> None:
+    """Its gain is Wiener's for its own energy, and its mean is moved back like any other."""
+    deviations = torch.ones(31, dtype=torch.float64)
+    inside, outside = gaussian(500, deviations, seed=9), gaussian(500, torch.ones(20).double(), 7)
+    energies = band_means(inside.square(), band_edges(31))
+    rest = outside.square().sum(1)
+    source = SourceComponents(deviations, deviations, energies, lambda: deviations, None, rest)
+    gain = make_gain("two-sided", source, threshold=0.0, restore=0.0)
+    assert gain.watches_rest
+    assert gain.rest_gain() == 1.0
+    gains = gain(gaussian(400, deviations), 3 * gaussian(400, torch.ones(20).double(), 3))
+    assert gain.rest_gain() == pytest.approx(1 / 9, rel=0.1)
+    assert (gains > 0.8).all()
+    assert gain.log_energy()[-1].item() == pytest.approx(2 * math.log(3), abs=0.1)
+    assert gain.log_energy().shape == (len(gain.edges),)
+    assert gain.band_energies().shape == (len(gain.edges) - 1,)
+    moved = make_gain("two-sided", source)
+    shift = torch.linspace(-9, 9, 20).double()
+    moved(gaussian(400, deviations), 0.1 * gaussian(400, torch.ones(20).double(), 3) + shift)
+    offset, away = moved.offset()
+    assert offset.abs().max() < 0.1
+    assert torch.allclose(away, shift, rtol=0.1, atol=0.1)
 
 
 @settings(deadline=None, max_examples=25)

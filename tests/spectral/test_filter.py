@@ -77,8 +77,25 @@ class FixedGain(Gain):
         super().__init__()
         self.gains = gains
 
-    def forward(self, components: Tensor | None = None) -> Tensor:
+    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
+        self.rest = rest
         return self.gains
+
+
+class WatchingGain(FixedGain):
+    """Moves means and scales what lies outside the basis by itself."""
+
+    watches_rest = True
+
+    def __init__(self, gains: Tensor, away: Tensor, away_outside: Tensor | None) -> None:
+        super().__init__(gains)
+        self.away = (away, away_outside)
+
+    def offset(self) -> tuple[Tensor, Tensor | None]:
+        return self.away
+
+    def rest_gain(self) -> float:
+        return 0.25
 
 
 @torch.no_grad()
@@ -110,6 +127,25 @@ def test_components_scaled_as_the_rest_need_no_rebuilding(values: list[float], k
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             torch.testing.assert_close(layer(X).flatten(1), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_means_are_moved_before_scaling(outside: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    gains, offset = torch.rand(2, 7, generator=generator, dtype=torch.float64)
+    layer = spectral_filter(7)
+    basis = PCA_OF_DATA.basis[:, :7]
+    away = X.flatten(1) - PCA_OF_DATA.mean
+    inside = away @ basis
+    rest = away - inside @ basis.T
+    shift = rest[3] if outside else torch.zeros_like(rest[3])
+    layer.gain = WatchingGain(gains, offset, shift if outside else None)
+    expected = torch.stack([
+        PCA_OF_DATA.mean + basis @ (gains * (one - offset)) + 0.25 * (other - shift)
+        for one, other in zip(inside, rest, strict=True)
+    ])  # fmt: skip
+    torch.testing.assert_close(layer(X).flatten(1), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer.gain.rest, rest, rtol=0, atol=1e-12)
 
 
 # A batch is projected once for both passes of a gradient step, and never wrongly.

@@ -22,6 +22,7 @@ from ttapca.errors import (
     ShapeError,
     TtapcaError,
 )
+from ttapca.fitting.class_means import ClassMeans
 from ttapca.fitting.fitted_filter import carries_filter
 from ttapca.fitting.source_channels import SourceChannels
 from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
@@ -125,6 +126,7 @@ class SourceActivations:
             raise OptionError("Data are tensors; found a numpy array. Give torch.from_numpy(data).")
         self.device = device_and_dtype(self.layer, model)[0]
         self.channels = SourceChannels(model, logits)
+        self.class_means = ClassMeans()
         self._one_shot = isinstance(data, Iterator)
         self._data = torch.split(data, TENSOR_BATCH) if isinstance(data, Tensor) else data
         self._progress: Progress = progress or (lambda batches: batches)
@@ -196,7 +198,9 @@ class SourceActivations:
             activation: Tensor = reached[0]
             self._check(activation, shape, number, at, inputs.first)
             if self._passes == 1:
-                self.channels.see(*inputs.args, **inputs.kwargs)
+                shares = self.channels.see(*inputs.args, **inputs.kwargs)
+                if shares is not None:
+                    self.class_means.add(activation, shares)
                 self._keep(number, inputs)
             seen += len(activation)
             yield activation

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ttapca import __version__
 from ttapca.errors import AttachError, NotEnoughDataError
+from ttapca.fitting.class_means import ClassMeans
 from ttapca.fitting.store import (
     CLASS_LOADINGS,
     CLASS_MOMENTS,
@@ -38,6 +40,8 @@ from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, SourceComponents, make_gain
+from ttapca.spectral.means import class_reach
+from ttapca.spectral.pca import Spectrum
 from ttapca.spectral.randomised import singular_value_error
 from ttapca.support.modules import device_and_dtype, find_layer
 
@@ -47,6 +51,11 @@ from ttapca.support.modules import device_and_dtype, find_layer
 # test images).
 LEAST_AGREEMENT = 0.95
 MOST_DROPPED = 1e-4
+
+
+def drops_something(found: Spectrum) -> bool:
+    """Return whether enough lies outside a basis to be watched at test time."""
+    return 1 - float(found.explained_variance_ratio.sum()) > MOST_DROPPED
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,6 +81,12 @@ class FittedFilter:
             (components,); None where the result is exact.
         energies_: Band energies of some source samples, for closed-form gains, shape (samples,
             bands); see `ttapca.spectral.calibration`. None in filters saved by an older ttapca.
+        rest_: Squared length of what lies outside the basis, for the samples of `energies_`, shape
+            (samples,). None where that is less than a ten-thousandth of the variance, and in
+            filters saved by an older ttapca.
+        class_reach_: How far the mean of the farthest class lies from the mean of all, in squared
+            deviations within classes, shape (components,); see `ttapca.spectral.means`. None where
+            the model predicts no classes, and in filters saved by an older ttapca.
         outliers_: How far values of some source images stray from those around them, and how many
             do, shape (samples, 3); see `ttapca.spectral.outliers`. None where the filter does not
             act on the model's input images, and in filters saved by an older ttapca.
@@ -104,6 +119,8 @@ class FittedFilter:
     route: str
     error_bound_: Tensor | None = None
     energies_: Tensor | None = None
+    rest_: Tensor | None = None
+    class_reach_: Tensor | None = None
     outliers_: Tensor | None = None
     agreement_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
@@ -198,9 +215,36 @@ class FittedFilter:
             error_bound_=None if self.error_bound_ is None else self.error_bound_[:n_components],
             # The last band may have lost components; its old energies stand for those left.
             energies_=None if self.energies_ is None else self.energies_[:, :bands],
+            rest_=self._rest_beyond(n_components),
+            class_reach_=None if self.class_reach_ is None else self.class_reach_[:n_components],
             # It was measured with all components.
             agreement_=self.agreement_ if n_components == self.n_components_ else None,
         )
+
+    def _rest_beyond(self, n_components: int) -> Tensor | None:
+        """Return what `rest_` would be with fewer components."""
+        if n_components == self.n_components_ or self.energies_ is None:
+            return self.rest_
+        kept = self.explained_variance_ratio_[:n_components].sum()
+        unknown = self.rest_ is None and self.dropped_variance_ > MOST_DROPPED
+        if unknown or 1 - float(kept) <= MOST_DROPPED:
+            return None
+        # Components do not vary together, so that their squared lengths add up on average.
+        variances = (self.explained_variance_ * self.basis.lengths()).clone()
+        variances[:n_components] = 0.0
+        edges = band_edges(self.n_components_)
+        sums = torch.stack([variances[low:high].sum() for low, high in pairwise(edges)])
+        beyond = (self.energies_.double() @ sums).float()
+        return beyond if self.rest_ is None else self.rest_ + beyond
+
+    def reach_of(self, classes: ClassMeans) -> Tensor | None:
+        """Return what `class_reach_` is by the class means of the samples."""
+        found = classes.found()
+        if found is None:
+            return None
+        means, shares = found
+        away = self.basis.project(means - self.center_)
+        return class_reach(away, shares, self.explained_variance_).float()
 
     def spectral_filter(
         self,
@@ -221,6 +265,8 @@ class FittedFilter:
             self.explained_variance_.sqrt().to(dtype),
             self.energies_,
             self.basis.noise,
+            None if self.class_reach_ is None else self.class_reach_.to(dtype),
+            self.rest_,
         )
         return SpectralFilter(
             self.center_.to(dtype, copy=True),
@@ -275,6 +321,8 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
         route=config["route"],
         error_bound_=tensors.get("error_bound"),
         energies_=tensors.get("energies"),
+        rest_=tensors.get("rest"),
+        class_reach_=tensors.get("class_reach"),
         outliers_=tensors.get("outliers"),
         agreement_=source.get("agreement"),
         group_norm_={

@@ -29,10 +29,16 @@ from torch import Tensor, nn
 from ttapca._checks import OneOf, check_option
 from ttapca.errors import OptionError, enough_memory
 from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
-from ttapca.fitting.fitted_filter import FittedFilter, attach
-from ttapca.spectral.affine import LinearPart, acts_on_input, fold, is_affine
+from ttapca.fitting.fitted_filter import FittedFilter, attach, drops_something
+from ttapca.spectral.affine import InputPCA, LinearPart, acts_on_input, fold, is_affine
 from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
-from ttapca.spectral.calibration import EvenSample, calibrate, energies_of
+from ttapca.spectral.calibration import (
+    Calibration,
+    EvenSample,
+    calibrate,
+    energies_of,
+    rest_of,
+)
 from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
 from ttapca.spectral.moments import Moments
 from ttapca.spectral.outliers import is_image, measure
@@ -101,7 +107,7 @@ class FitTask:
         route: str,
         basis: Basis,
         found: Spectrum,
-        energies: Tensor,
+        calibration: Calibration,
         error_bound: Tensor | None = None,
     ) -> FittedFilter:
         """Make a filter of what a route found."""
@@ -121,7 +127,8 @@ class FitTask:
             total_variance_=found.total_variance,
             route=route,
             error_bound_=error_bound,
-            energies_=energies,
+            energies_=calibration.energies,
+            rest_=calibration.rest,
         )
 
     def outliers(self, sample: EvenSample) -> Tensor | None:
@@ -162,10 +169,17 @@ def _folded(task: FitTask) -> FittedFilter:
     pca = fold(moments, linear, task.n_components)
     basis = Folded(*pca.both_ways(linear))
     source.stage("calibrating")
-    energies = calibrate(
-        sample, pca, lambda apart: fold(moments.remove(apart), linear, len(pca.singular_values))
+
+    def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
+        return basis if found is pca else Folded(*found.both_ways(linear))
+
+    calibration = calibrate(
+        sample,
+        pca,
+        lambda apart: fold(moments.remove(apart), linear, len(pca.singular_values)),
+        basis_of if drops_something(pca) else None,
     )
-    fitted = task.fitted("folded", basis, pca, energies)
+    fitted = task.fitted("folded", basis, pca, calibration)
     return dataclasses.replace(fitted, outliers_=task.outliers(sample))
 
 
@@ -174,12 +188,13 @@ def _exact(task: FitTask) -> FittedFilter:
     moments, sample = task.accumulate(moments, at_input=False)
     pca = PCA.from_moments(moments, task.n_components)
     task.source.stage("calibrating")
-    energies = calibrate(
+    calibration = calibrate(
         sample,
         pca,
         lambda apart: PCA.from_moments(moments.remove(apart), len(pca.singular_values)),
+        _dense if drops_something(pca) else None,
     )
-    return task.fitted("exact", Dense(pca.basis.cpu()), pca, energies)
+    return task.fitted("exact", Dense(pca.basis.cpu()), pca, calibration)
 
 
 def _gram(task: FitTask) -> FittedFilter | None:
@@ -193,12 +208,13 @@ def _gram(task: FitTask) -> FittedFilter | None:
     gram = SampleGram(held, size, device=task.source.device)
     pca = gram.pca(task.n_components)
     task.source.stage("calibrating")
-    energies = calibrate(
+    calibration = calibrate(
         sample,
         pca,  # the samples that `calibrate` holds out are left out by their positions
         lambda _: gram.pca(len(pca.singular_values), leave_out=sample.numbers_apart()),
+        _dense if drops_something(pca) else None,
     )
-    return task.fitted("gram", Dense(pca.basis.cpu()), pca, energies)
+    return task.fitted("gram", Dense(pca.basis.cpu()), pca, calibration)
 
 
 def _randomised(task: FitTask) -> FittedFilter:
@@ -216,8 +232,10 @@ def _randomised(task: FitTask) -> FittedFilter:
     energies = energies_of(
         sample.all(), pca.mean, pca.explained_variance, lambda centred: centred @ pca.basis
     )
+    rest = rest_of(sample.all(), pca.mean, _dense(pca)) if drops_something(pca) else None
+    calibration = Calibration(energies, rest)
     basis = Dense(pca.basis.cpu())
-    return task.fitted("randomised", basis, pca, energies, error_bound=pca.error_bound.cpu())
+    return task.fitted("randomised", basis, pca, calibration, error_bound=pca.error_bound.cpu())
 
 
 def _dct(task: FitTask) -> FittedFilter:
@@ -228,14 +246,16 @@ def _dct(task: FitTask) -> FittedFilter:
     dct = fit_channel_dct(moments, task.n_components)
     task.source.stage("calibrating")
     basis = Cosine(dct.rotation, dct.order, shape, at_input=at_input)
-    energies = energies_of(
-        sample.all(),
-        dct.mean.float(),
-        dct.explained_variance.float(),
-        basis.prepared(torch.float32).project,
-    )
-    fitted = task.fitted("dct", basis, dct, energies)
+    quick, mean = basis.prepared(torch.float32), dct.mean.float()
+    samples = sample.all()
+    energies = energies_of(samples, mean, dct.explained_variance.float(), quick.project)
+    rest = rest_of(samples, mean, quick) if drops_something(dct) else None
+    fitted = task.fitted("dct", basis, dct, Calibration(energies, rest))
     return dataclasses.replace(fitted, outliers_=task.outliers(sample) if at_input else None)
+
+
+def _dense(pca: PCA) -> Basis:
+    return Dense(pca.basis)
 
 
 # In the order in which they are tried.
@@ -329,6 +349,7 @@ def fit(
             fitted,
             group_norm_=source.channels.group_norm(),
             class_moments_=source.channels.by_class(),
+            class_reach_=fitted.reach_of(source.class_means),
             agreement_=_agreement(source, fitted),
         )
 

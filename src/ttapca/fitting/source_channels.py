@@ -64,16 +64,20 @@ class SourceChannels:
         return max(MEASURED_FIRST, min(MEASURED_PER_CLASS * classes, MOST_MEASURED_FIRST))
 
     @torch.no_grad()
-    def see(self, *inputs: Any, **options: Any) -> None:
+    def see(self, *inputs: Any, **options: Any) -> Tensor | None:
         """Measure a batch of source images, or skip it, given the arguments of the model.
 
         The first tensor among them has a row for each image.
+
+        Returns:
+            The class probabilities of the images, shape (images, classes); None where the batch was
+            skipped or the model predicts no classes.
         """
         values = (*inputs, *options.values())
         images = next(value for value in values if isinstance(value, Tensor))
         self._seen += len(images)
-        if not self._layers or self._measured >= max(self._first, self._seen / ONE_IN):
-            return
+        if self._measured >= max(self._first, self._seen / ONE_IN):
+            return None
         self._measured += len(images)
         self._rows = {}
         handles = [
@@ -87,7 +91,7 @@ class SourceChannels:
         finally:
             for handle in handles:
                 handle.remove()
-        self._add_classes(output, len(images))
+        return self._add_classes(output, len(images))
 
     def _add(self, path: str, layer: nn.Module, values: Tensor) -> None:
         """Add what a layer normalises, shape (batch, channels, ...)."""
@@ -102,23 +106,24 @@ class SourceChannels:
         each = values.flatten(2) if values.dim() > 2 else values[..., None]
         self._rows[path] = torch.stack([each.mean(2), each.square().mean(2)], 1)
 
-    def _add_classes(self, output: Any, images: int) -> None:
+    def _add_classes(self, output: Any, images: int) -> Tensor | None:
         """Add what was seen of each layer to the classes that the images have by their logits."""
         try:
             logits = output if self._find_logits is None else self._find_logits(output)
         except Exception:  # whatever a user's function raises on what this model returns
-            return
+            return None
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] < 2:
-            return
+            return None
         classes = logits.shape[1]
         shares = logits[:, :, None].double().softmax(1).flatten(2).mean(2)  # (images, classes)
         if len(shares) != images or (self._weights is not None and len(self._weights) != classes):
-            return
+            return None
         self._weights = shares.sum(0).cpu() + (0.0 if self._weights is None else self._weights)
         for path, rows in self._rows.items():
             if len(rows) == images:  # a layer that is called on parts has no row for each image
                 sums = torch.einsum("nk,nsc->ksc", shares.to(rows), rows).cpu()
                 self._by_class[path] = self._by_class.get(path, 0.0) + sums
+        return shares
 
     def group_norm(self) -> dict[str, Tensor]:
         """Return mean and variance of the channels of GroupNorm layers by path, (2, channels)."""

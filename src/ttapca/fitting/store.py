@@ -123,6 +123,8 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         "input_mean": fitted.center_ if fitted.basis.at_input else None,
         "error_bound": fitted.error_bound_,
         "energies": fitted.energies_,
+        "rest": fitted.rest_,
+        "class_reach": fitted.class_reach_,
         "outliers": fitted.outliers_,
         **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
         **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
@@ -363,7 +365,10 @@ def _forms(
     optional = {
         "energies": TensorForm((samples, bands), torch.float32, "not below 0", _not_negative),
         "error_bound": TensorForm((components,), torch.float64, "not below 0", _not_negative),
+        "class_reach": TensorForm((components,), torch.float32, "not below 0", _not_negative),
     }
+    if "energies" in tensors:
+        optional["rest"] = TensorForm((samples,), torch.float32, "not below 0", _not_negative)
     if True in kind.sides:
         side = required if kind.sides == (True,) else optional
         side["input_mean"] = TensorForm((math.prod(shape),), torch.float64)

@@ -66,7 +66,8 @@ class Wiener(Method):
         threshold: Share of source batches whose gains are exactly 1 (0.8 by default); 0 trusts
             every batch.
         memory: After this many samples, what was seen of a stream counts 1 / e.
-        center: Which share of a sure change of the mean is removed, from 0 to 1.
+        center: Which share of a sure change of the mean is removed, from 0 to 1. A class has a mean
+            of its own; only what lies farther than classes do is sure.
         window: Smooth the spectrum over this many neighbouring components instead of over bands.
         floor: Variance of noise that every image has, such as that of 8 bits.
         statistics: What normalisation layers normalise with; see `GradientMethod`.
@@ -89,7 +90,7 @@ class Wiener(Method):
     largest_ratio: Annotated[float, Number(above=1)] = LARGEST_RATIO
     threshold: Annotated[float, Number(0, below=1)] | None = None
     memory: Positive = MEMORY
-    center: Share = 0.0
+    center: Share = 1.0
     window: Annotated[int, ODD] | None = None
     floor: NotNegative = 0.0
     statistics: Statistics = "mixed"

@@ -107,6 +107,10 @@ class Basis(nn.Module, abc.ABC):
     def noise(self) -> Tensor:
         """Return each component's variance for white noise of variance 1, in float64."""
 
+    def lengths(self) -> Tensor:
+        """Return the squared length of what each component stands for, in float64."""
+        return torch.ones(self.n_components, dtype=torch.float64)
+
     @classmethod
     @abc.abstractmethod
     def cost(cls, shape: tuple[int, ...], n_components: int) -> BasisCost:
@@ -265,6 +269,10 @@ class Folded(_MatrixBasis):
         "to_components": "project",
         "from_components": "rebuild",
     }
+
+    def lengths(self) -> Tensor:
+        """See `Basis`: its components have length 1 in the layer's output only."""
+        return self.from_components.double().square().sum(0)
 
     def check_layer(
         self, layer: nn.Module, name: str, shape: tuple[int, ...], output_size: int

@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.spectral.affine import InputPCA
+from ttapca.spectral.basis import Basis
 from ttapca.spectral.pca import PCA
 
 # How many source samples are kept, and how many numbers at most; measured 32 samples at a time.
@@ -315,10 +317,46 @@ def energies_of(
     return torch.cat(found)
 
 
+def rest_of(samples: Tensor, mean: Tensor, basis: Basis) -> Tensor:
+    """Return the squared length of what lies outside a basis, shape (samples,).
+
+    Args:
+        samples: Shape (samples, size).
+        mean: Mean of the source, shape (size,).
+        basis: In float64.
+    """
+    found = []
+    for some in torch.split(samples, TOGETHER):
+        centred = some.to(mean) - mean
+        rebuilt = basis.add_rebuilt(torch.zeros_like(mean), basis.project(centred))
+        found.append((centred - rebuilt).square().sum(1).float().cpu())
+    return torch.cat(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What new source data would look like to a basis.
+
+    Attributes:
+        energies: Band energies, shape (samples, bands).
+        rest: Squared length of what lies outside the basis, shape (samples,); None where it was
+            not measured.
+    """
+
+    energies: Tensor
+    rest: Tensor | None = None
+
+
+AnyPCA = TypeVar("AnyPCA", PCA, InputPCA)
+
+
 def calibrate(
-    sample: EvenSample, pca: PCA | InputPCA, without: Callable[[Tensor], PCA | InputPCA]
-) -> Tensor:
-    """Return the band energies that new source data would have, shape (samples, bands).
+    sample: EvenSample,
+    pca: AnyPCA,
+    without: Callable[[Tensor], AnyPCA],
+    basis_of: Callable[[AnyPCA], Basis] | None = None,
+) -> Calibration:
+    """Return what new source data would look like.
 
     A basis fits the samples it was made from better than others: on 20,000 images of CIFAR-100 the
     last of 3,072 components vary twice as much over new images. So the samples are measured with a
@@ -328,6 +366,7 @@ def calibrate(
         sample: Samples of the data.
         pca: Decomposition of all data.
         without: Decomposes all data except these samples, shape (samples, size).
+        basis_of: Makes a basis of a decomposition; None where next to nothing lies outside it.
     """
     samples = sample.apart()
     if samples is not None:
@@ -337,5 +376,7 @@ def calibrate(
             samples = None
     if samples is None:
         samples = sample.all()
-    matrix = pca.project
-    return energies_of(samples, pca.mean, pca.explained_variance, lambda centred: centred @ matrix)
+    matrix, mean = pca.project, pca.mean
+    energies = energies_of(samples, mean, pca.explained_variance, lambda centred: centred @ matrix)
+    rest = None if basis_of is None else rest_of(samples, mean, basis_of(pca))
+    return Calibration(energies, rest)

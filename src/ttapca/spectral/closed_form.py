@@ -9,6 +9,7 @@ raises t, blur and loss of contrast lower it; r = s / t says by how much to undo
 
 `ClosedFormGain` compares the band energies of the stream so far with those of source batches of the
 same size (see `ttapca.spectral.calibration`) and applies these formulas to the difference.
+Where the mean has surely moved (see `ttapca.spectral.means`), it is moved back first.
 `PulledGain` multiplies the result by a factor that gradient steps may learn.
 """
 
@@ -38,6 +39,7 @@ from ttapca.spectral.gains import (
     bounded_multiplier,
     register_gain,
 )
+from ttapca.spectral.means import allowed_reach, sure_share
 from ttapca.spectral.stream import Stream
 
 # Chosen by scripts/tune_closed_form.py; so are the exponents that the names stand for.
@@ -74,29 +76,6 @@ def smoothed(values: Tensor, window: int) -> Tensor:
     half = window // 2
     padded = F.pad(values[None, None], (half, half), mode="replicate")
     return F.avg_pool1d(padded, window, stride=1)[0, 0]
-
-
-def mean_shift(components: Tensor, deviations: Tensor, prior: float = 16.0) -> Tensor:
-    """Return how far the mean of a batch surely is from the source's, shape (components,).
-
-    The mean of n source samples has the variance s / n. Only what exceeds twice its deviation
-    counts, after Stein: m max(0, 1 - 4 s / (n m^2)). A small batch counts n / (n + prior).
-
-    Args:
-        components: Shape (batch, components).
-        deviations: Standard deviation of the components in the source data, shape (components,).
-        prior: Size of a batch that counts half.
-
-    Example:
-        >>> far = 5 + torch.zeros(16, 1)
-        >>> round(mean_shift(far, torch.ones(1)).item(), 3)
-        2.475
-    """
-    size = len(components)
-    mean = components.mean(0)
-    noise = 4 * deviations.square() / size
-    sure = (1 - noise / mean.square().clamp(min=torch.finfo(mean.dtype).tiny)).clamp(min=0)
-    return mean * sure * (size / (size + prior))
 
 
 def signal_share(energy: Tensor, floor: Tensor) -> Tensor:
@@ -166,8 +145,8 @@ class ClosedFormGain(Gain):
         threshold: Share of source batches whose gains are exactly 1; 0 trusts every batch.
         memory: Samples after which what was seen counts 1 / e. A stream that the gain joins has its
             own.
-        center: Share of a batch's sure distance from the source mean that is removed, 0 to 1; see
-            `mean_shift`.
+        center: Share of a sure shift of the mean that is removed, 0 to 1; see
+            `ttapca.spectral.means`.
         window: Smooth the spectrum over this odd number of neighbouring components instead of over
             bands. There is no range of source batches then: the whole difference counts, times
             `shift`.
@@ -191,6 +170,8 @@ class ClosedFormGain(Gain):
     variances: Tensor
     spread: Tensor
     averages: Tensor
+    rest_energy: float | None  # mean squared length of what lies outside, where it is watched
+    reach: Tensor
     floor: Tensor | None
 
     def __init__(
@@ -202,7 +183,7 @@ class ClosedFormGain(Gain):
         largest_ratio: float = LARGEST_RATIO,
         threshold: float = THRESHOLD,
         memory: float = MEMORY,
-        center: float = 0.0,
+        center: float = 1.0,
         window: int | None = None,
         floor: float = 0.0,
     ) -> None:
@@ -220,12 +201,18 @@ class ClosedFormGain(Gain):
         self.shrink, self.restore, self.largest_ratio = shrink, restore, largest_ratio
         self.threshold, self.center, self.window = threshold, center, window
         deviations = source.deviations.detach()
-        self.normal = SourceSpectrum(source.energies)
+        energies, self.rest_energy = source.energies, None
+        self.watches_rest = source.rest is not None
+        if source.rest is not None:  # one more band, for all that lies outside the basis
+            self.rest_energy = float(source.rest.mean())
+            energies = torch.cat([energies, source.rest[:, None] / self.rest_energy], 1)
+        self.normal = SourceSpectrum(energies)
         self.edges = band_edges(len(deviations))
         spread, averages = spreading_matrix(self.edges), averaging_matrix(self.edges)
         self.register_buffer("variances", deviations.square())
         self.register_buffer("spread", spread.to(deviations), persistent=False)
         self.register_buffer("averages", averages.to(deviations), persistent=False)
+        self.register_buffer("reach", allowed_reach(source.class_reach, deviations))
         noise = (floor * source.noise()).to(deviations) / self.variances if floor else None
         self.register_buffer("floor", noise)
         self.join(Stream(memory), "gain")
@@ -235,8 +222,16 @@ class ClosedFormGain(Gain):
         self.stream = stream
         self._energies, self._samples = f"{name}/energies", f"{name}/samples"
         self._gains, self._certainty = f"{name}/gains", f"{name}/certainty"
+        self._mean, self._offset = f"{name}/mean", f"{name}/offset"
+        self._rest, self._rest_gain = f"{name}/rest", f"{name}/rest gain"
         ones = torch.ones_like(self.variances)
         stream.declare(self._energies, ones)
+        if self.center:
+            stream.declare(self._mean, torch.zeros_like(self.variances))
+            stream.declare(self._offset, (torch.zeros_like(self.variances), None))
+        if self.watches_rest:
+            stream.declare(self._rest, (1.0, None))
+            stream.declare(self._rest_gain, 1.0)
         stream.declare(self._samples, 0.0)
         stream.declare(self._gains, ones)
         stream.declare_certainty(self._certainty)
@@ -257,65 +252,119 @@ class ClosedFormGain(Gain):
         return float(self.stream.now(self._certainty))
 
     @torch.no_grad()
-    def forward(self, components: Tensor | None = None) -> Tensor:
+    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
         """Add a batch to the stream if this pass counts, and return the gains; see `Gain`."""
         stream = self.stream
         if components is not None and len(components) and stream.counts(self._energies):
             energies = components.square().mean(0) / self.variances
             if math.isfinite(float(energies.sum())):  # energies are never negative
-                self._add(energies, len(components))
+                self._add(energies, components, rest)
             else:
                 stream.left_out = True
         gains: Tensor = stream.now(self._gains)
         return gains.to(self.variances)
 
-    def _add(self, energies: Tensor, count: int) -> None:
+    def _add(self, energies: Tensor, components: Tensor, rest: Tensor | None) -> None:
         """Update the energies of the stream, how surely it has shifted, and the gains."""
-        stream = self.stream
+        stream, count = self.stream, len(components)
         samples = stream.aged(stream.past(self._samples), count) + count
-        seen = stream.past(self._energies).to(energies).lerp(energies, count / samples)
+        new = count / samples
+        seen = stream.past(self._energies).to(energies).lerp(energies, new)
+        seen_rest = None if rest is None else self._add_rest(rest, new)
         # Images of one class resemble each other: many of them say as little as a few of any class.
         independent = samples / (1 + LIKENESS * stream.skew * samples)
         normal = self.normal.batches_of(independent)
-        log_energy = self._log_energy(seen)
+        log_energy = self._log_energy(seen, seen_rest)
         certainty = float(normal.certainty(log_energy))
         stream.write(self._energies, seen)
         stream.write(self._samples, samples)
         stream.write(self._certainty, certainty)
+        if self.center:
+            mean = stream.past(self._mean).to(components).lerp(components.mean(0), new)
+            stream.write(self._mean, mean)
+            seen, seen_rest = self._centre(mean, seen, seen_rest, certainty, (samples, independent))
+            log_energy = self._log_energy(seen, seen_rest)
         excess = self._excess(normal, log_energy, seen, certainty)
         given_back = stream.given_back
         restore = self.restore * (1 - (given_back.by(samples) if given_back else 0.0))
-        gains = two_sided_gain(
-            -excess, shrink=self.shrink, restore=restore, largest_ratio=self.largest_ratio
-        )
+        exponents = {"shrink": self.shrink, "restore": restore}
+        gains = two_sided_gain(-excess, **exponents, largest_ratio=self.largest_ratio)
         if self.floor is not None:
             share = signal_share(excess.exp(), self.floor)
             gains = torch.where(excess < 0, gains * share ** (1 - restore), gains)
         stream.write(self._gains, gains)
+        if self.watches_rest:
+            outside = -normal.excess(log_energy, self.threshold)[-1]
+            gain = two_sided_gain(outside, **exponents, largest_ratio=self.largest_ratio)
+            stream.write(self._rest_gain, float(gain))
+
+    def _add_rest(self, rest: Tensor, new: float) -> tuple[float, Tensor]:
+        """Return the energy of what lies outside the basis and its mean, in the stream so far."""
+        energy, mean = self.stream.past(self._rest)
+        now = float(rest.square().sum(1).mean()) / (self.rest_energy or 1.0)
+        start = torch.zeros_like(rest[0]) if mean is None else mean.to(rest)
+        seen = (energy + (now - energy) * new, start.lerp(rest.mean(0), new))
+        self.stream.write(self._rest, seen)
+        return seen
+
+    def _centre(
+        self,
+        mean: Tensor,
+        energies: Tensor,
+        rest: tuple[float, Tensor] | None,
+        certainty: float,
+        counts: tuple[float, float],
+    ) -> tuple[Tensor, tuple[float, Tensor] | None]:
+        """Settle what to subtract from samples, and return the energies around the rest of it."""
+        weight = self.center * certainty
+        square = mean.square() / self.variances
+        share = weight * sure_share(square, energies, self.reach, *counts)
+        outside = None
+        if rest is not None and self.rest_energy is not None:
+            energy, away = rest
+            far = away.square().sum() / self.rest_energy
+            # It depends on classes as much as the components next to it, at most.
+            reach = self.reach[self.edges[-2] :].max()
+            part = weight * sure_share(far, far.new_tensor(energy), reach, *counts)
+            outside = part * away
+            rest = (energy - float(part * (2 - part) * far), away)
+            outside = outside if bool(part) else None
+        self.stream.write(self._offset, (share * mean, outside))
+        return energies - share * (2 - share) * square, rest
 
     def _excess(
         self, normal: Normality, log_energy: Tensor, seen: Tensor, certainty: float
     ) -> Tensor:
         """Return by how much the log energy of each component exceeds that of source batches."""
         if self.window is None:
-            return normal.excess(log_energy, self.threshold).to(self.spread) @ self.spread
-        usual = normal.mean.to(self.spread) @ self.spread
+            bands = normal.excess(log_energy, self.threshold)[: len(self.spread)]
+            return bands.to(self.spread) @ self.spread
+        usual = normal.mean[: len(self.spread)].to(self.spread) @ self.spread
         return smoothed(seen.clamp(min=TINY).log() - usual, self.window) * certainty
 
-    @torch.no_grad()
-    def offset(self, components: Tensor) -> Tensor | None:
-        """Return what to subtract from the components before they are scaled."""
-        if not self.center or not len(components):
+    def offset(self) -> tuple[Tensor, Tensor | None] | None:
+        """See `Gain`."""
+        if not self.center:
             return None
-        return self.center * mean_shift(components, self.variances.sqrt())
+        inside, outside = self.stream.now(self._offset)
+        # Nothing has moved: what comes in may stay as it is, bit for bit.
+        return (inside, outside) if outside is not None or bool(inside.any()) else None
+
+    def rest_gain(self) -> float | None:
+        """See `Gain`."""
+        return float(self.stream.now(self._rest_gain)) if self.watches_rest else None
 
     def band_energies(self) -> Tensor:
         """Return the energies seen, in float64 on the CPU, shape (bands,)."""
         return self._by_band(self.stream.now(self._energies))
 
     def log_energy(self) -> Tensor:
-        """Return the logarithm of `band_energies`, shape (bands,)."""
-        return self._log_energy(self.stream.now(self._energies))
+        """Return the logarithm of `band_energies`, shape (bands,).
+
+        Where what lies outside the basis is watched, it is one more band, the last one.
+        """
+        rest = self.stream.now(self._rest) if self.watches_rest else None
+        return self._log_energy(self.stream.now(self._energies), rest)
 
     def band_gains(self) -> Tensor:
         """Return the gains in the middle of every band, shape (bands,)."""
@@ -325,8 +374,12 @@ class ClosedFormGain(Gain):
     def _by_band(self, energies: Tensor) -> Tensor:
         return (energies.to(self.averages) @ self.averages).to("cpu", torch.float64)
 
-    def _log_energy(self, energies: Tensor) -> Tensor:
-        return self._by_band(energies).clamp(min=TINY).log()
+    def _log_energy(self, energies: Tensor, rest: tuple[float, Tensor] | None = None) -> Tensor:
+        bands = self._by_band(energies)
+        if self.watches_rest:
+            outside = 1.0 if rest is None else rest[0]
+            bands = torch.cat([bands, bands.new_tensor([outside])])
+        return bands.clamp(min=TINY).log()
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows."""
@@ -353,6 +406,7 @@ class PulledGain(ClosedFormGain):
         self.limit = limit
         self.log_multiplier = nn.Parameter(torch.zeros_like(self.variances))
 
-    def forward(self, components: Tensor | None = None) -> Tensor:
+    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
         """Return the gains, shape (components,)."""
-        return super().forward(components) * bounded_multiplier(self.log_multiplier, self.limit)
+        gains = super().forward(components, rest)
+        return gains * bounded_multiplier(self.log_multiplier, self.limit)

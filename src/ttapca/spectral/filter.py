@@ -87,18 +87,24 @@ class SpectralFilter(nn.Module):
         if not gain.keeps_rest:
             filtered = basis.add_rebuilt(mean, components * gain(components))
             return filtered.reshape(samples.shape).to(samples.dtype)
-        offset = gain.offset(components)
-        gains = gain(components if offset is None else components - offset)
-        rest = gains[-1]
+        outside = None
+        if gain.watches_rest:
+            outside = centred - basis.add_rebuilt(torch.zeros_like(mean), components)
+        gains, offset, scale = gain(components, outside), gain.offset(), gain.rest_gain()
+        rest = gains[-1] if scale is None else gains.new_tensor(scale)
         # Written as a correction: gains of 1 leave every bit as it was.
         if offset is None:
-            changed = _differ_from_last(gains, rest)
+            changed = _differ_from(gains, rest)
             if not changed and rest == 1:
                 return samples
             change = components[:, :changed] * (gains[:changed] - rest)
+            filtered = basis.add_rebuilt(flat, change).addcmul_(centred, rest - 1)
         else:
-            change = components * (gains - rest) - gains * offset
-        filtered = basis.add_rebuilt(flat, change).addcmul_(centred, rest - 1)
+            away, away_outside = offset
+            change = components * (gains - rest) - gains * away.to(gains)
+            filtered = basis.add_rebuilt(flat, change).addcmul_(centred, rest - 1)
+            if away_outside is not None:
+                filtered = filtered - rest * away_outside.to(filtered)
         return filtered.reshape(samples.shape).to(samples.dtype)
 
     def extra_repr(self) -> str:
@@ -106,14 +112,14 @@ class SpectralFilter(nn.Module):
         return f"shape={self.shape}"
 
 
-def _differ_from_last(gains: Tensor, last: Tensor) -> int:
+def _differ_from(gains: Tensor, rest: Tensor) -> int:
     """Return how many leading components to rebuild: all others are scaled like the rest.
 
     Closed-form gains are constant from the middle of the last band on: only a quarter is rebuilt.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return len(gains)
-    different = (gains != last).nonzero()
+    different = (gains != rest).nonzero()
     return int(different[-1]) + 1 if len(different) else 0
 
 

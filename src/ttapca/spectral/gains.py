@@ -86,12 +86,18 @@ class SourceComponents:
             kept. See `ttapca.spectral.calibration`.
         noise: Returns the variance of each component when the samples are white noise of variance
             1, shape (components,).
+        class_reach: How far the mean of the farthest class lies, in squared deviations within
+            classes, shape (components,); None where that is not known.
+        rest: Squared length of what lies outside the basis, for the samples of `energies`, shape
+            (samples,); None where that is next to nothing, or not known.
     """
 
     singular_values: Tensor
     deviations: Tensor
     energies: Tensor | None
     noise: Callable[[], Tensor]
+    class_reach: Tensor | None = None
+    rest: Tensor | None = None
 
 
 class Gain(nn.Module):
@@ -101,26 +107,36 @@ class Gain(nn.Module):
     with, and keep what they have seen in a `Stream`.
 
     Attributes:
-        keeps_rest: Whether what lies outside the basis is kept, scaled by the last gain. The paper
-            drops it.
+        keeps_rest: Whether what lies outside the basis is kept. The paper drops it.
+        watches_rest: Whether that has a gain of its own, from what is seen of it. Otherwise it is
+            scaled like the last component.
     """
 
     keeps_rest = False
+    watches_rest = False
 
-    def forward(self, components: Tensor | None = None) -> Tensor:
+    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
         """Return the gains, shape (components,), which must not be written into.
 
         Args:
             components: Components of the batch to be scaled, shape (batch, components). Without
                 them, the gains are returned as they are now.
+            rest: What lies outside the basis, shape (batch, d), for gains that `watches_rest`.
         """
         raise NotImplementedError
 
     def join(self, stream: Stream, name: str) -> None:
         """Keep what is seen in this stream, under names that begin with `name`."""
 
-    def offset(self, components: Tensor) -> Tensor | None:  # noqa: ARG002 - for subclasses
-        """Return what to subtract from the components before they are scaled, if anything."""
+    def offset(self) -> tuple[Tensor, Tensor | None] | None:
+        """Return what to subtract before scaling, if anything.
+
+        From the components, shape (components,), and from what lies outside the basis, shape (d,).
+        """
+        return None
+
+    def rest_gain(self) -> float | None:
+        """Return the gain of what lies outside the basis; None for that of the last component."""
         return None
 
     @property
@@ -220,7 +236,11 @@ class LearnedGain(Gain):
         check_option("initial", start, Number())
         self.gamma = nn.Parameter(torch.full_like(self.spectrum, start))
 
-    def forward(self, components: Tensor | None = None) -> Tensor:  # noqa: ARG002 - see `Gain`
+    def forward(
+        self,
+        components: Tensor | None = None,  # noqa: ARG002 - see `Gain`
+        rest: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """Return the gains, shape (components,), whatever the batch."""
         return self.curve(self.gamma, self.spectrum)
 
@@ -269,7 +289,11 @@ class MultiplicativeGain(Gain):
         self.log_multiplier = nn.Parameter(torch.zeros_like(source.singular_values))
         self.limit = limit
 
-    def forward(self, components: Tensor | None = None) -> Tensor:  # noqa: ARG002 - see `Gain`
+    def forward(
+        self,
+        components: Tensor | None = None,  # noqa: ARG002 - see `Gain`
+        rest: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """Return the gains, shape (components,), whatever the batch."""
         gains: Tensor = self.penalty()
         return gains * bounded_multiplier(self.log_multiplier, self.limit)

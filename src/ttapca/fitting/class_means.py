@@ -1,0 +1,52 @@
+"""The mean of source samples at a layer, for each class that the network predicts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# One mean for each class and number of a sample: 1,000 classes of 224 x 224 pixels are too many.
+MOST_NUMBERS = 2**25
+
+
+class ClassMeans:
+    """Adds up samples, each weighted by its class probabilities.
+
+    Example:
+        >>> means = ClassMeans()
+        >>> means.add(torch.tensor([[1.0], [5.0]]), torch.eye(2))
+        >>> [found.tolist() for found in means.found()]
+        [[[1.0], [5.0]], [0.5, 0.5]]
+    """
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None
+        self._weights: Tensor | None = None
+
+    def add(self, samples: Tensor, shares: Tensor) -> None:
+        """Add samples, shape (samples, ...), and their probabilities, (samples, classes)."""
+        flat = samples.detach().flatten(1)
+        shape = (shares.shape[1], flat.shape[1])
+        if len(shares) != len(flat) or shape[0] * shape[1] > MOST_NUMBERS:
+            return
+        sums, weights = (shares.to(flat).T @ flat).cpu().double(), shares.sum(0).cpu().double()
+        if self._sums is not None and self._weights is not None:
+            if self._sums.shape != shape:
+                return
+            sums, weights = self._sums + sums, self._weights + weights
+        self._sums, self._weights = sums, weights
+
+    def found(self) -> tuple[Tensor, Tensor] | None:
+        """Return means, shape (classes, size), and shares, (classes,); None where there are none.
+
+        A class that is never predicted has the mean of all.
+        """
+        if self._sums is None or self._weights is None:
+            return None
+        sums, weights = self._sums, self._weights
+        total = weights.sum()
+        if not (torch.isfinite(sums).all() and torch.isfinite(weights).all() and total > 0):
+            return None
+        # As if each class had one more sample, which is the mean of all.
+        mean = sums.sum(0) / total
+        return (sums + mean) / (weights[:, None] + 1), weights / total

@@ -1,0 +1,86 @@
+"""How far the mean of test data has surely moved, whatever classes they hold.
+
+Fog and loss of contrast move the mean of an image's components. So does a batch of one class, which
+must be left alone. Two things tell them apart: `fit` measures how far the mean of a class lies from
+the mean of all, compared with the variance within classes; and a class varies around its mean,
+while fog and low contrast leave little variance around the new one.
+
+With m the mean of a component in n samples, and v their variance around it, both in units of the
+source's deviation and variance, the part of m that counts is, after James and Stein,
+
+    m max(0, 1 - (reach v + 4 max(v, 1) / n) / m^2)
+
+The second term is twice the deviation of a mean of n samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Chosen on held-out conditions; docs/closed-form.md has the measurements.
+CHANCE = 4.0
+FARTHEST_CLASS = 0.5  # of the squared distance of the farthest class counts as reach
+SMALLEST_REACH = 0.25
+UNKNOWN_REACH = 4.0  # where nobody knows the classes: two deviations within a class
+SOURCE_SAMPLES = 16.0  # the source's variance counts for so many samples
+FEW = 4.0  # samples beyond the first that count half
+
+
+def class_reach(class_means: Tensor, shares: Tensor, variances: Tensor) -> Tensor:
+    """Return how far the mean of the farthest class lies, in squared deviations within classes.
+
+    Args:
+        class_means: Mean of each component in each class, from the mean of all, shape (classes,
+            components).
+        shares: Share of each class, shape (classes,).
+        variances: Variance of the components over all classes, shape (components,).
+
+    Example:
+        >>> means = torch.tensor([[3.0], [-3.0]])
+        >>> class_reach(means, torch.tensor([0.5, 0.5]), torch.tensor([10.0])).tolist()
+        [9.0]
+    """
+    squares = class_means.square()
+    # Where few samples make a class look as far as all variance, something within must be left.
+    within = (variances - shares @ squares).clamp(min=variances / 64)
+    return squares.amax(0) / within
+
+
+def allowed_reach(reach: Tensor | None, like: Tensor) -> Tensor:
+    """Return how far a mean may lie before it counts, shape of `like`; see the module.
+
+    Example:
+        >>> allowed_reach(torch.tensor([9.0, 0.0]), torch.ones(2)).tolist()
+        [4.5, 0.25]
+    """
+    if reach is None:
+        return torch.full_like(like, UNKNOWN_REACH)
+    return (FARTHEST_CLASS * reach.to(like)).clamp(min=SMALLEST_REACH)
+
+
+def sure_share(
+    square: Tensor, energy: Tensor, reach: Tensor, samples: float, independent: float
+) -> Tensor:
+    """Return which part of a mean's distance from the source's is surely a shift, from 0 to 1.
+
+    Args:
+        square: Squared distance of the mean over source variance, any shape.
+        energy: Mean squared distance of samples from the source's mean, over source variance.
+        reach: See `allowed_reach`.
+        samples: How many there are.
+        independent: How many of them say something new; fewer where they resemble each other.
+
+    Example:
+        >>> far = torch.tensor(25.0)
+        >>> sure_share(far, far + 1, torch.tensor(0.25), 100, 100).item() > 0.9
+        True
+        >>> sure_share(far, far + 1, torch.tensor(0.25), 1, 1).item()  # one image has no mean
+        0.0
+    """
+    own = samples * (energy - square).clamp(min=0) + SOURCE_SAMPLES
+    own = own / (samples + SOURCE_SAMPLES)
+    bound = reach * own + CHANCE * own.clamp(min=1) / independent
+    sure = (1 - bound / square.clamp(min=torch.finfo(square.dtype).tiny)).clamp(min=0)
+    others = max(0.0, independent - 1)
+    return sure * (others / (others + FEW))
