@@ -21,6 +21,7 @@ from ttapca.support.logits import softmax_entropy
 SURPRISE = 0.25  # share of the batch whose class was not expected, from which a pass is repeated
 SKEWED = 0.3  # certainty from which a first look may have seen classes of the batch's own
 TRUE_CLASSES = 1.2  # ratio of entropies plus certainty from which what it has seen is true
+CERTAIN = 0.6  # certainty from which the whole weight shows the classes better than half of it
 ORDERED = 0.3  # certainty from which a stream counts as ordered by class
 ENOUGH = 32.0  # samples after which the past of a stream serves as its statistics
 FIRST_LOOK = 64  # samples that a first look takes of a large batch
@@ -130,7 +131,7 @@ class CompositionPasses(Mover):
             less_sure = _entropy(now) / max(_entropy(then), 1e-12)
             if seen.certainty < SKEWED or less_sure + found.certainty < TRUE_CLASSES:
                 return False
-            composition.expect(seen)
+            composition.expect(found if found.certainty > CERTAIN else seen)
             return True
         if composition.past_only or found.unlike(composition.expected) < SURPRISE:
             return False
