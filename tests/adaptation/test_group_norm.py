@@ -77,8 +77,9 @@ def test_long_streams_are_measured_in_part_and_evenly(model: nn.Module) -> None:
 def test_several_passes_measure_once(model: nn.Module) -> None:
     calls = calls_of(model)
     ttapca.fit(model, "0", [images(100)], 20, route="randomised")
-    # Two samples to see shapes, a hundred measured, some predicted with the filter and without.
-    assert calls == [2, 100, 16, 16]
+    # Two samples to see shapes, a hundred measured, some predicted with the filter and without, and
+    # as they are and mirrored.
+    assert calls == [2, 100, 16, 16, 16, 16]
 
 
 def test_a_batch_that_counts_wholly_gets_the_channels_of_the_source(model: nn.Module) -> None:

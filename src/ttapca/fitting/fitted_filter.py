@@ -78,6 +78,9 @@ class FittedFilter:
         agreement_: Share of source predictions that stay the same with the filter at gains of 1,
             which drops what lies outside the basis. None where nothing is dropped, where the model
             returns no classes, and for a filter that was truncated or saved by an older ttapca.
+        mirror_agreement_: Share of source predictions that stay when images are mirrored, from 0 to
+            1; see `ttapca.fitting.mirror_agreement`. None where the model takes no images or
+            returns no classes, and in filters saved by an older ttapca.
         group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
             its path, shape (2, channels); see `ttapca.fitting.source_channels`.
         class_moments_: What the classes of a batch do to the statistics of normalisation layers;
@@ -106,6 +109,7 @@ class FittedFilter:
     energies_: Tensor | None = None
     outliers_: Tensor | None = None
     agreement_: float | None = None
+    mirror_agreement_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     class_moments_: ClassMoments | None = None
     versions: dict[str, str] = dataclasses.field(
@@ -277,6 +281,7 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
         energies_=tensors.get("energies"),
         outliers_=tensors.get("outliers"),
         agreement_=source.get("agreement"),
+        mirror_agreement_=source.get("mirror_agreement"),
         group_norm_={
             name.removeprefix(GROUP_NORM): tensor
             for name, tensor in tensors.items()

@@ -30,6 +30,7 @@ from ttapca._checks import OneOf, check_option
 from ttapca.errors import OptionError, enough_memory
 from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter, attach
+from ttapca.fitting.mirror_agreement import mirror_agreement
 from ttapca.spectral.affine import LinearPart, acts_on_input, fold, is_affine
 from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
 from ttapca.spectral.calibration import EvenSample, calibrate, energies_of
@@ -330,6 +331,7 @@ def fit(
             group_norm_=source.channels.group_norm(),
             class_moments_=source.channels.by_class(),
             agreement_=_agreement(source, fitted),
+            mirror_agreement_=_mirror_agreement(source),
         )
 
 
@@ -353,6 +355,13 @@ def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:
         if one is not None and two is not None
     ]
     return float(torch.cat(same).double().mean()) if same else None
+
+
+def _mirror_agreement(source: SourceActivations) -> float | None:
+    """Return the share of source predictions that stay when images are mirrored."""
+    source.stage("mirroring images")
+    kept = ((inputs.args, inputs.kwargs) for inputs in source.kept())
+    return mirror_agreement(source.logits_of, kept)
 
 
 def _classes(output: Any) -> Tensor | None:

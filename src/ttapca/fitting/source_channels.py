@@ -27,6 +27,23 @@ MOST_MEASURED_FIRST = 8192
 ONE_IN = 32
 
 
+def found_logits(output: Any, find: Callable[[Any], Tensor] | None = None) -> Tensor | None:
+    """Return the logits in what a model returns, shape (batch, classes, ...); None without any.
+
+    Example:
+        >>> found_logits({"scores": torch.zeros(4, 3)}, lambda output: output["scores"]).shape
+        torch.Size([4, 3])
+        >>> found_logits(torch.zeros(4)) is None
+        True
+    """
+    try:
+        logits = output if find is None else find(output)
+    except Exception:  # whatever a user's function raises on what this model returns
+        return None
+    fits = isinstance(logits, Tensor) and logits.dim() >= 2 and logits.shape[1] >= 2
+    return logits if fits else None
+
+
 class SourceChannels:
     """Measures the channels of every BatchNorm and GroupNorm layer of a model.
 
@@ -104,11 +121,8 @@ class SourceChannels:
 
     def _add_classes(self, output: Any, images: int) -> None:
         """Add what was seen of each layer to the classes that the images have by their logits."""
-        try:
-            logits = output if self._find_logits is None else self._find_logits(output)
-        except Exception:  # whatever a user's function raises on what this model returns
-            return
-        if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] < 2:
+        logits = found_logits(output, self._find_logits)
+        if logits is None:
             return
         classes = logits.shape[1]
         shares = logits[:, :, None].double().softmax(1).flatten(2).mean(2)  # (images, classes)

@@ -86,7 +86,11 @@ _CONFIG_RULE = Record(
                 "largest_singular_value": Number(0),
                 "smallest_singular_value": Number(0),
             },
-            {"agreement": Number(0, 1), "singular_value_error": Number(0)},
+            {
+                "agreement": Number(0, 1),
+                "mirror_agreement": Number(0, 1),
+                "singular_value_error": Number(0),
+            },
         ),
         "versions": Record({"ttapca": Text(), "torch": Text()}, others=Text()),
         "tensors_sha256": Text(64),
@@ -104,6 +108,7 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         "largest_singular_value": float(fitted.singular_values_[0]),
         "smallest_singular_value": float(fitted.singular_values_[-1]),
         "agreement": fitted.agreement_,
+        "mirror_agreement": fitted.mirror_agreement_,
         "singular_value_error": fitted.singular_value_error_,
     }
     config = {
