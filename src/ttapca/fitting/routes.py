@@ -328,7 +328,8 @@ def fit(
         fitted = next(found for each in tried if (found := each.find(task)) is not None)
         return dataclasses.replace(
             fitted,
-            group_norm_=source.channels.group_norm(),
+            group_norm_=source.channels.of(nn.GroupNorm),
+            layer_norm_=source.channels.of(nn.LayerNorm),
             class_moments_=source.channels.by_class(),
             agreement_=_agreement(source, fitted),
             mirror_agreement_=_mirror_agreement(source),

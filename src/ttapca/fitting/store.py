@@ -54,6 +54,7 @@ CARD = "README.md"
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
 GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file
+LAYER_NORM = "layer_norm:"
 CLASS_SHARES, CLASS_LOADINGS = "class_shares", "class_loadings"
 CLASS_MOMENTS = "class_moments:"  # before the path of a normalisation layer
 
@@ -131,6 +132,7 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         "outliers": fitted.outliers_,
         **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
         **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
+        **{LAYER_NORM + name: found for name, found in fitted.layer_norm_.items()},
         **_class_tensors(fitted),
     }
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -377,7 +379,7 @@ def _forms(
             words = "distances and, up to 1, shares"
             optional["outliers"] = TensorForm((samples, 3), torch.float32, words, _has_shares)
     for name, tensor in tensors.items():
-        if name.startswith(GROUP_NORM):
+        if name.startswith((GROUP_NORM, LAYER_NORM)):
             channels = _rows_and_columns(tensor)[1]
             words = "a mean and a variance for each channel"
             optional[name] = TensorForm((2, channels), torch.float32, words, _has_variances)

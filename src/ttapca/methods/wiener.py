@@ -176,7 +176,8 @@ class Wiener(Method):
         options = {name: getattr(self, name) for name in names}
         options["threshold"] = THRESHOLD if self.threshold is None else self.threshold
         gains = [SpectralGains(one, self.gain, **options) for one in self._filters()]
-        statistics = statistics_surfaces(self.statistics, gains)
+        looking = self.composition and self._class_moments() is not None
+        statistics = statistics_surfaces(self.statistics, gains, looks_at_classes=looking)
         surfaces: list[Surface] = [*statistics, *gains]
         image_filter = self._image_filter()
         if image_filter is not None and self.outliers is not False:
