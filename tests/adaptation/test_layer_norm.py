@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import ttapca
 from oracles import left_untouched
 from ttapca.adaptation.surfaces import SampleNormStatistics
-from ttapca.errors import AttachError, OptionError
+from ttapca.errors import AttachError, OptionError, SavedFilterError
 from ttapca.fitting.source_channels import SourceChannels
+from ttapca.fitting.store import read_folder, write_folder
 
 
 class Transformer(nn.Module):
@@ -200,6 +201,25 @@ def test_they_are_saved(model: nn.Module, tmp_path: Path) -> None:
     with ttapca.adapt(model, "wiener", filter=again, statistics=WITH) as adapted:
         (surface,) = (s for s in adapted.surfaces if isinstance(s, SampleNormStatistics))
         assert [layer.path for layer in surface.layers] == PATHS
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda tensor: tensor[0], "shape"),
+        (lambda tensor: -1 - tensor, "a mean and a variance"),
+        (lambda tensor: tensor / 0, "finite"),
+    ],
+)
+def test_damaged_ones_are_refused(
+    model: nn.Module, tmp_path: Path, change: Any, fault: str
+) -> None:
+    ttapca.fit(model, "patches", images(64), 20).save(tmp_path / "filter")
+    config, tensors = read_folder(tmp_path / "filter")
+    tensors["layer_norm:norm"] = change(tensors["layer_norm:norm"])
+    write_folder(tmp_path / "filter", config, tensors, "")
+    with pytest.raises(SavedFilterError, match=f"`layer_norm:norm` .* {fault}"):
+        ttapca.load(tmp_path / "filter")
 
 
 def test_layers_of_a_saved_filter_count_in_the_order_of_the_network(tmp_path: Path) -> None:
