@@ -99,9 +99,12 @@ def test_parts_are_kept_evenly_over_the_data() -> None:
     batches = [images(20) + number for number in numbers]
     ttapca.fit(model, "0", batches, 3)
     compared = seen[81:]  # after the probe, one pass, and the whole network for its statistics
-    assert len(compared) % 2 == 0
-    assert 5 <= len(compared) // 2 <= 8
-    assert compared[: len(compared) // 2] == compared[len(compared) // 2 :]
+    # Without and with the filter; then each as it is and mirrored.
+    parts, left_over = divmod(len(compared), 4)
+    assert left_over == 0
+    assert 5 <= parts <= 8
+    plain = compared[:parts]
+    assert plain == compared[parts : 2 * parts] == compared[2 * parts :: 2]
     first = float(images(20)[0, 0, 0, 0])
     assert max(compared) - first >= 30
 

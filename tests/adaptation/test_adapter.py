@@ -15,9 +15,9 @@ from oracles import DensePCA, images, left_untouched, plain_ttapca_loop, small_c
 from ttapca import Adapter, BatchNormStatistics, SpectralGains
 from ttapca.adaptation.optimisation import GradientSteps, mean_entropy
 from ttapca.adaptation.surfaces import (
-    GroupNormStatistics,
     InputTransform,
     NormAffine,
+    SampleNormStatistics,
     Surface,
 )
 from ttapca.errors import AttachError, LayerOutputError, OptionError
@@ -184,7 +184,7 @@ def test_surfaces_that_do_not_fit_take_the_others_away() -> None:
 
 SURFACES: dict[str, Callable[[], Surface]] = {
     "BatchNorm": BatchNormStatistics,
-    "GroupNorm": lambda: GroupNormStatistics({"bn1": torch.ones(2, 8)}),
+    "GroupNorm": lambda: SampleNormStatistics({"bn1": torch.ones(2, 8)}),
     "weights": NormAffine,
     "input": InputTransform,
     "gains": lambda: SpectralGains(fitted(), "relu"),

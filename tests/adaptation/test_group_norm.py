@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ttapca
 from adapters import LEARNING
-from ttapca.adaptation.surfaces import GroupNormStatistics
+from ttapca.adaptation.surfaces import SampleNormStatistics
 from ttapca.errors import AttachError, LayerNotFoundError
 from ttapca.fitting.source_channels import MEASURED_FIRST, ONE_IN, SourceChannels
 
@@ -77,13 +77,14 @@ def test_long_streams_are_measured_in_part_and_evenly(model: nn.Module) -> None:
 def test_several_passes_measure_once(model: nn.Module) -> None:
     calls = calls_of(model)
     ttapca.fit(model, "0", [images(100)], 20, route="randomised")
-    # Two samples to see shapes, a hundred measured, some predicted with the filter and without.
-    assert calls == [2, 100, 16, 16]
+    # Two samples to see shapes, a hundred measured, some predicted with the filter and without, and
+    # as they are and mirrored.
+    assert calls == [2, 100, 16, 16, 16, 16]
 
 
 def test_a_batch_that_counts_wholly_gets_the_channels_of_the_source(model: nn.Module) -> None:
     source = {"4": torch.tensor([[0.5, -1, 0, 2, 0, 0], [1.0, 2, 3, 1, 1, 4]])}
-    surface = GroupNormStatistics(source, alpha=1.0)
+    surface = SampleNormStatistics(source, alpha=1.0)
     surface.attach(model)
     with torch.no_grad():
         out = model[:5](3 * images(50) + 1)
@@ -97,7 +98,7 @@ def test_a_mixture_by_hand(model: nn.Module) -> None:
     with torch.no_grad():
         values = grouped(model[0](x), 2)
     source_mean, source_var = np.linspace(-1, 1, 8), np.linspace(0.5, 2, 8)
-    surface = GroupNormStatistics(
+    surface = SampleNormStatistics(
         {"1": torch.tensor(np.stack([source_mean, source_var])).float()}, alpha=0.3
     )
     with torch.no_grad():
@@ -144,11 +145,13 @@ def test_they_are_saved(model: nn.Module, tmp_path: Path) -> None:
 
 
 def test_a_filter_of_another_network_is_refused(model: nn.Module) -> None:
-    surface = GroupNormStatistics({"1": torch.ones(2, 4)})
-    with pytest.raises(AttachError, match=r"GroupNorm of 4 channels at `1`; found GroupNorm\(2, 8"):
+    surface = SampleNormStatistics({"1": torch.ones(2, 4)})
+    with pytest.raises(
+        AttachError, match=r"GroupNorm or LayerNorm of 4 channels at `1`; found GroupNorm\(2, 8"
+    ):
         surface.attach(model)
     with pytest.raises(LayerNotFoundError, match="norm1"):
-        GroupNormStatistics({"norm1": torch.ones(2, 4)}).attach(model)
+        SampleNormStatistics({"norm1": torch.ones(2, 4)}).attach(model)
 
 
 CHANNELS_LAST = """

@@ -130,9 +130,8 @@ def copied_filter(kind: str, folder: Path) -> Path:
 
 def read_filter(path: Path) -> None:
     fitted = ttapca.load(path)
-    fields = {
-        field.name: getattr(fitted, field.name) for field in dataclasses.fields(fitted)
-    } | fitted.group_norm_
+    fields = {field.name: getattr(fitted, field.name) for field in dataclasses.fields(fitted)}
+    fields |= fitted.group_norm_ | fitted.layer_norm_
     finite({name: t for name, t in fields.items() if isinstance(t, Tensor)}, "a filter")
     assert np.isfinite(fitted.total_variance_)
     repr(fitted)

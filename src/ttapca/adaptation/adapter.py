@@ -329,7 +329,7 @@ class Adapter(nn.Module):
     @property
     def kind(self) -> str:
         """A digest that two adapters share only if they can exchange streams."""
-        parts = [type(self.mover).__name__, *(type(each).__name__ for each in self.surfaces)]
+        parts = [self.mover.kind, *(type(each).__name__ for each in self.surfaces)]
         for module in (self.model, self.surfaces):
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 parts.append(f"{name} {tuple(tensor.shape)}")

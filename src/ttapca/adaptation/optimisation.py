@@ -66,6 +66,11 @@ class Mover:
         self.updates = 0
         self.skipped = 0
 
+    @property
+    def kind(self) -> str:
+        """What two movers share only if they leave the same things in a stream."""
+        return type(self).__name__
+
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Take the model and the parameters to move; called once, when surfaces are attached."""
         del model, parameters

@@ -24,7 +24,7 @@ from ttapca.errors import (
 )
 from ttapca.fitting.class_means import ClassMeans
 from ttapca.fitting.fitted_filter import carries_filter
-from ttapca.fitting.source_channels import SourceChannels
+from ttapca.fitting.source_channels import SourceChannels, found_logits
 from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
 
 # Wraps the batches while they are read. If it has a method `stage`, that is told the name of work
@@ -131,6 +131,7 @@ class SourceActivations:
         self._data = torch.split(data, TENSOR_BATCH) if isinstance(data, Tensor) else data
         self._progress: Progress = progress or (lambda batches: batches)
         self._prepare = prepare
+        self._find_logits = logits
         self._passes = 0
         self._kept: list[ModelInputs] = []
         self.data_shape: tuple[int, ...] = ()  # of one sample of the data, once probed
@@ -231,6 +232,11 @@ class SourceActivations:
     def kept(self) -> list[ModelInputs]:
         """Return some of the data, evenly spread over the first pass."""
         return [inputs.mapped(lambda x: x.to(self.device)) for inputs in self._kept]
+
+    def logits_of(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        """Return what the whole model predicts; None where no logits are found in its output."""
+        output = self.model(*args, **kwargs)
+        return found_logits(output, self._find_logits)
 
     def _keep(self, number: int, inputs: ModelInputs) -> None:
         """Keep a part of one batch in `_keep_every`; drop half of the parts when there are many."""

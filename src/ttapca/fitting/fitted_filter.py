@@ -31,6 +31,7 @@ from ttapca.fitting.store import (
     CLASS_MOMENTS,
     CLASS_SHARES,
     GROUP_NORM,
+    LAYER_NORM,
     read_filter,
     save_filter,
 )
@@ -93,8 +94,12 @@ class FittedFilter:
         agreement_: Share of source predictions that stay the same with the filter at gains of 1,
             which drops what lies outside the basis. None where nothing is dropped, where the model
             returns no classes, and for a filter that was truncated or saved by an older ttapca.
+        mirror_agreement_: Share of source predictions that stay when images are mirrored, from 0 to
+            1; see `ttapca.fitting.mirror_agreement`. None where the model takes no images or
+            returns no classes, and in filters saved by an older ttapca.
         group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
             its path, shape (2, channels); see `ttapca.fitting.source_channels`.
+        layer_norm_: The same for LayerNorm layers; empty in filters saved by an older ttapca.
         class_moments_: What the classes of a batch do to the statistics of normalisation layers;
             None where the model predicts no classes, and in filters saved by an older ttapca.
         versions: Versions of the software that computed it.
@@ -123,7 +128,9 @@ class FittedFilter:
     class_reach_: Tensor | None = None
     outliers_: Tensor | None = None
     agreement_: float | None = None
+    mirror_agreement_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    layer_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     class_moments_: ClassMoments | None = None
     versions: dict[str, str] = dataclasses.field(
         default_factory=lambda: {
@@ -325,11 +332,9 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
         class_reach_=tensors.get("class_reach"),
         outliers_=tensors.get("outliers"),
         agreement_=source.get("agreement"),
-        group_norm_={
-            name.removeprefix(GROUP_NORM): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(GROUP_NORM)
-        },
+        mirror_agreement_=source.get("mirror_agreement"),
+        group_norm_=_by_path(tensors, GROUP_NORM),
+        layer_norm_=_by_path(tensors, LAYER_NORM),
         class_moments_=_class_moments(tensors),
         versions=config["versions"],
     )
@@ -338,12 +343,17 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
 def _class_moments(tensors: dict[str, Tensor]) -> ClassMoments | None:
     if CLASS_SHARES not in tensors:
         return None
-    layers = {
-        name.removeprefix(CLASS_MOMENTS): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(CLASS_MOMENTS)
-    }
+    layers = _by_path(tensors, CLASS_MOMENTS)
     return ClassMoments(tensors[CLASS_SHARES], tensors[CLASS_LOADINGS], layers)
+
+
+def _by_path(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin so, by the path of a layer that follows."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 class _FilterHook:

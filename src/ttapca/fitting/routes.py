@@ -30,6 +30,7 @@ from ttapca._checks import OneOf, check_option
 from ttapca.errors import OptionError, enough_memory
 from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter, attach, drops_something
+from ttapca.fitting.mirror_agreement import mirror_agreement
 from ttapca.spectral.affine import InputPCA, LinearPart, acts_on_input, fold, is_affine
 from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
 from ttapca.spectral.calibration import (
@@ -347,10 +348,12 @@ def fit(
         fitted = next(found for each in tried if (found := each.find(task)) is not None)
         return dataclasses.replace(
             fitted,
-            group_norm_=source.channels.group_norm(),
+            group_norm_=source.channels.of(nn.GroupNorm),
+            layer_norm_=source.channels.of(nn.LayerNorm),
             class_moments_=source.channels.by_class(),
             class_reach_=fitted.reach_of(source.class_means),
             agreement_=_agreement(source, fitted),
+            mirror_agreement_=_mirror_agreement(source),
         )
 
 
@@ -374,6 +377,13 @@ def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:
         if one is not None and two is not None
     ]
     return float(torch.cat(same).double().mean()) if same else None
+
+
+def _mirror_agreement(source: SourceActivations) -> float | None:
+    """Return the share of source predictions that stay when images are mirrored."""
+    source.stage("mirroring images")
+    kept = ((inputs.args, inputs.kwargs) for inputs in source.kept())
+    return mirror_agreement(source.logits_of, kept)
 
 
 def _classes(output: Any) -> Tensor | None:

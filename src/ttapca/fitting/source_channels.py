@@ -1,8 +1,8 @@
 """What the channels of normalisation layers are on source data, in all and by class.
 
-BatchNorm layers remember the mean and variance of every channel. GroupNorm layers normalise each
-image by itself and remember nothing, so at test time nothing says whether a channel has shifted.
-And neither knows what the classes of a batch do to its statistics (see
+BatchNorm layers remember the mean and variance of every channel. GroupNorm and LayerNorm normalise
+each image by itself and remember nothing, so at test time nothing says whether a channel has
+shifted. And none of them knows what the classes of a batch do to its statistics (see
 `ttapca.spectral.composition`). Fitting a filter measures both on some of the source images, running
 the whole network.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.spectral.composition import ClassMoments
-from ttapca.support.group_norm import normalised_groups
+from ttapca.support.sample_norms import is_sample_norm, normalised_alone
 
 # The first images are all measured, some for each class, and then one in 32: fitting reads many
 # more images than moments need, and runs only a part of the network on them.
@@ -27,8 +27,28 @@ MOST_MEASURED_FIRST = 8192
 ONE_IN = 32
 
 
+def found_logits(output: Any, find: Callable[[Any], Tensor] | None = None) -> Tensor | None:
+    """Return the logits in what a model returns, shape (batch, classes, ...); None without any.
+
+    Example:
+        >>> found_logits({"scores": torch.zeros(4, 3)}, lambda output: output["scores"]).shape
+        torch.Size([4, 3])
+        >>> found_logits(torch.zeros(4)) is None
+        True
+    """
+    try:
+        logits = output if find is None else find(output)
+    except Exception:  # whatever a user's function raises on what this model returns
+        return None
+    fits = isinstance(logits, Tensor) and logits.dim() >= 2 and logits.shape[1] >= 2
+    return logits if fits else None
+
+
 class SourceChannels:
-    """Measures the channels of every BatchNorm and GroupNorm layer of a model.
+    """Measures the channels of every BatchNorm, GroupNorm and LayerNorm layer of a model.
+
+    A LayerNorm whose first dimension is not that of the images, as in a transformer that has tokens
+    first, is left out: nobody could tell how many images its statistics are of.
 
     Args:
         model: In evaluation mode.
@@ -38,7 +58,7 @@ class SourceChannels:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten())
         >>> channels = SourceChannels(model)
         >>> channels.see(torch.rand(5, 1, 8, 8))
-        >>> {name: tuple(found.shape) for name, found in channels.group_norm().items()}
+        >>> {name: tuple(found.shape) for name, found in channels.of(nn.GroupNorm).items()}
         {'1': (2, 4)}
     """
 
@@ -48,13 +68,15 @@ class SourceChannels:
         self._layers = {
             path: module
             for path, module in model.named_modules()
-            if isinstance(module, nn.GroupNorm | _BatchNorm)
+            if isinstance(module, _BatchNorm) or is_sample_norm(module)
         }
         self._seen = 0
         self._measured = 0
+        self._images = 0  # in this batch
         self._rows: dict[str, Tensor] = {}  # of this batch: (images, 2, channels)
         self._sums: dict[str, Tensor] = {}
         self._values: dict[str, int] = {}
+        self._other_rows: set[str] = set()  # layers whose rows are not images
         self._weights: Tensor | None = None
         self._by_class: dict[str, Tensor] = {}
 
@@ -79,6 +101,7 @@ class SourceChannels:
         if self._measured >= max(self._first, self._seen / ONE_IN):
             return None
         self._measured += len(images)
+        self._images = len(images)
         self._rows = {}
         handles = [
             layer.register_forward_pre_hook(
@@ -95,8 +118,11 @@ class SourceChannels:
 
     def _add(self, path: str, layer: nn.Module, values: Tensor) -> None:
         """Add what a layer normalises, shape (batch, channels, ...)."""
-        if isinstance(layer, nn.GroupNorm):
-            values = normalised_groups(layer, values)
+        if isinstance(layer, nn.LayerNorm) and len(values) != self._images:
+            self._other_rows.add(path)
+            return
+        if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+            values = normalised_alone(layer, values)
             flat = values.transpose(0, 1).flatten(1)
             var, mean = torch.var_mean(flat.float(), dim=1, correction=0)
             moments = torch.stack([mean.double(), var.double() + mean.double().square()])
@@ -108,11 +134,8 @@ class SourceChannels:
 
     def _add_classes(self, output: Any, images: int) -> Tensor | None:
         """Add what was seen of each layer to the classes that the images have by their logits."""
-        try:
-            logits = output if self._find_logits is None else self._find_logits(output)
-        except Exception:  # whatever a user's function raises on what this model returns
-            return None
-        if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] < 2:
+        logits = found_logits(output, self._find_logits)
+        if logits is None:
             return None
         classes = logits.shape[1]
         shares = logits[:, :, None].double().softmax(1).flatten(2).mean(2)  # (images, classes)
@@ -125,10 +148,16 @@ class SourceChannels:
                 self._by_class[path] = self._by_class.get(path, 0.0) + sums
         return shares
 
-    def group_norm(self) -> dict[str, Tensor]:
-        """Return mean and variance of the channels of GroupNorm layers by path, (2, channels)."""
+    def of(self, kind: type[nn.Module]) -> dict[str, Tensor]:
+        """Return mean and variance of the channels of such layers by path, shape (2, channels).
+
+        Args:
+            kind: GroupNorm or LayerNorm; BatchNorm remembers its own.
+        """
         found = {}
         for path, sums in self._sums.items():
+            if not isinstance(self._layers[path], kind) or path in self._other_rows:
+                continue
             mean, square = sums / self._values[path]
             statistics = torch.stack([mean, square - mean.square()]).float()
             if torch.isfinite(statistics).all():
@@ -137,7 +166,12 @@ class SourceChannels:
 
     def by_class(self) -> ClassMoments | None:
         """Return the moments of all layers by class; None where the model predicts no classes."""
-        sums = {path: each for path, each in self._by_class.items() if each.isfinite().all()}
+        known = self._by_class.items()
+        sums = {
+            path: each
+            for path, each in known
+            if each.isfinite().all() and path not in self._other_rows
+        }
         if self._weights is None or not sums or not torch.isfinite(self._weights).all():
             return None
         return ClassMoments.from_sums(self._weights, sums)

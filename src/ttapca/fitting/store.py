@@ -54,6 +54,7 @@ CARD = "README.md"
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
 GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file
+LAYER_NORM = "layer_norm:"
 CLASS_SHARES, CLASS_LOADINGS = "class_shares", "class_loadings"
 CLASS_MOMENTS = "class_moments:"  # before the path of a normalisation layer
 
@@ -86,7 +87,11 @@ _CONFIG_RULE = Record(
                 "largest_singular_value": Number(0),
                 "smallest_singular_value": Number(0),
             },
-            {"agreement": Number(0, 1), "singular_value_error": Number(0)},
+            {
+                "agreement": Number(0, 1),
+                "mirror_agreement": Number(0, 1),
+                "singular_value_error": Number(0),
+            },
         ),
         "versions": Record({"ttapca": Text(), "torch": Text()}, others=Text()),
         "tensors_sha256": Text(64),
@@ -104,6 +109,7 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         "largest_singular_value": float(fitted.singular_values_[0]),
         "smallest_singular_value": float(fitted.singular_values_[-1]),
         "agreement": fitted.agreement_,
+        "mirror_agreement": fitted.mirror_agreement_,
         "singular_value_error": fitted.singular_value_error_,
     }
     config = {
@@ -128,6 +134,7 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         "outliers": fitted.outliers_,
         **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
         **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
+        **{LAYER_NORM + name: found for name, found in fitted.layer_norm_.items()},
         **_class_tensors(fitted),
     }
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -377,7 +384,7 @@ def _forms(
             words = "distances and, up to 1, shares"
             optional["outliers"] = TensorForm((samples, 3), torch.float32, words, _has_shares)
     for name, tensor in tensors.items():
-        if name.startswith(GROUP_NORM):
+        if name.startswith((GROUP_NORM, LAYER_NORM)):
             channels = _rows_and_columns(tensor)[1]
             words = "a mean and a variance for each channel"
             optional[name] = TensorForm((2, channels), torch.float32, words, _has_variances)

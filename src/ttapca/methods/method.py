@@ -53,7 +53,7 @@ from ttapca.adaptation.optimisation import (
 )
 from ttapca.adaptation.surfaces import (
     BatchNormStatistics,
-    GroupNormStatistics,
+    SampleNormStatistics,
     SpectralGains,
     Surface,
 )
@@ -83,15 +83,19 @@ class Mixture:
         first: Weight of a large batch that has surely shifted, in the first layer.
         last: The same in the last layer; in between it changes evenly.
         prior: Size of a batch that weighs half as much as a large one.
+        layer_norm: Whether channels of LayerNorm are mixed as well, where a closed-form filter
+            knows them. By default only where a method looks at the classes of a stream: shuffled
+            streams gain from it, but without that look, streams ordered by class lose.
 
     Example:
         >>> Mixture(first=0.5)
-        Mixture(first=0.5, last=0.9, prior=16.0)
+        Mixture(first=0.5, last=0.9, prior=16.0, layer_norm=None)
     """
 
     first: Share = 0.1
     last: Share = 0.9
     prior: NotNegative = 16.0
+    layer_norm: bool | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -197,7 +201,7 @@ class GradientMethod(Method):
 
 
 def statistics_surfaces(
-    statistics: Statistics, below: Sequence[SpectralGains] = ()
+    statistics: Statistics, below: Sequence[SpectralGains] = (), *, looks_at_classes: bool = False
 ) -> list[Surface]:
     """Return the surfaces for a choice of statistics; a network without BatchNorm is no error.
 
@@ -205,7 +209,9 @@ def statistics_surfaces(
         statistics: `source`, `batch`, the weight of the batch, or `mixed`: a weight that rises with
             the size of the batch, with the depth of the layer, and with how surely a closed-form
             filter sees a shift; a `Mixture` says how.
-        below: The filters. Where one knows the channels of GroupNorm layers, `mixed` mixes these.
+        below: The filters. Where one knows the channels of GroupNorm or LayerNorm layers, `mixed`
+            mixes these.
+        looks_at_classes: Whether what the classes of a batch explain is taken out of statistics.
     """
     closed = [surface for surface in below if surface.in_closed_form]
     if statistics == "mixed":
@@ -218,9 +224,17 @@ def statistics_surfaces(
     surfaces: list[Surface] = [
         BatchNormStatistics(ends, prior=prior, follow=follow, required=False)
     ]
-    known = next((surface.group_norm for surface in closed if surface.group_norm), None)
-    if known is not None:
-        surfaces.append(GroupNormStatistics(known, ends, prior=prior, follow=follow))
+    known = next((surface.group_norm for surface in closed if surface.group_norm), {})
+    tokens = next((surface.layer_norm for surface in closed if surface.layer_norm), {})
+    if statistics.layer_norm and not tokens:
+        raise OptionError(
+            "`layer_norm` would have no effect: it needs a filter with closed-form gains, fitted "
+            "by this version of ttapca on a model with LayerNorm. Leave it out."
+        )
+    if looks_at_classes if statistics.layer_norm is None else statistics.layer_norm:
+        known = known | tokens
+    if known:
+        surfaces.append(SampleNormStatistics(known, ends, prior=prior, follow=follow))
     return surfaces
 
 

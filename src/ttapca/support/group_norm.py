@@ -1,4 +1,4 @@
-"""GroupNorm without its scale and shift, and a workaround for a bug in torch."""
+"""A workaround for a bug in torch's GroupNorm."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
 from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward
-
-
-def normalised_groups(layer: nn.GroupNorm, x: Tensor) -> Tensor:
-    """Return what a GroupNorm layer makes of its input before its own scale and shift."""
-    return F.group_norm(x, layer.num_groups, eps=layer.eps)
 
 
 class _Contiguous(Wrapper):

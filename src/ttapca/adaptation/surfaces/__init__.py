@@ -8,15 +8,15 @@ data in the forward pass, or a mover takes gradient steps on its parameters.
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.adaptation.surfaces.filter_gains import SpectralGains
 from ttapca.adaptation.surfaces.outlier_repair import OutlierRepair
-from ttapca.adaptation.surfaces.statistics import BatchNormStatistics, GroupNormStatistics
+from ttapca.adaptation.surfaces.statistics import BatchNormStatistics, SampleNormStatistics
 from ttapca.adaptation.surfaces.trainable import InputTransform, NormAffine, Weights
 
 __all__ = [
     "BatchNormStatistics",
-    "GroupNormStatistics",
     "InputTransform",
     "NormAffine",
     "OutlierRepair",
+    "SampleNormStatistics",
     "SpectralGains",
     "Surface",
     "Weights",

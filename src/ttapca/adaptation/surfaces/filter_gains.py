@@ -83,6 +83,11 @@ class SpectralGains(Surface):
         return self._fitted.group_norm_
 
     @property
+    def layer_norm(self) -> dict[str, Tensor]:
+        """Channel statistics of LayerNorm layers."""
+        return self._fitted.layer_norm_
+
+    @property
     def class_moments(self) -> ClassMoments | None:
         """What classes do to the statistics of normalisation layers; None where unknown."""
         return self._fitted.class_moments_

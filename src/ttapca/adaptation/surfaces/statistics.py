@@ -15,8 +15,15 @@ from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
-from ttapca.support.group_norm import normalised_groups
 from ttapca.support.modules import device_and_dtype, find_layer
+from ttapca.support.sample_norms import (
+    SampleNorm,
+    call_every_layer,
+    channels_of,
+    in_own_layout,
+    is_sample_norm,
+    normalised_alone,
+)
 from ttapca.support.wrapping import Wrapper, is_replaced, wrap_forward
 
 # What is known of a layer's channels before a stream starts: mean, variance, how many samples they
@@ -289,13 +296,13 @@ def _batch_norm(layer: _BatchNorm, statistics: LayerStatistics, x: Tensor) -> Te
     return normalised(precise, moments, layer.weight, layer.bias, layer.eps).to(x.dtype)
 
 
-class GroupNormStatistics(MixedStatistics):
-    """Bring the channels of GroupNorm layers back to the mean and variance they had in the source.
+class SampleNormStatistics(MixedStatistics):
+    """Bring channels of GroupNorm and LayerNorm back to the mean and variance of the source.
 
-    GroupNorm normalises the groups of each image; single channels still move when data shift. A
-    channel is normalised by the mixture of its statistics in the batch and in the source (see
-    `BatchNormStatistics`), and then given the mean and variance of the source again. With the
-    weight 0 the layer is as it was.
+    Such layers normalise every sample by itself: GroupNorm groups of channels, LayerNorm the
+    channels of a token. Single channels still move when data shift. A channel is normalised by the
+    mixture of its statistics in the batch and in the source (see `BatchNormStatistics`), and then
+    given the mean and variance of the source again. With the weight 0 the layer is as it was.
 
     Args:
         source: Mean and variance of every channel before the layer's own scale and shift, by the
@@ -305,7 +312,7 @@ class GroupNormStatistics(MixedStatistics):
     Example:
         >>> model = nn.Sequential(nn.GroupNorm(1, 2, affine=False))
         >>> source = {"0": torch.tensor([[0.0, 0.0], [1.0, 1.0]])}
-        >>> statistics = GroupNormStatistics(source)
+        >>> statistics = SampleNormStatistics(source)
         >>> statistics.attach(model)
         >>> model(torch.tensor([[[0.0, 1.0], [8.0, 9.0]]])).round(decimals=2).tolist()
         [[[-1.0, 1.0], [-1.0, 1.0]]]
@@ -324,28 +331,32 @@ class GroupNormStatistics(MixedStatistics):
         self._source = dict(source)
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
-        """Take over the GroupNorm layers whose statistics are known."""
+        """Take over the layers whose statistics are known."""
         super().attach(model, stream)
-        layers: list[tuple[str, nn.Module, Normalise]] = []
         for path, known in self._source.items():
             layer = find_layer(model, path)
-            if not isinstance(layer, nn.GroupNorm) or layer.num_channels != known.shape[1]:
+            if not is_sample_norm(layer) or channels_of(layer) != known.shape[1]:
                 raise AttachError(
-                    f"The filter was fitted on a network with a GroupNorm of {known.shape[1]} "
-                    f"channels at `{path}`; found {layer}. Fit it on this network."
+                    "The filter was fitted on a network with a GroupNorm or LayerNorm of "
+                    f"{known.shape[1]} channels at `{path}`; found {layer}. Fit it on this network."
                 )
-            here = known.to(device_and_dtype(layer, model)[0])
-            layers.append((path, layer, functools.partial(_group_norm, here)))
+        layers: list[tuple[str, nn.Module, Normalise]] = []
+        for path, layer in model.named_modules():  # a saved filter has them in another order
+            if path in self._source:
+                here = self._source[path].to(device_and_dtype(layer, model)[0])
+                layers.append((path, layer, functools.partial(_sample_norm, here)))
         self.take_over(layers, stream)
+        taken = [layer for _, layer, _ in layers]
+        self._handles += call_every_layer(model, taken, self)
 
 
-def _group_norm(
-    source: Tensor, layer: nn.GroupNorm, statistics: LayerStatistics, x: Tensor
+def _sample_norm(
+    source: Tensor, layer: SampleNorm, statistics: LayerStatistics, x: Tensor
 ) -> Tensor | None:
     alpha = statistics.weight(len(x))
     if alpha == 0.0:
         return None
-    precise = normalised_groups(layer, x.to(torch.promote_types(x.dtype, torch.float32)))
+    precise = normalised_alone(layer, x.to(torch.promote_types(x.dtype, torch.float32)))
     source_mean, source_var = source.to(precise)
     moments = _mixed(alpha, statistics.moments(precise), (source_mean, source_var))
     # To the mean and deviation of the source, and from there by the layer's own scale and shift.
@@ -354,7 +365,8 @@ def _group_norm(
         weight, bias = weight * layer.weight, bias * layer.weight
     if layer.bias is not None:
         bias = bias + layer.bias
-    return normalised(precise, moments, weight, bias, layer.eps).to(x.dtype)
+    found = normalised(precise, moments, weight, bias, layer.eps)
+    return in_own_layout(layer, found).to(x.dtype)
 
 
 # Mean and variance of channels, shape (channels,) each.
