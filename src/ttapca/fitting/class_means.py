@@ -15,8 +15,8 @@ class ClassMeans:
     Example:
         >>> means = ClassMeans()
         >>> means.add(torch.tensor([[1.0], [5.0]]), torch.eye(2))
-        >>> [found.tolist() for found in means.found()]
-        [[[1.0], [5.0]], [0.5, 0.5]]
+        >>> [found.tolist() for found in means.found()]  # nearer to 3, the mean of all
+        [[[2.0], [4.0]], [0.5, 0.5]]
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,8 @@ class ClassMeans:
     def found(self) -> tuple[Tensor, Tensor] | None:
         """Return means, shape (classes, size), and shares, (classes,); None where there are none.
 
-        A class that is never predicted has the mean of all.
+        Each class has one more sample, which is the mean of all, so that a rare class is not far by
+        chance.
         """
         if self._sums is None or self._weights is None:
             return None
@@ -47,6 +48,5 @@ class ClassMeans:
         total = weights.sum()
         if not (torch.isfinite(sums).all() and torch.isfinite(weights).all() and total > 0):
             return None
-        # As if each class had one more sample, which is the mean of all.
         mean = sums.sum(0) / total
         return (sums + mean) / (weights[:, None] + 1), weights / total

@@ -57,7 +57,7 @@ class SourceChannels:
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten())
         >>> channels = SourceChannels(model)
-        >>> channels.see(torch.rand(5, 1, 8, 8))
+        >>> _ = channels.see(torch.rand(5, 1, 8, 8))
         >>> {name: tuple(found.shape) for name, found in channels.of(nn.GroupNorm).items()}
         {'1': (2, 4)}
     """

@@ -228,7 +228,7 @@ class ClosedFormGain(Gain):
         stream.declare(self._energies, ones)
         if self.center:
             stream.declare(self._mean, torch.zeros_like(self.variances))
-            stream.declare(self._offset, (torch.zeros_like(self.variances), None))
+            stream.declare(self._offset, (0, torch.zeros_like(self.variances), None))
         if self.watches_rest:
             stream.declare(self._rest, (1.0, None))
             stream.declare(self._rest_gain, 1.0)
@@ -329,7 +329,8 @@ class ClosedFormGain(Gain):
             outside = part * away
             rest = (energy - float(part * (2 - part) * far), away)
             outside = outside if bool(part) else None
-        self.stream.write(self._offset, (share * mean, outside))
+        moved = int(outside is not None or bool(share.any()))
+        self.stream.write(self._offset, (moved, share * mean, outside))
         return energies - share * (2 - share) * square, rest
 
     def _excess(
@@ -346,9 +347,9 @@ class ClosedFormGain(Gain):
         """See `Gain`."""
         if not self.center:
             return None
-        inside, outside = self.stream.now(self._offset)
-        # Nothing has moved: what comes in may stay as it is, bit for bit.
-        return (inside, outside) if outside is not None or bool(inside.any()) else None
+        moved, inside, outside = self.stream.now(self._offset)
+        # Where nothing has moved, what comes in may stay as it is, bit for bit.
+        return (inside, outside) if moved else None
 
     def rest_gain(self) -> float | None:
         """See `Gain`."""
