@@ -63,7 +63,8 @@ class CompositionPasses(Mover):
         composition, stream = self.composition, self.composition.stream
         size = stream.samples - stream.past("samples")
         composition.start_batch(size)
-        passes = self.passes if self._surfaces else 1  # nothing else would change
+        # Without statistics nothing would change; and one image by itself is no composition.
+        passes = self.passes if self._surfaces and (size > 1 or composition.known) else 1
         # A single image has no statistics that could mislead.
         composition.source_only = passes > 2 and size > 1 and not composition.known
         self._first_look: tuple[Estimate, float] | None = None

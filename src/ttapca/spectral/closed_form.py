@@ -39,6 +39,7 @@ from ttapca.spectral.gains import (
     register_gain,
 )
 from ttapca.spectral.stream import Stream
+from ttapca.spectral.white_noise import with_white_noise
 
 # Chosen by scripts/tune_closed_form.py; so are the exponents that the names stand for.
 LARGEST_RATIO = 64.0
@@ -226,8 +227,9 @@ class ClosedFormGain(Gain):
         self.register_buffer("variances", deviations.square())
         self.register_buffer("spread", spread.to(deviations), persistent=False)
         self.register_buffer("averages", averages.to(deviations), persistent=False)
-        noise = (floor * source.noise()).to(deviations) / self.variances if floor else None
-        self.register_buffer("floor", noise)
+        white = source.noise().to(deviations) / self.variances  # of noise of variance 1
+        self.register_buffer("floor", floor * white if floor else None)
+        self._white_noise = (white @ self.averages).to("cpu", torch.float64)  # (bands,)
         self.join(Stream(memory), "gain")
 
     def join(self, stream: Stream, name: str) -> None:
@@ -235,11 +237,13 @@ class ClosedFormGain(Gain):
         self.stream = stream
         self._energies, self._samples = f"{name}/energies", f"{name}/samples"
         self._gains, self._certainty = f"{name}/gains", f"{name}/certainty"
+        self._unusual = f"{name}/unusual"
         ones = torch.ones_like(self.variances)
         stream.declare(self._energies, ones)
         stream.declare(self._samples, 0.0)
         stream.declare(self._gains, ones)
         stream.declare_certainty(self._certainty)
+        stream.declare_unusual(self._unusual)
 
     @property
     def closed_form(self) -> ClosedFormGain:
@@ -282,6 +286,7 @@ class ClosedFormGain(Gain):
         stream.write(self._energies, seen)
         stream.write(self._samples, samples)
         stream.write(self._certainty, certainty)
+        stream.write(self._unusual, float(normal.unusual(log_energy)))
         excess = self._excess(normal, log_energy, seen, certainty)
         given_back = stream.given_back
         restore = self.restore * (1 - (given_back.by(samples) if given_back else 0.0))
@@ -298,7 +303,9 @@ class ClosedFormGain(Gain):
     ) -> Tensor:
         """Return by how much the log energy of each component exceeds that of source batches."""
         if self.window is None:
-            return normal.excess(log_energy, self.threshold).to(self.spread) @ self.spread
+            excess = normal.excess(log_energy, self.threshold)
+            excess = with_white_noise(excess, log_energy, self._white_noise)
+            return excess.to(self.spread) @ self.spread
         usual = normal.mean.to(self.spread) @ self.spread
         return smoothed(seen.clamp(min=TINY).log() - usual, self.window) * certainty
 
