@@ -87,9 +87,9 @@ class Mixture:
         first: Weight of a large batch that has surely shifted, in the first layer.
         last: The same in the last layer; in between it changes evenly.
         prior: Size of a batch that weighs half as much as a large one.
-        alone: Weight of a single image that is very unusual, in every layer; a usual one has a
-            third of it. It fades as more images come, and more than `prior` have none. Of more than
-            ten classes, it is ten divided by their number as large.
+        alone: Weight of a single image that is very unusual, in every BatchNorm layer; a usual one
+            has a third of it. It fades as more images come, and more than `prior` have none. With
+            k classes, more than ten, it is 10 / k of that.
 
     Example:
         >>> Mixture(first=0.5)
@@ -229,7 +229,8 @@ def statistics_surfaces(
     ]
     known = next((surface.group_norm for surface in closed if surface.group_norm), None)
     if known is not None:
-        surfaces.append(GroupNormStatistics(known, ends, prior=prior, follow=follow, alone=alone))
+        # GroupNorm normalises every image by itself already: nothing is to be gained from one.
+        surfaces.append(GroupNormStatistics(known, ends, prior=prior, follow=follow))
     return surfaces
 
 

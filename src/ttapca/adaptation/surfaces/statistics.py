@@ -332,7 +332,7 @@ class GroupNormStatistics(MixedStatistics):
     Args:
         source: Mean and variance of every channel before the layer's own scale and shift, by the
             layer's path, shape (2, channels); see `ttapca.fitting.source_channels`.
-        alpha, prior, follow, alone: See `BatchNormStatistics`.
+        alpha, prior, follow: See `BatchNormStatistics`.
 
     Example:
         >>> model = nn.Sequential(nn.GroupNorm(1, 2, affine=False))
@@ -351,9 +351,8 @@ class GroupNormStatistics(MixedStatistics):
         *,
         prior: float | None = None,
         follow: bool = False,
-        alone: float = 0.0,
     ) -> None:
-        super().__init__(alpha, prior=prior, follow=follow, alone=alone)
+        super().__init__(alpha, prior=prior, follow=follow)
         self._source = dict(source)
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
@@ -375,7 +374,7 @@ class GroupNormStatistics(MixedStatistics):
 def _group_norm(
     source: Tensor, layer: nn.GroupNorm, statistics: LayerStatistics, x: Tensor
 ) -> Tensor | None:
-    alpha = statistics.weight(len(x), maps=_has_maps(x))
+    alpha = statistics.weight(len(x))
     if alpha == 0.0:
         return None
     precise = normalised_groups(layer, x.to(torch.promote_types(x.dtype, torch.float32)))
