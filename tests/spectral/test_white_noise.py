@@ -58,6 +58,15 @@ def test_noise_that_is_not_white_counts_only_as_far_as_it_could_be() -> None:
     assert found(energy)[4] == excess_of(energy)[4]
 
 
+def test_it_fades_as_images_come() -> None:
+    energy = 1 + 0.5 * NOISE
+    excess, all_of_it = excess_of(energy), found(energy)
+    for samples, share in ((1, 1.0), (5, 0.75), (16, 1 / 16), (17, 0.0), (200.0, 0.0)):
+        some = with_white_noise(excess, energy.log(), NOISE, samples)
+        torch.testing.assert_close(some, excess + share * (all_of_it - excess))
+    assert with_white_noise(excess, energy.log(), NOISE, 17) is excess
+
+
 energies = st.lists(st.floats(1e-12, 1e9), min_size=5, max_size=5)
 
 

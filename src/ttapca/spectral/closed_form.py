@@ -287,7 +287,7 @@ class ClosedFormGain(Gain):
         stream.write(self._samples, samples)
         stream.write(self._certainty, certainty)
         stream.write(self._unusual, float(normal.unusual(log_energy)))
-        excess = self._excess(normal, log_energy, seen, certainty)
+        excess = self._excess(normal, log_energy, seen, certainty, samples)
         given_back = stream.given_back
         restore = self.restore * (1 - (given_back.by(samples) if given_back else 0.0))
         gains = two_sided_gain(
@@ -299,12 +299,17 @@ class ClosedFormGain(Gain):
         stream.write(self._gains, gains)
 
     def _excess(
-        self, normal: Normality, log_energy: Tensor, seen: Tensor, certainty: float
+        self,
+        normal: Normality,
+        log_energy: Tensor,
+        seen: Tensor,
+        certainty: float,
+        samples: float,
     ) -> Tensor:
         """Return by how much the log energy of each component exceeds that of source batches."""
         if self.window is None:
             excess = normal.excess(log_energy, self.threshold)
-            excess = with_white_noise(excess, log_energy, self._white_noise)
+            excess = with_white_noise(excess, log_energy, self._white_noise, samples)
             return excess.to(self.spread) @ self.spread
         usual = normal.mean.to(self.spread) @ self.spread
         return smoothed(seen.clamp(min=TINY).log() - usual, self.window) * certainty

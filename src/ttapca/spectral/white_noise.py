@@ -11,10 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FEW = 16  # images; more show by themselves, in each band, what noise there is
 LARGEST_SHARE = 0.98  # of a band's energy that may count as noise
 
 
-def with_white_noise(excess: Tensor, log_energy: Tensor, noise: Tensor) -> Tensor:
+def with_white_noise(
+    excess: Tensor, log_energy: Tensor, noise: Tensor, samples: float = 1.0
+) -> Tensor:
     """Return by how much log energies exceed those of the source, counting noise in every band.
 
     The energy by which the last band exceeds the range of source batches gives a level of white
@@ -28,6 +31,8 @@ def with_white_noise(excess: Tensor, log_energy: Tensor, noise: Tensor) -> Tenso
             (bands,).
         log_energy: Logarithm of the energies, shape (bands,).
         noise: Energy of white noise of variance 1, shape (bands,).
+        samples: How many images the energies are those of. All of it counts for one, and evenly
+            less for more of them; beyond `FEW`, nothing.
 
     Example:
         >>> noise = torch.tensor([1.0, 100.0, 1000.0])
@@ -37,8 +42,12 @@ def with_white_noise(excess: Tensor, log_energy: Tensor, noise: Tensor) -> Tenso
         >>> [round(value, 2) for value in with_white_noise(found, energy.log(), noise).tolist()]
         [0.4, 3.93, 6.22]
     """
+    fading = (samples - 1) / FEW
+    if fading >= 1:
+        return excess
     energy = log_energy.exp()
     surplus = -energy * torch.expm1(-excess.clamp(min=0))
     level = torch.minimum((surplus / noise)[-1], LARGEST_SHARE * (energy / noise).min())
     share = level * noise / energy
-    return torch.maximum(excess, torch.where(share > 0, -torch.log1p(-share), excess))
+    more = (-torch.log1p(-share) - excess).clamp(min=0) * (share > 0)
+    return excess + more * (1 - max(0.0, fading))
