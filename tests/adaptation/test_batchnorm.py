@@ -18,6 +18,7 @@ from oracles import assert_same_picture, images, picture_of, small_convnet
 from ttapca.adaptation.surfaces import BatchNormStatistics
 from ttapca.adaptation.surfaces.statistics import LARGE, channel_moments, quick_moments
 from ttapca.errors import ShapeError
+from ttapca.methods.method import Mixture
 from ttapca.spectral.stream import Stream
 
 X = images(12, seed=8)
@@ -203,12 +204,51 @@ def test_the_first_single_image_is_normalised_as_the_source_and_counts_for_nothi
 
 def test_single_images_of_a_stream_come_to_count_as_much_as_a_batch() -> None:
     shifted = 3 * images(150, seed=9)
-    batch, online = adapted("wiener"), adapted("wiener")
+    batch, online = (adapted("wiener", composition=False) for _ in range(2))
     wanted, start = batch(shifted), adapted("source")(shifted[-1:])
     for image in shifted.split(1):
         found = online(image)
     far, near = ((each - wanted[-1:]).norm() for each in (start, found))
     assert near < 0.1 * far
-    assert torch.equal(
-        adapted("wiener", statistics="source")(shifted[:1]), adapted("wiener")(shifted[:1])
-    )
+
+
+def test_the_weight_of_a_single_image_is_a_choice() -> None:
+    shifted = 3 * images(1, seed=9)
+    source = adapted("wiener", statistics="source")(shifted)
+    assert torch.equal(adapted("wiener", statistics=Mixture(alone=0.0))(shifted), source)
+    assert not torch.equal(adapted("wiener")(shifted), source)
+
+
+def alone(sizes: list[int], unusual: float, shape: tuple[int, ...] = (3, 4, 4)) -> Tensor:
+    """The last batch of a stream that has not surely shifted, and all that there was."""
+    layer, stream = nn.BatchNorm2d(3).double().eval(), Stream()
+    stream.declare_certainty("certainty")
+    stream.declare_unusual("unusual")
+    stream.write("unusual", unusual)
+    BatchNormStatistics((0.1, 0.9), prior=16.0, follow=True, alone=0.3).attach(layer, stream)
+    for batch in (images(sum(sizes), shape=shape) * 2 + 1).split(sizes):
+        stream.start_batch(len(batch))
+        with torch.no_grad():
+            output = layer(batch)
+        stream.end_batch()
+    return output
+
+
+@pytest.mark.parametrize("unusual", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [3, 2], [16], [17], [200]], ids=str)
+def test_few_images_count_without_a_sure_shift(sizes: list[int], unusual: float) -> None:
+    data = images(sum(sizes), shape=(3, 4, 4)) * 2 + 1
+    # A third of the weight for a usual image, all of it for an unusual one; none from 17 on.
+    weight = 0.3 * (1 + 2 * unusual) / 3 * max(0.0, 1 - (len(data) - 1) / 16)
+    values = data.numpy().transpose(1, 0, 2, 3).reshape(3, -1)
+    mean, second = values.mean(1), (values**2).mean(1)
+    mixed = weight * mean  # the source has mean 0 and variance 1
+    var = weight * second + (1 - weight) - mixed**2
+    last = data[-sizes[-1] :].numpy()
+    expected = (last - mixed[:, None, None]) / np.sqrt(var + 1e-5)[:, None, None]
+    np.testing.assert_allclose(alone(sizes, unusual), expected, atol=1e-10)
+
+
+def test_an_image_of_one_number_for_each_channel_says_nothing() -> None:
+    data = images(1, shape=(3, 1, 1)) * 2 + 1
+    assert torch.equal(alone([1], 1.0, (3, 1, 1)), nn.BatchNorm2d(3).double().eval()(data))

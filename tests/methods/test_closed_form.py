@@ -160,7 +160,7 @@ def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module)
     sizes = [last.weight(n) for n in range(1, 201)]
     assert sizes == sorted(sizes)
     assert max(b - a for a, b in pairwise(sizes)) < 0.05
-    assert sizes[0] < 0.1
+    assert sizes[0] < 0.21  # of which 0.15 for an unusual image, however few there are
     assert 0 < first.weight(200) < sizes[-1] < 0.9
 
 

@@ -185,6 +185,12 @@ def test_the_shift_is_that_of_the_first_who_can_tell() -> None:
     assert stream.shift == 0.0
     stream.write("first", 0.3)
     assert stream.shift == stream.shift_in(stream.values) == 0.3
+    assert stream.unusual == 0.0
+    for name in ("third", "fourth"):
+        stream.declare_unusual(name)
+    stream.write("fourth", 0.9)
+    stream.write("third", 0.4)
+    assert stream.unusual == 0.4
     # What normalisation layers give back of a lost scale.
     assert ScaleGivenBack(0.5).by(3) == 0.5
     alone = ScaleGivenBack(0.5, prior=16.0, needs_two=True)

@@ -77,7 +77,8 @@ class CompositionPasses(Mover):
         composition, stream = self.composition, self.composition.stream
         size = stream.samples - stream.past("samples")
         composition.start_batch(size)
-        passes = self.passes if self._surfaces else 1  # nothing else would change
+        # Without statistics nothing would change; and one image by itself is no composition.
+        passes = self.passes if self._surfaces and (size > 1 or composition.known) else 1
         enough = stream.past("samples") >= min(size, ENOUGH)
         composition.past_only = enough and composition.ordered > ORDERED
         first = None

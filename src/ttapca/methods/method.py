@@ -73,6 +73,10 @@ Count = Annotated[int, Whole(1)]
 Seed = Annotated[int, Whole(0)]
 
 
+# Up to this many classes, single images have the full weight of `Mixture.alone`.
+FEW_CLASSES = 10
+
+
 @dataclass(frozen=True)
 class Mixture:
     """Statistics of batch and source, mixed by the size of the batch, the layer and the shift.
@@ -86,16 +90,20 @@ class Mixture:
         layer_norm: Whether channels of LayerNorm are mixed as well, where a closed-form filter
             knows them. By default only where a method looks at the classes of a stream: shuffled
             streams gain from it, but without that look, streams ordered by class lose.
+        alone: Weight of a single image that is very unusual, in every BatchNorm layer; a usual one
+            has a third of it. It fades as more images come, and more than `prior` have none. With
+            k classes, more than ten, it is 10 / k of that.
 
     Example:
         >>> Mixture(first=0.5)
-        Mixture(first=0.5, last=0.9, prior=16.0, layer_norm=None)
+        Mixture(first=0.5, last=0.9, prior=16.0, layer_norm=None, alone=0.15)
     """
 
     first: Share = 0.1
     last: Share = 0.9
     prior: NotNegative = 16.0
     layer_norm: bool | None = None
+    alone: Share = 0.15
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -221,8 +229,9 @@ def statistics_surfaces(
         return [BatchNormStatistics(weight, required=False)]
     ends, prior = (statistics.first, statistics.last), statistics.prior
     follow = bool(closed)
+    alone = statistics.alone * _share_alone(closed)
     surfaces: list[Surface] = [
-        BatchNormStatistics(ends, prior=prior, follow=follow, required=False)
+        BatchNormStatistics(ends, prior=prior, follow=follow, alone=alone, required=False)
     ]
     known = next((surface.group_norm for surface in closed if surface.group_norm), {})
     tokens = next((surface.layer_norm for surface in closed if surface.layer_norm), {})
@@ -234,8 +243,20 @@ def statistics_surfaces(
     if looks_at_classes if statistics.layer_norm is None else statistics.layer_norm:
         known = known | tokens
     if known:
+        # They normalise every image by itself already: nothing is to be gained from one alone.
         surfaces.append(SampleNormStatistics(known, ends, prior=prior, follow=follow))
     return surfaces
+
+
+def _share_alone(closed: Sequence[SpectralGains]) -> float:
+    """Return which share of its weight a single image has, given what the network predicts.
+
+    The more classes there are, the less it takes to mistake one for another: with a hundred of
+    them, the full weight cost clean images three points. Where nobody knows how many there are, or
+    what images are unusual, a single image has no weight.
+    """
+    known = next((each.class_moments for each in closed if each.class_moments is not None), None)
+    return 0.0 if known is None else min(1.0, FEW_CLASSES / len(known.shares))
 
 
 def needed_filter(given: object) -> FittedFilter:

@@ -40,8 +40,9 @@ FEWEST = 32
 DRAWS = 512
 SEED = 0
 
-# Share of source batches that count as not shifted at all.
+# Share of source batches that count as not shifted at all, and share of them that count as usual.
 REACH = 0.99
+USUAL = 0.5
 
 # Added to the covariance of log energies, so that bands that hardly vary do not dominate.
 RIDGE = 1e-3
@@ -150,6 +151,14 @@ class Normality:
         """
         return (1 - self._reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
 
+    def unusual(self, log_energy: Tensor) -> Tensor:
+        """Return how unusual a batch is: 0 for the nearer half of source batches, up to 1.
+
+        It says less than `certainty` and says it sooner, for what does little harm if it is wrong.
+        Shape (..., bands) to (...).
+        """
+        return (1 - self._middle / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
+
     def _range(self, threshold: float) -> tuple[Tensor, Tensor]:
         """Return both ends of the range; cached, because quantiles are slow for a single image."""
         if threshold not in self._ranges:
@@ -162,6 +171,10 @@ class Normality:
     @functools.cached_property
     def _reach(self) -> Tensor:
         return torch.quantile(self.distances, REACH)
+
+    @functools.cached_property
+    def _middle(self) -> Tensor:
+        return torch.quantile(self.distances, USUAL)
 
     def p_value(self, distance: Tensor) -> Tensor:
         """Return the share of source batches that are at least as far away, shape unchanged."""

@@ -41,6 +41,7 @@ from ttapca.spectral.gains import (
 )
 from ttapca.spectral.means import allowed_reach, sure_share
 from ttapca.spectral.stream import Stream
+from ttapca.spectral.white_noise import with_white_noise
 
 # Chosen by scripts/tune_closed_form.py; so are the exponents that the names stand for.
 LARGEST_RATIO = 64.0
@@ -213,8 +214,9 @@ class ClosedFormGain(Gain):
         self.register_buffer("spread", spread.to(deviations), persistent=False)
         self.register_buffer("averages", averages.to(deviations), persistent=False)
         self.register_buffer("reach", allowed_reach(source.class_reach, deviations))
-        noise = (floor * source.noise()).to(deviations) / self.variances if floor else None
-        self.register_buffer("floor", noise)
+        white = source.noise().to(deviations) / self.variances  # of noise of variance 1
+        self.register_buffer("floor", floor * white if floor else None)
+        self._white_noise = (white @ self.averages).to("cpu", torch.float64)  # (bands,)
         self.join(Stream(memory), "gain")
 
     def join(self, stream: Stream, name: str) -> None:
@@ -224,6 +226,7 @@ class ClosedFormGain(Gain):
         self._gains, self._certainty = f"{name}/gains", f"{name}/certainty"
         self._mean, self._offset = f"{name}/mean", f"{name}/offset"
         self._rest, self._rest_gain = f"{name}/rest", f"{name}/rest gain"
+        self._unusual = f"{name}/unusual"
         ones = torch.ones_like(self.variances)
         stream.declare(self._energies, ones)
         if self.center:
@@ -235,6 +238,7 @@ class ClosedFormGain(Gain):
         stream.declare(self._samples, 0.0)
         stream.declare(self._gains, ones)
         stream.declare_certainty(self._certainty)
+        stream.declare_unusual(self._unusual)
 
     @property
     def closed_form(self) -> ClosedFormGain:
@@ -279,12 +283,13 @@ class ClosedFormGain(Gain):
         stream.write(self._energies, seen)
         stream.write(self._samples, samples)
         stream.write(self._certainty, certainty)
+        stream.write(self._unusual, float(normal.unusual(log_energy)))
         if self.center:
             mean = stream.past(self._mean).to(components).lerp(components.mean(0), new)
             stream.write(self._mean, mean)
             seen, seen_rest = self._centre(mean, seen, seen_rest, certainty, (samples, independent))
             log_energy = self._log_energy(seen, seen_rest)
-        excess = self._excess(normal, log_energy, seen, certainty)
+        excess = self._excess(normal, log_energy, seen, certainty, samples)
         given_back = stream.given_back
         restore = self.restore * (1 - (given_back.by(samples) if given_back else 0.0))
         exponents = {"shrink": self.shrink, "restore": restore}
@@ -334,12 +339,19 @@ class ClosedFormGain(Gain):
         return energies - share * (2 - share) * square, rest
 
     def _excess(
-        self, normal: Normality, log_energy: Tensor, seen: Tensor, certainty: float
+        self,
+        normal: Normality,
+        log_energy: Tensor,
+        seen: Tensor,
+        certainty: float,
+        samples: float,
     ) -> Tensor:
         """Return by how much the log energy of each component exceeds that of source batches."""
         if self.window is None:
-            bands = normal.excess(log_energy, self.threshold)[: len(self.spread)]
-            return bands.to(self.spread) @ self.spread
+            excess = normal.excess(log_energy, self.threshold)[: len(self.spread)]
+            bands = log_energy[: len(self.spread)]
+            excess = with_white_noise(excess, bands, self._white_noise, samples)
+            return excess.to(self.spread) @ self.spread
         usual = normal.mean[: len(self.spread)].to(self.spread) @ self.spread
         return smoothed(seen.clamp(min=TINY).log() - usual, self.window) * certainty
 

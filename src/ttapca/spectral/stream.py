@@ -185,6 +185,7 @@ class Stream:
         self._undo: dict[str, Any] = {}
         self._waiting: set[str] | None = None  # values that have not seen this batch yet
         self._certainty: str | None = None
+        self._unusual: str | None = None
 
     @property
     def samples(self) -> int:
@@ -200,6 +201,11 @@ class Stream:
     def shift(self) -> float:
         """How surely the data have shifted, from 0 to 1; 1 where nobody can tell."""
         return 1.0 if self._certainty is None else float(self.now(self._certainty))
+
+    @property
+    def unusual(self) -> float:
+        """How far the data are from what is usual, from 0 to 1; 0 where nobody can tell."""
+        return 0.0 if self._unusual is None else float(self.now(self._unusual))
 
     @property
     def skew(self) -> float:
@@ -223,6 +229,11 @@ class Stream:
         """Declare a number that says how surely the data have shifted; `shift` is the first one."""
         self.declare(name, 0.0)
         self._certainty = self._certainty or name
+
+    def declare_unusual(self, name: str) -> None:
+        """Declare a number that says how unusual the data are; `unusual` is the first one."""
+        self.declare(name, 0.0)
+        self._unusual = self._unusual or name
 
     def keep(self, name: str, part: Part) -> None:
         """Make a part belong to the stream."""

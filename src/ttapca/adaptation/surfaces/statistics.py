@@ -30,6 +30,9 @@ from ttapca.support.wrapping import Wrapper, is_replaced, wrap_forward
 # count for, and whether a batch was seen.
 NOTHING_SEEN = (None, None, 0.0, False)
 
+# Share of the weight of a single image that remains if the image is as usual as any.
+LEAST_ALONE = 1 / 3
+
 # From this many numbers on, `quick_moments` is quicker than BatchNorm in training mode.
 LARGE = 2**18
 
@@ -47,14 +50,17 @@ class MixedStatistics(Surface):
         *,
         prior: float | None = None,
         follow: bool = False,
+        alone: float = 0.0,
     ) -> None:
         super().__init__()
         check_option("prior", prior, Maybe(Number(0)))
+        check_option("alone", alone, Number(0, 1))
         self.ends = alpha if isinstance(alpha, tuple) else (alpha, alpha)
         for end in self.ends:
             check_option("alpha", end, Number(0, 1))
         self.prior = prior
         self.follow = follow
+        self.alone = alone
         self.stream = Stream()
         self.layers: list[LayerStatistics] = []
 
@@ -74,6 +80,16 @@ class MixedStatistics(Surface):
             statistics = LayerStatistics(self, path, layer, normalise, name, weight)
             self.layers.append(statistics)
             self._handles.append(wrap_forward(layer, statistics))
+
+    def weight_alone(self, samples: float) -> float:
+        """Return the weight of few samples, for which the weight of a batch says little.
+
+        A sample that is as usual as half of the source's has a third of it. It fades as samples
+        come, and is 0 as soon as there are more than `prior` of them.
+        """
+        fading = (samples - 1) / self.prior if self.prior else float(samples > 1)
+        strength = LEAST_ALONE + (1 - LEAST_ALONE) * self.stream.unusual
+        return self.alone * strength * min(1.0, max(0.0, 1 - fading))
 
     def start_batch(self) -> None:
         """Drop the moments of the batch before, which nobody settled."""
@@ -148,22 +164,32 @@ class LayerStatistics(Wrapper):
             output = self.normalise(self.layer, self, input)
         return forward(input) if output is None else output
 
-    def weight(self, batch_size: int) -> float:
-        """Return the weight of the test data in the mixture, given what was seen before."""
+    def weight(self, batch_size: int, *, maps: bool = True) -> float:
+        """Return the weight of the test data in the mixture, given what was seen before.
+
+        Args:
+            batch_size: Images in the batch.
+            maps: Whether each image has more than one number for each channel.
+        """
         surface, weight, size = self.surface, self.full_weight, float(batch_size)
-        if weight and surface.follow:
+        alone = 0.0
+        if surface.follow and (weight or surface.alone):
             stream, composition = surface.stream, surface.stream.composition
             _, _, samples, seen = stream.past(self.name)
             before = stream.aged(samples, batch_size)
             past_only = composition is not None and composition.past_only
             size = before if past_only else size + before
-            if size <= 1 and not seen:
-                # One image says little about a channel, so the first one changes nothing.
+            if maps:
+                alone = surface.weight_alone(size)
+            if size <= 1 and not seen and not alone:
+                # One number says nothing about a channel, so the first one changes nothing.
                 if stream.counts(self.name):
                     stream.write(self.name, (None, None, 0.0, True))
                 return 0.0
             weight *= stream.shift * (1.0 if composition is None else composition.trust)
-        return weight if surface.prior is None else weight * (size / (size + surface.prior))
+        if surface.prior is not None:
+            weight *= size / (size + surface.prior)
+        return min(1.0, weight + alone)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the channels in the batch, or in the stream up to it."""
@@ -237,6 +263,9 @@ class BatchNormStatistics(MixedStatistics):
         follow: Whether to follow the stream. Its `shift`, between 0 and 1, then multiplies the
             weight, so that data which have not shifted are normalised as in the source. And the
             statistics are those of the stream so far instead of the batch alone.
+        alone: Weight of a single image that is very unusual, in every layer with feature maps, and
+            if the stream is followed. It is added to the weight of a batch, and fades to 0 as there
+            come to be more than `prior` images.
         required: Whether a model without BatchNorm is an error.
 
     Example:
@@ -254,9 +283,10 @@ class BatchNormStatistics(MixedStatistics):
         *,
         prior: float | None = None,
         follow: bool = False,
+        alone: float = 0.0,
         required: bool = True,
     ) -> None:
-        super().__init__(alpha, prior=prior, follow=follow)
+        super().__init__(alpha, prior=prior, follow=follow, alone=alone)
         self._required = required
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
@@ -275,7 +305,7 @@ class BatchNormStatistics(MixedStatistics):
 
 
 def _batch_norm(layer: _BatchNorm, statistics: LayerStatistics, x: Tensor) -> Tensor:
-    alpha = statistics.weight(len(x))
+    alpha = statistics.weight(len(x), maps=_has_maps(x))
     if alpha == 0.0:
         return F.batch_norm(
             x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps
@@ -405,6 +435,11 @@ def normalised(
         shift = shift + bias
     channels = (1, -1, *[1] * (x.dim() - 2))
     return torch.addcmul(shift.view(channels), x, scale.view(channels))
+
+
+def _has_maps(x: Tensor) -> bool:
+    """Return whether a sample has more than one number for each channel."""
+    return x.numel() > len(x) * x.shape[1]
 
 
 def _can_be_quick(x: Tensor) -> bool:
