@@ -25,6 +25,7 @@ CERTAIN = 0.6  # certainty from which the whole weight shows the classes better 
 ORDERED = 0.3  # certainty from which a stream counts as ordered by class
 ENOUGH = 32.0  # samples after which the past of a stream serves as its statistics
 FIRST_LOOK = 64  # samples that a first look takes of a large batch
+YOUNG = 16  # samples from which a new stream is judged
 
 
 class CompositionPasses(Mover):
@@ -77,30 +78,36 @@ class CompositionPasses(Mover):
         composition, stream = self.composition, self.composition.stream
         size = stream.samples - stream.past("samples")
         composition.start_batch(size)
-        # Without statistics nothing would change; and one image by itself is no composition.
-        passes = self.passes if self._surfaces and (size > 1 or composition.known) else 1
+        passes = self.passes if self._surfaces else 1  # nothing else would change
         enough = stream.past("samples") >= min(size, ENOUGH)
         composition.past_only = enough and composition.ordered > ORDERED
-        first = None
-        if passes > 2 and size > 1 and not composition.known:
-            # A single image has no statistics that could mislead.
+        young, first = passes > 2 and not composition.known, None
+        # A single image that comes first has no statistics that could mislead.
+        if young and stream.samples > 1:
             passes, first = passes - 1, self._first_look(run, size, inputs, options)
         for left in reversed(range(passes)):
             logits = run(*inputs, **options)
-            if stream.left_out or not self._usable(logits):
+            if stream.left_out or not self._usable(logits) or (young and first is None):
                 return logits
             found = composition.estimate(logits)
-            if not left or not self._again(found, logits, first, enough=enough):
+            if first is not None:
+                looks = self._young(first, logits)
+                again = self._has_own_classes(*looks, found)
+                if not again and len(looks[0]) < YOUNG:
+                    return logits
+            else:
+                again = self._is_surprised(found, enough=enough)
+            if not left or not again:
                 break
-            first = None
+            young, first = False, None
             stream.restart_batch()
         self._settle(found)
         return logits if found.certainty == 0.0 else _with_prior(logits, found)
 
     def _first_look(
         self, run: Run, size: int, inputs: Sequence[Any], options: Mapping[str, Any]
-    ) -> tuple[Estimate, Tensor] | None:
-        """Return what some of the batch look like with half of their statistics, if anything."""
+    ) -> Tensor | None:
+        """Return the logits of some of the batch with half of their statistics, if usable."""
         composition = self.composition
         chosen = _spread(size, FIRST_LOOK)
         composition.first_look = True
@@ -109,31 +116,38 @@ class CompositionPasses(Mover):
                 *(_rows(value, size, chosen) for value in inputs),
                 **{name: _rows(value, size, chosen) for name, value in options.items()},
             )
-            if composition.stream.left_out or not self._usable(logits):
-                return None
-            return composition.estimate(logits), logits
+            usable = not composition.stream.left_out and self._usable(logits)
+            return logits if usable else None
         finally:
             composition.first_look = False
             composition.stream.restart_batch()
 
-    def _again(
-        self,
-        found: Estimate,
-        logits: Tensor,
-        first: tuple[Estimate, Tensor] | None,
-        *,
-        enough: bool,
-    ) -> bool:
-        """Prepare another pass, if one is called for."""
+    def _young(self, first: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of both looks at a stream so far, and keep them while it is young."""
+        stream = self.composition.stream
+        before = stream.past("composition/young")
+        looks = (first.detach(), logits.detach()[_spread(len(logits), len(first))])
+        if before is not None:
+            looks = tuple(torch.cat([a.to(b), b]) for a, b in zip(before, looks, strict=True))
+        stream.write("composition/young", looks)
+        return looks
+
+    def _has_own_classes(self, half: Tensor, whole: Tensor, found: Estimate) -> bool:
+        """Return whether a young stream has classes of its own, and expect them in that case."""
+        composition, samples = self.composition, self.composition.stream.samples
+        seen = composition.estimate(half, samples)
+        if samples > len(whole):
+            found = composition.estimate(whole, samples)
+        less_sure = _entropy(whole) / max(_entropy(half), 1e-12)
+        if seen.certainty < SKEWED or less_sure + found.certainty < TRUE_CLASSES:
+            return False
+        composition.expect(found if found.certainty > CERTAIN else seen)
+        composition.past_as_it_was = True
+        return True
+
+    def _is_surprised(self, found: Estimate, *, enough: bool) -> bool:
+        """Return whether a batch has other classes than were expected, and expect those then."""
         composition = self.composition
-        if first is not None:
-            seen, then = first
-            now = logits[_spread(len(logits), len(then))]
-            less_sure = _entropy(now) / max(_entropy(then), 1e-12)
-            if seen.certainty < SKEWED or less_sure + found.certainty < TRUE_CLASSES:
-                return False
-            composition.expect(found if found.certainty > CERTAIN else seen)
-            return True
         if composition.past_only or found.unlike(composition.expected) < SURPRISE:
             return False
         if enough:

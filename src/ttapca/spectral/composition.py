@@ -141,8 +141,9 @@ class Composition:
 
     Attributes:
         first_look: Whether this is the first look at a new stream, of which nothing is known yet.
-        past_only: Whether it uses what was seen before this batch: batch statistics of an ordered
-            stream would hide which classes the batch holds.
+        past_only: Whether normalisation uses what was seen before this batch: batch statistics of
+            an ordered stream would hide which classes the batch holds.
+        past_as_it_was: Whether what was seen before still has the classes in it.
         expected: The estimate that this pass goes by.
 
     Example:
@@ -157,14 +158,14 @@ class Composition:
 
     def __init__(self, moments: ClassMoments) -> None:
         self.moments = moments
-        self.first_look = False
-        self.past_only = False
+        self.first_look = self.past_only = self.past_as_it_was = False
 
     def join(self, stream: Stream) -> None:
         """Keep what is seen in this stream, and let gains and statistics read it there."""
         self.stream = stream
         stream.composition = self
         stream.declare("composition/counts", torch.zeros_like(self.moments.shares))
+        stream.declare("composition/young", None)
         stream.declare("composition/order", (0.0, 0.0))
 
     @property
@@ -193,7 +194,7 @@ class Composition:
         self._size = size
         counts: Tensor = self.stream.past("composition/counts")
         self._past = counts * math.exp(-size / CLASS_MEMORY)
-        self.first_look = self.past_only = False
+        self.first_look = self.past_only = self.past_as_it_was = False
         self.expect(self._estimate(self._past))
         self._skew = self.ordered
 
@@ -213,16 +214,17 @@ class Composition:
         mean, var = moments
         return mean - shift.to(mean), var * scale.to(var)
 
-    def estimate(self, logits: Tensor) -> Estimate:
+    def estimate(self, logits: Tensor, samples: int | None = None) -> Estimate:
         """Return the composition of the batch, given its predictions and what was seen before.
 
         Args:
             logits: Shape (batch, classes) or (batch, classes, ...).
+            samples: How many they stand for; by default those of the batch.
         """
         rows = logits.detach().movedim(1, -1).flatten(0, -2)
         precise = torch.promote_types(rows.dtype, torch.float32)
         rows = rows[:: max(1, len(rows) // ROWS)].log_softmax(1, dtype=precise)
-        weight = self._size / len(rows)
+        weight = (samples or self._size) / len(rows)
         source = self.moments.shares.to(rows)
         base = self._past.to(rows) + SOURCE_PER_CLASS * len(source) * source
         counts = base

@@ -197,7 +197,7 @@ class LayerStatistics(Wrapper):
         if not self.surface.follow:
             return moments
         stream, composition = self.surface.stream, self.surface.stream.composition
-        past = stream.past(self.name)
+        past = self._past()
         together = self._together(moments, len(x), past)
         if stream.counts(self.name):
             self._write(together, len(x), past)
@@ -212,9 +212,18 @@ class LayerStatistics(Wrapper):
         """Add this batch to the stream again: by now more is known about its classes."""
         if self.own is not None:
             moments, size = self.own
-            past = self.surface.stream.past(self.name)
+            past = self._past()
             self._write(self._together(moments, size, past), size, past)
             self.own = None
+
+    def _past(self) -> tuple[Any, Any, float, bool]:
+        """Return what was seen before this batch, without what its classes explain."""
+        stream = self.surface.stream
+        mean, var, samples, seen = stream.past(self.name)
+        composition = stream.composition
+        if mean is not None and composition is not None and composition.past_as_it_was:
+            mean, var = composition.corrected(self.path, (mean, var))
+        return mean, var, samples, seen
 
     def _write(
         self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, bool]
