@@ -75,6 +75,8 @@ class FittedFilter:
         outliers_: How far values of some source images stray from those around them, and how many
             do, shape (samples, 3); see `ttapca.spectral.outliers`. None where the filter does not
             act on the model's input images, and in filters saved by an older ttapca.
+        textures_: Textures of the samples that `energies_` are of, shape (samples, numbers); see
+            `ttapca.spectral.textures`. None as for `outliers_`.
         agreement_: Share of source predictions that stay the same with the filter at gains of 1,
             which drops what lies outside the basis. None where nothing is dropped, where the model
             returns no classes, and for a filter that was truncated or saved by an older ttapca.
@@ -105,6 +107,7 @@ class FittedFilter:
     error_bound_: Tensor | None = None
     energies_: Tensor | None = None
     outliers_: Tensor | None = None
+    textures_: Tensor | None = None
     agreement_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     class_moments_: ClassMoments | None = None
@@ -221,6 +224,7 @@ class FittedFilter:
             self.explained_variance_.sqrt().to(dtype),
             self.energies_,
             self.basis.noise,
+            self.textures_,
         )
         return SpectralFilter(
             self.center_.to(dtype, copy=True),
@@ -276,6 +280,7 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
         error_bound_=tensors.get("error_bound"),
         energies_=tensors.get("energies"),
         outliers_=tensors.get("outliers"),
+        textures_=tensors.get("textures"),
         agreement_=source.get("agreement"),
         group_norm_={
             name.removeprefix(GROUP_NORM): tensor

@@ -33,6 +33,7 @@ from ttapca.methods.method import (
 )
 from ttapca.spectral.closed_form import LARGEST_RATIO, MEMORY, ODD, THRESHOLD, WIENER
 from ttapca.spectral.composition import ClassMoments
+from ttapca.spectral.conditions import MOST_STATES
 from ttapca.spectral.gains import GainName
 
 PASSES = 3
@@ -78,6 +79,9 @@ class Wiener(Method):
         outliers: Whether to replace single pixels that have gone wrong before filtering, in batches
             that have more of them than the source. By default where a filter acts on the model's
             input images.
+        states: How many conditions of images are told apart at most, such as noise and fog in one
+            batch. Each has gains and statistics of its own; images are told apart by what the
+            first filter sees of them. With 1, all images share one state.
     """
 
     needs_filter: ClassVar[bool] = True
@@ -96,6 +100,7 @@ class Wiener(Method):
     composition: bool = False
     passes: Count | None = None
     outliers: bool | None = None
+    states: Count = MOST_STATES
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -137,7 +142,11 @@ class Wiener(Method):
         names = ("shrink", "restore", "largest_ratio", "center", "window", "floor")
         options = {name: getattr(self, name) for name in names}
         options["threshold"] = THRESHOLD if self.threshold is None else self.threshold
-        gains = [SpectralGains(one, self.gain, **options) for one in self._filters()]
+        # The first filter tells conditions apart, and the others go by what it found.
+        gains = [
+            SpectralGains(one, self.gain, **options, states=1 if number else self.states)
+            for number, one in enumerate(self._filters())
+        ]
         statistics = statistics_surfaces(self.statistics, gains)
         surfaces: list[Surface] = [*statistics, *gains]
         image_filter = self._image_filter()

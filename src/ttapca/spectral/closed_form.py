@@ -15,6 +15,7 @@ same size (see `ttapca.spectral.calibration`) and applies these formulas to the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from ttapca.spectral.calibration import (
     band_edges,
     spreading_matrix,
 )
+from ttapca.spectral.conditions import Appearances, Conditions
 from ttapca.spectral.gains import (
     ABOVE_ONE,
     MULTIPLIER_LIMIT,
@@ -39,6 +41,7 @@ from ttapca.spectral.gains import (
     register_gain,
 )
 from ttapca.spectral.stream import Stream
+from ttapca.spectral.textures import textures
 
 # Chosen by scripts/tune_closed_form.py; so are the exponents that the names stand for.
 LARGEST_RATIO = 64.0
@@ -173,6 +176,8 @@ class ClosedFormGain(Gain):
             `shift`.
         floor: Variance of noise that every image has. Detail is restored as far as it exceeds that
             noise; see `signal_share`.
+        states: How many conditions of images are told apart at most, each with gains of its own;
+            see `ttapca.spectral.conditions`.
 
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
@@ -205,8 +210,10 @@ class ClosedFormGain(Gain):
         center: float = 0.0,
         window: int | None = None,
         floor: float = 0.0,
+        states: int = 1,
     ) -> None:
         super().__init__()
+        check_option("states", states, Whole(1))
         values = (shrink, restore, largest_ratio, threshold, memory, center, floor)
         for (name, rule), value in zip(_RULES.items(), values, strict=True):
             check_option(name, value, rule)
@@ -221,6 +228,10 @@ class ClosedFormGain(Gain):
         self.threshold, self.center, self.window = threshold, center, window
         deviations = source.deviations.detach()
         self.normal = SourceSpectrum(source.energies)
+        self.conditions: Conditions | None = None
+        if states > 1 and (describe := Appearances(source.energies, source.textures)).known:
+            self.conditions = Conditions(describe, states)
+            self._with_textures = source.textures is not None
         self.edges = band_edges(len(deviations))
         spread, averages = spreading_matrix(self.edges), averaging_matrix(self.edges)
         self.register_buffer("variances", deviations.square())
@@ -236,10 +247,12 @@ class ClosedFormGain(Gain):
         self._energies, self._samples = f"{name}/energies", f"{name}/samples"
         self._gains, self._certainty = f"{name}/gains", f"{name}/certainty"
         ones = torch.ones_like(self.variances)
-        stream.declare(self._energies, ones)
-        stream.declare(self._samples, 0.0)
-        stream.declare(self._gains, ones)
+        stream.declare(self._energies, ones, by_condition=True)
+        stream.declare(self._samples, 0.0, by_condition=True)
+        stream.declare(self._gains, ones, by_condition=True)
         stream.declare_certainty(self._certainty)
+        if self.conditions is not None:
+            self.conditions.join(stream)
 
     @property
     def closed_form(self) -> ClosedFormGain:
@@ -255,6 +268,26 @@ class ClosedFormGain(Gain):
     def shift(self) -> float:
         """How surely the data have shifted, from 0 (like the source) to 1."""
         return float(self.stream.now(self._certainty))
+
+    def by_condition(
+        self, run: Callable[[Tensor, Tensor], Tensor], samples: Tensor, components: Tensor
+    ) -> Tensor:
+        """Tell the conditions of samples apart if this pass counts, and run; see `Gain`."""
+        if self.conditions is not None and len(samples):
+            self._tell_apart(self.conditions, samples, components)
+        return self.stream.by_condition(run, samples, components)
+
+    @torch.no_grad()
+    def _tell_apart(self, conditions: Conditions, samples: Tensor, components: Tensor) -> None:
+        if not self.stream.counts("conditions/states"):
+            return
+        energies = components.square() @ (self.averages / self.variances[:, None])
+        looks = conditions.describe(energies, textures(samples) if self._with_textures else None)
+        # A broken batch is left out below, where its energies are added.
+        if bool(torch.isfinite(looks).all()):
+            states = conditions.route(looks)
+            if self.stream.conditions > 1:
+                self.stream.route(states)
 
     @torch.no_grad()
     def forward(self, components: Tensor | None = None) -> Tensor:

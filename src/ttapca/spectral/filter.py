@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -84,6 +85,11 @@ class SpectralFilter(nn.Module):
             components = self._last.components(flat, centred, mean, basis)
         else:
             components = basis.project(centred)
+        return gain.by_condition(functools.partial(self._scaled, gain), samples, components)
+
+    def _scaled(self, gain: Gain, samples: Tensor, components: Tensor) -> Tensor:
+        """Return samples, given with their components, as they are after scaling these."""
+        mean, basis = self.mean, self.basis
         if not gain.keeps_rest:
             filtered = basis.add_rebuilt(mean, components * gain(components))
             return filtered.reshape(samples.shape).to(samples.dtype)
@@ -98,7 +104,8 @@ class SpectralFilter(nn.Module):
             change = components[:, :changed] * (gains[:changed] - rest)
         else:
             change = components * (gains - rest) - gains * offset
-        filtered = basis.add_rebuilt(flat, change).addcmul_(centred, rest - 1)
+        flat = samples.flatten(1).to(mean.dtype)
+        filtered = basis.add_rebuilt(flat, change).addcmul_(flat - mean, rest - 1)
         return filtered.reshape(samples.shape).to(samples.dtype)
 
     def extra_repr(self) -> str:

@@ -86,12 +86,15 @@ class SourceComponents:
             kept. See `ttapca.spectral.calibration`.
         noise: Returns the variance of each component when the samples are white noise of variance
             1, shape (components,).
+        textures: Textures of the samples that `energies` are of, shape (samples, numbers), or None
+            if they are no images. See `ttapca.spectral.textures`.
     """
 
     singular_values: Tensor
     deviations: Tensor
     energies: Tensor | None
     noise: Callable[[], Tensor]
+    textures: Tensor | None = None
 
 
 class Gain(nn.Module):
@@ -122,6 +125,18 @@ class Gain(nn.Module):
     def offset(self, components: Tensor) -> Tensor | None:  # noqa: ARG002 - for subclasses
         """Return what to subtract from the components before they are scaled, if anything."""
         return None
+
+    def by_condition(
+        self, run: Callable[[Tensor, Tensor], Tensor], samples: Tensor, components: Tensor
+    ) -> Tensor:
+        """Run a piece of work that uses the gains, for the samples of one condition at a time.
+
+        Args:
+            run: Takes samples and their components, and returns filtered samples.
+            samples: Shape (batch, *shape).
+            components: Shape (batch, components).
+        """
+        return run(samples, components)
 
     @property
     def closed_form(self) -> Any:
