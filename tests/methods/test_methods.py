@@ -164,7 +164,7 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
     "wiener": [
         *[("shrink", -1.0), ("restore", NAN), ("largest_ratio", 1.0), ("threshold", "0.5")],
         *[("memory", 0.0), ("center", 1.1), ("window", 2), ("floor", -1.0), ("outliers", 1)],
-        *[("composition", None), ("passes", 0)],
+        *[("composition", None), ("passes", 0), ("states", 0)],
     ],
     "ttapca-closed": [("pull", -1.0)],
 }
@@ -255,9 +255,10 @@ def test_every_option_has_an_effect(method: str) -> None:
 
 
 def test_no_option_is_missing_above() -> None:
-    # Of these, `channels` and `head` follow from the model; test_composition.py counts `passes`.
+    # Of these, `channels` and `head` follow from the model; test_composition.py counts `passes`,
+    # and test_conditions.py tries `states`, which matter where conditions are mixed.
     known = {each.name for each in dataclasses.fields(GradientMethod)}
-    known |= {"channels", "head", "fisher_weight", "passes"}.union(
+    known |= {"channels", "head", "fisher_weight", "passes", "states"}.union(
         *(others for _, others in CHOICES.values())
     )
     assert known == {option for each in ttapca.METHODS.values() for option in each.options}

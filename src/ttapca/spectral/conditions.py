@@ -14,6 +14,10 @@ apart, and each so narrow that they cannot be the two halves of one. One conditi
 however much its images vary: two halves of a normal distribution keep 36 % of its variance, two
 halves of an even one 25 %. The images of two conditions keep less than that.
 
+**One condition at a time** is what most streams have. Where the images of a batch are about as
+near to their own mean as each is to its nearest state, the whole batch belongs to one state: the
+one nearest to its mean, or a new one if all are far from it.
+
 States are not forgotten: a condition that comes back finds the state that it had.
 """
 
@@ -29,14 +33,17 @@ MOST_STATES = 16
 RECENT = 400  # images that are looked at for a new state
 ENOUGH = 64  # with fewer than these, none is looked for ...
 OFTEN = 16  # ... nor before so many others have come
-FEWEST = 8  # images in each of the two groups
-FAR = 3.5  # distance of their means, in standard deviations of source images
+FEWEST = 8  # images in each of two groups
+FAR = 3.5  # distance of means from which there are two, in standard deviations of source images
 VARIED = 4.0  # variance of the images along the direction, where source images have 1
 DIRECTIONS = 4  # that are tried
 # Share of the variance along the direction that is left in two separate groups; the second number
 # is for streams that are known to have several conditions.
 APART, APART_LATER = 0.28, 0.32
 STEPS = 5  # of k-means, after a split
+TOGETHER = 32  # images that are looked at together, to see whether they have one condition
+# So much nearer, in squared distance, are the images of one condition to the states at most.
+ONE = 3.0
 MEMORY = 200.0  # images that the centre of a state stands for, at most
 
 # Source images for each number that describes an image; fewer do not tell how images vary.
@@ -141,7 +148,15 @@ class Conditions:
         if len(recent) >= ENOUGH and unsearched >= OFTEN:
             unsearched = 0
             middles, weights = self._searched(recent, middles, weights)
-        nearest = _nearest(appearances, middles)
+        together = recent[-max(len(appearances), TOGETHER) :]
+        if len(together) >= TOGETHER and _of_one_condition(together, middles):
+            mean = together.mean(0, keepdim=True)
+            distance = torch.cdist(mean, middles).min()
+            if distance > FAR and len(middles) < self.most:
+                middles, weights = torch.cat([middles, mean]), _with_zero(weights)
+            nearest = _nearest(mean, middles).expand(len(appearances))
+        else:
+            nearest = _nearest(appearances, middles)
         middles, weights = _moved(middles, weights, appearances, nearest)
         stream.write(
             "conditions/states", (tuple(middles), tuple(weights.clamp(max=MEMORY).tolist()))
@@ -176,7 +191,7 @@ class Conditions:
             # stood for both.
             centres = torch.cat([centres, leaves[None]])
             centres[state] = stays
-            counts = torch.cat([counts, counts.new_zeros(1)])
+            counts = _with_zero(counts)
             kept = counts.clone()
             kept[state] = 0.0
             start = centres
@@ -187,6 +202,17 @@ class Conditions:
 
 def _nearest(rows: Tensor, centres: Tensor) -> Tensor:
     return torch.cdist(rows, centres).argmin(1)
+
+
+def _of_one_condition(rows: Tensor, centres: Tensor) -> bool:
+    """Return whether images are about as near to their mean as each is to its nearest centre."""
+    to_mean = (rows - rows.mean(0)).square().sum() / (len(rows) - 1)
+    to_centres = torch.cdist(rows, centres).square().min(1).values.mean()
+    return float(to_mean - to_centres) < ONE
+
+
+def _with_zero(counts: Tensor) -> Tensor:
+    return torch.cat([counts, counts.new_zeros(1)])
 
 
 def _distance(one: Tensor, two: Tensor) -> float:
