@@ -151,8 +151,9 @@ class Conditions:
         together = recent[-max(len(appearances), TOGETHER) :]
         if len(together) >= TOGETHER and _of_one_condition(together, middles):
             mean = together.mean(0, keepdim=True)
-            distance = torch.cdist(mean, middles).min()
-            if distance > FAR and len(middles) < self.most:
+            far = bool(torch.cdist(mean, middles).min() > FAR)
+            # Images of several small batches may have several conditions, which a search tells.
+            if far and len(appearances) >= TOGETHER and len(middles) < self.most:
                 middles, weights = torch.cat([middles, mean]), _with_zero(weights)
             nearest = _nearest(mean, middles).expand(len(appearances))
         else:
