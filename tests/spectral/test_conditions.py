@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ttapca.spectral import conditions as module
-from ttapca.spectral.conditions import Appearances, Conditions, _two_means
+from ttapca.spectral.conditions import Appearances, ConditionStates, _two_means
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.textures import TEXTURES, textures
 
@@ -24,8 +24,8 @@ class AsTheyAre:
     size = SIZE
 
 
-def states_of(most: int = 8) -> Conditions:
-    found = Conditions(AsTheyAre(), most)  # type: ignore[arg-type]
+def states_of(most: int = 8) -> ConditionStates:
+    found = ConditionStates(AsTheyAre(), most)  # type: ignore[arg-type]
     found.join(Stream())
     return found
 

@@ -31,7 +31,7 @@ from ttapca.spectral.calibration import (
     band_edges,
     spreading_matrix,
 )
-from ttapca.spectral.conditions import Appearances, Conditions
+from ttapca.spectral.conditions import Appearances, ConditionStates
 from ttapca.spectral.gains import (
     ABOVE_ONE,
     MULTIPLIER_LIMIT,
@@ -228,9 +228,9 @@ class ClosedFormGain(Gain):
         self.threshold, self.center, self.window = threshold, center, window
         deviations = source.deviations.detach()
         self.normal = SourceSpectrum(source.energies)
-        self.conditions: Conditions | None = None
+        self.conditions: ConditionStates | None = None
         if states > 1 and (describe := Appearances(source.energies, source.textures)).known:
-            self.conditions = Conditions(describe, states)
+            self.conditions = ConditionStates(describe, states)
             self._with_textures = source.textures is not None
         self.edges = band_edges(len(deviations))
         spread, averages = spreading_matrix(self.edges), averaging_matrix(self.edges)
@@ -278,7 +278,7 @@ class ClosedFormGain(Gain):
         return self.stream.by_condition(run, samples, components)
 
     @torch.no_grad()
-    def _tell_apart(self, conditions: Conditions, samples: Tensor, components: Tensor) -> None:
+    def _tell_apart(self, conditions: ConditionStates, samples: Tensor, components: Tensor) -> None:
         if not self.stream.counts("conditions/states"):
             return
         energies = components.square() @ (self.averages / self.variances[:, None])

@@ -101,7 +101,7 @@ def _beside(energies: Tensor, textures: Tensor | None) -> Tensor:
     return both.detach().to("cpu", torch.float64)
 
 
-class Conditions:
+class ConditionStates:
     """The states of a stream: finds them, and says which one each image belongs to.
 
     Args:
@@ -111,7 +111,7 @@ class Conditions:
     Example:
         >>> generator = torch.Generator().manual_seed(0)
         >>> source = torch.rand(500, 2, generator=generator) + 0.5
-        >>> conditions = Conditions(Appearances(source), most=4)
+        >>> conditions = ConditionStates(Appearances(source), most=4)
         >>> conditions.join(Stream())
         >>> both = torch.cat([source[:50], 9 * source[50:100]])
         >>> conditions.route(conditions.describe(both)).tolist() == [0] * 50 + [1] * 50
