@@ -60,11 +60,16 @@ def test_save_then_load(
     else:
         assert torch.equal(loaded.outliers_, fitted.outliers_)
     assert (fitted.outliers_ is None) == (fitted.layer == "act")
+    if fitted.textures_ is None:
+        assert loaded.textures_ is None
+    else:
+        assert torch.equal(loaded.textures_, fitted.textures_)
+        assert len(fitted.textures_) == len(fitted.energies_)
     numbers = sum(matrix.numel() for matrix in loaded.basis.tensors().values())
     rest = (tmp_path / "filter" / store.TENSORS).stat().st_size - numbers * getattr(
         torch, storage
     ).itemsize
-    assert 0 < rest < 11_000  # the matrices as asked for, and means and energies
+    assert 0 < rest < 24_000  # the matrices as asked for, and means, energies, textures
     expected, output = filtered(fitted, dtype), filtered(loaded, dtype)
     assert float((output - expected).abs().max() / expected.abs().max()) <= tolerance
 
@@ -235,9 +240,16 @@ def test_outliers_that_were_not_measured(
     refused(kind, tmp_path, lambda _, tensors: tensors.update(outliers=measured), message)
 
 
-def test_filters_of_version_0_1_know_nothing_of_outliers() -> None:
+def test_textures_of_other_samples_than_the_energies(tmp_path: Path) -> None:
+    found = torch.zeros(2, 15)
+    message = r"`textures` .* shape \(\d+, 15\)"
+    refused("folded", tmp_path, lambda _, tensors: tensors.update(textures=found), message)
+
+
+def test_filters_of_version_0_1_know_nothing_of_outliers_or_textures() -> None:
     for folder in SAVED.iterdir():
         assert ttapca.load(folder).outliers_ is None
+        assert ttapca.load(folder).textures_ is None
 
 
 def set_to(value: float, *place: int):

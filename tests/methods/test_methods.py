@@ -164,7 +164,7 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
     "wiener": [
         *[("shrink", -1.0), ("restore", NAN), ("largest_ratio", 1.0), ("threshold", "0.5")],
         *[("memory", 0.0), ("center", 1.1), ("window", 2), ("floor", -1.0), ("outliers", 1)],
-        *[("composition", 2), ("passes", 0), ("views", 3), ("mirror", 1)],
+        *[("composition", 2), ("passes", 0), ("views", 3), ("mirror", 1), ("states", 0)],
     ],
     "ttapca-closed": [("pull", -1.0)],
 }
@@ -256,9 +256,9 @@ def test_every_option_has_an_effect(method: str) -> None:
 
 def test_no_option_is_missing_above() -> None:
     # Of these, `channels` and `head` follow from the model; test_composition.py counts `passes`,
-    # and `mirror` is for the user to say (test_mirrored_view.py).
+    # test_mirrored_view.py tries `mirror`, and test_conditions.py `states`.
     known = {each.name for each in dataclasses.fields(GradientMethod)}
-    known |= {"channels", "head", "fisher_weight", "passes", "mirror"}.union(
+    known |= {"channels", "head", "fisher_weight", "passes", "mirror", "states"}.union(
         *(others for _, others in CHOICES.values())
     )
     assert known == {option for each in ttapca.METHODS.values() for option in each.options}

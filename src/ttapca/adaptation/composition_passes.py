@@ -125,12 +125,14 @@ class CompositionPasses(Mover):
     def _young(self, first: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of both looks at a stream so far, and keep them while it is young."""
         stream = self.composition.stream
+        half, whole = first.detach(), logits.detach()[_spread(len(logits), len(first))]
         before = stream.past("composition/young")
-        looks = (first.detach(), logits.detach()[_spread(len(logits), len(first))])
         if before is not None:
-            looks = tuple(torch.cat([a.to(b), b]) for a, b in zip(before, looks, strict=True))
-        stream.write("composition/young", looks)
-        return looks
+            half, whole = (
+                torch.cat([a.to(b), b]) for a, b in zip(before, (half, whole), strict=True)
+            )
+        stream.write("composition/young", (half, whole))
+        return half, whole
 
     def _has_own_classes(self, half: Tensor, whole: Tensor, found: Estimate) -> bool:
         """Return whether a young stream has classes of its own, and expect them in that case."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ttapca._checks import shown
 from ttapca.errors import SavedStreamError
-from ttapca.spectral.stream import Stream, map_tensors
+from ttapca.spectral.stream import Stream, base_name, map_tensors
 from ttapca.support.disk import replace_file
 from ttapca.support.modules import device_and_dtype
 from ttapca.support.parsing import parse_json
@@ -265,10 +265,12 @@ def _compare(found: Any, like: Mapping[str, Any], path: Path) -> None:
     """Refuse other names or shapes: anybody may have written the file."""
     for group in ("values", "parts"):
         here = found.get(group) if isinstance(found, Mapping) else None
-        if not isinstance(here, Mapping) or here.keys() != like[group].keys():
+        # One stream may have seen more conditions than another.
+        known = {base_name(name): value for name, value in like[group].items()}
+        if not isinstance(here, Mapping) or set(map(base_name, here)) != known.keys():
             raise SavedStreamError(f"{path} is no saved stream: its {group} have other names.")
         for name, value in here.items():
-            if not _fits(value, like[group][name]):
+            if not _fits(value, known[base_name(name)]):
                 raise SavedStreamError(
                     f"{path} is no saved stream: `{name}` has another shape than in this adapter."
                 )

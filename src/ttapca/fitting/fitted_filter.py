@@ -91,6 +91,8 @@ class FittedFilter:
         outliers_: How far values of some source images stray from those around them, and how many
             do, shape (samples, 3); see `ttapca.spectral.outliers`. None where the filter does not
             act on the model's input images, and in filters saved by an older ttapca.
+        textures_: Textures of the samples that `energies_` are of, shape (samples, numbers); see
+            `ttapca.spectral.textures`. None as for `outliers_`.
         agreement_: Share of source predictions that stay the same with the filter at gains of 1,
             which drops what lies outside the basis. None where nothing is dropped, where the model
             returns no classes, and for a filter that was truncated or saved by an older ttapca.
@@ -127,6 +129,7 @@ class FittedFilter:
     rest_: Tensor | None = None
     class_reach_: Tensor | None = None
     outliers_: Tensor | None = None
+    textures_: Tensor | None = None
     agreement_: float | None = None
     mirror_agreement_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
@@ -274,6 +277,7 @@ class FittedFilter:
             self.basis.noise,
             None if self.class_reach_ is None else self.class_reach_.to(dtype),
             self.rest_,
+            self.textures_,
         )
         return SpectralFilter(
             self.center_.to(dtype, copy=True),
@@ -331,6 +335,7 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
         rest_=tensors.get("rest"),
         class_reach_=tensors.get("class_reach"),
         outliers_=tensors.get("outliers"),
+        textures_=tensors.get("textures"),
         agreement_=source.get("agreement"),
         mirror_agreement_=source.get("mirror_agreement"),
         group_norm_=_by_path(tensors, GROUP_NORM),

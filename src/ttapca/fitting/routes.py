@@ -45,6 +45,7 @@ from ttapca.spectral.moments import Moments
 from ttapca.spectral.outliers import is_image, measure
 from ttapca.spectral.pca import PCA, SampleGram, Spectrum, check_n_components, hold
 from ttapca.spectral.randomised import randomised_pca
+from ttapca.spectral.textures import textures
 from ttapca.support.modules import evaluation_mode
 
 RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
@@ -132,12 +133,21 @@ class FitTask:
             rest_=calibration.rest,
         )
 
-    def outliers(self, sample: EvenSample) -> Tensor | None:
-        """Measure a sample of the layer's input, where that is the model's input images."""
+    def with_images(self, fitted: FittedFilter, sample: EvenSample) -> FittedFilter:
+        """Measure a sample of the layer's input too, where that is the model's input images."""
         shape = self.shapes.input
         if shape is None or shape != self.source.data_shape or not is_image(shape):
-            return None
-        return measure(sample.all().view(-1, *shape))
+            return fitted
+        images = sample.all().view(-1, *shape)
+        # Those whose energies were measured, which `calibrate` may have held out of the basis.
+        apart, energies = sample.apart(), fitted.energies_
+        if energies is not None and apart is not None and len(apart) == len(energies):
+            measured = textures(apart.view(-1, *shape))
+        else:
+            measured = textures(images)
+        return dataclasses.replace(
+            fitted, outliers_=measure(images), textures_=measured.float().cpu()
+        )
 
 
 @dataclass(frozen=True)
@@ -180,8 +190,7 @@ def _folded(task: FitTask) -> FittedFilter:
         lambda apart: fold(moments.remove(apart), linear, len(pca.singular_values)),
         basis_of if drops_something(pca) else None,
     )
-    fitted = task.fitted("folded", basis, pca, calibration)
-    return dataclasses.replace(fitted, outliers_=task.outliers(sample))
+    return task.with_images(task.fitted("folded", basis, pca, calibration), sample)
 
 
 def _exact(task: FitTask) -> FittedFilter:
@@ -252,7 +261,7 @@ def _dct(task: FitTask) -> FittedFilter:
     energies = energies_of(samples, mean, dct.explained_variance.float(), quick.project)
     rest = rest_of(samples, mean, quick) if drops_something(dct) else None
     fitted = task.fitted("dct", basis, dct, Calibration(energies, rest))
-    return dataclasses.replace(fitted, outliers_=task.outliers(sample) if at_input else None)
+    return task.with_images(fitted, sample) if at_input else fitted
 
 
 def _dense(pca: PCA) -> Basis:

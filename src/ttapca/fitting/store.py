@@ -40,6 +40,7 @@ from ttapca.errors import FilterExistsError, OptionError, SavedFilterError
 from ttapca.spectral.basis import BASES, TensorForm
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.outliers import floor_of, is_image
+from ttapca.spectral.textures import TEXTURES
 from ttapca.support.disk import make_folder, recover, staged_folder
 from ttapca.support.parsing import parse_json, read_bounded
 
@@ -132,6 +133,7 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         "rest": fitted.rest_,
         "class_reach": fitted.class_reach_,
         "outliers": fitted.outliers_,
+        "textures": fitted.textures_,
         **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
         **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
         **{LAYER_NORM + name: found for name, found in fitted.layer_norm_.items()},
@@ -383,6 +385,9 @@ def _forms(
             samples = max(2, _rows_and_columns(tensors.get("outliers"))[0])
             words = "distances and, up to 1, shares"
             optional["outliers"] = TensorForm((samples, 3), torch.float32, words, _has_shares)
+            rows = _rows_and_columns(tensors.get("energies"))[0]
+            form = TensorForm((rows, TEXTURES), torch.float32, "not below 0", _not_negative)
+            optional["textures"] = form
     for name, tensor in tensors.items():
         if name.startswith((GROUP_NORM, LAYER_NORM)):
             channels = _rows_and_columns(tensor)[1]

@@ -34,6 +34,7 @@ from ttapca.methods.method import (
 )
 from ttapca.spectral.closed_form import LARGEST_RATIO, MEMORY, ODD, THRESHOLD, WIENER
 from ttapca.spectral.composition import ClassMoments
+from ttapca.spectral.conditions import MOST_STATES
 from ttapca.spectral.gains import GainName
 
 PASSES = 4
@@ -87,6 +88,9 @@ class Wiener(Method):
             are averaged; for twice the time.
         mirror: True for images that mean the same when mirrored, whatever the filter says. By
             default `views=2` needs a filter that saw on source images that predictions stay.
+        states: How many conditions of images are told apart at most, such as noise and fog in one
+            batch. Each has gains and statistics of its own; images are told apart by what the
+            first filter sees of them. With 1, all images share one state.
     """
 
     needs_filter: ClassVar[bool] = True
@@ -107,6 +111,7 @@ class Wiener(Method):
     outliers: bool | None = None
     views: Annotated[int, Whole(1, 2)] = 1
     mirror: bool | None = None
+    states: Count = MOST_STATES
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -181,7 +186,11 @@ class Wiener(Method):
         names = ("shrink", "restore", "largest_ratio", "center", "window", "floor")
         options = {name: getattr(self, name) for name in names}
         options["threshold"] = THRESHOLD if self.threshold is None else self.threshold
-        gains = [SpectralGains(one, self.gain, **options) for one in self._filters()]
+        # The first filter tells conditions apart, and the others go by what it found.
+        gains = [
+            SpectralGains(one, self.gain, **options, states=1 if number else self.states)
+            for number, one in enumerate(self._filters())
+        ]
         statistics = statistics_surfaces(
             self.statistics, gains, looks_at_classes=self.looks_at_classes
         )

@@ -16,6 +16,7 @@ Where the mean has surely moved (see `ttapca.spectral.means`), it is moved back 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from ttapca.spectral.calibration import (
     band_edges,
     spreading_matrix,
 )
+from ttapca.spectral.conditions import Appearances, ConditionStates
 from ttapca.spectral.gains import (
     ABOVE_ONE,
     MULTIPLIER_LIMIT,
@@ -41,6 +43,7 @@ from ttapca.spectral.gains import (
 )
 from ttapca.spectral.means import allowed_reach, sure_share
 from ttapca.spectral.stream import Stream
+from ttapca.spectral.textures import textures
 from ttapca.spectral.white_noise import with_white_noise
 
 # Chosen by scripts/tune_closed_form.py; so are the exponents that the names stand for.
@@ -153,6 +156,8 @@ class ClosedFormGain(Gain):
             `shift`.
         floor: Variance of noise that every image has. Detail is restored as far as it exceeds that
             noise; see `signal_share`.
+        states: How many conditions of images are told apart at most, each with gains of its own;
+            see `ttapca.spectral.conditions`.
 
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
@@ -187,8 +192,10 @@ class ClosedFormGain(Gain):
         center: float = 1.0,
         window: int | None = None,
         floor: float = 0.0,
+        states: int = 1,
     ) -> None:
         super().__init__()
+        check_option("states", states, Whole(1))
         values = (shrink, restore, largest_ratio, threshold, memory, center, floor)
         for (name, rule), value in zip(_RULES.items(), values, strict=True):
             check_option(name, value, rule)
@@ -208,6 +215,10 @@ class ClosedFormGain(Gain):
             self.rest_energy = float(source.rest.mean())
             energies = torch.cat([energies, source.rest[:, None] / self.rest_energy], 1)
         self.normal = SourceSpectrum(energies)
+        self.conditions: ConditionStates | None = None
+        if states > 1 and (describe := Appearances(source.energies, source.textures)).known:
+            self.conditions = ConditionStates(describe, states)
+            self._with_textures = source.textures is not None
         self.edges = band_edges(len(deviations))
         spread, averages = spreading_matrix(self.edges), averaging_matrix(self.edges)
         self.register_buffer("variances", deviations.square())
@@ -228,17 +239,18 @@ class ClosedFormGain(Gain):
         self._rest, self._rest_gain = f"{name}/rest", f"{name}/rest gain"
         self._unusual = f"{name}/unusual"
         ones = torch.ones_like(self.variances)
-        stream.declare(self._energies, ones)
+        by_condition = {self._energies: ones, self._samples: 0.0, self._gains: ones}
         if self.center:
-            stream.declare(self._mean, torch.zeros_like(self.variances))
-            stream.declare(self._offset, (0, torch.zeros_like(self.variances), None))
+            by_condition[self._mean] = torch.zeros_like(self.variances)
+            by_condition[self._offset] = (0, torch.zeros_like(self.variances), None)
         if self.watches_rest:
-            stream.declare(self._rest, (1.0, None))
-            stream.declare(self._rest_gain, 1.0)
-        stream.declare(self._samples, 0.0)
-        stream.declare(self._gains, ones)
+            by_condition |= {self._rest: (1.0, None), self._rest_gain: 1.0}
+        for value, start in by_condition.items():
+            stream.declare(value, start, by_condition=True)
         stream.declare_certainty(self._certainty)
         stream.declare_unusual(self._unusual)
+        if self.conditions is not None:
+            self.conditions.join(stream)
 
     @property
     def closed_form(self) -> ClosedFormGain:
@@ -254,6 +266,26 @@ class ClosedFormGain(Gain):
     def shift(self) -> float:
         """How surely the data have shifted, from 0 (like the source) to 1."""
         return float(self.stream.now(self._certainty))
+
+    def by_condition(
+        self, run: Callable[[Tensor, Tensor], Tensor], samples: Tensor, components: Tensor
+    ) -> Tensor:
+        """Tell the conditions of samples apart if this pass counts, and run; see `Gain`."""
+        if self.conditions is not None and len(samples):
+            self._tell_apart(self.conditions, samples, components)
+        return self.stream.by_condition(run, samples, components)
+
+    @torch.no_grad()
+    def _tell_apart(self, conditions: ConditionStates, samples: Tensor, components: Tensor) -> None:
+        if not self.stream.counts("conditions/states"):
+            return
+        energies = components.square() @ (self.averages / self.variances[:, None])
+        looks = conditions.describe(energies, textures(samples) if self._with_textures else None)
+        # A broken batch is left out below, where its energies are added.
+        if bool(torch.isfinite(looks).all()):
+            states = conditions.route(looks)
+            if self.stream.conditions > 1:
+                self.stream.route(states)
 
     @torch.no_grad()
     def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -84,9 +85,16 @@ class SpectralFilter(nn.Module):
             components = self._last.components(flat, centred, mean, basis)
         else:
             components = basis.project(centred)
+        return gain.by_condition(functools.partial(self._scaled, gain), samples, components)
+
+    def _scaled(self, gain: Gain, samples: Tensor, components: Tensor) -> Tensor:
+        """Return samples, given with their components, as they are after scaling these."""
+        mean, basis = self.mean, self.basis
         if not gain.keeps_rest:
             filtered = basis.add_rebuilt(mean, components * gain(components))
             return filtered.reshape(samples.shape).to(samples.dtype)
+        flat = samples.flatten(1).to(mean.dtype)
+        centred = flat - mean
         outside = None
         if gain.watches_rest:
             outside = centred - basis.add_rebuilt(torch.zeros_like(mean), components)

@@ -90,6 +90,8 @@ class SourceComponents:
             classes, shape (components,); None where that is not known.
         rest: Squared length of what lies outside the basis, for the samples of `energies`, shape
             (samples,); None where that is next to nothing, or not known.
+        textures: Textures of the samples that `energies` are of, shape (samples, numbers), or None
+            if they are no images. See `ttapca.spectral.textures`.
     """
 
     singular_values: Tensor
@@ -98,6 +100,7 @@ class SourceComponents:
     noise: Callable[[], Tensor]
     class_reach: Tensor | None = None
     rest: Tensor | None = None
+    textures: Tensor | None = None
 
 
 class Gain(nn.Module):
@@ -138,6 +141,18 @@ class Gain(nn.Module):
     def rest_gain(self) -> float | None:
         """Return the gain of what lies outside the basis; None for that of the last component."""
         return None
+
+    def by_condition(
+        self, run: Callable[[Tensor, Tensor], Tensor], samples: Tensor, components: Tensor
+    ) -> Tensor:
+        """Run a piece of work that uses the gains, for the samples of one condition at a time.
+
+        Args:
+            run: Takes samples and their components, and returns filtered samples.
+            samples: Shape (batch, *shape).
+            components: Shape (batch, components).
+        """
+        return run(samples, components)
 
     @property
     def closed_form(self) -> Any:

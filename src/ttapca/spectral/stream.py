@@ -8,6 +8,10 @@ any number of streams over one model follow from that. There are two kinds:
   no mark.
 - A *part* lives elsewhere: parameters that an optimiser moves, the optimiser's own state. The
   stream takes its contents out and puts others in.
+
+Where the samples of a stream have several conditions (see `ttapca.spectral.conditions`), there is
+one of some values for each. `Stream.by_condition` runs a piece of work on the samples of one
+condition after the other; who does the work reads and writes values as if there were one condition.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +28,9 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from ttapca.spectral.composition import Composition
+
+# In the name of a value: before the number of the condition that it belongs to.
+OF_CONDITION = " of condition "
 
 # Torch keeps the step count of an optimiser on the CPU, whatever else is moved.
 STAYS = "step"
@@ -183,9 +191,14 @@ class Stream:
         self._present: dict[str, Any] = {}  # what the batch changes
         self._parts: dict[str, Part] = {}
         self._undo: dict[str, Any] = {}
-        self._waiting: set[str] | None = None  # values that have not seen this batch yet
+        # Values that have seen this batch; None where every pass counts.
+        self._counted: set[str] | None = None
+        self._within_batch = False
         self._certainty: str | None = None
         self._unusual: str | None = None
+        self._each_has: set[str] = set()  # values of which each condition has its own
+        self._condition = 0
+        self._groups: list[tuple[int, Tensor]] = []  # conditions of this batch, with their samples
 
     @property
     def samples(self) -> int:
@@ -213,26 +226,48 @@ class Stream:
         return 0.0 if self.composition is None else self.composition.skew
 
     def shift_in(self, values: Mapping[str, Any]) -> float:
-        """Return `shift` for the values of another stream of this kind."""
-        return 1.0 if self._certainty is None else float(values[self._certainty])
+        """Return `shift` for the values of a stream of this kind: the surest of its conditions."""
+        if self._certainty is None:
+            return 1.0
+        return max(
+            float(value) for name, value in values.items() if base_name(name) == self._certainty
+        )
+
+    @property
+    def conditions(self) -> int:
+        """How many conditions the samples of the stream have, as far as is known."""
+        return max(1, len(self.now("conditions/states")[0])) if self.has_conditions else 1
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether anybody tells conditions apart."""
+        return "conditions/states" in self.starts
 
     @property
     def values(self) -> dict[str, Any]:
         """All values by name, including what this batch has changed."""
         return self._past | self._present
 
-    def declare(self, name: str, start: Any) -> None:
-        """Declare a value and what it is at first: numbers, tensors, None, and tuples of them."""
+    def declare(self, name: str, start: Any, *, by_condition: bool = False) -> None:
+        """Declare a value and what it is at first: numbers, tensors, None, and tuples of them.
+
+        Args:
+            name: Its name.
+            start: What it is at first.
+            by_condition: Whether each condition of the samples has a value of its own.
+        """
         self.starts[name] = self._past[name] = start
+        if by_condition:
+            self._each_has.add(name)
 
     def declare_certainty(self, name: str) -> None:
         """Declare a number that says how surely the data have shifted; `shift` is the first one."""
-        self.declare(name, 0.0)
+        self.declare(name, 0.0, by_condition=True)
         self._certainty = self._certainty or name
 
     def declare_unusual(self, name: str) -> None:
         """Declare a number that says how unusual the data are; `unusual` is the first one."""
-        self.declare(name, 0.0)
+        self.declare(name, 0.0, by_condition=True)
         self._unusual = self._unusual or name
 
     def keep(self, name: str, part: Part) -> None:
@@ -246,29 +281,81 @@ class Stream:
 
     def past(self, name: str) -> Any:
         """Return a value as it was before this batch."""
-        return self._past[name]
+        place = self._place(name)
+        return self._past[place] if place in self._past else self.starts[name]
 
     def now(self, name: str) -> Any:
         """Return a value, including what this batch has changed."""
-        return self._present[name] if name in self._present else self._past[name]
+        place = self._place(name)
+        return self._present[place] if place in self._present else self.past(name)
 
     def write(self, name: str, value: Any) -> None:
         """Replace a value; if this batch turns out broken, the old value comes back."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # what is kept must be usable outside as well
                 value = map_tensors(value, torch.clone)
-        (self._past if self._waiting is None else self._present)[name] = value
+        (self._past if self._counted is None else self._present)[self._place(name)] = value
 
     def counts(self, name: str) -> bool:
         """Return whether this pass counts for a value: the first one of each batch does."""
         if torch.compiler.is_exporting():  # an exported program is frozen
             return False
-        if self._waiting is None:
+        if self._counted is None:
             return True
-        if name not in self._waiting:
+        place = self._place(name)
+        if not self._within_batch or place in self._counted:
             return False
-        self._waiting.remove(name)
+        self._counted.add(place)
         return True
+
+    def _place(self, name: str) -> str:
+        """Return the name under which a value is kept, for the condition that is worked on."""
+        if self._condition and name in self._each_has:
+            return f"{name}{OF_CONDITION}{self._condition}"
+        return name
+
+    def route(self, conditions: Tensor) -> None:
+        """Say which condition each sample of this batch has, by its number, shape (samples,)."""
+        self._groups = [
+            (number, (conditions == number).nonzero()[:, 0])
+            for number in sorted(set(conditions.tolist()))
+        ]
+
+    def by_condition(self, run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """Run a piece of work on the samples of each condition, and put the results together.
+
+        Args:
+            run: Takes some samples of each tensor, and returns a tensor with a row for each.
+            *tensors: With a row for each sample. Where they have other rows than the samples that
+                conditions are known of, the work is done at once, as of the first condition.
+        """
+        groups = self._groups
+        if not groups or sum(len(rows) for _, rows in groups) != len(tensors[0]):
+            return run(*tensors)
+        if len(groups) == 1:
+            with self.in_condition(groups[0][0]):
+                return run(*tensors)
+        order = torch.cat([rows for _, rows in groups]).to(tensors[0].device)
+        found = []
+        for number, rows in groups:
+            some = rows.to(order.device)
+            with self.in_condition(number):
+                found.append(run(*(each[some] for each in tensors)))
+        return torch.cat(found)[order.argsort()]
+
+    @contextmanager
+    def in_condition(self, number: int) -> Iterator[None]:
+        """Read and write the values of one condition."""
+        before, self._condition = self._condition, number
+        try:
+            yield
+        finally:
+            self._condition = before
+
+    @property
+    def condition(self) -> int:
+        """The number of the condition that is worked on."""
+        return self._condition
 
     def aged(self, samples: float, newer: float) -> float:
         """Return for how many samples the old ones count after `newer` others have come."""
@@ -276,24 +363,28 @@ class Stream:
 
     def start_batch(self, samples: int = 0) -> None:
         """Announce a batch, which may take several passes."""
-        self._waiting = set(self.starts)
+        self._begin()
         self._present = {
             "samples": self._past["samples"] + samples,
             "batches": self._past["batches"] + 1,
         }
-        self.left_out = False
         self._undo = {name: p.contents() for name, p in self._parts.items() if p.undone}
 
     def restart_batch(self) -> None:
         """Forget what the passes of this batch changed: the next one counts as the first did."""
-        self._waiting = set(self.starts)
+        self._begin()
         kept = {name: self._present[name] for name in ("samples", "batches")}
         self._present = kept
+
+    def _begin(self) -> None:
+        self._counted, self._within_batch = set(), True
+        self._groups = []
         self.left_out = False
 
     def end_batch(self, *, broken: bool = False) -> None:
         """End the batch, undoing it if it is broken; no pass counts until the next batch."""
-        self._waiting = set()
+        self._counted, self._within_batch = set(), False
+        self._groups = []
         if broken:
             self._put_parts(self._undo)
         else:
@@ -325,6 +416,16 @@ class Stream:
         """Convert all tensors, when the model they belong to is moved or cast."""
         self.starts = map_tensors(self.starts, fn)
         self.put(map_tensors(self.contents(), fn))
+
+
+def base_name(name: str) -> str:
+    """Return the name of a value without that of its condition.
+
+    Example:
+        >>> base_name("gain/samples of condition 2")
+        'gain/samples'
+    """
+    return name.partition(OF_CONDITION)[0]
 
 
 def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:

@@ -74,7 +74,7 @@ class MixedStatistics(Surface):
         for number, (path, layer, normalise) in enumerate(layers):
             name = f"{type(self).__name__}/{number}"
             if self.follow:
-                self.stream.declare(name, NOTHING_SEEN)
+                self.stream.declare(name, NOTHING_SEEN, by_condition=True)
             weight = first + (last - first) * number / max(1, len(layers) - 1)
             # A hook could only compute the output a second time.
             statistics = LayerStatistics(self, path, layer, normalise, name, weight)
@@ -94,7 +94,7 @@ class MixedStatistics(Surface):
     def start_batch(self) -> None:
         """Drop the moments of the batch before, which nobody settled."""
         for layer in self.layers:
-            layer.own = None
+            layer.own = {}
 
     def settle(self) -> None:
         """Add this batch to the stream again: by now more is known about its classes."""
@@ -155,14 +155,19 @@ class LayerStatistics(Wrapper):
         self.normalise = normalise
         self.name = name  # under which the stream holds what this layer has seen
         self.full_weight = weight  # of a large batch that has surely shifted
-        self.own: tuple[tuple[Tensor, Tensor], int] | None = None  # moments of the batch alone
+        # Moments and size of the batch alone, by condition.
+        self.own: dict[int, tuple[tuple[Tensor, Tensor], int]] = {}
 
     def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
         """Normalise a batch; the argument has the name that torch's own layers give it."""
-        output = None
-        if self.surface.enabled:
-            output = self.normalise(self.layer, self, input)
-        return forward(input) if output is None else output
+        if not self.surface.enabled:
+            return forward(input)
+
+        def run(samples: Tensor) -> Any:
+            output = self.normalise(self.layer, self, samples)
+            return forward(samples) if output is None else output
+
+        return self.surface.stream.by_condition(run, input) if self.surface.follow else run(input)
 
     def weight(self, batch_size: int, *, maps: bool = True) -> float:
         """Return the weight of the test data in the mixture, given what was seen before.
@@ -202,7 +207,7 @@ class LayerStatistics(Wrapper):
         if stream.counts(self.name):
             self._write(together, len(x), past)
             if composition is not None:
-                self.own = (moments, len(x))
+                self.own[stream.condition] = (moments, len(x))
         if composition is not None and composition.past_only and past[0] is not None:
             mean, var, _, _ = past
             return mean, var
@@ -210,11 +215,12 @@ class LayerStatistics(Wrapper):
 
     def settle(self) -> None:
         """Add this batch to the stream again: by now more is known about its classes."""
-        if self.own is not None:
-            moments, size = self.own
-            past = self._past()
-            self._write(self._together(moments, size, past), size, past)
-            self.own = None
+        stream = self.surface.stream
+        for condition, (moments, size) in self.own.items():
+            with stream.in_condition(condition):
+                past = self._past()
+                self._write(self._together(moments, size, past), size, past)
+        self.own = {}
 
     def _past(self) -> tuple[Any, Any, float, bool]:
         """Return what was seen before this batch, without what its classes explain."""

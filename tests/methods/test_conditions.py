@@ -1,0 +1,115 @@
+"""Batches in which images have several conditions: each has gains and statistics of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from adapters import same
+from oracles import images, small_convnet
+from small_networks import group_norm_convnet
+
+ALL = images(2000)
+SOURCE, NEW = ALL[:1200], ALL[1200:]
+SHAPE = (3, 6, 6)
+
+
+def group_norm_net() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return group_norm_convnet().double().eval()
+
+
+NETWORKS = {"BatchNorm": small_convnet, "GroupNorm": group_norm_net}
+
+
+def conditions(first: int, number: int) -> tuple[Tensor, Tensor]:
+    """Return new images, each clean, noisy or pale, in random order, and which it is."""
+    generator = torch.Generator().manual_seed(first)
+    of = torch.randint(3, (number,), generator=generator)
+    noise = torch.randn(number, *SHAPE, generator=generator, dtype=torch.float64)
+    clean, which = NEW[first : first + number], of.view(-1, 1, 1, 1)
+    pale = 0.5 + 0.05 * (clean - 0.5)
+    return torch.where(which == 1, clean + 9 * noise, torch.where(which == 2, pale, clean)), of
+
+
+BATCHES = [conditions(*each) for each in ((0, 120), (120, 90), (210, 1), (211, 40))]
+
+
+def adapted_to(kind: str, forgetting: str = "online", **given: object) -> ttapca.Adapter:
+    model = NETWORKS[kind]()
+    fitted = ttapca.fit(model, "conv1", SOURCE, 40)
+    return ttapca.adapt(model, "wiener", filter=fitted, forgetting=forgetting, **given)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_each_condition_is_served_as_if_it_came_alone(kind: str) -> None:
+    adapted = adapted_to(kind, outliers=False)
+    alone = adapted_to(kind, states=1, outliers=False)
+    for batch, of in BATCHES:
+        expected = torch.empty(len(batch), 5, dtype=torch.float64)
+        for condition in range(3):
+            chosen = of == condition
+            if chosen.any():
+                expected[chosen] = alone.stream(f"condition {condition}")(batch[chosen])
+        torch.testing.assert_close(adapted(batch), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_one_condition_changes_no_bit(kind: str) -> None:
+    adapted, one = adapted_to(kind), adapted_to(kind, states=1)
+    for batch in NEW[:300].split(100):
+        strong = 0.5 + 3 * (batch - 0.5)
+        assert torch.equal(adapted(strong), one(strong))
+
+
+def test_episodic_adaptation_starts_from_one_condition() -> None:
+    adapted = adapted_to("BatchNorm", "episodic")
+    first = adapted(BATCHES[0][0])
+    adapted(BATCHES[1][0])
+    assert torch.equal(adapted(BATCHES[0][0]), first)
+
+
+def test_a_broken_batch_leaves_no_mark() -> None:
+    adapted, other = adapted_to("BatchNorm"), adapted_to("BatchNorm")
+    for each in (adapted, other):
+        each(BATCHES[0][0])
+    broken = BATCHES[1][0].clone()
+    broken[3] = torch.nan
+    adapted(broken)
+    assert adapted.skipped == 1
+    assert torch.equal(adapted(BATCHES[1][0]), other(BATCHES[1][0]))
+
+
+def test_a_stream_of_several_conditions_is_saved_whole(tmp_path: Path) -> None:
+    adapted, other = adapted_to("BatchNorm"), adapted_to("BatchNorm")
+    adapted(BATCHES[0][0])
+    adapted.stream("default").save(tmp_path / "stream")
+    other.stream("default").load(tmp_path / "stream")
+    assert torch.equal(other(BATCHES[1][0]), adapted(BATCHES[1][0]))
+    other.load_state_dict(adapted.state_dict())
+    assert torch.equal(other(BATCHES[3][0]), adapted(BATCHES[3][0]))
+    # A stream of one condition can take the place of one with several.
+    adapted.reset()
+    adapted.stream("default").save(tmp_path / "new")
+    other.stream("default").load(tmp_path / "new")
+    assert same(other.get_extra_state()["streams"], adapted.get_extra_state()["streams"])
+
+
+def test_classes_and_conditions_go_together() -> None:
+    adapted = adapted_to("BatchNorm", composition=True)
+    for batch, _ in BATCHES:
+        assert bool(torch.isfinite(adapted(batch)).all())
+    assert adapted.skipped == 0
+
+
+def test_a_learned_factor_moves_under_several_conditions() -> None:
+    model = small_convnet()
+    fitted = ttapca.fit(model, "conv1", SOURCE, 40)
+    adapted = ttapca.adapt(model, "ttapca-closed", filter=fitted, forgetting="online", lr=0.1)
+    assert bool(torch.isfinite(torch.cat([adapted(batch) for batch, _ in BATCHES])).all())
+    assert (adapted.updates, adapted.skipped) == (len(BATCHES), 0)

@@ -1,0 +1,192 @@
+"""Images are told apart by what happened to them, not by what they show."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ttapca.spectral import conditions as module
+from ttapca.spectral.conditions import Appearances, ConditionStates, _two_means
+from ttapca.spectral.stream import Stream
+from ttapca.spectral.textures import TEXTURES, textures
+
+SIZE = 6
+
+
+class AsTheyAre:
+    """Stands for `Appearances` where rows are given."""
+
+    size = SIZE
+
+
+def states_of(most: int = 8) -> ConditionStates:
+    found = ConditionStates(AsTheyAre(), most)  # type: ignore[arg-type]
+    found.join(Stream())
+    return found
+
+
+def rows(number: int, seed: int, *centre: float) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.randn(number, SIZE, generator=generator, dtype=torch.float64)
+    found[:, : len(centre)] += torch.tensor(centre, dtype=torch.float64)
+    return found
+
+
+def shuffled(*groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows in random order, and the number of the group of each."""
+    together = torch.cat(groups)
+    of = torch.cat([torch.full((len(group),), i) for i, group in enumerate(groups)])
+    order = torch.randperm(len(together), generator=torch.Generator().manual_seed(3))
+    return together[order], of[order]
+
+
+def plain_textures(image: Tensor) -> list[float]:
+    channels, height, width = image.shape
+    grey = [
+        [sum(float(image[c, i, j]) for c in range(channels)) / channels for j in range(width)]
+        for i in range(height)
+    ]
+    kinds: list[list[float]] = []
+    for d in (1, 2):
+        kinds.append([grey[i][j + d] - grey[i][j] for i in range(height) for j in range(width - d)])
+        kinds.append([grey[i + d][j] - grey[i][j] for i in range(height - d) for j in range(width)])
+    kinds.append(
+        [
+            4 * grey[i][j] - grey[i - 1][j] - grey[i + 1][j] - grey[i][j - 1] - grey[i][j + 1]
+            for i in range(1, height - 1)
+            for j in range(1, width - 1)
+        ]
+    )
+    found = []
+    for kind in kinds:
+        sizes = [abs(each) for each in kind]
+        found.append((sum(map(math.sqrt, sizes)) / len(sizes)) ** 2)
+        found.append(sum(sizes) / len(sizes))
+        found.append(math.sqrt(sum(each * each for each in sizes) / len(sizes)))
+    return found
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 5), (1, 5, 9)])
+def test_textures_are_averages_of_differences(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ttapca.spectral.textures.TOGETHER", 200)  # in several parts
+    images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = textures(images)
+    assert found.shape == (4, TEXTURES)
+    expected = torch.tensor([plain_textures(image) for image in images], dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+
+
+def test_source_images_vary_by_one_in_every_direction() -> None:
+    mixing = torch.tensor([[1.0, 0.8, 0.0], [0.0, 0.9, 0.2], [0.0, 0.0, 2.0]], dtype=torch.float64)
+    energies = (rows(3000, 0)[:, :3] @ mixing).exp()
+    described = Appearances(energies[:, :2], energies[:, 2:])(energies[:, :2], energies[:, 2:])
+    torch.testing.assert_close(described.mean(0), torch.zeros(3).double(), atol=1e-9, rtol=0)
+    covariance = torch.cov(described.T)
+    torch.testing.assert_close(covariance, torch.eye(3).double(), atol=0.05, rtol=0)
+
+
+def test_an_image_without_detail_is_described() -> None:
+    describe = Appearances(rows(100, 0).exp())
+    assert bool(torch.isfinite(describe(torch.zeros(1, SIZE))).all())
+
+
+def test_few_source_images_do_not_tell_how_images_vary() -> None:
+    assert Appearances(rows(4 * SIZE, 0).exp()).known
+    assert not Appearances(rows(4 * SIZE - 1, 0).exp()).known
+
+
+@given(st.lists(st.integers(-50, 50), min_size=2, max_size=12).filter(lambda x: len(set(x)) > 1))
+def test_numbers_are_cut_where_least_variance_is_left(numbers: list[int]) -> None:
+    def spread(some: list[int]) -> float:
+        return sum((each - sum(some) / len(some)) ** 2 for each in some)
+
+    rising = sorted(numbers)
+    least = min(spread(rising[:k]) + spread(rising[k:]) for k in range(1, len(rising)))
+    left, cut, distance = _two_means(torch.tensor(numbers, dtype=torch.float64))
+    low, high = [x for x in rising if x <= cut], [x for x in rising if x > cut]
+    assert left == pytest.approx(least / spread(rising), abs=1e-9)
+    assert spread(low) + spread(high) == pytest.approx(least, abs=1e-6)
+    assert distance == pytest.approx(sum(high) / len(high) - sum(low) / len(low))
+
+
+@pytest.mark.parametrize("size", [200, 16, 1])
+def test_one_condition_has_one_state_however_much_its_images_vary(size: int) -> None:
+    conditions = states_of()
+    varied = rows(400, 0, 2.0) * torch.tensor([4.0, 2.0, 1.0, 1.0, 1.0, 0.3])
+    for batch in varied.split(size):
+        assert conditions.route(batch).tolist() == [0] * len(batch)
+    assert conditions.stream.conditions == 1
+
+
+@pytest.mark.parametrize("size", [150, 32, 8])
+def test_conditions_that_are_mixed_are_told_apart(size: int) -> None:
+    conditions = states_of()
+    mixed, of = shuffled(rows(200, 0), rows(200, 1, 9.0), rows(200, 2, 0.0, 9.0))
+    found = torch.cat([conditions.route(batch) for batch in mixed.split(size)])[-300:]
+    assert conditions.stream.conditions == 3
+    for group in range(3):
+        states = found[of[-300:] == group]
+        assert (states == states.mode().values).float().mean() > 0.98
+        assert (found[of[-300:] != group] == states.mode().values).float().mean() < 0.02
+
+
+def test_a_condition_that_comes_back_finds_its_state() -> None:
+    conditions = states_of()
+    seen = [
+        conditions.route(batch).tolist()
+        for condition in ((0.0,), (6.0,), (0.0,), (0.0, 6.0), (6.0,))
+        for batch in rows(200, 5, *condition).split(100)
+    ]
+    assert seen == [[state] * 100 for state in (0, 0, 1, 1, 0, 0, 2, 2, 1, 1)]
+
+
+def test_there_are_no_more_states_than_asked_for() -> None:
+    conditions = states_of(most=2)
+    mixed, _ = shuffled(*(rows(80, i, 9.0 * i) for i in range(4)))
+    assert set(conditions.route(mixed).tolist()) == {0, 1}
+    assert set(conditions.route(rows(100, 9, 0.0, 50.0)).tolist()) <= {0, 1}
+    assert conditions.stream.conditions == 2
+
+
+def test_the_last_images_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECENT", 100)
+    conditions = states_of()
+    for batch in rows(230, 0).split(70):
+        conditions.route(batch)
+    recent, filled, _ = conditions.stream.now("conditions/recent")
+    assert filled == 100
+    assert torch.equal(recent, rows(230, 0)[-100:])
+
+
+def test_work_is_done_for_one_condition_after_the_other() -> None:
+    stream = Stream()
+    stream.declare("sum", 0.0, by_condition=True)
+    stream.declare("all", 0.0)
+    values = torch.tensor([1.0, 10.0, 2.0, 20.0])
+
+    def run(some: Tensor) -> Tensor:
+        for name in ("sum", "all"):
+            stream.write(name, stream.now(name) + float(some.sum()))
+        return some - stream.now("sum")
+
+    stream.start_batch(4)
+    stream.route(torch.tensor([0, 2, 0, 2]))
+    assert stream.by_condition(run, values).tolist() == [-2.0, -20.0, -1.0, -10.0]
+    stream.end_batch()
+    assert (stream.values["sum"], stream.values["sum of condition 2"]) == (3.0, 30.0)
+    assert stream.now("all") == 33.0
+    # Nobody knows the conditions of other samples.
+    stream.start_batch(3)
+    stream.route(torch.tensor([2, 2, 2, 2]))
+    assert stream.by_condition(run, values[:3]).tolist() == [-15.0, -6.0, -14.0]
+    stream.end_batch(broken=True)
+    assert stream.now("sum") == 3.0
+    stream.reset()
+    assert stream.values == stream.starts
