@@ -43,6 +43,7 @@ BATCHES = [conditions(*each) for each in ((0, 120), (120, 90), (210, 1), (211, 4
 def adapted_to(kind: str, forgetting: str = "online", **given: object) -> ttapca.Adapter:
     model = NETWORKS[kind]()
     fitted = ttapca.fit(model, "conv1", SOURCE, 40)
+    given = {"composition": False, **given}
     return ttapca.adapt(model, "wiener", filter=fitted, forgetting=forgetting, **given)
 
 

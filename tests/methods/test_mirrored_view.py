@@ -27,8 +27,8 @@ DATA = SOURCE[60:]
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA)
 CLEAN = list(SOURCE[:60].split(20))
 SHIFTED = [batch + 2.0 * images(20, seed=5) for batch in CLEAN]
-TWO: dict[str, Any] = {"filter": FITTED, "views": 2, "mirror": True}
-ONE: dict[str, Any] = {"filter": FITTED}
+ONE: dict[str, Any] = {"filter": FITTED, "composition": False}
+TWO: dict[str, Any] = {**ONE, "views": 2, "mirror": True}
 OLD_FILTER = Path(__file__).parents[1] / "fitting" / "saved_filters" / "folded"
 
 
@@ -104,11 +104,11 @@ def test_source_data_take_one_pass_and_stay_bit_for_bit() -> None:
 
 def test_a_composition_looks_at_both_views() -> None:
     given = {"composition": True, "forgetting": "online"}
-    once = passes_of(small_convnet(), SHIFTED, **ONE, **given)
-    twice = passes_of(small_convnet(), SHIFTED, **TWO, **given)
+    once = passes_of(small_convnet(), SHIFTED, **{**ONE, **given})
+    twice = passes_of(small_convnet(), SHIFTED, **{**TWO, **given})
     assert twice[-1] == 2
     assert twice[0] >= 2 * min(2, once[0])
-    with ttapca.adapt(small_convnet(), "wiener", **TWO, composition=True) as adapted:
+    with ttapca.adapt(small_convnet(), "wiener", **{**TWO, "composition": True}) as adapted:
         assert isinstance(adapted.mover, MirroredView)
         assert isinstance(adapted.mover.inner, CompositionPasses)
 
