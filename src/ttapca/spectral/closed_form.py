@@ -15,6 +15,8 @@ same size (see `ttapca.spectral.calibration`) and applies these formulas to the 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,6 +60,39 @@ _RULES = {
     "center": Number(0, 1),
     "floor": Number(0),
 }
+
+
+def independent_images(samples: float, skew: float) -> float:
+    """Return how many images of any class say as much as these.
+
+    Images of one class resemble each other: many of them say as little as a few of any class.
+
+    Args:
+        samples: How many there are.
+        skew: How surely they are of few classes, from 0 to 1.
+
+    Example:
+        >>> independent_images(200, 0.0), round(independent_images(200, 1.0), 1)
+        (200.0, 9.5)
+    """
+    return samples / (1 + LIKENESS * skew * samples)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the energies of some images say about a shift.
+
+    Attributes:
+        samples: How many images there are; in a stream, older ones count less.
+        energies: Their energies, shape (bands,): variance over that of the source.
+        p_value: Share of source batches of that size that are as far from the mean source batch.
+        band_p_values: The same for single bands, shape (bands,).
+    """
+
+    samples: float
+    energies: Tensor
+    p_value: float
+    band_p_values: Tensor
 
 
 def smoothed(values: Tensor, window: int) -> Tensor:
@@ -174,6 +209,9 @@ class ClosedFormGain(Gain):
         floor: Variance of noise that every image has. Detail is restored as far as it exceeds that
             noise; see `signal_share`.
 
+    Attributes:
+        last_batch: Energies of the components in the last batch that counted, and its size.
+
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
 
@@ -188,6 +226,7 @@ class ClosedFormGain(Gain):
     """
 
     keeps_rest = True
+    last_batch: tuple[Tensor, int] | None = None
     variances: Tensor
     spread: Tensor
     averages: Tensor
@@ -262,6 +301,7 @@ class ClosedFormGain(Gain):
         stream = self.stream
         if components is not None and len(components) and stream.counts(self._energies):
             energies = components.square().mean(0) / self.variances
+            self.last_batch = (energies, len(components))
             if math.isfinite(float(energies.sum())):  # energies are never negative
                 self._add(energies, len(components))
             else:
@@ -274,9 +314,7 @@ class ClosedFormGain(Gain):
         stream = self.stream
         samples = stream.aged(stream.past(self._samples), count) + count
         seen = stream.past(self._energies).to(energies).lerp(energies, count / samples)
-        # Images of one class resemble each other: many of them say as little as a few of any class.
-        independent = samples / (1 + LIKENESS * stream.skew * samples)
-        normal = self.normal.batches_of(independent)
+        normal = self.normal.batches_of(independent_images(samples, stream.skew))
         log_energy = self._log_energy(seen)
         certainty = float(normal.certainty(log_energy))
         stream.write(self._energies, seen)
@@ -311,22 +349,42 @@ class ClosedFormGain(Gain):
 
     def band_energies(self) -> Tensor:
         """Return the energies seen, in float64 on the CPU, shape (bands,)."""
-        return self._by_band(self.stream.now(self._energies))
+        return self.by_band(self.stream.now(self._energies))
 
-    def log_energy(self) -> Tensor:
-        """Return the logarithm of `band_energies`, shape (bands,)."""
-        return self._log_energy(self.stream.now(self._energies))
+    def evidence_in(self, values: Mapping[str, Any], skew: float = 0.0) -> Evidence | None:
+        """Return what the values of a stream say about a shift; None before its first batch.
+
+        Args:
+            values: Of the stream that the gain has joined, or of another one of that kind.
+            skew: How surely its images are of few classes, from 0 to 1.
+        """
+        samples = float(values[self._samples])
+        if not samples:
+            return None
+        return self.evidence(self.by_band(values[self._energies]), samples, skew)
+
+    def evidence(self, energies: Tensor, samples: float, skew: float = 0.0) -> Evidence:
+        """Return what images say about a shift, given their energies, shape (bands,)."""
+        normal = self.normal.batches_of(independent_images(samples, skew))
+        log_energy = energies.clamp(min=TINY).log()
+        p_value = float(normal.p_value(normal.distance(log_energy)))
+        return Evidence(samples, energies, p_value, normal.band_p_values(log_energy))
+
+    def shift_in(self, values: Mapping[str, Any]) -> float:
+        """Return `shift` for the values of a stream."""
+        return float(values[self._certainty])
 
     def band_gains(self) -> Tensor:
         """Return the gains in the middle of every band, shape (bands,)."""
         gains: Tensor = self.stream.now(self._gains)
         return (gains.to(self.averages).log() @ self.averages).exp()
 
-    def _by_band(self, energies: Tensor) -> Tensor:
+    def by_band(self, energies: Tensor) -> Tensor:
+        """Return the energies of bands, given those of components, in float64 on the CPU."""
         return (energies.to(self.averages) @ self.averages).to("cpu", torch.float64)
 
     def _log_energy(self, energies: Tensor) -> Tensor:
-        return self._by_band(energies).clamp(min=TINY).log()
+        return self.by_band(energies).clamp(min=TINY).log()
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows."""

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Torch keeps the step count of an optimiser on the CPU, whatever else is moved.
 STAYS = "step"
 
+# What every batch adds to, however often its passes start again.
+COUNTED = ("samples", "batches", "images")
+
 
 class Part(Protocol):
     """State that does not live in the stream.
@@ -178,13 +181,15 @@ class Stream:
         self.left_out = False
         self.given_back: ScaleGivenBack | None = None
         self.composition: Composition | None = None
-        self.starts: dict[str, Any] = {"samples": 0, "batches": 0}
+        self.starts: dict[str, Any] = {"samples": 0, "batches": 0, "images": 0, "skipped": 0}
+        self._lasting = {"images", "skipped"}
         self._past = dict(self.starts)
         self._present: dict[str, Any] = {}  # what the batch changes
         self._parts: dict[str, Part] = {}
         self._undo: dict[str, Any] = {}
         self._waiting: set[str] | None = None  # values that have not seen this batch yet
         self._certainty: str | None = None
+        self._conditions: str | None = None
 
     @property
     def samples(self) -> int:
@@ -210,19 +215,36 @@ class Stream:
         """Return `shift` for the values of another stream of this kind."""
         return 1.0 if self._certainty is None else float(values[self._certainty])
 
+    def conditions_in(self, values: Mapping[str, Any]) -> int:
+        """Return how many conditions the values of a stream of this kind tell apart; 1 at least."""
+        return 1 if self._conditions is None else max(1, int(values[self._conditions]))
+
     @property
     def values(self) -> dict[str, Any]:
         """All values by name, including what this batch has changed."""
         return self._past | self._present
 
-    def declare(self, name: str, start: Any) -> None:
-        """Declare a value and what it is at first: numbers, tensors, None, and tuples of them."""
+    def declare(self, name: str, start: Any, *, lasting: bool = False) -> None:
+        """Declare a value and what it is at first.
+
+        Args:
+            name: Of the value.
+            start: Numbers, tensors, None, and tuples of them.
+            lasting: Whether it is about the stream and not about adaptation: `forget` keeps it.
+        """
         self.starts[name] = self._past[name] = start
+        if lasting:
+            self._lasting.add(name)
 
     def declare_certainty(self, name: str) -> None:
         """Declare a number that says how surely the data have shifted; `shift` is the first one."""
         self.declare(name, 0.0)
         self._certainty = self._certainty or name
+
+    def declare_conditions(self, name: str) -> None:
+        """Declare a number that says how many conditions were told apart so far."""
+        self.declare(name, 1)
+        self._conditions = name
 
     def keep(self, name: str, part: Part) -> None:
         """Make a part belong to the stream."""
@@ -269,6 +291,7 @@ class Stream:
         self._present = {
             "samples": self._past["samples"] + samples,
             "batches": self._past["batches"] + 1,
+            "images": self._past["images"] + samples,
         }
         self.left_out = False
         self._undo = {name: p.contents() for name, p in self._parts.items() if p.undone}
@@ -276,18 +299,34 @@ class Stream:
     def restart_batch(self) -> None:
         """Forget what the passes of this batch changed: the next one counts as the first did."""
         self._waiting = set(self.starts)
-        kept = {name: self._present[name] for name in ("samples", "batches")}
-        self._present = kept
+        self._present = {name: self._present[name] for name in COUNTED}
         self.left_out = False
 
-    def end_batch(self, *, broken: bool = False) -> None:
-        """End the batch, undoing it if it is broken; no pass counts until the next batch."""
+    def end_batch(self, *, broken: bool = False, skipped: bool = False) -> None:
+        """End the batch; no pass counts until the next one.
+
+        Args:
+            broken: Whether to undo all that the batch changed.
+            skipped: Whether to count it as skipped.
+        """
         self._waiting = set()
         if broken:
             self._put_parts(self._undo)
         else:
             self._past.update(_finite(self._present))
+        self._past["skipped"] += skipped
         self._present, self._undo = {}, {}
+
+    @property
+    def lasting(self) -> dict[str, Any]:
+        """The values that `forget` keeps, by name."""
+        return {name: value for name, value in self.values.items() if name in self._lasting}
+
+    def forget(self) -> None:
+        """Forget all adaptation, and keep what is about the stream itself."""
+        lasting = self.lasting
+        self.reset()
+        self._past |= lasting
 
     def reset(self) -> None:
         """Begin a new stream."""
