@@ -107,7 +107,7 @@ def adapt(
             )
         chosen = method
     else:
-        registration(method).check_names(list(options), beside=("forgetting", "guard"))
+        registration(method).check_names(list(options), beside=("forgetting", "guard", "on_shift"))
         chosen = registration(method).make(**options)
     made = chosen.assemble()
     return Adapter(
