@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -184,29 +186,40 @@ def test_without_an_alarm_and_in_inference_mode_nothing_changes() -> None:
         assert torch.equal(found, plain(batch))
 
 
-def test_blocks_of_one_class_count_for_fewer_images() -> None:
-    """A weak shift is told in a stream of many classes and, for good reason, not in one of one."""
-    weak = 1.12 * DATA
-    said: dict[str, list[Health]] = {"many": [], "one": [], "unknown": []}
-    shares = torch.full((5,), 0.2)
-    for kind, heard in said.items():
-        adapter = watched(ShiftAlarm(heard.append, images=200))
-        adapter.watch._shares = None if kind == "unknown" else shares
-        # What is predicted is beside the point here; only the classes count.
-        label = torch.arange(200) % (5 if kind == "many" else 1)
+def _look_instead(look: Callable[[Tensor], bool], logits: Tensor, _: Tensor) -> bool:
+    return look(logits)
+
+
+@pytest.mark.parametrize(
+    ("clean", "shifted", "known", "told"),
+    [
+        (5, 5, True, True),
+        (1, 1, True, False),
+        (1, 5, True, False),  # adaptation may have hidden that there is one class
+        (5, 1, True, False),
+        (0, 5, True, False),  # who starts shifted was never seen to have many classes
+        (5, 5, False, False),  # the source's classes are not known
+    ],
+)
+def test_a_weak_shift_is_told_where_classes_surely_are_many(
+    clean: int, shifted: int, known: bool, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers say how many classes are predicted; a strong shift is told whatever they are."""
+    for factor in (1.12, 4.0):
+        said: list[Health] = []
+        adapter = watched(ShiftAlarm(said.append, images=200))
+        adapter.watch._shares = torch.full((5,), 0.2) if known else None
         look = adapter.watch.look
-        adapter.watch.look = lambda logits, look=look, label=label: look(  # type: ignore[method-assign]
-            20 * torch.eye(5, dtype=logits.dtype)[label]
-        )
-        run(adapter, weak, 200)
+        for batch, classes in ((DATA[:200], clean), *[(factor * DATA[:200], shifted)] * 2):
+            if classes:
+                logits = 20 * torch.eye(5, dtype=torch.float64)[torch.arange(200) % classes]
+                seen = functools.partial(_look_instead, look, logits)
+                monkeypatch.setattr(adapter.watch, "look", seen)
+                adapter(batch)
+        assert [health.shifted for health in said] == [True] * (told or factor == 4.0)
         skew = adapter.health.skew
         assert skew is not None
-        if kind == "many":
-            assert skew == 0.0
-        else:
-            assert skew > 0.9
-    assert [health.shifted for health in said["many"]] == [True]
-    assert said["one"] == said["unknown"] == []
+        assert skew == 0.0 if told else skew > 0.9
 
 
 def test_classes_are_counted_as_a_loop_would() -> None:

@@ -6,7 +6,9 @@ shift is seen as soon as its beginning. A shift begins after some blocks in a ro
 source batch is like, and ends after some in a row that many are like. In between, nothing changes.
 
 Images of one class resemble each other, so the alarm looks at the classes that are predicted: a
-block of one class counts for fewer images. What it keeps belongs to the stream.
+block of one class counts for fewer images. But batch statistics hide which classes a batch holds
+(see `ttapca.spectral.composition`), so classes are believed to be many only where nothing had
+shifted and the network predicted as it was. What the alarm keeps belongs to the stream.
 """
 
 from __future__ import annotations
@@ -32,9 +34,13 @@ BEGINS = 0.01
 ENDS = 0.05
 BLOCKS = 2
 IMAGES = 64
+ENOUGH = CLASS_MEMORY / 2  # predictions that tell whether classes are many
 
 # What a stream keeps.
-STATE, BLOCK, COUNTS = "alarm/state", "alarm/block", "alarm/counts"
+STATE, BLOCK, CLASSES = "alarm/state", "alarm/block", "alarm/classes"
+
+# How often each class was predicted of late, and the skew when nothing had shifted: the worst.
+NOTHING_KNOWN = (None, 1.0)
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class ShiftWatch:
         if self._gains:
             stream.declare(STATE, (0, 0), lasting=True)
             stream.declare(BLOCK, (0, None), lasting=True)
-            stream.declare(COUNTS, None, lasting=True)
+            stream.declare(CLASSES, NOTHING_KNOWN, lasting=True)
 
     @torch.no_grad()
     def look(self, logits: Tensor) -> bool:
@@ -170,11 +176,13 @@ class ShiftWatch:
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] != len(shares):
             return
         places = [d for d in range(logits.dim()) if d != 1]
-        predicted = size * logits.detach().double().softmax(1).mean(places).cpu()
-        before = stream.past(COUNTS)
+        counts = size * logits.detach().double().softmax(1).mean(places).cpu()
+        before, skew = stream.past(CLASSES)
         if before is not None:
-            predicted = predicted + before.to(predicted) * math.exp(-size / CLASS_MEMORY)
-        stream.write(COUNTS, predicted)
+            counts = counts + before.to(counts) * math.exp(-size / CLASS_MEMORY)
+        if stream.shift == 0 and float(counts.sum()) >= ENOUGH:
+            skew = skew_of(counts, shares)
+        stream.write(CLASSES, (counts, skew))
 
     def counts_in(self, values: Mapping[str, Any]) -> Tensor | None:
         """Return how often each class was predicted of late; None where nobody looked."""
@@ -182,7 +190,7 @@ class ShiftWatch:
         if composition is not None:
             counts: Tensor | None = composition.counts_in(values)
         else:
-            counts = None if self.alarm is None else values[COUNTS]
+            counts = None if self.alarm is None else values[CLASSES][0]
         return None if counts is None or not counts.sum() else counts
 
     def skew_in(self, values: Mapping[str, Any]) -> float | None:
@@ -191,12 +199,13 @@ class ShiftWatch:
         Where an alarm looks and does not know the classes of the source, it expects the worst.
         """
         composition, counts = self._stream.composition, self.counts_in(values)
-        if counts is not None:
-            shares = self._shares if composition is None else composition.moments.shares
-            return 1.0 if shares is None else skew_of(counts, shares)
         if composition is not None:
-            return 0.0
-        return None if self.alarm is None else 1.0
+            return 0.0 if counts is None else skew_of(counts, composition.moments.shares)
+        if self.alarm is None:
+            return None
+        if counts is None or self._shares is None:
+            return 1.0
+        return max(float(values[CLASSES][1]), skew_of(counts, self._shares))
 
     def shifted_in(self, values: Mapping[str, Any]) -> bool | None:
         """Return whether a shift has begun and not ended; None without an alarm."""
