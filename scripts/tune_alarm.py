@@ -80,8 +80,13 @@ class Looker:
         return torch.cat(energies), torch.cat(probabilities)
 
 
-def p_values(looker: Looker, seen: Seen, order: Any, batch: int, images: int) -> list[Any]:
-    """The p-value of every block, and the number of images up to its end."""
+def p_values(
+    looker: Looker, seen: Seen, order: Any, batch: int, images: int, *, worst: bool = False
+) -> list[Any]:
+    """The p-value of every block, and the number of images up to its end.
+
+    With `worst`, all images are taken for those of one class, as in a stream that starts shifted.
+    """
     energies, probabilities = (each[torch.as_tensor(order)] for each in seen)
     found, counts, total, size = [], torch.zeros(probabilities.shape[1]), 0.0, 0
     parts = zip(energies.split(batch), probabilities.split(batch), strict=True)
@@ -89,7 +94,7 @@ def p_values(looker: Looker, seen: Seen, order: Any, batch: int, images: int) ->
         counts = counts * math.exp(-len(some) / CLASS_MEMORY) + predicted.sum(0)
         total, size = total + some.sum(0), size + len(some)
         if size >= images:
-            skew = skew_of(counts, looker.shares)
+            skew = 1.0 if worst else skew_of(counts, looker.shares)
             evidence = looker.gain.evidence(torch.as_tensor(total / size), size, skew)
             found.append((evidence.p_value, min((number + 1) * batch, len(order))))
             total, size = 0.0, 0
@@ -145,6 +150,10 @@ def main() -> None:
         generator = np.random.default_rng(0)
         long = np.concatenate([generator.permutation(SHIFTED) for _ in range(REPEATED)])
         loud = {key: p_values(looker, seen, long, batch, images) for key, seen in shifts.items()}
+        unsure = {
+            key: p_values(looker, seen, long, batch, images, worst=True)
+            for key, seen in shifts.items()
+        }
         for blocks, begins in itertools.product(BLOCKS, BEGINS):
             alarm = ShiftAlarm(print, begins=begins, blocks=blocks, images=images)
             row: dict[str, Any] = {"batch": batch, "images": images, "blocks": blocks}
@@ -157,6 +166,8 @@ def main() -> None:
                 told = [changes(alarm, loud[key]) for key in keys]
                 row[f"{kind} shifts told"] = f"{sum(map(bool, told))} of {len(keys)}"
                 row[f"{kind}, median images"] = float(np.median([t[0] for t in told if t] or [0]))
+                worst = sum(bool(changes(alarm, unsure[key])) for key in keys)
+                row[f"{kind}, told from the start"] = f"{worst} of {len(keys)}"
                 row[f"{kind}, told again"] = sum(max(0, len(each) - 1) for each in told)
             rows.append(row)
             print(row, flush=True)
