@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+DATA = Path("~/.cache/ttapca/cifar-10-batches-bin").expanduser()
 
 # Short ones first; the large network last.
 BENCHMARKS: dict[str, list[str]] = {
@@ -25,6 +26,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "structured": ["structured.py"],
     "inference-resnet20": ["inference.py", "--network", "resnet20"],
     "harness": ["harness.py"],
+    "detector": ["detector.py"],
     "fit": ["fit.py"],
     "long-layer": ["long_layer.py"],
     "scaling": ["scaling.py"],
@@ -51,6 +53,8 @@ def main() -> None:
     for name in options.only or BENCHMARKS:
         if name == "long-layer" and not (options.network and options.train):
             continue  # it is about a trained network only
+        if name == "detector" and not DATA.exists():
+            continue  # it is about CIFAR-10
         script, *arguments = BENCHMARKS[name]
         arguments += ["--again"] if options.again else []
         arguments += trained if name in ("storage", "structured", "long-layer") else []

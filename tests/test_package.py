@@ -94,7 +94,8 @@ def python_blocks(file: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "file", ["README.md", "docs/methods.md", "docs/closed-form.md", "docs/scaling.md"]
+    "file",
+    ["README.md", "docs/methods.md", "docs/closed-form.md", "docs/scaling.md", "docs/health.md"],
 )
 def test_documented_examples_run(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

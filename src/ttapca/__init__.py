@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from ttapca.adaptation.costs import measure_cost as measure_cost
     from ttapca.adaptation.explanation import Explanation as Explanation
     from ttapca.adaptation.explanation import explain as explain
+    from ttapca.adaptation.health import Health as Health
+    from ttapca.adaptation.shift_alarm import ShiftAlarm as ShiftAlarm
 
     # The mathematics alone
     from ttapca.spectral.filter import SpectralFilter as SpectralFilter
@@ -77,6 +79,8 @@ _NAMES = {
     "adaptation.surfaces": ("Surface", "BatchNormStatistics", "SpectralGains"),
     # See what it does and what it costs
     "adaptation.explanation": ("Explanation", "explain"),
+    "adaptation.health": ("Health",),
+    "adaptation.shift_alarm": ("ShiftAlarm",),
     "adaptation.costs": ("Cost", "measure_cost"),
     # The mathematics alone
     "spectral.filter": ("SpectralFilter",),

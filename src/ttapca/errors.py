@@ -28,6 +28,10 @@ class TruncationWarning(TtapcaWarning):
     """A filter with learned gains drops so much that predictions on source data change."""
 
 
+class CallbackWarning(TtapcaWarning):
+    """A function of the user's that is called now and then has failed; the work goes on."""
+
+
 class UntrainedWarning(TtapcaWarning):
     """The weights of a network may be random, as before training."""
 

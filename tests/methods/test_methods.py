@@ -99,7 +99,11 @@ def test_options_reach_the_gains() -> None:
         ),
         ("tent", {"guard": "rollback"}, "on a method that forgets after each batch"),
         ("memo", {"guard": "reset", "forgetting": "online"}, "that forgets after each image"),
-        ("tent", {"episodic": True}, "`tent` has no option `episodic`.*takes forgetting and guard"),
+        (
+            "tent",
+            {"episodic": True},
+            "`tent` has no option `episodic`.*takes forgetting, guard, on_shift",
+        ),
         (Tent, {}, r"such as `Tent\(...\)`, or by its name; found the class `Tent` itself"),
         (["tent"], {}, "A method is given by its name, .*; found a list"),
         ("wiener", {"filter": FITTED, "window": 3, "threshold": 0.5}, "`threshold` would have no"),

@@ -65,7 +65,7 @@ def plain_prediction(x: Tensor, gains: np.ndarray, shift: float) -> Tensor:
 
 
 def test_the_logits_are_those_of_a_plain_loop() -> None:
-    with ttapca.adapt(small_convnet(), "wiener", **TWO) as adapted:
+    with ttapca.adapt(small_convnet(), "wiener", **TWO, center=0.0) as adapted:
         for x in SHIFTED:
             found = adapted(x)
             gains = adapted.surfaces[-2].filter.gains().detach().double().numpy()
@@ -129,7 +129,7 @@ def test_images_by_name_and_logits_by_a_function() -> None:
     batches = [{"index": torch.arange(len(part)), "pixels": part} for part in DATA.split(256)]
     fitted = ttapca.fit(Model(), "inner.conv1", batches, prepare=lambda batch: batch, logits=scores)
     assert fitted.mirror_agreement_ == FITTED.mirror_agreement_
-    given = {"filter": fitted, "views": 2, "mirror": True, "logits": scores}
+    given = {**TWO, "filter": fitted, "logits": scores}
     with (
         ttapca.adapt(Model(), "wiener", **given) as named,
         ttapca.adapt(small_convnet(), "wiener", **TWO) as plain,

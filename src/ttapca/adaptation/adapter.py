@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from ttapca._checks import OneOf, check_option
 from ttapca.adaptation.guards import CollapseGuard, GuardEvent
+from ttapca.adaptation.health import Health, health_of
 from ttapca.adaptation.named_streams import DEFAULT_STREAM, NamedStream, Streams
 from ttapca.adaptation.optimisation import FindLogits, Mover, as_returned
-from ttapca.adaptation.surfaces import Surface
+from ttapca.adaptation.shift_alarm import ShiftAlarm, ShiftWatch, make_alarm
+from ttapca.adaptation.surfaces import SpectralGains, Surface
 from ttapca.errors import AttachError, LayerOutputError, OptionError, SavedStreamError
 from ttapca.fitting.fitted_filter import detach_filter
 from ttapca.spectral.stream import Attributes, tensors_in
@@ -57,9 +59,12 @@ class Adapter(nn.Module):
             `lambda output: output.logits`. The adapter then returns what it finds.
         memory: After this many samples, what was seen of a stream counts 1 / e; for surfaces that
             follow a stream.
+        on_shift: A function that is given the `Health` of a stream when its data begin to shift,
+            and when that is over; or a `ShiftAlarm`. For surfaces with closed-form gains.
 
     Attributes:
         events: What the guard did, in order.
+        watch: Looks at the streams for `on_shift`.
 
     Raises:
         OptionError: An option makes no sense.
@@ -87,8 +92,10 @@ class Adapter(nn.Module):
         guard: CollapseGuard | None = None,
         logits: FindLogits | None = None,
         memory: float = math.inf,
+        on_shift: ShiftAlarm | Callable[[Health], object] | None = None,
     ) -> None:
         super().__init__()
+        alarm = make_alarm(on_shift)
         check_option("forgetting", forgetting, OneOf(get_args(Forgetting)))
         if logits is not None and not callable(logits):
             raise OptionError(
@@ -129,6 +136,8 @@ class Adapter(nn.Module):
                 self._handles += make_gradients_safe(model)
             self.mover.bind(model, list(self.surfaces.parameters()))
             self.mover.join(stream)
+            self.watch = _watch(alarm, surfaces)
+            self.watch.join(stream)
             if guard is not None:
                 stream.keep("guard", Attributes(guard, guard.keeps))
                 stream.keep("good states", Attributes(self, ("_good",)))
@@ -153,6 +162,20 @@ class Adapter(nn.Module):
     def skipped(self) -> int:
         """Number of batches that led to NaN or infinity, and so changed no state."""
         return self.mover.skipped
+
+    @property
+    def health(self) -> Health:
+        """How the adapter's own stream is; it costs nothing until it is asked for.
+
+        Named streams have their own: `adapted.stream("camera-7").health`.
+        """
+        return health_of(self, DEFAULT_STREAM)
+
+    @property
+    def skew(self) -> float | None:
+        """How surely the stream in place has few classes, from 0 to 1; None where nobody looks."""
+        with self._streams.lock:
+            return self.watch.skew_in(self._streams.stream.values)
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Predict, and adapt.
@@ -183,19 +206,24 @@ class Adapter(nn.Module):
         stream = self._streams.stream
         if self.forgetting == "episodic":
             with torch.inference_mode(False):
-                stream.reset()
+                stream.forget()
         for surface in self._surfaces:
             surface.start_batch()
         stream.start_batch(_batch_size(inputs, options))
         skipped = self.mover.skipped
-        broken = True
+        broken, skip, news = True, False, False
         try:
             logits = self._predict(inputs, options)
-            if self.mover.skipped == skipped:
-                self.mover.skipped += stream.left_out or not _is_finite(logits)
-            broken = self.mover.skipped > skipped
+            if self.mover.skipped > skipped or stream.left_out or not _is_finite(logits):
+                skip = True
+                self.mover.skipped = skipped + 1  # a method may have counted single images
+            else:
+                news = self.watch.look(logits)
+            broken = skip
         finally:
-            stream.end_batch(broken=broken)
+            stream.end_batch(broken=broken, skipped=skip)
+        if news:  # only now: whatever the function does, the batch is part of the stream
+            self.watch.tell(health_of(self, self._streams.current or DEFAULT_STREAM))
         return logits
 
     def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
@@ -228,9 +256,10 @@ class Adapter(nn.Module):
                 GuardEvent(call, guard.action, guard.effective_classes, guard.mean_entropy)
             )
             good = self._good[:1]
-            stream.reset()
+            stream.forget()
             if guard.action == "rollback" and good:
-                stream.put(copy.deepcopy(good[0]))
+                state = copy.deepcopy(good[0])
+                stream.put({**state, "values": state["values"] | stream.lasting})
             return True
         if guard.full and stream.batches % guard.window == 0:
             # Two are kept: the newer may be on the way to a collapse that is not visible yet.
@@ -392,6 +421,15 @@ def _check_can_collapse(mover: Mover | None, forgetting: Forgetting) -> None:
         f"A guard watches a stream for collapse, and would have no effect on {why}. Leave "
         'out `guard`, or adapt with gradients and forgetting="online".'
     )
+
+
+def _watch(alarm: ShiftAlarm | None, surfaces: Sequence[Surface]) -> ShiftWatch:
+    """Return what looks at the filters among attached surfaces."""
+    filters = [each for each in surfaces if isinstance(each, SpectralGains)]
+    gains = [each.closed_form for each in filters]
+    known = (each.class_moments for each in filters)
+    shares = next((moments.shares for moments in known if moments is not None), None)
+    return ShiftWatch(alarm, [gain for gain in gains if gain is not None], shares)
 
 
 class _OwnedBy(Wrapper):

@@ -122,7 +122,12 @@ def explain(adapted: Adapter) -> list[Explanation]:
         True
     """
     surfaces = [each for each in adapted.surfaces if isinstance(each, SpectralGains)]
-    found = [_explanation(s.layer, s.closed_form) for s in surfaces if s.closed_form is not None]
+    skew = adapted.skew or 0.0
+    found = [
+        _explanation(each.layer, each.closed_form, skew)
+        for each in surfaces
+        if each.closed_form is not None
+    ]
     if not found:
         raise OptionError(
             "Only closed-form gains can be explained; this adapter has none. Adapt with `wiener`, "
@@ -131,14 +136,13 @@ def explain(adapted: Adapter) -> list[Explanation]:
     return found
 
 
-def _explanation(layer: str, gain: ClosedFormGain) -> Explanation:
-    if not gain.samples:
+def _explanation(layer: str, gain: ClosedFormGain, skew: float) -> Explanation:
+    evidence = gain.evidence_in(gain.stream.values, skew)
+    if evidence is None:
         raise OptionError("There is nothing to explain before the first batch; call the adapter.")
-    normal = gain.normal.batches_of(gain.samples)
-    p_value = float(normal.p_value(normal.distance(gain.log_energy())))
     source = band_means(gain.variances.double().cpu(), gain.edges)
-    test = source * gain.band_energies()
+    test = source * evidence.energies
     gains = gain.band_gains().tolist()
     rows = zip(gain.edges, gain.edges[1:], source.tolist(), test.tolist(), gains, strict=False)
     bands = tuple(BandReport(first + 1, *rest) for first, *rest in rows)
-    return Explanation(layer, gain.samples, p_value, gain.shift, bands)
+    return Explanation(layer, evidence.samples, evidence.p_value, gain.shift, bands)

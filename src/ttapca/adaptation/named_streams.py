@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ttapca._checks import shown
+from ttapca.adaptation.health import Health, health_of
 from ttapca.errors import SavedStreamError
 from ttapca.spectral.stream import Stream, base_name, map_tensors
 from ttapca.support.disk import replace_file
@@ -140,6 +141,11 @@ class NamedStream:
     def shift(self) -> float:
         """How surely its data have shifted, from 0 to 1; 1 where the method cannot tell."""
         return self._streams.stream.shift_in(self._values())
+
+    @property
+    def health(self) -> Health:
+        """How it is, computed when asked for; see `Health`."""
+        return health_of(self._adapter, self.name)
 
     def _values(self) -> dict[str, Any]:
         with self._streams.lock:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch import nn
 
 from ttapca.adaptation.adapter import Adapter, Forgetting
 from ttapca.adaptation.guards import CollapseGuard, GuardAction, make_guard
+from ttapca.adaptation.health import Health
 from ttapca.adaptation.optimisation import FindLogits, Logits
+from ttapca.adaptation.shift_alarm import ShiftAlarm
 from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import Method, registration
@@ -48,6 +50,7 @@ def adapt(
     forgetting: Forgetting = "episodic",
     guard: CollapseGuard | GuardAction | None = None,
     logits: FindLogits | Logits | None = None,
+    on_shift: ShiftAlarm | Callable[[Health], object] | None = None,
     filter: FittedFilter | Sequence[FittedFilter] | None = None,
     steps: int | None = None,
     lr: float | None = None,
@@ -66,6 +69,9 @@ def adapt(
         logits: A function that finds the logits in what the model returns, for a model that returns
             more than one tensor: `lambda output: output.logits`. For a method with gradient steps
             given by its name, also `before` or `after` the update.
+        on_shift: A function that is given the `Health` of a stream when its data begin to shift,
+            and when that is over, such as `print`; or a `ShiftAlarm`. For filters with closed-form
+            gains.
         filter: The fitted filter, which spectral methods need. Any other method with gradient
             steps then moves its gains as well. Closed-form methods take several, one per layer.
         steps: Gradient steps on each batch; as in the method's paper by default.
@@ -101,7 +107,7 @@ def adapt(
             )
         chosen = method
     else:
-        registration(method).check_names(list(options), beside=("forgetting", "guard"))
+        registration(method).check_names(list(options), beside=("forgetting", "guard", "on_shift"))
         chosen = registration(method).make(**options)
     made = chosen.assemble()
     return Adapter(
@@ -112,4 +118,5 @@ def adapt(
         guard=make_guard(guard),
         logits=logits,
         memory=made.memory,
+        on_shift=on_shift,
     )

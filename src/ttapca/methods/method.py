@@ -319,7 +319,7 @@ class Registration:
         for name in names:
             if name not in known:
                 has = f"it has {', '.join(known)}" if known else "it has none"
-                every = f" Every method takes {' and '.join(beside)}." if beside else ""
+                every = f" Every method takes {', '.join(beside)}." if beside else ""
                 raise OptionError(
                     f"`{self.name}` has no option `{name}`; {has}.{every}"
                     f"{did_you_mean(name, [*known, *beside])}"

@@ -181,6 +181,18 @@ class Normality:
         nearer = torch.searchsorted(self.distances, distance.contiguous())
         return (len(self.distances) - nearer + 1) / (len(self.distances) + 1)
 
+    def band_p_values(self, log_energy: Tensor) -> Tensor:
+        """Return by band twice the share of source batches that are at least as far out.
+
+        Shape (bands,) to (bands,).
+        """
+        rising, value = self.log_energies.T.contiguous(), log_energy[:, None]
+        draws = rising.shape[1]
+        above = draws - torch.searchsorted(rising, value)
+        below = torch.searchsorted(rising, value, right=True)
+        farther = torch.minimum(above, below)[:, 0]
+        return (2 * (farther + 1) / (draws + 1)).clamp(max=1)
+
 
 class SourceSpectrum:
     """Band energies of source images.

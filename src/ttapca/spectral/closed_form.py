@@ -16,7 +16,8 @@ Where the mean has surely moved (see `ttapca.spectral.means`), it is moved back 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ from ttapca.spectral.gains import (
     register_gain,
 )
 from ttapca.spectral.means import allowed_reach, sure_share
-from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream import Stream, base_name
 from ttapca.spectral.textures import textures
 from ttapca.spectral.white_noise import with_white_noise
 
@@ -64,6 +65,39 @@ _RULES = {
     "center": Number(0, 1),
     "floor": Number(0),
 }
+
+
+def independent_images(samples: float, skew: float) -> float:
+    """Return how many images of any class say as much as these.
+
+    Images of one class resemble each other: many of them say as little as a few of any class.
+
+    Args:
+        samples: How many there are.
+        skew: How surely they are of few classes, from 0 to 1.
+
+    Example:
+        >>> independent_images(200, 0.0), round(independent_images(200, 1.0), 1)
+        (200.0, 9.5)
+    """
+    return samples / (1 + LIKENESS * skew * samples)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the energies of some images say about a shift.
+
+    Attributes:
+        samples: How many images there are; in a stream, older ones count less.
+        energies: Their energies, shape (bands,): variance over that of the source.
+        p_value: Share of source batches of that size that are as far from the mean source batch.
+        band_p_values: The same for single bands, shape (bands,).
+    """
+
+    samples: float
+    energies: Tensor
+    p_value: float
+    band_p_values: Tensor
 
 
 def smoothed(values: Tensor, window: int) -> Tensor:
@@ -159,6 +193,9 @@ class ClosedFormGain(Gain):
         states: How many conditions of images are told apart at most, each with gains of its own;
             see `ttapca.spectral.conditions`.
 
+    Attributes:
+        last_batch: Components of the last batch, and its size.
+
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
 
@@ -173,6 +210,7 @@ class ClosedFormGain(Gain):
     """
 
     keeps_rest = True
+    last_batch: tuple[Tensor, int] | None = None
     variances: Tensor
     spread: Tensor
     averages: Tensor
@@ -271,8 +309,10 @@ class ClosedFormGain(Gain):
         self, run: Callable[[Tensor, Tensor], Tensor], samples: Tensor, components: Tensor
     ) -> Tensor:
         """Tell the conditions of samples apart if this pass counts, and run; see `Gain`."""
-        if self.conditions is not None and len(samples):
-            self._tell_apart(self.conditions, samples, components)
+        if len(samples):
+            self.last_batch = (components.detach(), len(samples))
+            if self.conditions is not None:
+                self._tell_apart(self.conditions, samples, components)
         return self.stream.by_condition(run, samples, components)
 
     @torch.no_grad()
@@ -307,8 +347,7 @@ class ClosedFormGain(Gain):
         new = count / samples
         seen = stream.past(self._energies).to(energies).lerp(energies, new)
         seen_rest = None if rest is None else self._add_rest(rest, new)
-        # Images of one class resemble each other: many of them say as little as a few of any class.
-        independent = samples / (1 + LIKENESS * stream.skew * samples)
+        independent = independent_images(samples, stream.skew)
         normal = self.normal.batches_of(independent)
         log_energy = self._log_energy(seen, seen_rest)
         certainty = float(normal.certainty(log_energy))
@@ -401,7 +440,7 @@ class ClosedFormGain(Gain):
 
     def band_energies(self) -> Tensor:
         """Return the energies seen, in float64 on the CPU, shape (bands,)."""
-        return self._by_band(self.stream.now(self._energies))
+        return self.by_band(self.stream.now(self._energies))
 
     def log_energy(self) -> Tensor:
         """Return the logarithm of `band_energies`, shape (bands,).
@@ -411,20 +450,65 @@ class ClosedFormGain(Gain):
         rest = self.stream.now(self._rest) if self.watches_rest else None
         return self._log_energy(self.stream.now(self._energies), rest)
 
+    def evidence_in(self, values: Mapping[str, Any], skew: float = 0.0) -> Evidence | None:
+        """Return what the values of a stream say about a shift; None before its first batch.
+
+        Args:
+            values: Of the stream that the gain has joined, or of another one of that kind.
+            skew: How surely its images are of few classes, from 0 to 1.
+        """
+        # Where conditions are told apart, that of the one that has shifted most surely.
+        surest = max(
+            (name for name in values if base_name(name) == self._certainty),
+            key=lambda name: float(values[name]),
+        )
+        condition = surest.removeprefix(self._certainty)
+        samples = float(values[self._samples + condition])
+        if not samples:
+            return None
+        outside = float(values[self._rest + condition][0]) if self.watches_rest else 1.0
+        energies = self.by_band(values[self._energies + condition])
+        return self.evidence(energies, samples, skew, outside)
+
+    def evidence(
+        self, energies: Tensor, samples: float, skew: float = 0.0, outside: float = 1.0
+    ) -> Evidence:
+        """Return what images say about a shift.
+
+        Args:
+            energies: Of bands, shape (bands,).
+            samples: How many images they are of.
+            skew: How surely these are of few classes, from 0 to 1.
+            outside: Energy of what lies outside the basis, where that is watched.
+        """
+        normal = self.normal.batches_of(independent_images(samples, skew))
+        log_energy = self._with_outside(energies, outside).clamp(min=TINY).log()
+        p_value = float(normal.p_value(normal.distance(log_energy)))
+        by_band = normal.band_p_values(log_energy)[: len(energies)]
+        return Evidence(samples, energies, p_value, by_band)
+
+    def shift_in(self, values: Mapping[str, Any]) -> float:
+        """Return `shift` for the values of a stream: the surest of its conditions."""
+        return max(
+            float(value) for name, value in values.items() if base_name(name) == self._certainty
+        )
+
     def band_gains(self) -> Tensor:
         """Return the gains in the middle of every band, shape (bands,)."""
         gains: Tensor = self.stream.now(self._gains)
         return (gains.to(self.averages).log() @ self.averages).exp()
 
-    def _by_band(self, energies: Tensor) -> Tensor:
+    def by_band(self, energies: Tensor) -> Tensor:
+        """Return the energies of bands, given those of components, in float64 on the CPU."""
         return (energies.to(self.averages) @ self.averages).to("cpu", torch.float64)
 
     def _log_energy(self, energies: Tensor, rest: tuple[float, Tensor] | None = None) -> Tensor:
-        bands = self._by_band(energies)
-        if self.watches_rest:
-            outside = 1.0 if rest is None else rest[0]
-            bands = torch.cat([bands, bands.new_tensor([outside])])
+        bands = self._with_outside(self.by_band(energies), 1.0 if rest is None else rest[0])
         return bands.clamp(min=TINY).log()
+
+    def _with_outside(self, bands: Tensor, outside: float) -> Tensor:
+        """Return energies of bands, and of what lies outside the basis where that is watched."""
+        return torch.cat([bands, bands.new_tensor([outside])]) if self.watches_rest else bands
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows."""

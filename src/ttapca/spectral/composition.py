@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,6 +113,31 @@ class ClassMoments:
         return found
 
 
+def skew_of(counts: Tensor, shares: Tensor) -> float:
+    """Return how surely classes were not drawn by these shares, from 0 to 1.
+
+    Chi squared is compared with what chance makes of it, and `SURE` standard deviations more.
+
+    Args:
+        counts: How often each class was predicted, shape (classes,).
+        shares: Share of each class in the source data, shape (classes,).
+
+    Example:
+        >>> shares = torch.full((10,), 0.1)
+        >>> skew_of(6 * torch.ones(10), shares)
+        0.0
+        >>> round(skew_of(60 * torch.eye(10)[3], shares), 2)
+        0.94
+    """
+    seen, source = float(counts.sum()), shares.to(counts)
+    if seen <= 0:
+        return 0.0
+    chi = float((counts - seen * source).square().div(source).sum()) / seen
+    freedom = len(source) - 1
+    chance = freedom + SURE * math.sqrt(2 * freedom)
+    return max(0.0, 1 - chance / max(chi, 1e-12))
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What a batch and the stream before it say about their classes.
@@ -168,6 +194,11 @@ class Composition:
         stream.declare("composition/young", None)
         stream.declare("composition/order", (0.0, 0.0))
         self.start_batch(0)  # for calls of the model that belong to no batch
+
+    def counts_in(self, values: Mapping[str, Any]) -> Tensor:
+        """Return how often each class was predicted lately, for the values of a stream."""
+        counts: Tensor = values["composition/counts"]
+        return counts
 
     @property
     def known(self) -> bool:
@@ -237,11 +268,7 @@ class Composition:
     def _estimate(self, counts: Tensor) -> Estimate:
         source = self.moments.shares.to(counts)
         seen, classes = float(counts.sum()), len(source)
-        certainty = 0.0
-        if seen > 0:
-            chi = float((counts - seen * source).square().div(source).sum()) / seen
-            chance = classes - 1 + SURE * math.sqrt(2 * (classes - 1))
-            certainty = max(0.0, 1 - chance / max(chi, 1e-12))
+        certainty = skew_of(counts, source)
         mixed = (counts + SOURCE_SAMPLES * source) / (seen + SOURCE_SAMPLES)
         cautious = SOURCE_PER_CLASS * classes
         prior = ((counts + cautious * source) / (seen + cautious)).lerp(source, 1 - certainty)

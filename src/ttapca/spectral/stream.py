@@ -35,6 +35,9 @@ OF_CONDITION = " of condition "
 # Torch keeps the step count of an optimiser on the CPU, whatever else is moved.
 STAYS = "step"
 
+# What every batch adds to, however often its passes start again.
+COUNTED = ("samples", "batches", "images")
+
 
 class Part(Protocol):
     """State that does not live in the stream.
@@ -186,7 +189,8 @@ class Stream:
         self.left_out = False
         self.given_back: ScaleGivenBack | None = None
         self.composition: Composition | None = None
-        self.starts: dict[str, Any] = {"samples": 0, "batches": 0}
+        self.starts: dict[str, Any] = {"samples": 0, "batches": 0, "images": 0, "skipped": 0}
+        self._lasting = {"images", "skipped"}
         self._past = dict(self.starts)
         self._present: dict[str, Any] = {}  # what the batch changes
         self._parts: dict[str, Part] = {}
@@ -236,29 +240,38 @@ class Stream:
     @property
     def conditions(self) -> int:
         """How many conditions the samples of the stream have, as far as is known."""
-        return max(1, len(self.now("conditions/states")[0])) if self.has_conditions else 1
+        return self.conditions_in(self.values)
 
     @property
     def has_conditions(self) -> bool:
         """Whether anybody tells conditions apart."""
         return "conditions/states" in self.starts
 
+    def conditions_in(self, values: Mapping[str, Any]) -> int:
+        """Return `conditions` for the values of a stream of this kind."""
+        return max(1, len(values["conditions/states"][0])) if self.has_conditions else 1
+
     @property
     def values(self) -> dict[str, Any]:
         """All values by name, including what this batch has changed."""
         return self._past | self._present
 
-    def declare(self, name: str, start: Any, *, by_condition: bool = False) -> None:
-        """Declare a value and what it is at first: numbers, tensors, None, and tuples of them.
+    def declare(
+        self, name: str, start: Any, *, by_condition: bool = False, lasting: bool = False
+    ) -> None:
+        """Declare a value and what it is at first.
 
         Args:
-            name: Its name.
-            start: What it is at first.
+            name: Of the value.
+            start: Numbers, tensors, None, and tuples of them.
             by_condition: Whether each condition of the samples has a value of its own.
+            lasting: Whether it is about the stream and not about adaptation: `forget` keeps it.
         """
         self.starts[name] = self._past[name] = start
         if by_condition:
             self._each_has.add(name)
+        if lasting:
+            self._lasting.add(name)
 
     def declare_certainty(self, name: str) -> None:
         """Declare a number that says how surely the data have shifted; `shift` is the first one."""
@@ -367,29 +380,46 @@ class Stream:
         self._present = {
             "samples": self._past["samples"] + samples,
             "batches": self._past["batches"] + 1,
+            "images": self._past["images"] + samples,
         }
         self._undo = {name: p.contents() for name, p in self._parts.items() if p.undone}
 
     def restart_batch(self) -> None:
         """Forget what the passes of this batch changed: the next one counts as the first did."""
         self._begin()
-        kept = {name: self._present[name] for name in ("samples", "batches")}
-        self._present = kept
+        self._present = {name: self._present[name] for name in COUNTED}
 
     def _begin(self) -> None:
         self._counted, self._within_batch = set(), True
         self._groups = []
         self.left_out = False
 
-    def end_batch(self, *, broken: bool = False) -> None:
-        """End the batch, undoing it if it is broken; no pass counts until the next batch."""
+    def end_batch(self, *, broken: bool = False, skipped: bool = False) -> None:
+        """End the batch; no pass counts until the next one.
+
+        Args:
+            broken: Whether to undo all that the batch changed.
+            skipped: Whether to count it as skipped.
+        """
         self._counted, self._within_batch = set(), False
         self._groups = []
         if broken:
             self._put_parts(self._undo)
         else:
             self._past.update(_finite(self._present))
+        self._past["skipped"] += skipped
         self._present, self._undo = {}, {}
+
+    @property
+    def lasting(self) -> dict[str, Any]:
+        """The values that `forget` keeps, by name."""
+        return {name: value for name, value in self.values.items() if name in self._lasting}
+
+    def forget(self) -> None:
+        """Forget all adaptation, and keep what is about the stream itself."""
+        lasting = self.lasting
+        self.reset()
+        self._past |= lasting
 
     def reset(self) -> None:
         """Begin a new stream."""

@@ -72,6 +72,11 @@ class SpectralGains(Surface):
             self._attachment.detach()
             self._attachment = None
 
+    def start_batch(self) -> None:
+        """Forget the batch before: a model may leave a layer out."""
+        if self.closed_form is not None:
+            self.closed_form.last_batch = None
+
     @property
     def layer(self) -> str:
         """The dotted path of the filter's layer."""

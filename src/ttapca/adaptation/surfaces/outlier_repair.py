@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,6 +60,10 @@ class OutlierRepair(Surface):
         Source images have some, too.
         """
         return float(self._stream.now(self._name)[0])
+
+    def share_in(self, values: Mapping[str, Any]) -> float:
+        """Return `share` for the values of another stream of this kind."""
+        return float(values[self._name][0])
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the images with outliers replaced, and count these if this pass counts."""

@@ -101,6 +101,16 @@ class MixedStatistics(Surface):
         for layer in self.layers:
             layer.settle()
 
+    def weights_in(self, values: Mapping[str, Any], shift: float) -> list[float]:
+        """Return the weight of the test data in every layer that tells it.
+
+        Args:
+            values: Of the stream that the surface has joined, or of another one of that kind.
+            shift: How surely that stream has shifted, from 0 to 1.
+        """
+        found = [layer.weight_in(values, shift) for layer in self.layers]
+        return [weight for weight in found if weight is not None]
+
     def extra_repr(self) -> str:
         """Return what `print(adapter)` shows."""
         first, last = self.ends
@@ -195,6 +205,17 @@ class LayerStatistics(Wrapper):
         if surface.prior is not None:
             weight *= size / (size + surface.prior)
         return min(1.0, weight + alone)
+
+    def weight_in(self, values: Mapping[str, Any], shift: float) -> float | None:
+        """Return the weight after the last batch; None where it depends on the size of a batch."""
+        surface, weight = self.surface, self.full_weight
+        if not surface.follow:
+            return weight if surface.prior is None else None
+        _, _, samples, _ = values[self.name]
+        weight *= shift
+        return (
+            weight if surface.prior is None else weight * samples / max(samples + surface.prior, 1)
+        )
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the channels in the batch, or in the stream up to it."""

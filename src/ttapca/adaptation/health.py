@@ -1,0 +1,187 @@
+"""`Health`: how a stream is, in numbers that a person or a program can look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains
+from ttapca.adaptation.surfaces.statistics import MixedStatistics
+from ttapca.spectral.closed_form import ClosedFormGain, Evidence
+
+if TYPE_CHECKING:
+    from ttapca.adaptation.adapter import Adapter
+
+
+@dataclass(frozen=True)
+class BandHealth:
+    """One band of neighbouring components of a filter.
+
+    Attributes:
+        layer: The layer of the filter.
+        first: Number of the first component, counting from 1.
+        last: Number of the last component.
+        ratio: Size of the shift: variance in the stream over that in the source.
+        p_value: Twice the share of source batches that are at least as far out in this band.
+    """
+
+    layer: str
+    first: int
+    last: int
+    ratio: float
+    p_value: float
+
+
+@dataclass(frozen=True, repr=False)
+class Health:
+    """How one stream is. What nobody can tell is None: most of it without a closed-form filter.
+
+    Attributes:
+        stream: Its name.
+        images: How many images were seen since it started. Forgetting after every batch, as
+            episodic adaptation does, does not change this.
+        skipped: How many batches led to NaN or infinity, and so changed nothing.
+        shifted: Whether `on_shift` was told last that a shift began; None without `on_shift`.
+        p_value: Share of source batches that are as far from the mean source batch as the stream
+            is, which its last images count most in. With several filters, the smallest one times
+            their number.
+        shift: How surely the data have shifted, from 0 to 1.
+        size: Size of the shift: how far the variances of bands are from those of the source, in
+            doublings, as the root of the mean square.
+        bands: The same for every band of every closed-form filter, from large shapes to fine
+            detail.
+        composition: Share of each class in the predictions of late; None where nobody looks at
+            classes, which takes `composition=True` or `on_shift`.
+        skew: How surely the classes are not those of the source, from 0 to 1. Images of one class
+            resemble each other, and `p_value` allows for that. For `on_shift` without
+            `composition=True` it is 1, the worst, until classes were seen before a shift.
+        conditions: How many conditions were told apart.
+        outliers: Share of values that strayed from those around them; source images have some.
+        batch_weight: Weight of the test data in the statistics that normalisation layers use,
+            averaged over these; the rest is the source.
+
+    Example:
+        >>> health = Health("camera-7", 1200, 2, p_value=0.002, shift=0.9, size=1.5, outliers=0.004)
+        >>> health
+        Health(camera-7: 1,200 images, p = 0.002, shift 0.90 of size 1.5, 1 condition, \
+outliers 0.4 %, 2 batches skipped)
+        >>> health.to_dict()["skipped"]
+        2
+    """
+
+    stream: str
+    images: int
+    skipped: int
+    shifted: bool | None = None
+    p_value: float | None = None
+    shift: float | None = None
+    size: float | None = None
+    bands: tuple[BandHealth, ...] = ()
+    composition: tuple[float, ...] | None = None
+    skew: float | None = None
+    conditions: int = 1
+    outliers: float | None = None
+    batch_weight: float | None = None
+
+    def __repr__(self) -> str:
+        """Return one line for a person."""
+        said = [f"{self.images:,} images"]
+        if self.shifted is not None:
+            said.append("shifted" if self.shifted else "not shifted")
+        if self.p_value is not None:
+            said.append(f"p = {self.p_value:.3f}")
+        if self.shift is not None:
+            said.append(f"shift {self.shift:.2f} of size {self.size or 0.0:.1f}")
+        if self.skew is not None:
+            said.append(f"skew {self.skew:.2f}")
+        said.append(f"{self.conditions} condition{'s' * (self.conditions != 1)}")
+        if self.outliers is not None:
+            said.append(f"outliers {100 * self.outliers:.1f} %")
+        if self.batch_weight is not None:
+            said.append(f"batch statistics {100 * self.batch_weight:.0f} %")
+        said.append(f"{self.skipped} batch{'es' * (self.skipped != 1)} skipped")
+        return f"Health({self.stream}: {', '.join(said)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return numbers, text, lists and dicts, as JSON and logs want them."""
+        found = asdict(self)
+        for name in ("bands", "composition"):
+            found[name] = None if found[name] is None else list(found[name])
+        return found
+
+
+def health_of(adapter: Adapter, name: str) -> Health:
+    """Return the health of one stream of an adapter, computed now; it does not change the stream.
+
+    Args:
+        adapter: Any adapter.
+        name: The name of the stream; one that has not begun is as at its start.
+    """
+    with adapter._streams.lock:
+        values = adapter._streams.values_of(name)
+        stream, watch = adapter._streams.stream, adapter.watch
+        counts = watch.counts_in(values)
+        skew = watch.skew_in(values)
+        shift = stream.shift_in(values)
+        surfaces = list(adapter.surfaces)
+        weights = [
+            weight
+            for surface in surfaces
+            if isinstance(surface, MixedStatistics)
+            for weight in surface.weights_in(values, shift)
+        ]
+        outliers = [each.share_in(values) for each in surfaces if isinstance(each, OutlierRepair)]
+        return Health(
+            stream=name,
+            images=int(values["images"]),
+            skipped=int(values["skipped"]),
+            shifted=watch.shifted_in(values),
+            **_shift(surfaces, values, skew or 0.0),
+            composition=None if counts is None else tuple((counts / counts.sum()).tolist()),
+            skew=skew,
+            conditions=stream.conditions_in(values),
+            outliers=outliers[0] if outliers else None,
+            batch_weight=sum(weights) / len(weights) if weights else None,
+        )
+
+
+def _shift(surfaces: list[Any], values: Mapping[str, Any], skew: float) -> dict[str, Any]:
+    """Return what closed-form filters say about a shift, by names of `Health`."""
+    found: list[tuple[str, ClosedFormGain, Evidence]] = []
+    for surface in surfaces:
+        gain = surface.closed_form if isinstance(surface, SpectralGains) else None
+        evidence = None if gain is None else gain.evidence_in(values, skew)
+        if gain is not None and evidence is not None:
+            found.append((surface.layer, gain, evidence))
+    if not found:
+        return {}
+    bands = tuple(
+        BandHealth(layer, first + 1, last, ratio, p_value)
+        for layer, gain, evidence in found
+        for first, last, ratio, p_value in zip(
+            gain.edges,
+            gain.edges[1:],
+            evidence.energies.tolist(),
+            evidence.band_p_values.tolist(),
+            strict=False,
+        )
+    )
+    squares = [math.log2(max(band.ratio, 1e-12)) ** 2 for band in bands]
+    return {
+        "p_value": joint_p_value([evidence.p_value for _, _, evidence in found]),
+        "shift": max(gain.shift_in(values) for _, gain, _ in found),
+        "size": math.sqrt(sum(squares) / len(squares)),
+        "bands": bands,
+    }
+
+
+def joint_p_value(p_values: list[float]) -> float:
+    """Return the p-value of several tests together, after Bonferroni.
+
+    Example:
+        >>> joint_p_value([0.5, 0.01])
+        0.02
+    """
+    return min(1.0, len(p_values) * min(p_values))

@@ -1,0 +1,236 @@
+"""`ShiftAlarm`: tells when a stream begins to shift, and when that is over.
+
+The alarm judges blocks of images, each by itself: large batches as they come, small ones together.
+So no image counts twice, blocks of a clean stream are independent of each other, and the end of a
+shift is seen as soon as its beginning. A shift begins after some blocks in a row that hardly any
+source batch is like, and ends after some in a row that many are like. In between, nothing changes.
+
+Images of one class resemble each other, so the alarm looks at the classes that are predicted: a
+block of one class counts for fewer images. But batch statistics hide which classes a batch holds
+(see `ttapca.spectral.composition`), so classes are believed to be many only where nothing had
+shifted and the network predicted as it was. What the alarm keeps belongs to the stream.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttapca._checks import Number, Whole, check_option
+from ttapca.adaptation.health import Health, joint_p_value
+from ttapca.errors import CallbackWarning, OptionError
+from ttapca.spectral.closed_form import ClosedFormGain
+from ttapca.spectral.composition import CLASS_MEMORY, skew_of
+from ttapca.spectral.stream import Stream
+
+# Chosen on held-out conditions; docs/health.md has the measurements.
+BEGINS = 0.01
+ENDS = 0.05
+BLOCKS = 2
+IMAGES = 64
+ENOUGH = CLASS_MEMORY / 2  # predictions that tell whether classes are many
+
+# What a stream keeps.
+STATE, BLOCK, CLASSES = "alarm/state", "alarm/block", "alarm/classes"
+
+# How often each class was predicted of late, and the skew when nothing had shifted: the worst.
+NOTHING_KNOWN = (None, 1.0)
+
+
+@dataclass(frozen=True)
+class ShiftAlarm:
+    """Calls a function when the shift of a stream begins, and when it ends.
+
+    Args:
+        callback: Is given the `Health` of the stream; `shifted` says whether the shift begins or
+            ends, `stream` which stream it is. Where it raises an `Exception`, a `CallbackWarning`
+            tells so: the stream and the prediction are as if it had not.
+        begins: A shift begins after `blocks` blocks in a row with at most this p-value.
+        ends: It ends after as many in a row with a larger p-value than this one.
+        blocks: How many.
+        images: A block has at least this many images.
+
+    Raises:
+        OptionError: An option makes no sense.
+
+    Example:
+        >>> alarm, state, states = ShiftAlarm(print), (False, 0), []
+        >>> for p_value in (0.002, 0.6, 0.002, 0.004, 0.03, 0.6, 0.03, 0.7, 0.5):
+        ...     state = alarm.next(*state, p_value)
+        ...     states.append(int(state[0]))
+        >>> states
+        [0, 0, 0, 1, 1, 1, 1, 1, 0]
+    """
+
+    callback: Callable[[Health], object]
+    begins: float = BEGINS
+    ends: float = ENDS
+    blocks: int = BLOCKS
+    images: int = IMAGES
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if not callable(self.callback):
+            raise OptionError(
+                "`on_shift` must be a function of a `Health`, or a `ShiftAlarm`; found "
+                f"{self.callback!r}."
+            )
+        check_option("begins", self.begins, Number(above=0, below=1))
+        check_option("ends", self.ends, Number(self.begins, below=1))
+        check_option("blocks", self.blocks, Whole(1))
+        check_option("images", self.images, Whole(1))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShiftAlarm:
+        """Return itself: a copy of an adapter calls the same function of the same object."""
+        del memo
+        return self
+
+    def next(self, shifted: bool, run: int, p_value: float) -> tuple[bool, int]:
+        """Return the state after one more block.
+
+        Args:
+            shifted: Whether a shift has begun.
+            run: How many blocks in a row have spoken against that.
+            p_value: Of the block.
+        """
+        against = p_value > self.ends if shifted else p_value <= self.begins
+        run = run + 1 if against else 0
+        return (not shifted, 0) if run >= self.blocks else (shifted, run)
+
+
+class ShiftWatch:
+    """Looks at the batches of streams for an alarm; without one it looks at nothing.
+
+    Args:
+        alarm: What to watch for.
+        gains: The closed-form gains of an adapter.
+        shares: Share of each class in the predictions for source data; None where unknown.
+
+    Raises:
+        OptionError: There is an alarm, and no closed-form gain that could notice a shift.
+    """
+
+    def __init__(
+        self, alarm: ShiftAlarm | None, gains: Sequence[ClosedFormGain], shares: Tensor | None
+    ) -> None:
+        if alarm is not None and not gains:
+            raise OptionError(
+                "`on_shift` needs a filter with closed-form gains, which notice a shift; this "
+                "method has none. Adapt with `wiener`, `match` or `two-sided`, or leave it out."
+            )
+        self.alarm = alarm
+        self._gains = list(gains)
+        self._shares = shares
+
+    def join(self, stream: Stream) -> None:
+        """Declare what a stream keeps, with or without an alarm: both can load its files."""
+        self._stream = stream
+        if self._gains:
+            stream.declare(STATE, (0, 0), lasting=True)
+            stream.declare(BLOCK, (0, None), lasting=True)
+            stream.declare(CLASSES, NOTHING_KNOWN, lasting=True)
+
+    @torch.no_grad()
+    def look(self, logits: Tensor) -> bool:
+        """Look at a batch that was just predicted; return whether a shift began or ended."""
+        if self.alarm is None:
+            return False
+        found = [(gain, gain.last_batch) for gain in self._gains]
+        seen = [
+            (gain.by_band(batch[0].square().mean(0) / gain.variances), batch[1])
+            for gain, batch in found
+            if batch is not None
+        ]
+        if len(seen) < len(found):  # the model has left a layer out
+            return False
+        stream, size = self._stream, seen[0][1]
+        self._count_classes(logits, size)
+        samples, sums = stream.past(BLOCK)
+        energies = [size * each for each, _ in seen]
+        if sums is not None:
+            energies = [new + old.to(new) for new, old in zip(energies, sums, strict=True)]
+        samples += size
+        if samples < self.alarm.images:
+            stream.write(BLOCK, (samples, tuple(energies)))
+            return False
+        skew = self.skew_in(stream.values) or 0.0
+        p_value = joint_p_value(
+            [
+                gain.evidence(total / samples, samples, skew).p_value
+                for gain, total in zip(self._gains, energies, strict=True)
+            ]
+        )
+        before, run = stream.past(STATE)
+        after, run = self.alarm.next(bool(before), run, p_value)
+        stream.write(STATE, (int(after), run))
+        stream.write(BLOCK, (0, None))
+        return after != bool(before)
+
+    def _count_classes(self, logits: Any, size: int) -> None:
+        """Add the classes that are predicted to those of before, as far as they are known."""
+        shares, stream = self._shares, self._stream
+        if stream.composition is not None or shares is None:
+            return
+        if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] != len(shares):
+            return
+        places = [d for d in range(logits.dim()) if d != 1]
+        counts = size * logits.detach().double().softmax(1).mean(places).cpu()
+        before, skew = stream.past(CLASSES)
+        if before is not None:
+            counts = counts + before.to(counts) * math.exp(-size / CLASS_MEMORY)
+        if stream.shift == 0 and float(counts.sum()) >= ENOUGH:
+            skew = skew_of(counts, shares)
+        stream.write(CLASSES, (counts, skew))
+
+    def counts_in(self, values: Mapping[str, Any]) -> Tensor | None:
+        """Return how often each class was predicted of late; None where nobody looked."""
+        composition = self._stream.composition
+        if composition is not None:
+            counts: Tensor | None = composition.counts_in(values)
+        else:
+            counts = None if self.alarm is None else values[CLASSES][0]
+        return None if counts is None or not counts.sum() else counts
+
+    def skew_in(self, values: Mapping[str, Any]) -> float | None:
+        """Return how surely a stream has other classes than the source; None where nobody looks.
+
+        Where an alarm looks and does not know the classes of the source, it expects the worst.
+        """
+        composition, counts = self._stream.composition, self.counts_in(values)
+        if composition is not None:
+            return 0.0 if counts is None else skew_of(counts, composition.moments.shares)
+        if self.alarm is None:
+            return None
+        if counts is None or self._shares is None:
+            return 1.0
+        return max(float(values[CLASSES][1]), skew_of(counts, self._shares))
+
+    def shifted_in(self, values: Mapping[str, Any]) -> bool | None:
+        """Return whether a shift has begun and not ended; None without an alarm."""
+        return None if self.alarm is None else bool(values[STATE][0])
+
+    def tell(self, health: Health) -> None:
+        """Call the function of the alarm."""
+        if self.alarm is None:
+            return
+        try:
+            self.alarm.callback(health)
+        except Exception as error:
+            warnings.warn(
+                f"`on_shift` must not raise; it did, at {health}: {error!r}. The stream goes on.",
+                CallbackWarning,
+                stacklevel=2,
+            )
+
+
+def make_alarm(on_shift: ShiftAlarm | Callable[[Health], object] | None) -> ShiftAlarm | None:
+    """Return the alarm; a function stands for an alarm with defaults."""
+    if on_shift is None or isinstance(on_shift, ShiftAlarm):
+        return on_shift
+    return ShiftAlarm(on_shift)
