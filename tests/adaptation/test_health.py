@@ -205,7 +205,7 @@ def test_outliers_and_classes_are_those_that_were_found() -> None:
     assert sum(health.composition) == pytest.approx(1.0)
     assert health.skew is not None
     assert 0 <= health.skew <= 1
-    quiet = wiener(outliers=False)
+    quiet = wiener(outliers=False, composition=False)
     quiet(X)
     assert (quiet.health.outliers, quiet.health.composition, quiet.health.skew) == (None,) * 3
 

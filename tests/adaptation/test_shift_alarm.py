@@ -207,7 +207,7 @@ def test_a_weak_shift_is_told_where_classes_surely_are_many(
     """The numbers say how many classes are predicted; a strong shift is told whatever they are."""
     for factor in (1.12, 4.0):
         said: list[Health] = []
-        adapter = watched(ShiftAlarm(said.append, images=200))
+        adapter = watched(ShiftAlarm(said.append, images=200), composition=False)
         adapter.watch._shares = torch.full((5,), 0.2) if known else None
         look = adapter.watch.look
         for batch, classes in ((DATA[:200], clean), *[(factor * DATA[:200], shifted)] * 2):
@@ -223,7 +223,7 @@ def test_a_weak_shift_is_told_where_classes_surely_are_many(
 
 
 def test_classes_are_counted_as_a_loop_would() -> None:
-    adapter = watched(lambda health: None)
+    adapter = watched(lambda health: None, composition=False)
     expected = torch.zeros(5, dtype=torch.float64)
     for batch in DATA[:60].split(20):
         probabilities = adapter(batch).softmax(1)

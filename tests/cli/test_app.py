@@ -217,6 +217,7 @@ def test_fitting_reports_every_batch_and_the_steps_without_batches() -> None:
         ("fit", 3, None, "decomposing"),
         ("fit", 3, None, "calibrating"),
         ("fit", 3, None, "comparing predictions"),
+        ("fit", 3, None, "mirroring images"),
     ]
 
 

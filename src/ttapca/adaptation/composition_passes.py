@@ -20,7 +20,7 @@ from ttapca.support.logits import softmax_entropy
 # Chosen on held-out conditions; docs/closed-form.md has the measurements.
 SURPRISE = 0.25  # share of the batch whose class was not expected, from which a pass is repeated
 SKEWED = 0.3  # certainty from which a first look may have seen classes of the batch's own
-TRUE_CLASSES = 1.2  # ratio of entropies plus certainty from which what it has seen is true
+TRUE_CLASSES = 1.55  # ratio of entropies plus certainty from which what it has seen is true
 CERTAIN = 0.6  # certainty from which the whole weight shows the classes better than half of it
 ORDERED = 0.3  # certainty from which a stream counts as ordered by class
 ENOUGH = 32.0  # samples after which the past of a stream serves as its statistics
@@ -125,7 +125,7 @@ class CompositionPasses(Mover):
     def _young(self, first: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of both looks at a stream so far, and keep them while it is young."""
         stream = self.composition.stream
-        half, whole = first.detach(), logits.detach()[_spread(len(logits), len(first))]
+        half, whole = first.detach(), logits.detach()[_spread(len(logits), len(first))].clone()
         before = stream.past("composition/young")
         if before is not None:
             half, whole = (
@@ -143,8 +143,7 @@ class CompositionPasses(Mover):
         less_sure = _entropy(whole) / max(_entropy(half), 1e-12)
         if seen.certainty < SKEWED or less_sure + found.certainty < TRUE_CLASSES:
             return False
-        composition.expect(found if found.certainty > CERTAIN else seen)
-        composition.past_as_it_was = True
+        composition.believe(found if found.certainty > CERTAIN else seen)
         return True
 
     def _is_surprised(self, found: Estimate, *, enough: bool) -> bool:

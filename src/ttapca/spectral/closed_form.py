@@ -309,7 +309,7 @@ class ClosedFormGain(Gain):
         self, run: Callable[[Tensor, Tensor], Tensor], samples: Tensor, components: Tensor
     ) -> Tensor:
         """Tell the conditions of samples apart if this pass counts, and run; see `Gain`."""
-        if len(samples):
+        if len(samples) and not torch.compiler.is_exporting():
             self.last_batch = (components.detach(), len(samples))
             if self.conditions is not None:
                 self._tell_apart(self.conditions, samples, components)

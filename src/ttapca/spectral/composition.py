@@ -36,6 +36,7 @@ SOURCE_SAMPLES = 1.0  # the source shares count for so many samples in statistic
 SOURCE_PER_CLASS = 2.0  # and for so many of each class as a prior on predictions
 SURE = 6.0  # standard deviations of chi squared that chance is granted
 FIRST_LOOK = 0.5  # of the weight that statistics of the batch will have, in a first look
+FAR = 0.25  # share of samples of other classes than the source's, from which an order counts
 ORDER_MEMORY = 500.0  # samples over which a stream is judged to be ordered by class
 
 SMALLEST_RATIO = 0.05  # of variances: a low rank may overshoot
@@ -147,12 +148,15 @@ class Estimate:
         shares: The composition to correct statistics by, shape (classes,).
         prior: What to add to logits, shape (classes,).
         certainty: How surely the composition is not that of the source, from 0 to 1.
+        skew: The same where it is far from that of the source, and 0 where it is near: a network
+            that is a little biased under a shift has not seen an ordered stream.
     """
 
     counts: Tensor
     shares: Tensor
     prior: Tensor
     certainty: float
+    skew: float
 
     def unlike(self, other: Estimate) -> float:
         """Return the share of samples whose class the other estimate does not have, 0 to 1."""
@@ -233,8 +237,15 @@ class Composition:
     def expect(self, estimate: Estimate) -> None:
         """Go by this estimate in the next pass."""
         self.expected = estimate
-        self._skew = estimate.certainty
+        self._skew = estimate.skew
         self._corrections: dict[str, tuple[Tensor, Tensor]] | None = None
+
+    def believe(self, estimate: Estimate) -> None:
+        """Go by an estimate of all that was seen so far, of which nothing was believed before."""
+        self.expect(estimate)
+        samples = self.stream.samples
+        self._past = estimate.counts * ((samples - self._size) / samples)
+        self.past_as_it_was = True
 
     def corrected(self, path: str, moments: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Take what the classes explain out of a layer's mean and variance."""
@@ -272,7 +283,10 @@ class Composition:
         mixed = (counts + SOURCE_SAMPLES * source) / (seen + SOURCE_SAMPLES)
         cautious = SOURCE_PER_CLASS * classes
         prior = ((counts + cautious * source) / (seen + cautious)).lerp(source, 1 - certainty)
-        return Estimate(counts, source.lerp(mixed, certainty), (prior / source).log(), certainty)
+        shares = source.lerp(mixed, certainty)
+        far = float((shares - source).abs().sum()) / 2 >= FAR
+        skew = certainty if far else 0.0
+        return Estimate(counts, shares, (prior / source).log(), certainty, skew)
 
     def settle(self, found: Estimate) -> None:
         """Remember what this batch held."""
@@ -280,6 +294,4 @@ class Composition:
         total, weight = stream.past("composition/order")
         fade = math.exp(-size / ORDER_MEMORY)
         stream.write("composition/counts", found.counts.to(self.moments.shares))
-        stream.write(
-            "composition/order", (total * fade + found.certainty * size, weight * fade + size)
-        )
+        stream.write("composition/order", (total * fade + found.skew * size, weight * fade + size))

@@ -494,7 +494,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values without NaN or infinity; almost always all, which is seen at once."""
     tensors = [tensor for value in values.values() for tensor in tensors_in(value)]
     if not tensors or bool(
-        torch.isfinite(torch.cat([t.to(tensors[0]).view(-1) for t in tensors])).all()
+        torch.isfinite(torch.cat([t.to(tensors[0]).reshape(-1) for t in tensors])).all()
     ):
         return values
     return {
