@@ -141,12 +141,8 @@ class ShiftWatch:
         """Look at a batch that was just predicted; return whether a shift began or ended."""
         if self.alarm is None:
             return False
-        found = [(gain, gain.last_batch) for gain in self._gains]
-        seen = [
-            (gain.by_band(batch[0].square().mean(0) / gain.variances), batch[1])
-            for gain, batch in found
-            if batch is not None
-        ]
+        found = [gain.last_energies() for gain in self._gains]
+        seen = [each for each in found if each is not None]
         if len(seen) < len(found):  # the model has left a layer out
             return False
         stream, size = self._stream, seen[0][1]

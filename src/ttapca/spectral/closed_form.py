@@ -450,6 +450,13 @@ class ClosedFormGain(Gain):
         rest = self.stream.now(self._rest) if self.watches_rest else None
         return self._log_energy(self.stream.now(self._energies), rest)
 
+    def last_energies(self) -> tuple[Tensor, int] | None:
+        """Return the energies of the last batch, shape (bands,), and its size; None without one."""
+        if self.last_batch is None:
+            return None
+        components, size = self.last_batch
+        return self.by_band(components.square().mean(0) / self.variances), size
+
     def evidence_in(self, values: Mapping[str, Any], skew: float = 0.0) -> Evidence | None:
         """Return what the values of a stream say about a shift; None before its first batch.
 
