@@ -39,6 +39,10 @@ PARTS: dict[str, dict[str, Any]] = {
     "wiener": {},
     "without composition": {"composition": False},
     "without outliers": {"outliers": False},
+    "without states": {"states": 1},
+    "without means": {"center": 0.0},
+    "without an image's own statistics": {"statistics": ttapca.Mixture(alone=0.0)},
+    "with the mirrored image": {"views": 2},
     "source statistics": {"statistics": "source"},
 }
 # By name: the module of a constant, and the values that are tried; the first is the one in use.
@@ -48,7 +52,7 @@ CONSTANTS: dict[str, tuple[str, list[float]]] = {
     "SOURCE_SAMPLES": ("ttapca.spectral.composition", [1.0, 20.0]),
     "SOURCE_PER_CLASS": ("ttapca.spectral.composition", [2.0, 0.5, 8.0]),
     "FIRST_LOOK": ("ttapca.spectral.composition", [0.5, 0.25, 0.75]),
-    "TRUE_CLASSES": ("ttapca.adaptation.composition_passes", [1.2, 1.0, 1.5]),
+    "TRUE_CLASSES": ("ttapca.adaptation.composition_passes", [1.55, 1.2, 2.0]),
     "SURPRISE": ("ttapca.adaptation.composition_passes", [0.25, 0.1, 0.5]),
     "ORDERED": ("ttapca.adaptation.composition_passes", [0.3, 0.1, 0.6]),
     "LIKENESS": ("ttapca.spectral.closed_form", [0.1, 0.03, 0.3]),
