@@ -53,10 +53,10 @@ class Health:
         bands: The same for every band of every closed-form filter, from large shapes to fine
             detail.
         composition: Share of each class in the predictions of late; None where nobody looks at
-            classes, which takes `composition=True` or `on_shift`.
+            classes, which takes `composition` or `on_shift`.
         skew: How surely the classes are not those of the source, from 0 to 1. Images of one class
             resemble each other, and `p_value` allows for that. For `on_shift` without
-            `composition=True` it is 1, the worst, until classes were seen before a shift.
+            `composition` it is 1, the worst, until classes were seen before a shift.
         conditions: How many conditions were told apart.
         outliers: Share of values that strayed from those around them; source images have some.
         batch_weight: Weight of the test data in the statistics that normalisation layers use,
