@@ -51,7 +51,7 @@ CONSTANTS: dict[str, tuple[str, list[float]]] = {
     "CLASS_MEMORY": ("ttapca.spectral.composition", [20.0, 5.0, 80.0]),
     "SOURCE_SAMPLES": ("ttapca.spectral.composition", [1.0, 20.0]),
     "SOURCE_PER_CLASS": ("ttapca.spectral.composition", [2.0, 0.5, 8.0]),
-    "FIRST_LOOK": ("ttapca.spectral.composition", [0.5, 0.25, 0.75]),
+    "FIRST_LOOK_WEIGHT": ("ttapca.spectral.composition", [0.5, 0.25, 0.75]),
     "TRUE_CLASSES": ("ttapca.adaptation.composition_passes", [1.55, 1.2, 2.0]),
     "SURPRISE": ("ttapca.adaptation.composition_passes", [0.25, 0.1, 0.5]),
     "ORDERED": ("ttapca.adaptation.composition_passes", [0.3, 0.1, 0.6]),

@@ -115,3 +115,17 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
+
+
+def passes_of(model: nn.Module, batches: list[Tensor], **given: Any) -> list[int]:
+    """Return how many forward passes `wiener` took for each batch."""
+    calls: list[int] = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    found = []
+    with ttapca.adapt(model, "wiener", **given) as adapted:
+        for batch in batches:
+            before = len(calls)
+            adapted(batch)
+            found.append(len(calls) - before)
+    handle.remove()
+    return found

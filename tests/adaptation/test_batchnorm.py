@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from adapters import adapted
 from oracles import assert_same_picture, images, picture_of, small_convnet
 from ttapca.adaptation.surfaces import BatchNormStatistics
-from ttapca.adaptation.surfaces.statistics import LARGE, channel_moments, quick_moments
 from ttapca.errors import ShapeError
 from ttapca.methods.method import Mixture
 from ttapca.spectral.stream import Stream
+from ttapca.support.channel_moments import LARGE, channel_moments, quick_moments
 
 X = images(12, seed=8)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
+from adapters import passes_of
 from oracles import images, small_convnet
 from ttapca import networks
 from ttapca.adaptation.composition_passes import CompositionPasses
@@ -24,24 +25,11 @@ from ttapca.spectral.stream import Stream
 DATA = images(400)
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA, 40)
 assert FITTED.class_moments_ is not None
+LOOKING: dict[str, Any] = {"filter": FITTED, "composition": True}
 # The network sees one class in nearly all images; this filter believes that all are as frequent.
 EVEN = dataclasses.replace(
     FITTED, class_moments_=dataclasses.replace(FITTED.class_moments_, shares=torch.full((5,), 0.2))
 )
-
-
-def passes_of(model: nn.Module, batches: list[Tensor], **given: Any) -> list[int]:
-    """Return how many forward passes each batch took."""
-    calls: list[int] = []
-    handle = model.register_forward_hook(lambda *_: calls.append(1))
-    found = []
-    with ttapca.adapt(model, "wiener", filter=FITTED, composition=True, **given) as adapted:
-        for batch in batches:
-            before = len(calls)
-            adapted(batch)
-            found.append(len(calls) - before)
-    handle.remove()
-    return found
 
 
 def test_fit_weights_moments_by_the_networks_own_predictions() -> None:
@@ -84,13 +72,13 @@ def test_damaged_classes_are_refused(tmp_path: Path, name: str, change: Any, fau
 
 
 def test_a_new_stream_is_looked_at_before_it_is_trusted() -> None:
-    batches = list(DATA[:60].split(20))
-    assert passes_of(small_convnet(), batches, forgetting="online")[0] >= 2
-    assert passes_of(small_convnet(), batches, forgetting="online", passes=1) == [1, 1, 1]
-    single = list(DATA[:3].split(1))
-    assert passes_of(small_convnet(), single) == [1, 1, 1]  # one image has no batch statistics
-    given = {"statistics": "source"}
-    assert passes_of(small_convnet(), batches, **given) == [1, 1, 1]  # nothing could change
+    model, batches = small_convnet(), list(DATA[:60].split(20))
+    online = {**LOOKING, "forgetting": "online"}
+    assert passes_of(model, batches, **online)[0] >= 2
+    assert passes_of(model, batches, **online, passes=1) == [1, 1, 1]
+    # One image has no statistics of a batch, and without statistics nothing could change.
+    assert passes_of(model, list(DATA[:3].split(1)), **LOOKING) == [1, 1, 1]
+    assert passes_of(model, batches, **LOOKING, statistics="source") == [1, 1, 1]
 
 
 def test_the_prior_is_all_that_changes_where_statistics_stay() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from adapters import same
+from adapters import passes_of, same
 from oracles import DensePCA, images, small_convnet
 from ttapca import networks
 from ttapca.adaptation.composition_passes import CompositionPasses
@@ -30,20 +30,6 @@ SHIFTED = [batch + 2.0 * images(20, seed=5) for batch in CLEAN]
 ONE: dict[str, Any] = {"filter": FITTED, "composition": False}
 TWO: dict[str, Any] = {**ONE, "views": 2, "mirror": True}
 OLD_FILTER = Path(__file__).parents[1] / "fitting" / "saved_filters" / "folded"
-
-
-def passes_of(model: nn.Module, batches: list[Tensor], **given: Any) -> list[int]:
-    """Return how many forward passes each batch took."""
-    calls: list[int] = []
-    handle = model.register_forward_hook(lambda *_: calls.append(1))
-    found = []
-    with ttapca.adapt(model, "wiener", **given) as adapted:
-        for batch in batches:
-            before = len(calls)
-            adapted(batch)
-            found.append(len(calls) - before)
-    handle.remove()
-    return found
 
 
 def plain_prediction(x: Tensor, gains: np.ndarray, shift: float) -> Tensor:

@@ -21,8 +21,8 @@ from ttapca.spectral.calibration import (
     band_means,
     spreading_matrix,
 )
-from ttapca.spectral.closed_form import two_sided_gain
 from ttapca.spectral.gains import SourceComponents, make_gain
+from ttapca.spectral.variance_ratios import two_sided_gain
 
 COMPONENTS = 63
 ONES = torch.ones(31, dtype=torch.float64)

@@ -24,7 +24,7 @@ TRUE_CLASSES = 1.55  # ratio of entropies plus certainty from which what it has 
 CERTAIN = 0.6  # certainty from which the whole weight shows the classes better than half of it
 ORDERED = 0.3  # certainty from which a stream counts as ordered by class
 ENOUGH = 32.0  # samples after which the past of a stream serves as its statistics
-FIRST_LOOK = 64  # samples that a first look takes of a large batch
+FIRST_LOOK_SAMPLES = 64  # samples that a first look takes of a large batch
 YOUNG = 16  # samples from which a new stream is judged
 
 
@@ -109,7 +109,7 @@ class CompositionPasses(Mover):
     ) -> Tensor | None:
         """Return the logits of some of the batch with half of their statistics, if usable."""
         composition = self.composition
-        chosen = _spread(size, FIRST_LOOK)
+        chosen = _spread(size, FIRST_LOOK_SAMPLES)
         composition.first_look = True
         try:
             logits = run(

@@ -26,12 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.adaptation.optimisation import Run, Stepper, log_predictions
 from ttapca.adaptation.surfaces import NormAffine, Surface
-from ttapca.adaptation.surfaces.statistics import (
-    channel_moments,
-    normalised,
-    refuse_replaced,
-    with_running_statistics,
-)
+from ttapca.adaptation.surfaces.statistics import refuse_replaced, with_running_statistics
 from ttapca.errors import OptionError, ShapeError
 from ttapca.methods.method import (
     Assembly,
@@ -45,6 +40,7 @@ from ttapca.methods.method import (
 from ttapca.methods.temporary_values import with_values
 from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.spectral.stream import Stream
+from ttapca.support.channel_moments import channel_moments, normalised
 from ttapca.support.logits import log_softmax
 from ttapca.support.wrapping import Result, Wrapper, surely, wrap_forward
 

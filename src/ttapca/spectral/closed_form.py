@@ -3,12 +3,9 @@
 Let s be the variance of a component in the source data and t its variance now. Additive noise
 raises t, blur and loss of contrast lower it; r = s / t says by how much to undo that.
 
-    Wiener      min(r, 1)                        the optimal linear estimate under additive noise
-    matching    sqrt(r)                          gives back the variance of the source
-    two-sided   min(r, 1)^a clip(r, 1, limit)^b  Wiener is (1, 0), matching (1/2, 1/2)
-
 `ClosedFormGain` compares the band energies of the stream so far with those of source batches of the
-same size (see `ttapca.spectral.calibration`) and applies these formulas to the difference.
+same size (see `ttapca.spectral.calibration`) and applies the formulas of
+`ttapca.spectral.variance_ratios` to the difference.
 Where the mean has surely moved (see `ttapca.spectral.means`), it is moved back first.
 `PulledGain` multiplies the result by a factor that gradient steps may learn.
 """
@@ -21,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
 from ttapca._checks import Number, Such, Whole, check_option
@@ -43,8 +39,9 @@ from ttapca.spectral.gains import (
     register_gain,
 )
 from ttapca.spectral.means import allowed_reach, sure_share
-from ttapca.spectral.stream import Stream, base_name
+from ttapca.spectral.stream import Stream, surest_condition
 from ttapca.spectral.textures import textures
+from ttapca.spectral.variance_ratios import signal_share, smoothed, two_sided_gain
 from ttapca.spectral.white_noise import with_white_noise
 
 # Chosen by scripts/tune_closed_form.py; so are the exponents that the names stand for.
@@ -100,67 +97,6 @@ class Evidence:
     band_p_values: Tensor
 
 
-def smoothed(values: Tensor, window: int) -> Tensor:
-    """Average every value with its neighbours; the ends are continued.
-
-    Args:
-        values: Shape (components,).
-        window: How many values are averaged, an odd number.
-
-    Example:
-        >>> smoothed(torch.tensor([0.0, 3.0, 6.0]), 3).tolist()
-        [1.0, 3.0, 5.0]
-    """
-    half = window // 2
-    padded = F.pad(values[None, None], (half, half), mode="replicate")
-    return F.avg_pool1d(padded, window, stride=1)[0, 0]
-
-
-def signal_share(energy: Tensor, floor: Tensor) -> Tensor:
-    """Return the share of a component's variance that is not noise, relative to the source.
-
-    Rounding to 8 bits and the like add the same variance to every image. Where blur or loss of
-    contrast has left nothing but that noise, there is nothing to restore.
-
-    Args:
-        energy: Test variance over source variance, t / s.
-        floor: Variance of the noise over source variance.
-
-    Returns:
-        (1 - floor / energy) / (1 - floor), between 0 and 1; 1 where the source is all noise.
-
-    Example:
-        >>> floor = torch.tensor([0.0, 0.1, 0.1, 0.1])
-        >>> found = signal_share(torch.tensor([0.2, 1.0, 0.2, 0.1]), floor)
-        >>> [round(share, 3) for share in found.tolist()]
-        [1.0, 1.0, 0.556, 0.0]
-    """
-    source = 1 - floor
-    share = (1 - floor / energy) / source.clamp(min=torch.finfo(source.dtype).tiny)
-    return torch.where(source > 0, share.clamp(0, 1), 1.0)
-
-
-def two_sided_gain(
-    log_ratio: Tensor, *, shrink: float = 1.0, restore: float = 0.0, largest_ratio: float = 64.0
-) -> Tensor:
-    """Return the gains min(r, 1)^shrink clip(r, 1, largest_ratio)^restore.
-
-    Args:
-        log_ratio: Logarithm of r = s / t, source variance over test variance, any shape.
-        shrink: Exponent where the test data have more variance than the source.
-        restore: Exponent where they have less.
-        largest_ratio: Larger ratios count as this one.
-
-    Example:
-        >>> gains = two_sided_gain(torch.tensor([0.25, 1.0, 4.0]).log(), restore=0.5)
-        >>> [round(gain, 4) for gain in gains.tolist()]
-        [0.25, 1.0, 2.0]
-    """
-    return torch.exp(
-        shrink * log_ratio.clamp(max=0.0) + restore * log_ratio.clamp(0.0, math.log(largest_ratio))
-    )
-
-
 @register_gain("wiener", **WIENER)
 @register_gain("match", shrink=0.5, restore=0.5)
 @register_gain("two-sided")
@@ -194,7 +130,7 @@ class ClosedFormGain(Gain):
             see `ttapca.spectral.conditions`.
 
     Attributes:
-        last_batch: Components of the last batch, and its size.
+        last_batch: Components of the last batch, shape (batch, components).
 
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
@@ -210,7 +146,7 @@ class ClosedFormGain(Gain):
     """
 
     keeps_rest = True
-    last_batch: tuple[Tensor, int] | None = None
+    last_batch: Tensor | None = None
     variances: Tensor
     spread: Tensor
     averages: Tensor
@@ -310,7 +246,7 @@ class ClosedFormGain(Gain):
     ) -> Tensor:
         """Tell the conditions of samples apart if this pass counts, and run; see `Gain`."""
         if len(samples) and not torch.compiler.is_exporting():
-            self.last_batch = (components.detach(), len(samples))
+            self.last_batch = components.detach()
             if self.conditions is not None:
                 self._tell_apart(self.conditions, samples, components)
         return self.stream.by_condition(run, samples, components)
@@ -454,8 +390,8 @@ class ClosedFormGain(Gain):
         """Return the energies of the last batch, shape (bands,), and its size; None without one."""
         if self.last_batch is None:
             return None
-        components, size = self.last_batch
-        return self.by_band(components.square().mean(0) / self.variances), size
+        energies = self.last_batch.square().mean(0) / self.variances
+        return self.by_band(energies), len(self.last_batch)
 
     def evidence_in(self, values: Mapping[str, Any], skew: float = 0.0) -> Evidence | None:
         """Return what the values of a stream say about a shift; None before its first batch.
@@ -465,11 +401,7 @@ class ClosedFormGain(Gain):
             skew: How surely its images are of few classes, from 0 to 1.
         """
         # Where conditions are told apart, that of the one that has shifted most surely.
-        surest = max(
-            (name for name in values if base_name(name) == self._certainty),
-            key=lambda name: float(values[name]),
-        )
-        condition = surest.removeprefix(self._certainty)
+        condition = surest_condition(values, self._certainty)
         samples = float(values[self._samples + condition])
         if not samples:
             return None
@@ -496,9 +428,7 @@ class ClosedFormGain(Gain):
 
     def shift_in(self, values: Mapping[str, Any]) -> float:
         """Return `shift` for the values of a stream: the surest of its conditions."""
-        return max(
-            float(value) for name, value in values.items() if base_name(name) == self._certainty
-        )
+        return float(values[self._certainty + surest_condition(values, self._certainty)])
 
     def band_gains(self) -> Tensor:
         """Return the gains in the middle of every band, shape (bands,)."""

@@ -35,7 +35,7 @@ CLASS_MEMORY = 20.0  # after so many samples, a prediction counts 1 / e
 SOURCE_SAMPLES = 1.0  # the source shares count for so many samples in statistics
 SOURCE_PER_CLASS = 2.0  # and for so many of each class as a prior on predictions
 SURE = 6.0  # standard deviations of chi squared that chance is granted
-FIRST_LOOK = 0.5  # of the weight that statistics of the batch will have, in a first look
+FIRST_LOOK_WEIGHT = 0.5  # of the weight that statistics of the batch will have, in a first look
 FAR = 0.25  # share of samples of other classes than the source's, from which an order counts
 ORDER_MEMORY = 500.0  # samples over which a stream is judged to be ordered by class
 
@@ -223,7 +223,7 @@ class Composition:
     @property
     def trust(self) -> float:
         """What to multiply the weight of test statistics by."""
-        return FIRST_LOOK if self.first_look else 1.0
+        return FIRST_LOOK_WEIGHT if self.first_look else 1.0
 
     def start_batch(self, size: int) -> None:
         """Begin a batch: expect what was seen last."""
@@ -293,5 +293,6 @@ class Composition:
         stream, size = self.stream, self._size
         total, weight = stream.past("composition/order")
         fade = math.exp(-size / ORDER_MEMORY)
+        stream.write("composition/young", None)
         stream.write("composition/counts", found.counts.to(self.moments.shares))
         stream.write("composition/order", (total * fade + found.skew * size, weight * fade + size))

@@ -233,14 +233,12 @@ class Stream:
         """Return `shift` for the values of a stream of this kind: the surest of its conditions."""
         if self._certainty is None:
             return 1.0
-        return max(
-            float(value) for name, value in values.items() if base_name(name) == self._certainty
-        )
+        return float(values[self._certainty + surest_condition(values, self._certainty)])
 
     @property
     def conditions(self) -> int:
         """How many conditions the samples of the stream have, as far as is known."""
-        return self.conditions_in(self.values)
+        return max(1, len(self.now("conditions/states")[0])) if self.has_conditions else 1
 
     @property
     def has_conditions(self) -> bool:
@@ -456,6 +454,17 @@ def base_name(name: str) -> str:
         'gain/samples'
     """
     return name.partition(OF_CONDITION)[0]
+
+
+def surest_condition(values: Mapping[str, Any], name: str) -> str:
+    """Return what to append to names for the condition in which a number is largest.
+
+    Example:
+        >>> surest_condition({"shift": 0.1, "shift of condition 1": 0.9}, "shift")
+        ' of condition 1'
+    """
+    found = [each for each in values if base_name(each) == name]
+    return max(found, key=lambda each: float(values[each])).removeprefix(name)
 
 
 def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:

@@ -1,0 +1,96 @@
+"""Mean and variance of channels, shape (channels,) each: found, mixed, and normalised by."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Tensor
+
+# From this many numbers on, `quick_moments` is quicker than BatchNorm in training mode.
+LARGE = 2**18
+
+# Where the mean square is more than this many variances, their difference loses more than two of
+# the seven digits of float32.
+FAR_FROM_ZERO = 64.0
+
+
+def mixed_moments(
+    alpha: float, batch: tuple[Tensor, Tensor], source: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of two populations together, the batch with weight alpha."""
+    (batch_mean, batch_var), (source_mean, source_var) = batch, source
+    source_mean, source_var = source_mean.to(batch_mean), source_var.to(batch_var)
+    between = batch_mean - source_mean
+    var = torch.lerp(source_var, batch_var, alpha)
+    var = torch.addcmul(var, between, between, value=alpha * (1 - alpha))
+    return torch.add(source_mean, between, alpha=alpha), var
+
+
+def normalised(
+    x: Tensor,
+    moments: tuple[Tensor, Tensor],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Return weight (x - mean) / sqrt(var + eps) + bias for x of shape (batch, channels, ...)."""
+    mean, var = moments
+    weight, bias = (None if value is None else value.to(x.dtype) for value in (weight, bias))
+    if not torch.is_grad_enabled():
+        # One pass instead of two; but no gradient would reach mean and variance.
+        return F.batch_norm(x, mean, var, weight, bias, eps=eps)
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + bias
+    channels = (1, -1, *[1] * (x.dim() - 2))
+    return torch.addcmul(shift.view(channels), x, scale.view(channels))
+
+
+def can_be_quick(x: Tensor) -> bool:
+    """Return whether statistics without gradients will do, and are worth a path of their own."""
+    several = x.numel() >= 2 * x.shape[1]
+    plain = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return several and plain and x.device.type == "cpu"
+
+
+def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of every channel, with gradients where there are any.
+
+    Example:
+        >>> mean, var = channel_moments(torch.tensor([[[1.0, 3.0]], [[5.0, 7.0]]]))
+        >>> mean.tolist(), var.tolist()
+        ([4.0], [5.0])
+    """
+    if can_be_quick(x):
+        if x.numel() >= LARGE:
+            return quick_moments(x)
+        # Several times as quick as `var_mean`, for which a single image would have to wait.
+        return torch.batch_norm_update_stats(x, None, None, 0.0)
+    dimensions = [d for d in range(x.dim()) if d != 1]
+    var, mean = torch.var_mean(x, dim=dimensions, correction=0)
+    return mean, var
+
+
+def quick_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of every channel of a large batch, without gradients.
+
+    On a CPU torch's own `var_mean` takes as long as a convolution. Sums and norms of single
+    feature maps are many times faster, and are added up in float64. The variance is then a
+    difference of squares. Where the mean is so far from zero that this would cost digits, and
+    where feature maps are not contiguous, torch's statistics for training take over.
+    """
+    count = x.numel() // x.shape[1]
+    if x.is_contiguous() and x.dim() > 2:
+        maps = x.flatten(2)  # (batch, channels, places)
+        mean = maps.mean(2, dtype=x.dtype).double().mean(0)
+        squares = torch.linalg.vector_norm(maps, dim=2).double().square().sum(0) / count
+        var = squares - mean.square()
+        if bool((squares < FAR_FROM_ZERO * var).all()):
+            return mean.to(x.dtype), var.to(x.dtype)
+    mean, var = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+    # With momentum 1 the running statistics become those of the batch.
+    F.batch_norm(x, mean, var, training=True, momentum=1.0)
+    return mean, var * ((count - 1) / count)
