@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,29 +14,28 @@ from ttapca.adaptation.agreement import affinities_of, agreed
 from ttapca.adaptation.optimisation import Mover, Run, log_predictions
 from ttapca.adaptation.surfaces.statistics import MixedStatistics
 from ttapca.errors import LayerOutputError
-from ttapca.spectral.composition import ClassMoments, Composition, Estimate
+from ttapca.spectral.composition import JUDGED, ClassMoments, Composition, Estimate
 from ttapca.spectral.stream import Stream
 from ttapca.support.logits import softmax_entropy
 
 # Chosen on held-out conditions; docs/closed-form.md has the measurements.
 SURPRISE = 0.25  # share of the batch whose class was not expected, from which a pass is repeated
-SKEWED = 0.3  # certainty from which a first look may have seen classes of the batch's own
-TRUE_CLASSES = 1.55  # ratio of entropies plus certainty from which what it has seen is true
+ALIKE = 0.75  # cosine from which two looks at a stream find the same classes too often
 CERTAIN = 0.6  # certainty from which the whole weight shows the classes better than half of it
 ORDERED = 0.3  # certainty from which a stream counts as ordered by class
 ENOUGH = 32.0  # samples after which the past of a stream serves as its statistics
-FIRST_LOOK_SAMPLES = 64  # samples that a first look takes of a large batch
-YOUNG = 16  # samples from which a new stream is judged
 
 
 class CompositionPasses(Mover):
     """Runs the model until the classes it predicts are those that its statistics were cleaned of.
 
-    - Of a new stream nothing is known, and statistics of the batch make a batch of one class look
-      like any other. So there is a first look at some of the batch with half of their weight. Where
-      it finds few classes, either the batch has few, or a shift makes the network see few. In the
-      second case the whole weight mends that: the network finds many classes, and is surer of them.
-      In the first case it does not, and another pass takes out what the first look found.
+    - Of a new stream nothing is known. It is normalised by itself, which mends a shift and makes
+      few classes look like many. Where the network still finds few, either the batch has few, or
+      the shift is beyond mending. So there is a glance at some of the batch with half the weight of
+      its statistics. A batch of few classes shows the same ones in both; another pass takes
+      out what they explain. A shift that is half mended shows others.
+    - Where the next large batches of such a stream turn out to have no classes of their own, the
+      judgement was wrong: the stream starts afresh with them.
     - A stream whose batches have classes of their own is normalised by what was seen before the
       batch; what the batch adds is cleaned by its own classes afterwards. One pass is enough.
     - Otherwise the batch is normalised by itself and the past in one pass, as if its classes were
@@ -81,70 +81,76 @@ class CompositionPasses(Mover):
         passes = self.passes if self._surfaces else 1  # nothing else would change
         enough = stream.past("samples") >= min(size, ENOUGH)
         composition.past_only = enough and composition.ordered > ORDERED
-        young, first = passes > 2 and not composition.known, None
-        # A single image that comes first has no statistics that could mislead.
-        if young and stream.samples > 1:
-            passes, first = passes - 1, self._first_look(run, size, inputs, options)
-        for left in reversed(range(passes)):
+        new = passes > 2 and not composition.known
+        if passes > 2 and size >= JUDGED and composition.on_probation:
+            new = True
+            composition.start_afresh()
+        for left in reversed(range(passes - new)):
             logits = run(*inputs, **options)
-            if stream.left_out or not self._usable(logits) or (young and first is None):
+            if not size or stream.left_out or not self._usable(logits):
                 return logits
             found = composition.estimate(logits)
-            if first is not None:
-                looks = self._young(first, logits)
-                again = self._has_own_classes(*looks, found)
-                if not again and len(looks[0]) < YOUNG:
-                    return logits
-            else:
+            if not new:
                 again = self._is_surprised(found, enough=enough)
+            elif stream.samples == 1:
+                return logits  # an image that comes first has no statistics that could mislead
+            else:
+                glance = functools.partial(self._glance, run, size, inputs, options)
+                own = self._own_classes(logits, glance)
+                if own is None and stream.samples < JUDGED:
+                    return logits
+                if own is None:
+                    found = composition.expected  # what it seems to hold is the shift's doing
+                elif composition.afresh:
+                    composition.start_batch(size)
+                    composition.past_only = True
+                else:
+                    composition.believe(own)
+                new, again = False, own is not None
             if not left or not again:
                 break
-            young, first = False, None
             stream.restart_batch()
         self._settle(found)
         return logits if found.certainty == 0.0 else _with_prior(logits, found)
 
-    def _first_look(
+    def _own_classes(self, logits: Tensor, glance: Callable[[], Tensor | None]) -> Estimate | None:
+        """Return the classes that a new stream has of its own; None where it has none.
+
+        Args:
+            logits: Of the batch, with the whole weight of its statistics.
+            glance: Returns those of some of it with half the weight, or None.
+        """
+        composition, stream = self.composition, self.composition.stream
+        before, whole = stream.past("composition/young"), logits.detach()
+        if before is not None:
+            whole = torch.cat([before.to(whole), whole])
+        stream.write("composition/young", whole)
+        found = composition.estimate(whole, len(whole))
+        if found.certainty == 0.0 or (half := glance()) is None:
+            return None
+        seen = composition.estimate(half, len(whole))
+        if seen.like(found) < ALIKE:
+            return None
+        # Half the weight hides less, but the glance is at this batch alone.
+        return found if found.certainty > CERTAIN or before is not None else seen
+
+    def _glance(
         self, run: Run, size: int, inputs: Sequence[Any], options: Mapping[str, Any]
     ) -> Tensor | None:
         """Return the logits of some of the batch with half of their statistics, if usable."""
         composition = self.composition
-        chosen = _spread(size, FIRST_LOOK_SAMPLES)
-        composition.first_look = True
+        chosen = _spread(size, JUDGED)
+        composition.glancing = True
         try:
-            logits = run(
-                *(_rows(value, size, chosen) for value in inputs),
-                **{name: _rows(value, size, chosen) for name, value in options.items()},
-            )
-            usable = not composition.stream.left_out and self._usable(logits)
-            return logits if usable else None
+            with composition.stream.aside():
+                logits = run(
+                    *(_rows(value, size, chosen) for value in inputs),
+                    **{name: _rows(value, size, chosen) for name, value in options.items()},
+                )
+                usable = not composition.stream.left_out and self._usable(logits)
         finally:
-            composition.first_look = False
-            composition.stream.restart_batch()
-
-    def _young(self, first: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of both looks at a stream so far, and keep them while it is young."""
-        stream = self.composition.stream
-        half, whole = first.detach(), logits.detach()[_spread(len(logits), len(first))].clone()
-        before = stream.past("composition/young")
-        if before is not None:
-            half, whole = (
-                torch.cat([a.to(b), b]) for a, b in zip(before, (half, whole), strict=True)
-            )
-        stream.write("composition/young", (half, whole))
-        return half, whole
-
-    def _has_own_classes(self, half: Tensor, whole: Tensor, found: Estimate) -> bool:
-        """Return whether a young stream has classes of its own, and expect them in that case."""
-        composition, samples = self.composition, self.composition.stream.samples
-        seen = composition.estimate(half, samples)
-        if samples > len(whole):
-            found = composition.estimate(whole, samples)
-        less_sure = _entropy(whole) / max(_entropy(half), 1e-12)
-        if seen.certainty < SKEWED or less_sure + found.certainty < TRUE_CLASSES:
-            return False
-        composition.believe(found if found.certainty > CERTAIN else seen)
-        return True
+            composition.glancing = False
+        return logits.detach() if usable else None
 
     def _is_surprised(self, found: Estimate, *, enough: bool) -> bool:
         """Return whether a batch has other classes than were expected, and expect those then."""

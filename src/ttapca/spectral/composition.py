@@ -35,9 +35,11 @@ CLASS_MEMORY = 20.0  # after so many samples, a prediction counts 1 / e
 SOURCE_SAMPLES = 1.0  # the source shares count for so many samples in statistics
 SOURCE_PER_CLASS = 2.0  # and for so many of each class as a prior on predictions
 SURE = 6.0  # standard deviations of chi squared that chance is granted
-FIRST_LOOK_WEIGHT = 0.5  # of the weight that statistics of the batch will have, in a first look
+GLANCE_WEIGHT = 0.5  # of the weight that statistics of the batch will have, at a glance
 FAR = 0.25  # share of samples of other classes than the source's, from which an order counts
 ORDER_MEMORY = 500.0  # samples over which a stream is judged to be ordered by class
+JUDGED = 64  # samples that show whether a new stream is
+PROBATION = 256  # samples over which such a judgement may turn out to be wrong
 
 SMALLEST_RATIO = 0.05  # of variances: a low rank may overshoot
 ROWS = 4096  # predictions looked at; dense outputs have one for every pixel
@@ -150,6 +152,7 @@ class Estimate:
         certainty: How surely the composition is not that of the source, from 0 to 1.
         skew: The same where it is far from that of the source, and 0 where it is near: a network
             that is a little biased under a shift has not seen an ordered stream.
+        excess: How much more often each class was predicted than in the source, in units of chance.
     """
 
     counts: Tensor
@@ -157,6 +160,11 @@ class Estimate:
     prior: Tensor
     certainty: float
     skew: float
+    excess: Tensor
+
+    def like(self, other: Estimate) -> float:
+        """Return the cosine between what two estimates find too often, -1 to 1."""
+        return float(torch.cosine_similarity(self.excess, other.excess.to(self.excess), dim=0))
 
     def unlike(self, other: Estimate) -> float:
         """Return the share of samples whose class the other estimate does not have, 0 to 1."""
@@ -170,10 +178,11 @@ class Composition:
         moments: Of the source data.
 
     Attributes:
-        first_look: Whether this is the first look at a new stream, of which nothing is known yet.
+        glancing: Whether this pass looks for the classes of a stream of which nothing is known.
         past_only: Whether normalisation uses what was seen before this batch: batch statistics of
             an ordered stream would hide which classes the batch holds.
         past_as_it_was: Whether what was seen before still has the classes in it.
+        afresh: Whether to go by this batch alone, as if the stream started with it.
         expected: The estimate that this pass goes by.
 
     Example:
@@ -188,7 +197,7 @@ class Composition:
 
     def __init__(self, moments: ClassMoments) -> None:
         self.moments = moments
-        self.first_look = self.past_only = self.past_as_it_was = False
+        self.glancing = self.past_only = self.past_as_it_was = self.afresh = False
 
     def join(self, stream: Stream) -> None:
         """Keep what is seen in this stream, and let gains and statistics read it there."""
@@ -216,23 +225,34 @@ class Composition:
         return float(total / weight) if weight else 0.0
 
     @property
+    def on_probation(self) -> bool:
+        """Whether the stream was judged to be ordered, and not for long."""
+        return 0 < self.stream.past("composition/order")[1] < PROBATION and self.ordered > 0
+
+    @property
     def skew(self) -> float:
         """How surely this batch has classes of its own, as far as is known in this pass."""
-        return 1.0 if self.first_look else self._skew
+        return 1.0 if self.glancing else self._skew
 
     @property
     def trust(self) -> float:
         """What to multiply the weight of test statistics by."""
-        return FIRST_LOOK_WEIGHT if self.first_look else 1.0
+        return GLANCE_WEIGHT if self.glancing else 1.0
 
     def start_batch(self, size: int) -> None:
         """Begin a batch: expect what was seen last."""
         self._size = size
         counts: Tensor = self.stream.past("composition/counts")
         self._past = counts * math.exp(-size / CLASS_MEMORY)
-        self.first_look = self.past_only = self.past_as_it_was = False
+        self.glancing = self.past_only = self.past_as_it_was = self.afresh = False
         self.expect(self._estimate(self._past))
         self._skew = self.ordered
+
+    def start_afresh(self) -> None:
+        """Go by this batch alone: what was made of those before it may be wrong."""
+        self.afresh, self.past_only = True, False
+        self._past = torch.zeros_like(self._past)
+        self.expect(self._estimate(self._past))
 
     def expect(self, estimate: Estimate) -> None:
         """Go by this estimate in the next pass."""
@@ -286,13 +306,16 @@ class Composition:
         shares = source.lerp(mixed, certainty)
         far = float((shares - source).abs().sum()) / 2 >= FAR
         skew = certainty if far else 0.0
-        return Estimate(counts, shares, (prior / source).log(), certainty, skew)
+        excess = (counts - seen * source) / source.sqrt()
+        return Estimate(counts, shares, (prior / source).log(), certainty, skew, excess)
 
     def settle(self, found: Estimate) -> None:
         """Remember what this batch held."""
         stream, size = self.stream, self._size
-        total, weight = stream.past("composition/order")
+        total, weight = (0.0, 0.0) if self.afresh else stream.past("composition/order")
         fade = math.exp(-size / ORDER_MEMORY)
+        order = (total * fade + found.skew * size, weight * fade + size)
         stream.write("composition/young", None)
         stream.write("composition/counts", found.counts.to(self.moments.shares))
-        stream.write("composition/order", (total * fade + found.skew * size, weight * fade + size))
+        # That it was judged to be ordered says more than the few samples that it was judged by.
+        stream.write("composition/order", (JUDGED, JUDGED) if self.past_as_it_was else order)

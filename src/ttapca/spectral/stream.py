@@ -387,6 +387,16 @@ class Stream:
         self._begin()
         self._present = {name: self._present[name] for name in COUNTED}
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Forget what passes change in here, and go on with the batch as it was."""
+        kept = self._present, self._counted, self._groups, self.left_out
+        self.restart_batch()
+        try:
+            yield
+        finally:
+            self._present, self._counted, self._groups, self.left_out = kept
+
     def _begin(self) -> None:
         self._counted, self._within_batch = set(), True
         self._groups = []

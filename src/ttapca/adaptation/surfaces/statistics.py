@@ -190,7 +190,7 @@ class LayerStatistics(Wrapper):
         alone = 0.0
         if surface.follow and (weight or surface.alone):
             stream, composition = surface.stream, surface.stream.composition
-            _, _, samples, seen = stream.past(self.name)
+            _, _, samples, seen = self._past()
             before = stream.aged(samples, batch_size)
             past_only = composition is not None and composition.past_only
             size = before if past_only else size + before
@@ -246,8 +246,10 @@ class LayerStatistics(Wrapper):
     def _past(self) -> tuple[Any, Any, float, bool]:
         """Return what was seen before this batch, without what its classes explain."""
         stream = self.surface.stream
-        mean, var, samples, seen = stream.past(self.name)
         composition = stream.composition
+        if composition is not None and composition.afresh:
+            return NOTHING_SEEN
+        mean, var, samples, seen = stream.past(self.name)
         if mean is not None and composition is not None and composition.past_as_it_was:
             mean, var = composition.corrected(self.path, (mean, var))
         return mean, var, samples, seen
