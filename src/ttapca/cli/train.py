@@ -35,6 +35,7 @@ class TrainingWishes:
     epochs: Annotated[int, Option(help="Passes over the training images.")] = 25
     batch_size: Annotated[int, Option(help="Images per step.")] = 128
     peak: Annotated[float, Option(help="The highest learning rate.")] = 0.2
+    optimizer: Annotated[str, Option(help="sgd or adamw.")] = "sgd"
     schedule: Annotated[str, Option(help="one-cycle or cosine.")] = "one-cycle"
     warmup: Annotated[float, Option(help="Epochs of warm-up, for cosine.")] = 1.0
     momentum: Annotated[float, Option(help="Nesterov momentum.")] = 0.9

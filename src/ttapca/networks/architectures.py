@@ -6,6 +6,7 @@
 | `wide_resnet` (Zagoruyko and Komodakis, 2016) | norm and ReLU first | RobustBench |
 | `group_norm_resnet`, as in test-time training and MEMO | the same with GroupNorm | memo |
 | `small_cnn` | three convolutions | the digits that ship with this package |
+| `CompactTransformer` (after Hassani and others, 2021) | attention and LayerNorm | this package |
 
 GroupNorm keeps no statistics of the training data, so methods that correct the statistics of
 BatchNorm have nothing to correct in such a network.
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.networks.network import CIFAR_SHAPE, ImageNetwork, Normalisation, conv3x3, initialise
+from ttapca.networks.transformer import CompactTransformer
 
 DEFAULT_SEED = 0
 DIGITS_SHAPE = (1, 8, 8)
@@ -251,7 +253,8 @@ _RECIPES: dict[str, Recipe] = {
 # Makes a network from the number of classes, the normalisation and the shape of an image.
 Maker = Callable[[int, str | Normalisation, Sequence[int]], ImageNetwork]
 ARCHITECTURES: dict[str, Maker] = {
-    name: partial(LayeredNetwork, recipe) for name, recipe in _RECIPES.items()
+    **{name: partial(LayeredNetwork, recipe) for name, recipe in _RECIPES.items()},
+    "cct-2": CompactTransformer,
 }
 
 

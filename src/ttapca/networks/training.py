@@ -25,6 +25,13 @@ from ttapca.networks.rotation import RotationNetwork, frozen_statistics, publish
 from ttapca.support.group_norm import safe_gradients
 
 ScheduleName = Literal["cosine", "one-cycle"]
+OptimizerName = Literal["sgd", "adamw"]
+
+# What an optimiser remembers of each weight: the name in a saved state, and torch's own.
+_MEMORIES: dict[str, dict[str, str]] = {
+    "sgd": {"momentum": "momentum_buffer"},
+    "adamw": {"mean": "exp_avg", "square": "exp_avg_sq", "steps": "step"},
+}
 
 EVALUATION_BATCH = 500
 ONE_CYCLE_RISE = 0.3  # of the steps
@@ -34,6 +41,7 @@ _RULES: dict[str, Rule] = {
     "epochs": Whole(1, 10**6),
     "batch_size": Whole(1, 10**6),
     "peak": Number(above=0),
+    "optimizer": OneOf(get_args(OptimizerName)),
     "momentum": Number(above=0, below=1),
     "weight_decay": Number(0),
     "schedule": OneOf(get_args(ScheduleName)),
@@ -57,7 +65,9 @@ class TrainingOptions:
         epochs: Passes over the training images.
         batch_size: Images in a step; a shorter last batch is left out.
         peak: The highest learning rate.
-        momentum: Nesterov's.
+        optimizer: `sgd` with Nesterov's momentum, or `adamw`, which transformers need; its peak is
+            some 0.001 and its weight decay some 0.05.
+        momentum: Nesterov's, or the decay of the mean gradient of `adamw`.
         weight_decay: On weights of convolutions and linear layers; norms and biases have none.
         schedule: `one-cycle` rises over the first three tenths of the training, which suits short
             runs; `cosine` rises over a warm-up. Both then fall to zero along half a cosine.
@@ -83,6 +93,7 @@ class TrainingOptions:
     epochs: int = 25
     batch_size: int = 128
     peak: float = 0.2
+    optimizer: OptimizerName = "sgd"
     momentum: float = 0.9
     weight_decay: float = 5e-4
     schedule: ScheduleName = "one-cycle"
@@ -265,9 +276,9 @@ class Training:
             average = self._averaged.module.state_dict()
             state |= {f"average/{name}": value for name, value in average.items()}
         for name, parameter in self.network.named_parameters():
-            momentum = self._optimizer.state[parameter].get("momentum_buffer")
-            if momentum is not None:
-                state[f"momentum/{name}"] = momentum
+            for memory, key in _MEMORIES[self.options.optimizer].items():
+                if key in self._optimizer.state[parameter]:
+                    state[f"{memory}/{name}"] = self._optimizer.state[parameter][key]
         state["generator"] = self._generator.get_state()
         state["torch_generator"] = self._torch_state
         return state
@@ -280,7 +291,10 @@ class Training:
                 f"The saved state is not of this network and these options: {fault}. Start again "
                 "in a new folder."
             )
-        parts: dict[str, dict[str, Tensor]] = {"network": {}, "average": {}, "momentum": {}}
+        memories = _MEMORIES[self.options.optimizer]
+        parts: dict[str, dict[str, Tensor]] = {
+            part: {} for part in ("network", "average", *memories)
+        }
         for name, tensor in tensors.items():
             part, _, rest = name.partition("/")
             parts.setdefault(part, {})[rest] = tensor
@@ -289,10 +303,14 @@ class Training:
             self._averaged.module.load_state_dict(parts["average"])
             self._averaged.n_averaged.fill_(len(history) * self.steps_per_epoch)
         for name, parameter in self.network.named_parameters():
-            if name in parts["momentum"]:
-                buffer = torch.empty_like(parameter, requires_grad=False)
-                buffer.copy_(parts["momentum"][name])
-                self._optimizer.state[parameter]["momentum_buffer"] = buffer
+            for memory, key in memories.items():
+                if name in parts[memory]:
+                    kept = parts[memory][name]
+                    # In the memory layout of the weight, so that sums are rounded as before.
+                    buffer = torch.empty_like(
+                        parameter if kept.dim() else kept, requires_grad=False
+                    )
+                    self._optimizer.state[parameter][key] = buffer.copy_(kept)
         self._generator.set_state(tensors["generator"])
         self._torch_state = tensors["torch_generator"]
         self.history = list(history)
@@ -300,9 +318,13 @@ class Training:
     def _fault(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> str:
         """Say what is wrong with a saved state; nothing if it fits."""
         required = self.tensors()
-        momenta = {f"momentum/{name}": value for name, value in self.network.named_parameters()}
+        possible = {
+            f"{memory}/{name}": torch.zeros(()) if key == "step" else value
+            for name, value in self.network.named_parameters()
+            for memory, key in _MEMORIES[self.options.optimizer].items()
+        }
         for name in {**required, **tensors}:
-            wanted, found = {**momenta, **required}.get(name), tensors.get(name)
+            wanted, found = {**possible, **required}.get(name), tensors.get(name)
             if wanted is None or found is None:
                 return f"`{name[:200]}` is missing or unknown"
             if wanted.shape != found.shape or wanted.dtype != found.dtype:
@@ -358,11 +380,13 @@ class Training:
         return pixels.to(torch.float32, memory_format=self._layout).div_(255)
 
 
-def _optimizer(network: nn.Module, options: TrainingOptions) -> torch.optim.SGD:
+def _optimizer(network: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = []
     for decay, of_weights in ((options.weight_decay, True), (0.0, False)):
         chosen = [each for each in network.parameters() if (each.dim() > 1) == of_weights]
         groups += [{"params": chosen, "weight_decay": decay}] if chosen else []
+    if options.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=options.peak, betas=(options.momentum, 0.999))
     return torch.optim.SGD(groups, lr=options.peak, momentum=options.momentum, nesterov=True)
 
 
