@@ -2,7 +2,7 @@
 # Everything that docs/results.md reports: hours on two cores; cut it off, it goes on.
 #
 #   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten ttt c10 c100 gn rank
-#                                        steps cost
+#                                        steps cost streams
 #
 # c10, c100 and gn need the checkpoints of docs/networks.md in $WEIGHTS (default: ../shared/data/weights)
 # and CIFAR-100 in $CIFAR100. Then: python scripts/write_results.py DIR
@@ -10,7 +10,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 to=${1:?where the results go}
 shift
-runs=${*:-own others ten ttt c10 c100 gn rank steps cost}
+runs=${*:-own others ten ttt c10 c100 gn rank steps cost streams}
 weights=${WEIGHTS:-$here/../shared/data/weights}
 mkdir -p "$to"
 
@@ -50,6 +50,14 @@ for run in $runs; do
     cost) bench cifar10-resnet20 --settings online --images 400 --to "$to/cost.sqlite" \
         --corruptions gaussian_noise,defocus_blur,frost,contrast,jpeg_compression \
         --methods source,bn,tent,ttapca-exp,ttapca-relu,ttapca-closed,wiener,shot,slr+it,eata,sar,roid,lame,cotta ;;
+    streams) # ordered, mixed and changing streams; the rivals on half of the images
+        for order in "correlated --batch-sizes 100" "dirichlet-0.1,dirichlet-1,mixed,changing"; do
+            # shellcheck disable=SC2086  # the batch size is a word of its own
+            bench "$weights/cifar10_resnet20.pth" --normalise cifar10 --settings $order \
+                --corruptions standard,clean --images 1000 --to "$to/streams.sqlite" \
+                --methods source,bn,tent,eata,roid,lame,rotta,pea,wiener
+        done
+        ;;
     *)
         echo "no run \`$run\`" >&2
         exit 2

@@ -202,6 +202,36 @@ def test_one_step_by_hand() -> None:
     torch.testing.assert_close(found, [weight, bias], rtol=1e-5, atol=1e-6)
 
 
+def test_one_step_of_adamw_by_hand() -> None:
+    """Its first step is the sign of the gradient; the decay does not pass through it."""
+    schedule = {"epochs": 1, "batch_size": 4, "peak": 0.01, "schedule": "cosine", "warmup": 0}
+    options = TrainingOptions(
+        **schedule, optimizer="adamw", weight_decay=0.1, padding=0, flip=False, channels_last=False
+    )
+    pixels = np.random.default_rng(0).integers(1, 256, (4, 2, 2, 1), dtype=np.uint8)
+    images = Images(pixels, np.array([0, 0, 0, 0]), ("a", "b", "c"))  # so no gradient is near 0
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    weight, bias = (value.detach().clone() for value in model[1].parameters())
+    Training(model, images, images, options).run_epoch()
+    sign = torch.tensor([-1.0, 1.0, 1.0])
+    expected = [weight - 0.01 * (sign[:, None] + 0.1 * weight), bias - 0.01 * sign]
+    found = [value.detach() for value in model[1].parameters()]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_restored_training_goes_on_bit_for_bit(optimizer: Any) -> None:
+    options = dataclasses.replace(OPTIONS, optimizer=optimizer, peak=0.01)
+    whole = Training(network(), DIGITS, TEST, options)
+    whole.run_epoch()
+    kept = {name: value.clone() for name, value in whole.tensors().items()}
+    resumed = Training(network(), DIGITS, TEST, options)
+    resumed.restore(kept, whole.history)
+    for each in (whole, resumed):
+        each.run_epoch()
+    assert equal(whole.tensors(), resumed.tensors())
+
+
 def test_the_average_of_weights_by_hand() -> None:
     """The run delivers the average of the weights after each step; the start fades fast."""
     options = dataclasses.replace(OPTIONS, batch_size=len(DIGITS), epochs=5, average=0.3)
