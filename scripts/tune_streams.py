@@ -81,11 +81,11 @@ STREAMS = {
     "sorted": Order(by_class=True),
     "episodic": Order(forgetting="episodic"),
     "episodic sorted": Order(forgetting="episodic", by_class=True),
-    "sorted, 16": Order(16, by_class=True),
+    "sorted 16": Order(16, by_class=True),
     "mixed": Order(200, joint="mixed"),
     "changing": Order(joint="changing"),
     "one image": Order(1, forgetting="episodic"),
-    "one image, sorted": Order(1, by_class=True),
+    "one image sorted": Order(1, by_class=True),
 }
 
 
