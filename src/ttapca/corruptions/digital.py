@@ -17,7 +17,7 @@ from ttapca.corruptions.pixels import (
     Pixels,
     between,
     gaussian_kernel,
-    smooth,
+    smooth_reflected,
     to_pixels,
     unit,
 )
@@ -123,7 +123,7 @@ def elastic_transform(
         return to_pixels(sheared)
     fields = between(numbers[:, 2 * _CORNERS :], -1.0, 1.0).reshape(2 * count, height, width)
     kernel = gaussian_kernel(deviation_fraction * side, _ELASTIC_TRUNCATE)
-    shifts = smooth(fields, kernel, cv2.BORDER_REFLECT).reshape(count, 2, height, width)
+    shifts = smooth_reflected(fields, kernel).reshape(count, 2, height, width)
     shifts *= amplitude_fraction * side
     rows, columns = np.mgrid[:height, :width]
     across = (shifts[:, 0] + columns).astype(np.float32)
