@@ -125,7 +125,8 @@ def glass_blur(
     blurred = to_pixels(smooth(unit(images), kernel))
     count, height, width, channels = images.shape
     side = 2 * max_delta
-    choices = integers(numbers, side * side).reshape(count, iterations, height - side, width - side)
+    rows, columns = max(height - side, 0), max(width - side, 0)  # in a small image nothing moves
+    choices = integers(numbers, side * side).reshape(count, iterations, rows, columns)
     sources = np.arange(count * height * width)
     for turn in range(iterations):
         down, right = choices[:, turn] // side - max_delta, choices[:, turn] % side - max_delta

@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage, sparse
 
-from ttapca.corruptions.pixels import Numbers
-
-_FEW_PIXELS = 64 * 64
+from ttapca.corruptions.pixels import FEW_PIXELS, Numbers
 
 
 def sum_of_zooms(images: Numbers, factors: tuple[float, ...]) -> Numbers:
@@ -28,7 +26,7 @@ def sum_of_zooms(images: Numbers, factors: tuple[float, ...]) -> Numbers:
         factors: From 1 on.
     """
     height, width = images.shape[1:3]
-    if height * width <= _FEW_PIXELS:
+    if height * width <= FEW_PIXELS:
         return _apply(_operator(height, width, factors), images)
     total = np.empty_like(images)
     for image, target in zip(images, total, strict=True):
@@ -38,9 +36,11 @@ def sum_of_zooms(images: Numbers, factors: tuple[float, ...]) -> Numbers:
 
 def _zoom_by_axes(image: Numbers, factors: tuple[float, ...]) -> Numbers:
     height, width, channels = image.shape
-    turned = np.zeros((width, height * channels))  # columns first: each is a line in memory
+    # Columns first: each is a line in memory. An image as it is needs no matrix.
+    turned: Numbers = np.asarray(cv2.transpose(image), dtype=np.float64) * factors.count(1.0)
+    turned = turned.reshape(width, height * channels)
     lines = image.reshape(height, width * channels)
-    for factor in factors:
+    for factor in (each for each in factors if each != 1.0):
         enlarged = (_sparse_axis(height, factor) @ lines).reshape(height, width, channels)
         columns = cv2.transpose(enlarged).reshape(width, height * channels)
         turned += _sparse_axis(width, factor) @ columns
