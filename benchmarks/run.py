@@ -21,6 +21,7 @@ DATA = Path("~/.cache/ttapca/cifar-10-batches-bin").expanduser()
 BENCHMARKS: dict[str, list[str]] = {
     "imports": ["imports.py"],
     "corruptions": ["corruptions.py"],
+    "large-corruptions": ["large_corruptions.py"],
     "forward": ["forward.py"],
     "storage": ["storage.py"],
     "structured": ["structured.py"],

@@ -135,6 +135,14 @@ def test_images_are_made_as_the_corruptions_make_them() -> None:
     assert source.images([("fog", 4)]) is not first
 
 
+def test_large_images_say_which_severities_they_have() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 96, 96, 3), dtype=np.uint8)
+    source = ImageSource(Images(pixels, np.array([0, 1]), ("a", "b")))
+    assert source.name == "generated with imagenet-c, seed 0"
+    found = source.images([("contrast", 3)]).images
+    assert np.array_equal(found, corrupt(pixels, "contrast", 3, table="imagenet-c"))
+
+
 @pytest.mark.parametrize("corruption", STANDARD)
 def test_small_grey_images(corruption: str) -> None:
     digits = read_digits()[:20]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -51,6 +52,31 @@ def test_it_writes_the_layout_and_says_how_much_disk_it_needs(data, images, tmp_
     assert (found == corrupt(images[:3], "fog", 5, seed=7)).all()
 
 
+def test_the_table_is_chosen_by_size_or_by_name_and_said(data, make_images, tmp_path, capsys):
+    large = tmp_path / "large.npz"
+    np.savez(large, images=make_images(2, 100, 100), labels=np.array([0, 500]))
+    words = ["--corruptions", "contrast", "--jobs", "1", "--severities", "3"]
+    for source, given, table, said in (
+        (data, [], "cifar-c", "severities of cifar-c, the default for 32 x 32 pixels"),
+        (str(large), [], "imagenet-c", "severities of imagenet-c, the default for 100 x 100"),
+        (str(large), ["--table", "cifar-c"], "cifar-c", "severities of cifar-c, as asked"),
+    ):
+        to = tmp_path / f"{table}{len(given)}"
+        assert run(["corrupt", source, "--to", str(to), *words, *given]) == 0
+        assert said in capsys.readouterr().err
+        assert json.loads((to / "corruptions.json").read_text())["table"] == table
+        with np.load(source) as stored:
+            expected = corrupt(stored["images"], "contrast", 3, table=table)
+        assert (np.load(to / "contrast.npy") == expected).all()
+    sheet = ["--sheet", str(tmp_path / "sheet.png"), *words[:2]]
+    assert run(["corrupt", data, *sheet, "--table", "imagenet-c"]) == 0
+    assert "severities of imagenet-c, as asked" in capsys.readouterr().err
+    with Image.open(tmp_path / "sheet.png") as drawn:
+        spoilt = np.asarray(drawn)[26 : 26 + 128 : 4, 152 : 152 + 128 : 4]
+    with np.load(data) as stored:
+        assert (spoilt == corrupt(stored["images"][:1], "contrast", 5, table="imagenet-c")).all()
+
+
 def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
     (home / "frost").mkdir(parents=True)
     for name, texture in zip(TEXTURE_FILES, textures, strict=True):
@@ -77,6 +103,7 @@ def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
         (["--to", "{out}", "--corruptions", ","], 2, "at least one name"),
         (["--to", "{out}", "--severities", "0-5"], 2, "numbers from 1 to 5"),
         (["--to", "{out}", "--severities", "6"], 2, "numbers from 1 to 5"),
+        (["--to", "{out}", "--table", "imagenet"], 2, "Did you mean `imagenet-c`"),
         (["--to", "{out}", "--seed", "-1"], 2, "`seed` must be a whole number from 0 on"),
         (["--to", "{out}", "--jobs", "0"], 2, "--jobs"),
         (["--to", "{out}", "--corruptions", "frost"], 2, "`ttapca data get frost`"),

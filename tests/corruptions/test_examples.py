@@ -11,7 +11,7 @@ from pathlib import Path
 def test_the_documentations_examples_run():
     page = Path(__file__).parents[2] / "docs" / "corruptions.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(page), "exec"), names)  # each block goes on where the last ended

@@ -17,6 +17,7 @@ import pytest
 
 from ttapca.corruptions import corrupt
 from ttapca.corruptions.writing import Export, completed
+from ttapca.datasets import read_cifar_c
 from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
@@ -57,7 +58,7 @@ def test_the_layout_is_the_official_one(export, images):
 
 def test_the_bytes_do_not_depend_on_processes_nor_on_tasks(export, images, tmp_path, monkeypatch):
     export.run()
-    monkeypatch.setattr("ttapca.corruptions.writing._IMAGES_PER_TASK", 5)
+    monkeypatch.setattr("ttapca.corruptions.writing._PIXELS_PER_TASK", 5 * 32 * 32)
     other = Export(images, np.arange(12), tmp_path / "other", NAMES)
     seen = []
     other.run(jobs=2, progress=lambda name, done, total: seen.append((name, done, total)))
@@ -71,6 +72,24 @@ def test_fewer_severities_make_fewer_blocks(images, tmp_path):
     assert (blocks[12:] == corrupt(images, "fog", 5)).all()
     assert np.load(tmp_path / "labels.npy").shape == (24,)
     assert json.loads((tmp_path / "corruptions.json").read_text())["severities"] == [2, 5]
+
+
+def test_large_images_and_a_thousand_classes(make_images, tmp_path):
+    images, labels = make_images(3, 96, 120), np.array([999, 0, 255])
+    Export(images, labels, tmp_path, ("contrast",), severities=(3, 4)).run()
+    assert json.loads((tmp_path / "corruptions.json").read_text())["table"] == "imagenet-c"
+    assert np.load(tmp_path / "labels.npy").dtype == np.uint16
+    found = read_cifar_c(tmp_path, "contrast", 4)
+    assert found.labels.tolist() == [999, 0, 255]
+    assert (found.images == corrupt(images, "contrast", 4, table="imagenet-c")).all()
+    other = Export(images, labels, tmp_path, ("contrast",), severities=(3, 4), table="cifar-c")
+    with pytest.raises(OptionError, match="begun with table = 'imagenet-c', and now it is 'cifar"):
+        other.run()
+    (tmp_path / "labels.npy").unlink()
+    again = Export(images, labels, tmp_path, ("contrast",), severities=(3, 4))
+    assert again.bytes_needed() == 128 + 2 * 3 * 2  # the header, and two bytes a label
+    again.run()
+    assert again.bytes_needed() == 0
 
 
 def test_finished_files_are_kept_and_others_made_again(export):
@@ -186,7 +205,7 @@ def test_an_interrupt_leaves_whole_files_only(export):
     [
         ({"images": np.zeros((0, 32, 32, 3), np.uint8)}, ShapeError, "at least one image"),
         ({"labels": np.arange(3)}, ShapeError, r"one label for each image, \(12,\); found \(3,\)"),
-        ({"labels": 100 * np.arange(12)}, ShapeError, "from 0 to 255; found 0 to 1100"),
+        ({"labels": 7000 * np.arange(12)}, ShapeError, "from 0 to 65,535; found 0 to 77000"),
         ({"corruptions": ("frost",)}, DataNotFoundError, "ttapca data get frost"),
         ({"corruptions": ("fogg",)}, OptionError, "Did you mean `fog`"),
         ({"severities": (6,)}, OptionError, "`severity` must be"),

@@ -33,7 +33,8 @@ class Cell:
         model: The network's name as the user gave it.
         weights: The first 16 hexadecimal digits of a SHA-256 over parameters and buffers.
         data: The data set's name, or the last part of its path.
-        corrupted: Where the corrupted images come from: `generated, seed 0`, or a folder's name.
+        corrupted: Where the corrupted images come from: `generated, seed 0`, with the
+            table of severities if it is not that of CIFAR-C; or a folder's name.
         corruption: One of `ttapca.corruptions.CORRUPTIONS`, or `clean`.
         severity: 1 to 5; 0 for clean images.
         setting: How the images arrive, and when adaptation forgets.

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Forgetting
 from ttapca.benchmark.cells import CHANGE_EVERY, CLEAN, Setting
-from ttapca.corruptions import SMALLEST_SIDE, corrupt, find, load_textures
+from ttapca.corruptions import (
+    CIFAR_C,
+    SMALLEST_SIDE,
+    corrupt,
+    default_table,
+    find,
+    load_textures,
+)
 from ttapca.corruptions.pixels import Pixels
 from ttapca.datasets import Images, read_cifar_c
 from ttapca.errors import DataFormatError, NotEnoughDataError, OptionError
@@ -143,7 +150,11 @@ class ImageSource:
     @property
     def name(self) -> str:
         """Where corrupted images come from, as a `Cell` says it."""
-        return f"generated, seed {self.seed}" if self.folder is None else self.folder.name
+        if self.folder is not None:
+            return self.folder.name
+        table = default_table(*self.clean.images.shape[1:3])
+        with_table = "" if table == CIFAR_C else f" with {table}"
+        return f"generated{with_table}, seed {self.seed}"
 
     def check(self, conditions: Sequence[Condition]) -> None:
         """Raise now what would stop a run hours later: missing photographs or files."""

@@ -1,4 +1,4 @@
-"""`ttapca corrupt`: make CIFAR-10-C out of CIFAR-10, or a contact sheet of one image.
+"""`ttapca corrupt`: make CIFAR-C or ImageNet-C out of clean images, or a contact sheet.
 
 The corruptions need packages that other commands do not. They are imported where they are used, so
 that `ttapca --help` is quick and works without them.
@@ -10,7 +10,7 @@ import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -22,6 +22,9 @@ from ttapca.datasets import FROST, Images, choose
 from ttapca.errors import OptionError
 from ttapca.support.disk import replace_file, writing
 
+if TYPE_CHECKING:
+    from ttapca.corruptions.pixels import Pixels
+
 
 @dataclass(kw_only=True)
 class CorruptionOptions:
@@ -32,6 +35,13 @@ class CorruptionOptions:
     ] = "cifar10"
     corruptions: Annotated[str, Option(help="Names, all, standard (15), extra (4).")] = ""
     severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5"
+    table: Annotated[
+        str | None,
+        Option(
+            help="How strong severities are: cifar-c, imagenet-c, or the path of a TOML file. By "
+            "default imagenet-c from a shorter side of 96 pixels on, cifar-c below."
+        ),
+    ] = None
     seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0
 
     def images(self) -> Images:
@@ -39,6 +49,15 @@ class CorruptionOptions:
         data = arguments.read_images(self.dataset, "test", None)
         # OpenCV needs one image after another; the official files store planes of colours.
         return Images(np.ascontiguousarray(data.images), data.labels, data.class_names)
+
+    def strength(self, images: Pixels) -> str:
+        """Say which table of severities images get, and why."""
+        from ttapca.corruptions import default_table, load_table
+
+        height, width = images.shape[1:3]
+        name = load_table(self.table or default_table(height, width)).name
+        reason = "as asked" if self.table else f"the default for {height} x {width} pixels"
+        return f"severities of {name}, {reason}"
 
 
 def corrupt(
@@ -133,10 +152,12 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
         corruptions=names,
         severities=severities,
         seed=options.seed,
+        table=options.table,
         textures=arguments.cache_root() / FROST,
     )
     with writing(export.to):
         export.check()
+        typer.echo(options.strength(export.images), err=True)
         missing = export.missing()
         needed, free = export.bytes_needed() / 1e6, export.bytes_free() / 1e6
         typer.echo(
@@ -167,12 +188,14 @@ def _draw_sheet(options: CorruptionOptions, sheet: Path, image: int, all_severit
         raise OptionError(
             f"`--image` must be below the number of images, {len(data)}; found {image}."
         )
+    typer.echo(options.strength(data.images), err=True)
     drawn = contact_sheet(
         data.images[image],
         index=image,
         corruptions=names,
         severities=severities if all_severities else severities[-1:],
         seed=options.seed,
+        table=options.table,
         textures=arguments.cache_root() / FROST,
     )
     png = io.BytesIO()

@@ -1,8 +1,10 @@
-"""The nineteen corruptions of CIFAR-10-C and CIFAR-100-C, at five severities, with a seed.
+"""The nineteen corruptions of CIFAR-C and ImageNet-C, at five severities, with a seed.
 
 - `noise`, `blur`, `weather` and `digital`, the four groups of the paper, hold functions of images,
-  random numbers and parameters; `pixels` holds what they share, the random numbers included;
-- `catalogue` lists them and reads the strength of each from a table, `cifar_c.toml`;
+  random numbers and parameters; `pixels` holds what they share, the random numbers included,
+  and `zooming` how images are enlarged;
+- `catalogue` lists them and reads the strength of each from a table, `cifar_c.toml` or
+  `imagenet_c.toml`;
 - `apply` corrupts images and draws a contact sheet; `writing` writes whole data sets.
 
 Nothing here prints, reads the environment or knows of adaptation.
@@ -13,10 +15,14 @@ from ttapca.corruptions.catalogue import (
     CIFAR_C,
     CORRUPTIONS,
     EXTRA,
+    IMAGENET_C,
+    IMAGENET_SIDE,
     SEVERITIES,
     STANDARD,
+    TABLES,
     Corruption,
     SeverityTable,
+    default_table,
     find,
     load_table,
 )
@@ -26,14 +32,18 @@ __all__ = [
     "CIFAR_C",
     "CORRUPTIONS",
     "EXTRA",
+    "IMAGENET_C",
+    "IMAGENET_SIDE",
     "SEVERITIES",
     "SMALLEST_SIDE",
     "STANDARD",
+    "TABLES",
     "TEXTURE_FILES",
     "Corruption",
     "SeverityTable",
     "check_images",
     "corrupt",
+    "default_table",
     "find",
     "load_table",
     "load_textures",

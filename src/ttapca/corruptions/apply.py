@@ -11,11 +11,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ttapca._checks import Whole, check_option
 from ttapca.corruptions.catalogue import (
-    CIFAR_C,
     SEVERITIES,
     STANDARD,
     TEXTURES,
     SeverityTable,
+    default_table,
     find,
     load_table,
 )
@@ -42,7 +42,7 @@ def corrupt(
     *,
     start: int = 0,
     indices: Sequence[int] | NDArray[np.int64] | None = None,
-    table: str | Path | SeverityTable = CIFAR_C,
+    table: str | Path | SeverityTable | None = None,
     textures: str | Path | tuple[Pixels, ...] | None = None,
 ) -> Pixels:
     """Return corrupted images of the same shape.
@@ -57,7 +57,9 @@ def corrupt(
         seed: From 0 on.
         start: Index of the first image; the others follow. For a slice of a data set.
         indices: Or the index of each image, in any order.
-        table: The severities: the name of a table, the path of one, or one that was loaded.
+        table: The severities: the name of a table (`cifar-c` or `imagenet-c`), the path of one, or
+            one that was loaded. By default `imagenet-c` for images whose shorter side has 96 pixels
+            or more, and `cifar-c` for smaller ones.
         textures: For frost: the folder of its photographs, or what `load_textures` returned.
 
     Raises:
@@ -81,13 +83,15 @@ def corrupt(
     _check_whole("severity", severity, Whole(SEVERITIES[0], SEVERITIES[-1]))
     _check_whole("seed", seed, Whole(0))
     chosen_indices = _indices(len(images), start, indices)
+    height, width = images.shape[1:3]
+    if table is None:
+        table = default_table(height, width)
     loaded = table if isinstance(table, SeverityTable) else load_table(table)
     parameters = loaded.parameters(chosen.name, severity)
     arguments: dict[str, object] = dict(parameters)
     if chosen.needs_textures:
         arguments[TEXTURES] = textures if isinstance(textures, tuple) else load_textures(textures)
 
-    height, width = images.shape[1:3]
     draws = chosen.draws(height, width, parameters)
     key = stream_key(int(seed), chosen.name, int(severity))
     piece = max(1, _VALUES_PER_PIECE // (height * width * CHANNELS))
@@ -158,7 +162,7 @@ def contact_sheet(
     corruptions: Sequence[str] = STANDARD,
     severities: Sequence[int] = (5,),
     seed: int = 0,
-    table: str | Path = CIFAR_C,
+    table: str | Path | None = None,
     textures: str | Path | tuple[Pixels, ...] | None = None,
 ) -> Image.Image:
     """Draw an image next to its corruptions, enlarged, with captions.

@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from ttapca.corruptions.pixels import (
     Numbers,
     Pixels,
-    apply_operator,
     between,
     gaussian_kernel,
     integers,
     smooth,
     to_pixels,
     unit,
-    zoom_operator,
 )
+from ttapca.corruptions.zooming import sum_of_zooms
 
 
 def gaussian_blur(images: Pixels, _numbers: Numbers, *, deviation: float) -> Pixels:
@@ -29,17 +28,22 @@ def gaussian_blur(images: Pixels, _numbers: Numbers, *, deviation: float) -> Pix
 
 
 def disk_kernel(radius: float, softness: float) -> NDArray[np.float32]:
-    """Return a disk whose rim is softened by a Gaussian of deviation `softness`."""
-    rim = 1 if radius <= 8 else 2
-    reach = int(radius) + rim
+    """Return a disk whose rim is softened by a Gaussian of deviation `softness`.
+
+    The published kernels have 17 by 17 pixels, or as many as the disk if that is larger. Where the
+    softened rim would leave them, it is mirrored back. Smaller disks are cut to what is not 0,
+    which is quicker and changes nothing.
+    """
+    rim, largest = (1, 8) if radius <= 8 else (2, int(radius))
+    reach, outside = int(radius) + rim, cv2.BORDER_CONSTANT
+    if reach > largest:
+        reach, outside = largest, cv2.BORDER_REFLECT_101
     line = np.arange(-reach, reach + 1)
     disk = line[:, None] ** 2 + line[None, :] ** 2 <= radius**2
     # Single precision, as published: an even area may differ by a grey level in double precision.
     disk = (disk / disk.sum()).astype(np.float32)
     side = 2 * rim + 1
-    return np.asarray(
-        cv2.GaussianBlur(disk, (side, side), softness, borderType=cv2.BORDER_CONSTANT)
-    )
+    return np.asarray(cv2.GaussianBlur(disk, (side, side), softness, borderType=outside))
 
 
 def defocus_blur(images: Pixels, _numbers: Numbers, *, radius: float, softness: float) -> Pixels:
@@ -55,8 +59,7 @@ def zoom_blur(images: Pixels, _numbers: Numbers, *, stop: float, step: float) ->
     """Average the image with ever larger enlargements of itself."""
     # `arange`, as published: the last bits of the factors decide how half a pixel is rounded.
     factors = (1.0, *np.arange(1.0, stop, step).tolist())  # the image itself comes first
-    operator = zoom_operator(images.shape[1], images.shape[2], factors)
-    values = apply_operator(operator, unit(images))
+    values = sum_of_zooms(unit(images), factors)
     values /= len(factors)
     return to_pixels(values)
 
@@ -120,44 +123,45 @@ def glass_blur(
     """
     kernel = gaussian_kernel(deviation)
     blurred = to_pixels(smooth(unit(images), kernel))
+    count, height, width, channels = images.shape
     side = 2 * max_delta
-    choices = integers(numbers, side * side).reshape(
-        len(images), iterations, images.shape[1] - side, images.shape[2] - side
-    )
-    down, right = choices // side - max_delta, choices % side - max_delta
-    move = _move_at_once if max_delta == 1 else _move_in_turn
+    rows, columns = max(height - side, 0), max(width - side, 0)  # in a small image nothing moves
+    choices = integers(numbers, side * side).reshape(count, iterations, rows, columns)
+    sources = np.arange(count * height * width)
     for turn in range(iterations):
-        blurred = move(blurred, down[:, turn], right[:, turn], max_delta)
-    return to_pixels(smooth(unit(blurred), kernel))
+        down, right = choices[:, turn] // side - max_delta, choices[:, turn] % side - max_delta
+        sources = sources[_sources(down, right, (height, width), max_delta)]
+    moved = blurred.reshape(-1, channels)[sources].reshape(images.shape)
+    return to_pixels(smooth(unit(moved), kernel))
 
 
-def _move_in_turn(
-    images: Pixels, down: NDArray[np.intp], right: NDArray[np.intp], max_delta: int
-) -> Pixels:
-    """Visit the pixels from the last to the first; each takes its neighbour's current value."""
-    moved = images.copy()
-    every = np.arange(len(images))
-    rows, columns = down.shape[1:]
-    for row in range(rows - 1, -1, -1):
-        for column in range(columns - 1, -1, -1):
-            # The published loops run from side - max_delta down to max_delta + 1.
-            y, x = row + max_delta + 1, column + max_delta + 1
-            moved[:, y, x] = moved[every, y + down[:, row, column], x + right[:, row, column]]
-    return moved
+def _sources(
+    down: NDArray[np.intp], right: NDArray[np.intp], size: tuple[int, int], max_delta: int
+) -> NDArray[np.intp]:
+    """Return for each pixel of a batch, numbered in order, whose old value it has in the end.
 
-
-def _move_at_once(
-    images: Pixels, down: NDArray[np.intp], right: NDArray[np.intp], max_delta: int
-) -> Pixels:
-    """Do the same for moves of at most one pixel, which go up and left only.
-
-    Those neighbours are visited later and still have their first values, so order does not matter.
+    The published loops visit the pixels from the last to the first, and each takes its
+    neighbour's *current* value. A neighbour that comes later in the image was visited before, and
+    may have taken its value from a third pixel, and so on. Instead of visiting pixels, all such
+    chains are followed at once, and every round doubles the length of what was followed: the
+    number of rounds is the logarithm of the longest chain.
     """
-    moved = images.copy()
+    count, (height, width) = len(down), size
+    pixels = np.arange(count * height * width)
+    # The published loops run from side - max_delta down to max_delta + 1.
+    moving = np.zeros((count, height, width), dtype=bool)
     first = max_delta + 1
-    rows, columns = down.shape[1:]
-    every = np.arange(len(images))[:, None, None]
-    y = np.arange(first, first + rows)[:, None] + down
-    x = np.arange(first, first + columns)[None, :] + right
-    moved[:, first:, first:] = images[every, y, x]
-    return moved
+    moving[:, first : height - max_delta + 1, first : width - max_delta + 1] = True
+    movers = pixels[moving.reshape(-1)]
+    sources = pixels.copy()
+    sources[movers] += (down * width + right).reshape(-1)
+    changed = moving.reshape(-1) & (sources > pixels)  # takes what was a new value by then
+    changed &= moving.reshape(-1)[sources]
+    followed = np.flatnonzero(changed)
+    while followed.size:
+        links = sources[followed]
+        sources[followed] = sources[links]
+        unfinished = changed[links]
+        changed[followed[~unfinished]] = False
+        followed = followed[unfinished]
+    return sources

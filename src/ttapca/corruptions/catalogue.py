@@ -1,7 +1,8 @@
 """List the corruptions, and read how strong each is at each of the five severities.
 
-The strengths are in a TOML file. `cifar_c.toml` in this folder holds those of CIFAR-10-C and
-CIFAR-100-C; for another benchmark, write another file with the same sections and names.
+The strengths are in TOML files. `cifar_c.toml` in this folder holds those of CIFAR-10-C and
+CIFAR-100-C, `imagenet_c.toml` those of ImageNet-C; for another benchmark, write another file with
+the same sections and names.
 """
 
 from __future__ import annotations
@@ -29,7 +30,19 @@ Draws = Callable[[int, int, Parameters], int]
 TEXTURES = "textures"  # the one argument that comes from files rather than from the table
 SEVERITIES = (1, 2, 3, 4, 5)
 CIFAR_C = "cifar-c"
-_FILES = {CIFAR_C: Path(__file__).with_name("cifar_c.toml")}
+IMAGENET_C = "imagenet-c"
+IMAGENET_SIDE = 96
+"""The shorter side, in pixels, from which on images get ImageNet-C's severities by default.
+
+By ratio it is nearer to ImageNet-C's 224 pixels than to the 32 of CIFAR-C.
+"""
+
+_FILES = {
+    CIFAR_C: Path(__file__).with_name("cifar_c.toml"),
+    IMAGENET_C: Path(__file__).with_name("imagenet_c.toml"),
+}
+TABLES: tuple[str, ...] = tuple(_FILES)
+"""The tables that come with the library."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,7 @@ class Corruption:
     """One corruption.
 
     Attributes:
-        name: As in the file names of CIFAR-C.
+        name: As in the file names of CIFAR-C and the folders of ImageNet-C.
         family: The paper's group.
         apply: Takes images, numbers from (0, 1) and parameters by name; returns images.
         draws: Takes height, width and parameters; returns how many numbers an image needs.
@@ -179,6 +192,19 @@ class SeverityTable:
         }
 
 
+def default_table(height: int, width: int) -> str:
+    """Return the name of the table that images of a size get when none is asked for.
+
+    Lengths in the tables are mostly pixels: a blur over ten of them is mild in a photograph of 224
+    by 224 and destroys an image of 32 by 32.
+
+    Example:
+        >>> default_table(32, 32), default_table(224, 224)
+        ('cifar-c', 'imagenet-c')
+    """
+    return CIFAR_C if min(height, width) < IMAGENET_SIDE else IMAGENET_C
+
+
 def load_table(source: str | Path = CIFAR_C) -> SeverityTable:
     """Read a table of severities.
 
@@ -216,12 +242,13 @@ def _read_table(path: Path, changed: int) -> SeverityTable:
 # What each parameter may be. Within these limits, far beyond any benchmark's, corrupting an image
 # takes no time to speak of. An unknown name is refused where the table is used.
 _WIDTH = Number(0, 100)
-_SHARE = Number(-10, 10)
+_SHARE = Number(-100, 100)
+_FRACTION = Number(0, 10)  # of the image's side
 _LIMITS: dict[str, Rule] = {
     **dict.fromkeys(("deviation", "softness", "smoothing", "blur_deviation", "radius"), _WIDTH),
     **dict.fromkeys(("amount", "mean", "threshold", "strength", "factor", "offset"), _SHARE),
     **dict.fromkeys(("image_weight", "frost_weight"), _SHARE),
-    **dict.fromkeys(("amplitude_fraction", "deviation_fraction", "affine_fraction"), Number(0, 1)),
+    **dict.fromkeys(("amplitude_fraction", "deviation_fraction", "affine_fraction"), _FRACTION),
     **dict.fromkeys(("zoom", "stop"), Number(1, 10)),
     **dict.fromkeys(("scale", "texture_scale"), Number(0.05, 1)),
     "step": Number(0.001, 1),

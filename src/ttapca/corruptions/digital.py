@@ -6,18 +6,20 @@ Each corruption takes images, their random numbers from (0, 1) and its parameter
 from __future__ import annotations
 
 from io import BytesIO
+from typing import Any
 
 import cv2
 import numpy as np
 from PIL import Image
 
 from ttapca.corruptions.pixels import (
+    FEW_PIXELS,
     WHITE,
     Numbers,
     Pixels,
     between,
     gaussian_kernel,
-    smooth,
+    smooth_reflected,
     to_pixels,
     unit,
 )
@@ -123,14 +125,24 @@ def elastic_transform(
         return to_pixels(sheared)
     fields = between(numbers[:, 2 * _CORNERS :], -1.0, 1.0).reshape(2 * count, height, width)
     kernel = gaussian_kernel(deviation_fraction * side, _ELASTIC_TRUNCATE)
-    shifts = smooth(fields, kernel, cv2.BORDER_REFLECT).reshape(count, 2, height, width)
+    shifts = smooth_reflected(fields, kernel).reshape(count, 2, height, width)
     shifts *= amplitude_fraction * side
     rows, columns = np.mgrid[:height, :width]
     across = (shifts[:, 0] + columns).astype(np.float32)
     down = (shifts[:, 1] + rows).astype(np.float32)
     for image, x, y in zip(sheared, across, down, strict=True):
-        image[...] = cv2.remap(image, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
+        source = image.astype(_precision(height, width))
+        image[...] = cv2.remap(source, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
     return to_pixels(sheared)
+
+
+def _precision(height: int, width: int) -> type[np.floating[Any]]:
+    """Return in which precision OpenCV samples.
+
+    The published generator uses single precision, and OpenCV 5 then samples at places that are
+    rounded less than in double precision.
+    """
+    return np.float64 if height * width <= FEW_PIXELS else np.float32
 
 
 def _affine(values: Numbers, numbers: Numbers, reach: float) -> Numbers:
@@ -144,7 +156,8 @@ def _affine(values: Numbers, numbers: Numbers, reach: float) -> Numbers:
     sheared = np.empty_like(values)
     for image, end, target in zip(values, moved.astype(np.float32), sheared, strict=True):
         matrix = cv2.getAffineTransform(start, end)
+        source = image.astype(_precision(height, width))
         target[...] = cv2.warpAffine(
-            image, matrix, (width, height), borderMode=cv2.BORDER_REFLECT_101
+            source, matrix, (width, height), borderMode=cv2.BORDER_REFLECT_101
         )
     return sheared

@@ -1,4 +1,4 @@
-"""What several corruptions share: random numbers, grey levels, smoothing, zooming.
+"""What several corruptions share: random numbers, grey levels, smoothing.
 
 Random numbers belong to an image, not to a batch. Philox is a counter-based generator: its output
 is a function of a key and a counter. Seed, corruption and severity make the key, the index of an
@@ -11,18 +11,18 @@ batch: a BLAS may sum in another order for another number of columns.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage, sparse, special
+from scipy import fft, special
 
 Pixels = NDArray[np.uint8]
 Numbers = NDArray[np.float64]
 
 WHITE = 255
 CHANNELS = 3
+FEW_PIXELS = 64 * 64
+"""Images of at most so many are made by the same operations as ever: CIFAR-C keeps its bytes."""
 _WORDS_PER_COUNT = 4  # Philox4x64 turns each value of its counter into four 64-bit words
 _UNUSED_BITS = np.uint64(11)  # a double holds 53 of a word's 64 bits
 _STEP = 2.0**-53
@@ -111,36 +111,27 @@ def smooth(images: Numbers, kernel: Numbers, border: int = cv2.BORDER_REPLICATE)
     return smoothed
 
 
-def _zoom_axis(size: int, factor: float) -> Numbers:
-    """Return the matrix (size, size) that enlarges the middle of a line of pixels."""
-    kept = int(np.ceil(size / factor))
-    start = (size - kept) // 2
-    zoomed = ndimage.zoom(np.eye(kept), (factor, 1.0), order=1)
-    trim = (zoomed.shape[0] - size) // 2
-    matrix = np.zeros((size, size))
-    matrix[:, start : start + kept] = zoomed[trim : trim + size]
-    return matrix
+_WIDE = 65  # pixels from which on a cosine transform is quicker than a sum over the kernel
 
 
-@lru_cache(maxsize=32)
-def zoom_operator(height: int, width: int, factors: tuple[float, ...]) -> sparse.csr_array:
-    """Return the sum of several enlargements about the middle as one sparse matrix over pixels.
+def smooth_reflected(fields: Numbers, kernel: Numbers) -> Numbers:
+    """Convolve rows and columns of fields, (n, height, width), that go on as in a mirror outside.
 
-    Linear interpolation is linear, so twenty-six enlargements cost as much as one. Factors are at
-    least 1.
+    The mirror repeats the edge. Then the cosines of the DCT are only scaled, each by its own
+    factor, however wide the kernel is; it may be wider than the field.
     """
-    total = sparse.csr_array((height * width, height * width))
-    for factor in factors:
-        rows = sparse.csr_array(_zoom_axis(height, factor))
-        columns = sparse.csr_array(_zoom_axis(width, factor))
-        total = total + sparse.kron(rows, columns, format="csr")
-    return total
+    if kernel.size < _WIDE:
+        return smooth(fields, kernel, cv2.BORDER_REFLECT)
+    down, across = (_cosine_response(kernel, size) for size in fields.shape[1:])
+    response = down[:, None] * across[None, :]
+    smoothed = np.empty_like(fields)
+    for source, target in zip(fields, smoothed, strict=True):
+        target[...] = fft.idctn(fft.dctn(source) * response)
+    return smoothed
 
 
-def apply_operator(operator: sparse.csr_array, images: Numbers) -> Numbers:
-    """Apply a matrix over pixels to every image, of shape (n, height, width, channels)."""
-    count, height, width, channels = images.shape
-    columns = images.reshape(count, height * width, channels).transpose(1, 0, 2)
-    result = operator @ columns.reshape(height * width, count * channels)
-    moved = result.reshape(height * width, count, channels).transpose(1, 0, 2)
-    return np.ascontiguousarray(moved).reshape(images.shape)
+def _cosine_response(kernel: Numbers, size: int) -> Numbers:
+    """Return by how much a symmetric kernel scales each cosine of a line of `size` pixels."""
+    steps = np.arange(kernel.size) - kernel.size // 2
+    cosines = np.cos(np.pi / size * np.arange(size)[:, None] * steps[None, :])
+    return np.asarray((cosines * kernel).sum(axis=1))

@@ -18,7 +18,6 @@ from ttapca.corruptions.pixels import (
     WHITE,
     Numbers,
     Pixels,
-    apply_operator,
     between,
     gaussian_kernel,
     integers,
@@ -26,8 +25,8 @@ from ttapca.corruptions.pixels import (
     smooth,
     to_pixels,
     unit,
-    zoom_operator,
 )
+from ttapca.corruptions.zooming import sum_of_zooms
 from ttapca.errors import DataFormatError, DataNotFoundError
 from ttapca.support.parsing import read_bounded
 
@@ -57,7 +56,7 @@ def snow(
     """Whiten the image and add flakes: bright noise, enlarged and blurred downwards."""
     count, height, width, _ = images.shape
     noise = normals(numbers[:, :-1], mean, deviation).reshape(count, height, width, 1)
-    flakes = apply_operator(zoom_operator(height, width, (zoom,)), noise)
+    flakes = sum_of_zooms(noise, (zoom,))
     flakes[flakes < threshold] = 0.0
     angles = between(numbers[:, -1], _UP - max_angle, _UP + max_angle)
     layer = blur_along(to_pixels(flakes), angles, radius=radius, deviation=blur_deviation)
@@ -101,7 +100,7 @@ def frost(
     height, width = images.shape[1:3]
     chosen = integers(numbers[:, 0], texture_count)
     values = image_weight * images
-    for number in range(texture_count):
+    for number in np.unique(chosen):
         members = np.flatnonzero(chosen == number)
         texture = _scaled(textures[number], texture_scale, height, width)
         pieces = np.lib.stride_tricks.sliding_window_view(texture, (height, width), axis=(0, 1))

@@ -1,9 +1,10 @@
 """Write a corrupted data set in the layout of CIFAR-10-C and CIFAR-100-C.
 
 Each corruption has one `.npy` file: uint8, with the images of all severities one after another.
-`labels.npy` repeats the labels as often. `corruptions.json` records what the files were made from,
-so that two runs never mix in a folder. A file is written under a hidden name and renamed when it is
-whole, so a run that was killed goes on with the files that are missing.
+`labels.npy` repeats the labels as often, in uint8, or in uint16 where one is above 255.
+`corruptions.json` records what the files were made from, so that two runs never mix in a folder. A
+file is written under a hidden name and renamed when it is whole, so a run that was killed goes on
+with the files that are missing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ from numpy.typing import NDArray
 from ttapca import __version__
 from ttapca._checks import ListOf, Record, Text, Whole, conform, shown
 from ttapca.corruptions.apply import check_images, corrupt
-from ttapca.corruptions.catalogue import CIFAR_C, CORRUPTIONS, SEVERITIES, find, load_table
+from ttapca.corruptions.catalogue import (
+    CORRUPTIONS,
+    SEVERITIES,
+    SeverityTable,
+    default_table,
+    find,
+    load_table,
+)
 from ttapca.corruptions.pixels import Pixels
 from ttapca.corruptions.weather import load_textures
 from ttapca.errors import DataFormatError, OptionError, ShapeError, StorageError, TtapcaError
@@ -42,7 +50,8 @@ from ttapca.support.parsing import parse_json, read_bounded
 
 LABELS = "labels.npy"
 MANIFEST = "corruptions.json"
-_IMAGES_PER_TASK = 1000  # about a third of a second of work: often enough to show progress
+_PIXELS_PER_TASK = 1000 * 32 * 32  # about a third of a second: often enough to show progress
+_LARGEST_LABEL = 2**16 - 1
 _TASKS_PER_PROCESS = 2  # one that is being done, and the next
 _MANIFEST_RULE = Record(
     {
@@ -77,7 +86,7 @@ class Export:
 
     Attributes:
         images: Clean images, uint8, (n, height, width, 3).
-        labels: (n,), from 0 to 255.
+        labels: (n,), from 0 to 65,535.
         to: The folder to write to.
         corruptions: Names; each gets a file.
         severities: Ascending.
@@ -100,13 +109,23 @@ class Export:
     corruptions: tuple[str, ...] = CORRUPTIONS
     severities: tuple[int, ...] = SEVERITIES
     seed: int = 0
-    table: str | Path = CIFAR_C
+    table: str | Path | None = None
     textures: Path | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of each file."""
         return (len(self.severities) * len(self.images), *self.images.shape[1:])
+
+    @property
+    def severity_table(self) -> SeverityTable:
+        """The table that is used: the one asked for, or that of the images' size."""
+        return load_table(self.table or default_table(*self.images.shape[1:3]))
+
+    @property
+    def stored_labels(self) -> NDArray[np.uint8 | np.uint16]:
+        """The labels of one severity, as they are stored."""
+        return self.labels.astype(np.uint8 if self.labels.max() <= 255 else np.uint16)
 
     def path(self, corruption: str) -> Path:
         """Return the file of a corruption."""
@@ -119,8 +138,9 @@ class Export:
     def bytes_needed(self) -> int:
         """Return how much disk the missing files and the labels will take."""
         needed = len(self.missing()) * _npy_size(self.shape)
-        whole = _whole(self.to / LABELS, self.shape[:1])
-        return needed if whole else needed + _npy_size(self.shape[:1])
+        labels = self.stored_labels.dtype
+        whole = _whole(self.to / LABELS, self.shape[:1], labels)
+        return needed if whole else needed + _npy_size(self.shape[:1], labels)
 
     def bytes_free(self) -> int:
         """Return how much disk is free, counting what unfinished files of a killed run take."""
@@ -146,9 +166,9 @@ class Export:
                 f"There must be one label for each image, ({len(self.images)},); found "
                 f"{self.labels.shape}."
             )
-        if not 0 <= self.labels.min() <= self.labels.max() <= 255:
+        if not 0 <= self.labels.min() <= self.labels.max() <= _LARGEST_LABEL:
             raise ShapeError(
-                "The layout stores labels as uint8, from 0 to 255; found "
+                f"The layout stores labels from 0 to {_LARGEST_LABEL:,}; found "
                 f"{self.labels.min()} to {self.labels.max()}."
             )
         for name in self.corruptions:  # an empty batch goes through every check of `corrupt`
@@ -161,11 +181,11 @@ class Export:
 
     def manifest(self) -> dict[str, Any]:
         """Return everything that decides the bytes of a file, except its corruption."""
-        table = load_table(self.table)
+        table = self.severity_table
         return {
             "images": len(self.images),
             "images_sha256": _digest(self.images),
-            "labels_sha256": _digest(self.labels.astype(np.uint8)),
+            "labels_sha256": _digest(self.stored_labels),
             "severities": list(self.severities),
             "seed": int(self.seed),
             "table": table.name,
@@ -206,9 +226,10 @@ class Export:
         if not (self.to / MANIFEST).exists():
             manifest = json.dumps(self.manifest(), indent=2) + "\n"
             replace_file(self.to / MANIFEST, manifest.encode())
-        labels = np.tile(self.labels.astype(np.uint8), len(self.severities))
-        if not _whole(self.to / LABELS, labels.shape):
-            replace_file(self.to / LABELS, _npy_header(labels.shape) + labels.tobytes())
+        labels = np.tile(self.stored_labels, len(self.severities))
+        if not _whole(self.to / LABELS, labels.shape, labels.dtype):
+            header = _npy_header(labels.shape, labels.dtype)
+            replace_file(self.to / LABELS, header + labels.tobytes())
         done = dict.fromkeys(self.missing(), 0)
         # Closed at once when something goes wrong, so that no process goes on writing.
         with closing(completed(self._do, self._tasks(tuple(done)), jobs)) as tasks:
@@ -223,12 +244,13 @@ class Export:
 
     def _tasks(self, names: Sequence[str]) -> Iterator[_Task]:
         """Yield the tasks in order; each file is started just before its first task."""
-        count = len(self.images)
+        count, (height, width) = len(self.images), self.images.shape[1:3]
+        each = max(1, _PIXELS_PER_TASK // (height * width))
         for name in names:
             _reserve(_staging(self.path(name)), self.shape)
             for block, severity in enumerate(self.severities):
-                for first in range(0, count, _IMAGES_PER_TASK):
-                    last = min(first + _IMAGES_PER_TASK, count)
+                for first in range(0, count, each):
+                    last = min(first + each, count)
                     yield _Task(name, severity, block * count + first, first, last)
 
     def _do(self, task: _Task) -> None:
@@ -288,21 +310,24 @@ def _remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _npy_header(shape: tuple[int, ...]) -> bytes:
+_PIXEL = np.dtype(np.uint8)
+
+
+def _npy_header(shape: tuple[int, ...], dtype: np.dtype[Any] = _PIXEL) -> bytes:
     buffer = BytesIO()
-    description = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    description = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, description)
     return buffer.getvalue()
 
 
-def _npy_size(shape: tuple[int, ...]) -> int:
-    return len(_npy_header(shape)) + int(np.prod(shape))
+def _npy_size(shape: tuple[int, ...], dtype: np.dtype[Any] = _PIXEL) -> int:
+    return len(_npy_header(shape, dtype)) + int(np.prod(shape)) * dtype.itemsize
 
 
-def _whole(path: Path, shape: tuple[int, ...]) -> bool:
-    """Tell whether an `.npy` file of uint8 has this shape and every byte of it."""
-    header = _npy_header(shape)
-    if not path.is_file() or path.stat().st_size != _npy_size(shape):
+def _whole(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any] = _PIXEL) -> bool:
+    """Tell whether an `.npy` file has this shape and type, and every byte of it."""
+    header = _npy_header(shape, dtype)
+    if not path.is_file() or path.stat().st_size != _npy_size(shape, dtype):
         return False
     with path.open("rb") as file:
         return file.read(len(header)) == header
