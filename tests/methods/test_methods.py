@@ -102,7 +102,7 @@ def test_options_reach_the_gains() -> None:
         (
             "tent",
             {"episodic": True},
-            "`tent` has no option `episodic`.*takes forgetting, guard, on_shift",
+            "`tent` has no option `episodic`.*takes forgetting, guard, outputs, on_shift",
         ),
         (Tent, {}, r"such as `Tent\(...\)`, or by its name; found the class `Tent` itself"),
         (["tent"], {}, "A method is given by its name, .*; found a list"),

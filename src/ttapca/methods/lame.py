@@ -28,6 +28,7 @@ from ttapca.methods.method import (
     statistics_surfaces,
 )
 from ttapca.support.modules import caught_inputs, find_classifier
+from ttapca.support.outputs import Reads
 
 
 @register("lame", paper="Boudiaf et al. (CVPR 2022)")
@@ -68,6 +69,7 @@ class LAME(Method):
 class LaplacianCorrection(Mover):
     """Predicts, then lets samples that are near each other agree."""
 
+    reads: Reads = "classes"
     _classifier: nn.Module  # found by `bind`
 
     def __init__(self, options: LAME) -> None:

@@ -36,6 +36,7 @@ from ttapca.spectral.moments import Moments
 from ttapca.spectral.stream import Stream
 from ttapca.support.logits import softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
+from ttapca.support.outputs import Reads
 from ttapca.support.wrapping import Result, Wrapper, surely, wrap_forward
 
 Augment = Literal["none", "crop", "crop and flip"]
@@ -293,6 +294,8 @@ class AlignedLayer(Wrapper):
 
 class TwoPasses(Mover):
     """Passes each batch through twice, with its views, and averages their logits."""
+
+    reads: Reads = "probabilities"
 
     def __init__(self, alignment: Alignment, augment: Augment) -> None:
         super().__init__()

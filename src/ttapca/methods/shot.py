@@ -57,7 +57,7 @@ class SHOT(GradientMethod):
         mover = (
             PseudoLabelSteps(self)
             if self.pseudo_labels
-            else GradientSteps(information_maximisation, **self.stepping())
+            else GradientSteps(information_maximisation, reads="classes", **self.stepping())
         )
         return self.assembly(Weights(select, "weights of the feature extractor"), mover=mover)
 
@@ -92,7 +92,7 @@ class PseudoLabelSteps(GradientSteps):
     _classifier: nn.Module  # found by `bind`
 
     def __init__(self, options: SHOT) -> None:
-        super().__init__(information_maximisation, **options.stepping())
+        super().__init__(information_maximisation, reads="classes", **options.stepping())
         self.options = options
         self._caught: list[Tensor] = []
 
