@@ -31,7 +31,7 @@ from ttapca.adaptation.surfaces import Surface
 from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError, OptionError
 from ttapca.methods.method import Assembly, Count, Method, Positive, Share, register
 from ttapca.methods.source_data import SourceData, batches_of
-from ttapca.methods.views import images_and_forward
+from ttapca.methods.views import images_and_forward, refuse_pixels
 from ttapca.spectral.moments import Moments
 from ttapca.spectral.stream import Stream
 from ttapca.support.logits import softmax_entropy
@@ -312,7 +312,10 @@ class TwoPasses(Mover):
                 views.append(images.flip(3))
             count, forward = len(views), functools.partial(on_images, torch.cat(views))
         self.alignment.measure(forward)
-        logits = torch.stack(self.alignment.align(forward).chunk(count)).mean(0)
+        logits = self.alignment.align(forward)
+        if count > 1:
+            refuse_pixels("pea", self.outputs, logits, 'Leave the views out: `augment="none"`.')
+            logits = torch.stack(logits.chunk(count)).mean(0)
         self.alignment.watch(logits)
         return logits
 
