@@ -30,7 +30,7 @@ from oracles import (
     required_options,
     with_batch_statistics,
 )
-from small_networks import pixelwise
+from small_networks import pixelwise, with_last
 from ttapca.errors import LayerOutputError
 from ttapca.methods.views import STRONG_COLOURS
 
@@ -44,6 +44,7 @@ SERVED: dict[str, dict[str, Any]] = {
     **{method: {} for method in ("ttapca", "ttapca-relu", "ttapca-exp", "ttapca-multiplicative")},
     **{method: {"composition": False} for method in ("wiener", "match", "two-sided")},
     "shot": {"classifier": "fc"},
+    "neo": {"classifier": "fc"},
     "sar": {"entropy_margin": 0.95, "recover_below": 0.0},
     "pea": {"augment": "none", "entropy_jump": 0.05},
     # On rows of pixels, only the source's confidence decides whether there are views.
@@ -54,6 +55,7 @@ REFUSED = {
     "roid": "one prediction per sample",
     "rotta": "one prediction per sample",
     "lame": "one prediction per sample",
+    "t3a": "one prediction per sample",
     "memo": "one prediction for each image.*Choose `tent`, `sar` or `cotta`",
     "pea": r"one prediction for each image.*Leave the views out: `augment=\"none\"`",
 }
@@ -64,6 +66,13 @@ class PixelRows(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return z.movedim(1, -1).flatten(0, 2)
+
+
+class Linewise(nn.Linear):
+    """A linear layer that takes the channels of every pixel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
 def options_for(method: str) -> dict[str, Any]:
@@ -89,7 +98,8 @@ def test_each_pixel_is_a_sample(method: str) -> None:
 
 @pytest.mark.parametrize("method", REFUSED)
 def test_others_are_refused_with_the_way_out(method: str) -> None:
-    model = pixelwise(5)
+    # `t3a` needs a linear layer.
+    model = with_last(Linewise(4, 5)) if method == "t3a" else pixelwise(5)
     given = required_options(method, model, (3, 6, 6))
     given |= {"classifier": "fc"} if method == "lame" else {}
     with left_untouched(model, X), ttapca.adapt(model, method, **given) as adapted:

@@ -32,6 +32,8 @@ MethodName = Literal[
     "cotta",
     "rotta",
     "pea",
+    "neo",
+    "t3a",
     "ttt",
     "ttapca",
     "ttapca-relu",

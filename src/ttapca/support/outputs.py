@@ -145,6 +145,12 @@ class Outputs:
         odds = logits[:, 1] - logits[:, 0]
         return odds if self._flat or self._found == "multilabel" else odds.unsqueeze(1)
 
+    def count(self, logits: Tensor) -> int:
+        """Return how many numbers a model returns for each prediction, which is read as these."""
+        if self._found == "multilabel":
+            return logits.shape[2]
+        return 1 if self._found == "binary" else logits.shape[1]
+
     def of_pixels(self, logits: Tensor) -> bool:
         """Return whether logits, as methods read them, are predictions for every pixel."""
         return logits.dim() > (3 if self._found == "multilabel" else 2)
