@@ -38,6 +38,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lame by linear": ("lame", {"affinity": "linear"}),
     "rotta over wiener": ("rotta", {"gain": "wiener"}),
     "pea without views": ("pea", {"augment": "none"}),
+    "neo with a running mean": ("neo", {"momentum": 0.1}),
+    "t3a with few supports": ("t3a", {"supports": 2}),
     "ttt by random rotations": ("ttt", {"rotations": "random"}),
 }
 LEARNING = [name for name, found in ttapca.METHODS.items() if found.method.learns]

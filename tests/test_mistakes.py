@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from oracles import filter_for, images, left_untouched, options_of, small_convnet
+from oracles import images, left_untouched, small_convnet
 from ttapca import networks
 from ttapca.errors import (
     InputTypeError,
-    LayerOutputError,
     NotEnoughDataError,
     OptionError,
     ShapeError,
@@ -35,39 +34,6 @@ def with_outputs(count: int) -> nn.Module:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     return model.eval()
-
-
-ANY_OUTPUT = ("source", "bn", "wiener", "match", "two-sided")
-
-
-@pytest.mark.parametrize("method", [name for name in ttapca.METHODS if name != "ttt"])
-def test_one_logit_is_refused_where_classes_count(method: str) -> None:
-    model = with_outputs(1)
-    given = filter_for(method, ttapca.fit(model, "0", DATA, 60)) | options_of(method)
-    with left_untouched(model, PROBE), ttapca.adapt(model, method, **given) as adapted:
-        if method in ANY_OUTPUT:
-            assert adapted(PROBE).shape == (8, 1)
-            return
-        said = r"two classes or more; the model returns 1.*sigmoid"
-        with pytest.raises(LayerOutputError, match=said):
-            adapted(PROBE)
-
-
-def test_the_way_out_of_one_logit_is_one() -> None:
-    class TwoLogits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = with_outputs(1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            z = self.model(x)
-            return torch.cat([torch.zeros_like(z), z], 1)
-
-    adapted = ttapca.adapt(TwoLogits(), "tent", forgetting="online")
-    probabilities = adapted(PROBE).softmax(1)[:, 1:]
-    assert torch.allclose(probabilities, ttapca.adapt(with_outputs(1), "bn")(PROBE).sigmoid())
-    assert adapted.updates == 1
-    assert not torch.equal(adapted(PROBE).softmax(1)[:, 1:], probabilities)
 
 
 def test_fit_measures_what_dropping_does_to_source_predictions(tmp_path: Path) -> None:

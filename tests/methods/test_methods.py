@@ -102,7 +102,7 @@ def test_options_reach_the_gains() -> None:
         (
             "tent",
             {"episodic": True},
-            "`tent` has no option `episodic`.*takes forgetting, guard, on_shift",
+            "`tent` has no option `episodic`.*takes forgetting, guard, outputs, on_shift",
         ),
         (Tent, {}, r"such as `Tent\(...\)`, or by its name; found the class `Tent` itself"),
         (["tent"], {}, "A method is given by its name, .*; found a list"),
@@ -162,6 +162,8 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
         *[("group_size", 0), ("momentum", 1.1), ("smoothing", -0.1), ("drift_factor", 0.0)],
         *[("entropy_jump", NAN), ("augment", "flip"), ("layers", "bn1"), ("source", 3)],
     ],
+    "neo": [("momentum", 1.1), ("momentum", NAN), ("classifier", 3), ("statistics", "both")],
+    "t3a": [("supports", 0), ("supports", 2.5), ("classifier", 3), ("statistics", -1.0)],
     "ttt": [("rotations", "two")],
     "ttapca": [("initial", NAN), ("normalise", 1), ("gain", "wiener")],
     "ttapca-multiplicative": [("limit", 1.0), ("penalty", "")],
@@ -228,6 +230,8 @@ CHOICES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"source": DATA[:60], "layers": ["bn1", "conv2", "bn2"], "group_size": 2, "momentum": 0.5}
         | {"smoothing": 0.01, "drift_factor": 2.0, "entropy_jump": 9.0, "augment": "crop"},
     ),
+    "neo": ({}, {"momentum": 0.3, "classifier": "conv2", "statistics": "batch"}),
+    "t3a": ({}, {"supports": 1, "statistics": "batch"}),
     "ttt": (TURNED, {"rotations": "all", "split": "conv1", "seed": 1}),
     "ttapca": ({}, {"gain": "exponential", "initial": 0.5, "normalise": False}),
     "ttapca-multiplicative": ({"initial": 0.5}, {"penalty": "exponential", "limit": 1.01}),
@@ -298,7 +302,7 @@ def test_no_reliable_sample_no_step(method: str) -> None:
         ("pea", {"source": DATA}, nn.Conv2d(3, 4, 6), "the model has none. Name the layers"),
         ("pea", {"source": DATA, "layers": ["bn3"]}, small_convnet(), "Did you mean `bn"),
         ("memo cotta", {}, nn.Flatten(), "moves the weights; the model has none"),
-        ("shot lame", {"classifier": "fd"}, small_convnet(), "no layer `fd`"),
+        ("shot lame neo t3a", {"classifier": "fd"}, small_convnet(), "no layer `fd`"),
         ("ttt", {"head": nn.Identity(), "split": "bm1"}, small_convnet(), "Did you mean `bn1`"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +16,15 @@ from ttapca._checks import OneOf, check_option
 from ttapca.adaptation.guards import CollapseGuard, GuardEvent
 from ttapca.adaptation.health import Health, health_of
 from ttapca.adaptation.named_streams import DEFAULT_STREAM, NamedStream, Streams
-from ttapca.adaptation.optimisation import FindLogits, Mover, as_returned
+from ttapca.adaptation.optimisation import Mover
 from ttapca.adaptation.shift_alarm import ShiftAlarm, ShiftWatch, make_alarm
 from ttapca.adaptation.surfaces import SpectralGains, Surface
-from ttapca.errors import AttachError, LayerOutputError, OptionError, SavedStreamError
+from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.fitted_filter import detach_filter
 from ttapca.spectral.stream import Attributes, tensors_in
 from ttapca.support.group_norm import make_gradients_safe
 from ttapca.support.modules import explained_inputs, restore_training_flags, training_flags
+from ttapca.support.outputs import FindLogits, OutputKind, Outputs
 from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
@@ -48,7 +48,7 @@ class Adapter(nn.Module):
     `state_dict()` holds all of them, so that a restored adapter continues bit for bit.
 
     Args:
-        model: Any module that returns logits of shape (batch, classes, ...).
+        model: Any module; most movers want logits of shape (batch, classes, ...).
         surfaces: What may change.
         mover: What moves the surfaces; by default nothing does, and only surfaces that compute
             their own state in the forward pass change.
@@ -57,6 +57,8 @@ class Adapter(nn.Module):
         guard: Watches for collapse and intervenes; not for episodic adaptation.
         logits: Finds the logits in what the model returns, where that is more than one tensor:
             `lambda output: output.logits`. The adapter then returns what it finds.
+        outputs: What the outputs mean: `multiclass`, `binary`, `multilabel` or `regression`. By
+            default one logit is binary, and more are classes that exclude each other.
         memory: After this many samples, what was seen of a stream counts 1 / e; for surfaces that
             follow a stream.
         on_shift: A function that is given the `Health` of a stream when its data begin to shift,
@@ -91,31 +93,29 @@ class Adapter(nn.Module):
         forgetting: Forgetting = "episodic",
         guard: CollapseGuard | None = None,
         logits: FindLogits | None = None,
+        outputs: OutputKind | None = None,
         memory: float = math.inf,
         on_shift: ShiftAlarm | Callable[[Health], object] | None = None,
     ) -> None:
         super().__init__()
         alarm = make_alarm(on_shift)
         check_option("forgetting", forgetting, OneOf(get_args(Forgetting)))
-        if logits is not None and not callable(logits):
-            raise OptionError(
-                "`logits` is a function that finds the logits in what the model returns; found "
-                f"{logits!r}."
-            )
+        mover = mover or Mover()
+        read = Outputs(outputs, logits, mover.reads)
         if guard is not None:
-            _check_can_collapse(mover, forgetting)
+            _check_can_collapse(mover, forgetting, read)
         for surface in surfaces:
             if not isinstance(surface, Surface):
                 raise OptionError(f"A surface is a `Surface`; found a {type(surface).__name__}.")
         self.model = model
         self.surfaces = nn.ModuleList(surfaces)
-        self.mover = mover or Mover()
+        self.mover = mover
         self.forgetting: Forgetting = forgetting
         self.guard = guard
         self.events: list[GuardEvent] = []
         self.training = False
         self._surfaces = list(surfaces)  # the same, with their type
-        self.mover.find_logits = functools.partial(_found, logits) if logits else as_returned
+        self.mover.outputs = read
         self._streams = Streams(memory)
         self._calls = 0
         self._good: tuple[dict[str, Any], ...] = ()  # states that the guard can go back to
@@ -194,10 +194,10 @@ class Adapter(nn.Module):
             raise AttachError("This adapter was detached. Make a new one with `ttapca.adapt`.")
         # An exported program is frozen: it predicts with the surfaces as they are now.
         if torch.compiler.is_exporting():
-            return self._run(*inputs, **options)
+            return self._run_plain(*inputs, **options)
         with self._streams.lock:
             if not self._enabled:
-                return self._run(*inputs, **options)
+                return self._run_plain(*inputs, **options)
             self._streams.switch_to(stream)
             return self._adapt_to(inputs, options)
 
@@ -218,13 +218,14 @@ class Adapter(nn.Module):
                 skip = True
                 self.mover.skipped = skipped + 1  # a method may have counted single images
             else:
-                news = self.watch.look(logits)
+                news = self.watch.look(logits if self.mover.outputs.exclusive else None)
             broken = skip
         finally:
             stream.end_batch(broken=broken, skipped=skip)
         if news:  # only now: whatever the function does, the batch is part of the stream
             self.watch.tell(health_of(self, self._streams.current or DEFAULT_STREAM))
-        return logits
+        returned: Tensor = self.mover.outputs.as_returned(logits)
+        return returned
 
     def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self.mover.needs_gradients:
@@ -242,10 +243,19 @@ class Adapter(nn.Module):
         return logits
 
     def _run(self, *inputs: Any, **options: Any) -> Tensor:
-        """Run the model with its surfaces in place; explain the inputs where it fails."""
+        """Run the model with its surfaces in place; return logits as the mover reads them."""
+        logits: Tensor = self.mover.outputs(self._output(*inputs, **options))
+        return logits
+
+    def _run_plain(self, *inputs: Any, **options: Any) -> Tensor:
+        """Run the model as it is, and return its logits as they are."""
+        logits: Tensor = self.mover.outputs.plain(self._output(*inputs, **options))
+        return logits
+
+    def _output(self, *inputs: Any, **options: Any) -> Any:
+        """Return what the model returns; explain the inputs where it fails."""
         with explained_inputs((*inputs, *options.values())):
-            output = self.model(*inputs, **options)
-        return self.mover.find_logits(output)
+            return self.model(*inputs, **options)
 
     def _intervened(self, guard: CollapseGuard, logits: Tensor) -> bool:
         """Go back if the guard sees a collapse; otherwise remember good states."""
@@ -407,9 +417,14 @@ class Adapter(nn.Module):
         return self
 
 
-def _check_can_collapse(mover: Mover | None, forgetting: Forgetting) -> None:
-    """Refuse a guard over a method that cannot collapse."""
-    if mover is None or not mover.needs_gradients:
+def _check_can_collapse(mover: Mover, forgetting: Forgetting, outputs: Outputs) -> None:
+    """Refuse a guard over a method that cannot collapse, or whose collapse it cannot see."""
+    if not outputs.exclusive:
+        raise OptionError(
+            "A guard sees a collapse where predictions concentrate on few classes that exclude "
+            f'each other; outputs of the kind "{outputs.kind}" do not. Leave out `guard`.'
+        )
+    if not mover.needs_gradients:
         why = "a method that does not learn"
     elif mover.forgets:
         why = "a method that forgets after each image"
@@ -487,22 +502,6 @@ def _batch_size(inputs: tuple[Any, ...], options: dict[str, Any]) -> int:
 
 def _is_finite(logits: Any) -> bool:
     return not isinstance(logits, Tensor) or bool(torch.isfinite(logits).all())
-
-
-def _found(find: FindLogits, output: Any) -> Tensor:
-    try:
-        logits = find(output)
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise LayerOutputError(
-            f"`logits` finds the logits in what the model returns, a {type(output).__name__}; it "
-            f"failed: {error!r}."
-        ) from error
-    if not isinstance(logits, Tensor):
-        raise LayerOutputError(
-            "`logits` finds one tensor in what the model returns; it found a "
-            f"{type(logits).__name__} in a {type(output).__name__}."
-        )
-    return logits
 
 
 def _without_inference(value: Any) -> Any:

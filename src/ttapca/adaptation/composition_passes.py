@@ -63,6 +63,7 @@ class CompositionPasses(Mover):
         super().__init__()
         self.composition = Composition(moments)
         self.passes = passes
+        self.reads = "classes" if required else "classes, if any"
         self._required = required
         self._surfaces = list(surfaces)
 

@@ -47,7 +47,7 @@ class CollapseGuard:
             after it was healthy.
         classes: In a collapse there are fewer effective classes than this share of all classes, or
             fewer than 2. Effective classes are the exponential of the entropy of the mean
-            prediction.
+            prediction. Of two classes there are never more than 2: there it is 1 plus this share.
         entropy: In a collapse the mean entropy is below this share of the largest possible.
 
     Example:
@@ -98,7 +98,9 @@ class CollapseGuard:
         marginal = torch.stack([each.cpu() for each in self.marginals]).mean(0)
         self.effective_classes = float(torch.special.entr(marginal).sum().exp())
         self.mean_entropy = sum(self.entropies) / len(self.entropies)
-        few = self.effective_classes < max(2.0, self.classes * count)
+        few = self.effective_classes < (
+            1.0 + self.classes if count == 2 else max(2.0, self.classes * count)
+        )
         return self.full and few and self.mean_entropy < self.entropy
 
     @property

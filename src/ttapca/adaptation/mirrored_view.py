@@ -28,6 +28,7 @@ class MirroredView(Mover):
     def __init__(self, inner: Mover) -> None:
         super().__init__()
         self.inner = inner
+        self.reads = inner.reads
 
     @property
     def kind(self) -> str:
@@ -36,7 +37,7 @@ class MirroredView(Mover):
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Pass on the model and its parameters."""
-        self.inner.find_logits = self.find_logits
+        self.inner.outputs = self.outputs
         self.inner.bind(model, parameters)
 
     def join(self, stream: Stream) -> None:

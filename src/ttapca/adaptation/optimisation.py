@@ -20,24 +20,17 @@ from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.spectral.stream import STAYS, Attributes, Stream, as_on
 from ttapca.support.logits import log_softmax, softmax_entropy
+from ttapca.support.outputs import Outputs, Reads
 
 Logits = Literal["before", "after"]
 Objective = Callable[[Tensor], Tensor]
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
-
-# Finds the logits in what a model returns.
-FindLogits = Callable[[Any], Tensor]
 
 # Runs the model, with its surfaces in place, on whatever inputs it is given.
 Run = Callable[..., Tensor]
 
 DEFAULT_LEARNING_RATE = 1e-3
 MOMENTUM = 0.9  # of stochastic gradient descent, wherever a method uses it
-
-
-def as_returned(output: Tensor) -> Tensor:
-    """Return the output of a model that returns its logits and nothing else."""
-    return output
 
 
 class Mover:
@@ -49,7 +42,9 @@ class Mover:
         needs_gradients: Whether it takes gradient steps; its calls are then made with gradients
             enabled and on tensors that allow them.
         forgets: Whether it forgets by itself before a batch is over, so that nothing can collapse.
-        find_logits: Finds the logits in what the model itself returns; set before `bind`.
+        reads: What it makes of the model's outputs.
+        outputs: Finds the logits in what the model returns, in the form in which they are read; set
+            before `bind`.
         backwards: Number of backward passes since it was made.
         updates: Number of steps taken since it was made.
         skipped: Number of batches whose loss or gradient was not finite.
@@ -59,9 +54,10 @@ class Mover:
     fixed: ClassVar[tuple[str, ...]] = ()
     needs_gradients = False
     forgets = False
+    reads: Reads = "nothing"
 
     def __init__(self) -> None:
-        self.find_logits: FindLogits = as_returned
+        self.outputs = Outputs()
         self.backwards = 0
         self.updates = 0
         self.skipped = 0
@@ -206,6 +202,7 @@ class Stepper(Mover):
 
     fixed: ClassVar[tuple[str, ...]] = ("start",)
     needs_gradients = True
+    reads: Reads = "probabilities"
     remembers_start = False
 
     def __init__(
@@ -279,14 +276,19 @@ class GradientSteps(Stepper):
     A method that needs more than an objective of the logits overrides `loss`, `moved` or `output`.
 
     Args:
-        objective: A scalar function of the logits; one with running state names it in `keeps`.
+        objective: A scalar function of the logits, shape (batch, classes, ...); a single logit z
+            comes as two, 0 and z. One with running state names it in `keeps`.
+        reads: What the objective makes of them; see `ttapca.support.outputs`.
         **stepping: See `Stepper`. `logits` are those of the forward pass `before` the last update,
             as in TENT, or of one more `after` it, as in the paper.
     """
 
-    def __init__(self, objective: Objective, **stepping: Any) -> None:
+    def __init__(
+        self, objective: Objective, *, reads: Reads = "probabilities", **stepping: Any
+    ) -> None:
         super().__init__(**stepping)
         self.objective = objective
+        self.reads = reads
 
     def join(self, stream: Stream) -> None:
         """Declare the objective's running state as well."""
@@ -361,7 +363,8 @@ def log_predictions(logits: Tensor) -> Tensor:
     if found.dim() != 2:
         raise LayerOutputError(
             "This method needs one prediction per sample, so logits of shape (batch, classes); "
-            f"found {tuple(logits.shape)}. Choose another method for dense predictions."
+            f"found {tuple(logits.shape)}. For predictions of every pixel, choose `tent`, `sar`, "
+            "`shot`, `slr+it`, `cotta` or a spectral method."
         )
     return found
 

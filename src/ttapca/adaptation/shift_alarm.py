@@ -137,8 +137,12 @@ class ShiftWatch:
             stream.declare(CLASSES, NOTHING_KNOWN, lasting=True)
 
     @torch.no_grad()
-    def look(self, logits: Tensor) -> bool:
-        """Look at a batch that was just predicted; return whether a shift began or ended."""
+    def look(self, logits: Tensor | None) -> bool:
+        """Look at a batch that was just predicted; return whether a shift began or ended.
+
+        Args:
+            logits: What was predicted; None where there are no classes that exclude each other.
+        """
         if self.alarm is None:
             return False
         found = [gain.last_energies() for gain in self._gains]

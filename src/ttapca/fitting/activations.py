@@ -105,7 +105,7 @@ class SourceActivations:
         data: Iterable[Any] | Tensor,
         progress: Progress | None,
         prepare: Prepare | None = None,
-        logits: Callable[[Any], Tensor] | None = None,
+        logits: Callable[[Any], Tensor | None] | None = None,
     ) -> None:
         self.model = model
         self.path = path

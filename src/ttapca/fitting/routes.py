@@ -28,7 +28,13 @@ from torch import Tensor, nn
 
 from ttapca._checks import OneOf, check_option
 from ttapca.errors import OptionError, enough_memory
-from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
+from ttapca.fitting.activations import (
+    ModelInputs,
+    Prepare,
+    Progress,
+    Shapes,
+    SourceActivations,
+)
 from ttapca.fitting.fitted_filter import FittedFilter, attach, drops_something
 from ttapca.fitting.mirror_agreement import mirror_agreement
 from ttapca.spectral.affine import InputPCA, LinearPart, acts_on_input, fold, is_affine
@@ -47,6 +53,7 @@ from ttapca.spectral.pca import PCA, SampleGram, Spectrum, check_n_components, h
 from ttapca.spectral.randomised import randomised_pca
 from ttapca.spectral.textures import textures
 from ttapca.support.modules import evaluation_mode
+from ttapca.support.outputs import OutputKind, Outputs
 
 RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
 
@@ -287,6 +294,7 @@ def fit(
     progress: Progress | None = None,
     prepare: Prepare | None = None,
     logits: Callable[[Any], Tensor] | None = None,
+    outputs: OutputKind | None = None,
     route: RouteName | Literal["auto"] = "auto",
     generator: torch.Generator | None = None,
 ) -> FittedFilter:
@@ -309,6 +317,9 @@ def fit(
             of arguments by name; `lambda batch: batch["image"]` for batches that are dicts.
         logits: Finds the logits in what the model returns, where that is more than one tensor:
             `lambda output: output.logits`. From them, `fit` learns what classes do to statistics.
+        outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
+            `regression`. By default two or more are the logits of classes. Of a single one nothing
+            is learned unless it is said to be `binary`, since it may be a regression.
         route: `folded`, `exact`, `gram`, `randomised` or `dct`, see above; by default one of the
             first four, chosen by the layer and the number of samples.
         generator: Draws the start of the randomised route; a fixed seed by default.
@@ -338,7 +349,8 @@ def fit(
     """
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
-    source = SourceActivations(model, layer, data, progress, prepare, logits)
+    find_classes = logits if outputs is None else Outputs(outputs, logits).of_classes
+    source = SourceActivations(model, layer, data, progress, prepare, find_classes)
     # Tensors made in inference mode could not be used under gradients later.
     with (
         torch.inference_mode(False),
@@ -374,10 +386,10 @@ def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:
     if fitted.dropped_variance_ < NOTHING_DROPPED:
         return None
     source.stage("comparing predictions")
-    plain = [_classes(inputs.run(source.model)) for inputs in source.kept()]
+    plain = [_classes(source, inputs) for inputs in source.kept()]
     attachment = attach(source.model, fitted)
     try:
-        filtered = [_classes(inputs.run(source.model)) for inputs in source.kept()]
+        filtered = [_classes(source, inputs) for inputs in source.kept()]
     finally:
         attachment.detach()
     same = [
@@ -395,8 +407,7 @@ def _mirror_agreement(source: SourceActivations) -> float | None:
     return mirror_agreement(source.logits_of, kept)
 
 
-def _classes(output: Any) -> Tensor | None:
+def _classes(source: SourceActivations, inputs: ModelInputs) -> Tensor | None:
     """Return the predicted classes, where a model returns logits."""
-    if not isinstance(output, Tensor) or output.dim() < 2 or output.shape[1] < 2:
-        return None
-    return output.argmax(1)
+    logits = source.logits_of(*inputs.args, **inputs.kwargs)
+    return None if logits is None else logits.argmax(1)

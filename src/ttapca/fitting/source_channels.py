@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttapca.errors import LayerOutputError
 from ttapca.spectral.composition import ClassMoments
 from ttapca.support.sample_norms import is_sample_norm, normalised_alone
 
@@ -27,7 +28,7 @@ MOST_MEASURED_FIRST = 8192
 ONE_IN = 32
 
 
-def found_logits(output: Any, find: Callable[[Any], Tensor] | None = None) -> Tensor | None:
+def found_logits(output: Any, find: Callable[[Any], Tensor | None] | None = None) -> Tensor | None:
     """Return the logits in what a model returns, shape (batch, classes, ...); None without any.
 
     Example:
@@ -38,6 +39,8 @@ def found_logits(output: Any, find: Callable[[Any], Tensor] | None = None) -> Te
     """
     try:
         logits = output if find is None else find(output)
+    except LayerOutputError:  # the outputs are not what they were said to be
+        raise
     except Exception:  # whatever a user's function raises on what this model returns
         return None
     fits = isinstance(logits, Tensor) and logits.dim() >= 2 and logits.shape[1] >= 2
@@ -62,7 +65,9 @@ class SourceChannels:
         {'1': (2, 4)}
     """
 
-    def __init__(self, model: nn.Module, logits: Callable[[Any], Tensor] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, logits: Callable[[Any], Tensor | None] | None = None
+    ) -> None:
         self._model = model
         self._find_logits = logits
         self._layers = {

@@ -17,6 +17,8 @@ from ttapca.methods.memo import MEMO
 from ttapca.methods.cotta import CoTTA
 from ttapca.methods.rotta import RoTTA
 from ttapca.methods.pea import PEA
+from ttapca.methods.neo import NEO
+from ttapca.methods.t3a import T3A
 from ttapca.methods.ttt import TTT
 from ttapca.methods.learned_gains import TTAPCA
 from ttapca.methods.wiener import PulledWiener, Wiener
@@ -28,11 +30,13 @@ __all__ = [
     "LAME",
     "MEMO",
     "METHODS",
+    "NEO",
     "PEA",
     "ROID",
     "SAR",
     "SHOT",
     "SLR",
+    "T3A",
     "TTAPCA",
     "TTT",
     "CoTTA",

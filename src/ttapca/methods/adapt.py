@@ -10,11 +10,12 @@ from torch import nn
 from ttapca.adaptation.adapter import Adapter, Forgetting
 from ttapca.adaptation.guards import CollapseGuard, GuardAction, make_guard
 from ttapca.adaptation.health import Health
-from ttapca.adaptation.optimisation import FindLogits, Logits
+from ttapca.adaptation.optimisation import Logits
 from ttapca.adaptation.shift_alarm import ShiftAlarm
 from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import Method, registration
+from ttapca.support.outputs import FindLogits, OutputKind
 
 # For editors and type checkers; a test compares it with what is registered.
 MethodName = Literal[
@@ -31,6 +32,8 @@ MethodName = Literal[
     "cotta",
     "rotta",
     "pea",
+    "neo",
+    "t3a",
     "ttt",
     "ttapca",
     "ttapca-relu",
@@ -42,6 +45,9 @@ MethodName = Literal[
     "ttapca-closed",
 ]
 
+# What every method takes, beside its own options.
+BESIDE = ("forgetting", "guard", "outputs", "on_shift")
+
 
 def adapt(
     model: nn.Module,
@@ -50,6 +56,7 @@ def adapt(
     forgetting: Forgetting = "episodic",
     guard: CollapseGuard | GuardAction | None = None,
     logits: FindLogits | Logits | None = None,
+    outputs: OutputKind | None = None,
     on_shift: ShiftAlarm | Callable[[Health], object] | None = None,
     filter: FittedFilter | Sequence[FittedFilter] | None = None,
     steps: int | None = None,
@@ -59,7 +66,7 @@ def adapt(
     """Put a test-time method on a model.
 
     Args:
-        model: Any trained module that returns logits.
+        model: Any trained module; most methods want one that returns logits.
         method: A method with its options, such as `ttapca.methods.Wiener(fitted, memory=100)`; or
             the name of one, whose options then follow here.
         forgetting: `episodic` starts afresh at each batch, `online` when `start_condition()` is
@@ -69,6 +76,9 @@ def adapt(
         logits: A function that finds the logits in what the model returns, for a model that returns
             more than one tensor: `lambda output: output.logits`. For a method with gradient steps
             given by its name, also `before` or `after` the update.
+        outputs: What the outputs of the model mean: `multiclass` (classes that exclude each other),
+            `binary` (one logit), `multilabel` (one for each label) or `regression`. By default one
+            logit is binary, and more are multiclass.
         on_shift: A function that is given the `Health` of a stream when its data begin to shift,
             and when that is over, such as `print`; or a `ShiftAlarm`. For filters with closed-form
             gains.
@@ -107,9 +117,9 @@ def adapt(
             )
         chosen = method
     else:
-        registration(method).check_names(list(options), beside=("forgetting", "guard", "on_shift"))
+        registration(method).check_names(list(options), beside=BESIDE)
         chosen = registration(method).make(**options)
-    made = chosen.assemble()
+    made = chosen.for_outputs(outputs).assemble()
     return Adapter(
         model,
         made.surfaces,
@@ -117,6 +127,7 @@ def adapt(
         forgetting=forgetting,
         guard=make_guard(guard),
         logits=logits,
+        outputs=outputs,
         memory=made.memory,
         on_shift=on_shift,
     )

@@ -24,7 +24,7 @@ from ttapca.adaptation.optimisation import Run, Stepper
 from ttapca.adaptation.surfaces.trainable import Weights, all_parameters
 from ttapca.methods.method import Assembly, Count, GradientMethod, Seed, Share, register
 from ttapca.methods.temporary_values import with_values
-from ttapca.methods.views import STRONG, Forward, images_and_forward
+from ttapca.methods.views import STRONG, STRONG_COLOURS, Forward, Jitter, images_and_forward
 from ttapca.support.logits import log_softmax
 
 
@@ -36,7 +36,8 @@ class CoTTA(GradientMethod):
     Attributes:
         logits: `before`: the target of the last step, as in the official code; `after`: what the
             moved teacher says of the batch itself.
-        views: Over how many views the teacher's prediction is averaged.
+        views: Over how many views the teacher's prediction is averaged. Where there is one for
+            every pixel, views have other colours and are not moved.
         flip: Whether half of them are mirrored; not for images, such as digits, that then mean
             something else.
         confidence_below: The teacher is averaged over views where the mean confidence of the source
@@ -94,16 +95,17 @@ class TeacherAndStudent(Stepper):
     def _target(self, images: Tensor, forward: Forward) -> Tensor:
         """Return what the teacher says of the images, or on average of their views."""
         plain = functools.partial(forward, images)
-        confidence = self._ask(self.start, plain).softmax(1).amax(1).mean()
-        if not confidence < self.options.confidence_below:
+        logits = self._ask(self.start, plain)
+        if not logits.softmax(1).amax(1).mean() < self.options.confidence_below:
             return self._ask(self._teacher, plain)
-        views = functools.partial(self._mean_over_views, images, forward)
+        jitter = STRONG_COLOURS if self.outputs.of_pixels(logits) else self.jitter
+        views = functools.partial(self._mean_over_views, images, forward, jitter)
         return self._ask(self._teacher, views)
 
-    def _mean_over_views(self, images: Tensor, forward: Forward) -> Tensor:
-        total = forward(self.jitter(images, self.generator))
+    def _mean_over_views(self, images: Tensor, forward: Forward, jitter: Jitter) -> Tensor:
+        total = forward(jitter(images, self.generator))
         for _ in range(self.options.views - 1):
-            total = total + forward(self.jitter(images, self.generator))
+            total = total + forward(jitter(images, self.generator))
         return total / self.options.views
 
     @property

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import (
     MOMENTUM,
-    FindLogits,
     GradientSteps,
     Run,
-    as_returned,
     log_predictions,
     mean_entropy,
     sgd,
@@ -27,6 +25,7 @@ from ttapca.methods.method import Assembly, GradientMethod, Positive, register
 from ttapca.methods.source_data import SourceData, batches_of
 from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode
+from ttapca.support.outputs import Outputs
 
 FISHER_WEIGHT = 2000.0
 MEAN_MOMENTUM = 0.9
@@ -82,7 +81,7 @@ class ReliableSteps(GradientSteps):
     fixed = ("start", "fisher")
 
     def __init__(self, options: EATA) -> None:
-        super().__init__(mean_entropy, **options.stepping())
+        super().__init__(mean_entropy, reads="classes", **options.stepping())
         self.entropy_margin = options.entropy_margin
         self.redundancy_margin = options.redundancy_margin
         weight = options.fisher_weight
@@ -98,7 +97,7 @@ class ReliableSteps(GradientSteps):
         super().bind(model, parameters)
         if self._source is None:
             return
-        self.fisher = fisher_information(model, parameters, self._source, self.find_logits)
+        self.fisher = fisher_information(model, parameters, self._source, self.outputs)
         self._source = None  # an adapter is copied and pickled without the data
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
@@ -140,7 +139,7 @@ def fisher_information(
     model: nn.Module,
     parameters: list[nn.Parameter],
     source: SourceData,
-    find_logits: FindLogits = as_returned,
+    outputs: Outputs | None = None,
 ) -> list[Tensor]:
     """Return the diagonal of the Fisher information: mean squared gradients of log-likelihoods.
 
@@ -152,6 +151,7 @@ def fisher_information(
         NotEnoughDataError: It yields nothing.
         NonFiniteError: A gradient is not finite.
     """
+    outputs = outputs or Outputs(reads="classes")
     total = [torch.zeros_like(parameter) for parameter in parameters]
     count = 0
     device, _ = device_and_dtype(model, model)
@@ -164,7 +164,7 @@ def fisher_information(
     ):
         for samples in batches_of(source):
             count += 1
-            log_probabilities = log_softmax(find_logits(model(samples.to(device))))
+            log_probabilities = log_softmax(outputs(model(samples.to(device))))
             loss = F.nll_loss(log_probabilities, log_probabilities.argmax(1))
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             for sum_of_squares, gradient in zip(total, gradients, strict=True):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.agreement import NEIGHBOURS, Affinity, affinities_of, agreed
 from ttapca.adaptation.optimisation import Mover, Run, log_predictions
-from ttapca.errors import LayerOutputError
+from ttapca.methods.classifier_features import features_of
 from ttapca.methods.method import (
     Assembly,
     Count,
@@ -28,6 +28,7 @@ from ttapca.methods.method import (
     statistics_surfaces,
 )
 from ttapca.support.modules import caught_inputs, find_classifier
+from ttapca.support.outputs import Reads
 
 
 @register("lame", paper="Boudiaf et al. (CVPR 2022)")
@@ -68,6 +69,7 @@ class LAME(Method):
 class LaplacianCorrection(Mover):
     """Predicts, then lets samples that are near each other agree."""
 
+    reads: Reads = "classes"
     _classifier: nn.Module  # found by `bind`
 
     def __init__(self, options: LAME) -> None:
@@ -88,7 +90,7 @@ class LaplacianCorrection(Mover):
         with caught_inputs(self._classifier) as caught:
             logits = run(*inputs, **options)
         own = log_predictions(logits).to(logits.dtype)
-        features = _features(caught, len(logits))
+        features = features_of(caught, len(logits))
         if len(logits) == 1:
             return own
         if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
@@ -100,16 +102,3 @@ class LaplacianCorrection(Mover):
         if given.symmetric:
             affinities = (affinities + affinities.T) / 2
         return agreed(own, affinities, given.iterations)
-
-
-def _features(caught: list[Any], samples: int) -> Tensor:
-    """Return the classifier's input, one row for each sample."""
-    if len(caught) != 1 or not isinstance(caught[0], Tensor) or len(caught[0]) != samples:
-        calls = [tuple(getattr(value, "shape", ())) for value in caught]
-        raise LayerOutputError(
-            "The classifier is called once in a forward pass, on one row of features for each of "
-            f"the {samples} samples; found calls on {calls}. Name the right layer with "
-            "`classifier=`."
-        )
-    features: Tensor = caught[0].flatten(1)
-    return features.to(torch.promote_types(features.dtype, torch.float32))

@@ -30,7 +30,7 @@ from ttapca.methods.method import (
     register,
 )
 from ttapca.methods.temporary_values import put_back
-from ttapca.methods.views import Forward, images_and_forward, mixed_views
+from ttapca.methods.views import Forward, images_and_forward, mixed_views, refuse_pixels
 from ttapca.support.logits import log_softmax
 
 
@@ -93,7 +93,9 @@ class MarginalEntropySteps(Stepper):
         def loss() -> Tensor:
             given = self.options
             views = mixed_views(image, given.views, self.generator, flip=given.flip)
-            return _marginal_entropy(forward(views))
+            logits = forward(views)
+            refuse_pixels("memo", self.outputs, logits, "Choose `tent`, `sar` or `cotta`.")
+            return _marginal_entropy(logits)
 
         return self.step_and_predict(loss, functools.partial(forward, image))
 

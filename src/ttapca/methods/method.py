@@ -61,6 +61,7 @@ from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.closed_form import MEMORY
 from ttapca.spectral.gains import GainName, is_closed_form
+from ttapca.support.outputs import OutputKind
 
 SourceNeed = Literal["model", "data", "training"]
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
@@ -147,6 +148,11 @@ class Method:
     def assemble(self) -> Assembly:
         """Return surfaces and mover, to be put on one model."""
         raise NotImplementedError
+
+    def for_outputs(self, kind: OutputKind | None) -> Method:
+        """Return the method as it serves a model whose outputs mean this."""
+        del kind
+        return self
 
     def refuse(self, option: str, because: str) -> None:
         """Raise `OptionError` where an option was given that would have no effect."""

@@ -31,11 +31,12 @@ from ttapca.adaptation.surfaces import Surface
 from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError, OptionError
 from ttapca.methods.method import Assembly, Count, Method, Positive, Share, register
 from ttapca.methods.source_data import SourceData, batches_of
-from ttapca.methods.views import images_and_forward
+from ttapca.methods.views import images_and_forward, refuse_pixels
 from ttapca.spectral.moments import Moments
 from ttapca.spectral.stream import Stream
 from ttapca.support.logits import softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
+from ttapca.support.outputs import Reads
 from ttapca.support.wrapping import Result, Wrapper, surely, wrap_forward
 
 Augment = Literal["none", "crop", "crop and flip"]
@@ -294,6 +295,8 @@ class AlignedLayer(Wrapper):
 class TwoPasses(Mover):
     """Passes each batch through twice, with its views, and averages their logits."""
 
+    reads: Reads = "probabilities"
+
     def __init__(self, alignment: Alignment, augment: Augment) -> None:
         super().__init__()
         self.alignment = alignment
@@ -309,7 +312,10 @@ class TwoPasses(Mover):
                 views.append(images.flip(3))
             count, forward = len(views), functools.partial(on_images, torch.cat(views))
         self.alignment.measure(forward)
-        logits = torch.stack(self.alignment.align(forward).chunk(count)).mean(0)
+        logits = self.alignment.align(forward)
+        if count > 1:
+            refuse_pixels("pea", self.outputs, logits, 'Leave the views out: `augment="none"`.')
+            logits = torch.stack(logits.chunk(count)).mean(0)
         self.alignment.watch(logits)
         return logits
 

@@ -76,7 +76,7 @@ class EnsembledSteps(GradientSteps):
 
     def __init__(self, options: ROID) -> None:
         clipped = functools.partial(soft_likelihood_ratio, clip=LARGEST_PROBABILITY)
-        super().__init__(clipped, **options.stepping(), seed=options.seed or 0)
+        super().__init__(clipped, reads="classes", **options.stepping(), seed=options.seed or 0)
         self.options = options
         self.mean: Tensor | None = None
         self._next_mean: Tensor | None = None

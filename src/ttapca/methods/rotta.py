@@ -42,6 +42,7 @@ from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.spectral.stream import Stream
 from ttapca.support.channel_moments import channel_moments, normalised
 from ttapca.support.logits import log_softmax
+from ttapca.support.outputs import Reads
 from ttapca.support.wrapping import Result, Wrapper, surely, wrap_forward
 
 Who = Literal["student", "teacher"]
@@ -257,6 +258,7 @@ class MemorySteps(Stepper):
     """
 
     keeps = ("memory", "seen", "teacher")
+    reads: Reads = "classes"
     remembers_start = True
 
     def __init__(self, options: RoTTA, statistics: SlowStatistics) -> None:

@@ -20,6 +20,7 @@ from ttapca.adaptation.optimisation import (
     Logits,
     Run,
     class_marginal,
+    log_predictions,
     mean_entropy,
     negative_entropy,
     sgd,
@@ -27,7 +28,6 @@ from ttapca.adaptation.optimisation import (
 from ttapca.adaptation.surfaces.trainable import Place, Weights
 from ttapca.errors import LayerOutputError
 from ttapca.methods.method import Assembly, GradientMethod, NotNegative, register
-from ttapca.support.logits import log_softmax
 from ttapca.support.modules import caught_inputs, find_classifier
 
 
@@ -57,7 +57,7 @@ class SHOT(GradientMethod):
         mover = (
             PseudoLabelSteps(self)
             if self.pseudo_labels
-            else GradientSteps(information_maximisation, **self.stepping())
+            else GradientSteps(information_maximisation, reads="classes", **self.stepping())
         )
         return self.assembly(Weights(select, "weights of the feature extractor"), mover=mover)
 
@@ -92,7 +92,7 @@ class PseudoLabelSteps(GradientSteps):
     _classifier: nn.Module  # found by `bind`
 
     def __init__(self, options: SHOT) -> None:
-        super().__init__(information_maximisation, **options.stepping())
+        super().__init__(information_maximisation, reads="classes", **options.stepping())
         self.options = options
         self._caught: list[Tensor] = []
 
@@ -109,10 +109,11 @@ class PseudoLabelSteps(GradientSteps):
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
         """Return information maximisation plus the weighted cross-entropy."""
         del run, inputs, options
-        labels = _centroid_labels(_only_features(self._caught), logits)
+        features, own = _only_features(self._caught), log_predictions(logits)
+        labels = _centroid_labels(features, own.detach().exp())
         self._caught.clear()  # so that the next step and copies of the adapter do not see it
         # Not `F.cross_entropy` on the logits themselves: half precision would lose it.
-        cross_entropy = F.nll_loss(log_softmax(logits), labels)
+        cross_entropy = F.nll_loss(own, labels)
         return self.objective(logits) + self.options.pseudo_labels * cross_entropy
 
 
@@ -128,14 +129,13 @@ def _only_features(caught: list[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def _centroid_labels(features: Tensor, logits: Tensor) -> Tensor:
+def _centroid_labels(features: Tensor, membership: Tensor) -> Tensor:
     """Label each sample by its nearest class centroid, in cosine distance.
 
     With features g and probabilities p, the centroid of class k is first the mean of g weighted by
     p_k, and after one round of labelling the mean of g over the samples labelled k (equations 4 to
     6 of the paper). A class without samples takes no part in the second round.
     """
-    membership = log_softmax(logits).exp()  # (batch, classes)
     features = features.to(membership.dtype)
     first = _nearest(features, membership)
     return _nearest(features, F.one_hot(first, membership.shape[1]).to(membership.dtype))

@@ -62,9 +62,8 @@ class SLR(GradientMethod):
             self.likelihood, self.confidence_weight, self.marginal_momentum
         )
         transform = InputTransform(self.channels, seed=self.seed)
-        return self.assembly(
-            transform, NormAffine(), mover=GradientSteps(objective, **self.stepping())
-        )
+        mover = GradientSteps(objective, reads="classes", **self.stepping())
+        return self.assembly(transform, NormAffine(), mover=mover)
 
 
 class DiverseLikelihood:

@@ -25,6 +25,7 @@ from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
 from ttapca.methods.method import Assembly, GradientMethod, Seed, Statistics, register
 from ttapca.methods.views import Forward, images_and_forward
 from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
+from ttapca.support.outputs import Reads
 
 Rotations = Literal["all", "random"]
 
@@ -77,6 +78,7 @@ class TTT(GradientMethod):
 class RotationSteps(Stepper):
     """Lowers the rotation loss of each batch."""
 
+    reads: Reads = "nothing"
     _model: nn.Module  # set by `bind`
 
     def __init__(self, options: TTT) -> None:

@@ -17,8 +17,9 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Generator, Tensor
 
 from ttapca.adaptation.optimisation import Run
-from ttapca.errors import InputTypeError, ShapeError
+from ttapca.errors import InputTypeError, LayerOutputError, ShapeError
 from ttapca.support.modules import map_first_tensor
+from ttapca.support.outputs import Outputs
 
 # Runs the model on images, with its further inputs as they are.
 Forward = Callable[[Tensor], Tensor]
@@ -95,6 +96,8 @@ GENTLE = Jitter(degrees=3, shift=1 / 32, shear=0.03, brightness=0.1, contrast=0.
 STRONG = Jitter(
     degrees=15, shift=1 / 16, zoom=0.1, brightness=0.8, contrast=0.3, noise=0.02, flip=True
 )
+# The same without what moves pixels, whose predictions would have to be moved back.
+STRONG_COLOURS = replace(STRONG, degrees=0.0, shift=0.0, zoom=0.0, flip=False)
 
 
 def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool = True) -> Tensor:
@@ -120,6 +123,15 @@ def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool =
     weights = (exponential / exponential.sum(0)).view(CHAINS, -1, 1, 1, 1)
     own = uniform[CHAINS].view(-1, 1, 1, 1)
     return own * base + (1 - own) * (weights * versions).sum(0)
+
+
+def refuse_pixels(method: str, outputs: Outputs, logits: Tensor, way_out: str) -> None:
+    """Raise for predictions of every pixel, which would have to move with the views."""
+    if outputs.of_pixels(logits):
+        raise LayerOutputError(
+            f"`{method}` compares an image with moved views of it, so it needs one prediction for "
+            f"each image; found logits of shape {tuple(logits.shape)}, of every pixel. {way_out}"
+        )
 
 
 def images_and_forward(

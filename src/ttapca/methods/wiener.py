@@ -6,6 +6,7 @@ stream, and BatchNorm mixes the statistics of the batch with those of the source
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -36,6 +37,7 @@ from ttapca.spectral.closed_form import LARGEST_RATIO, MEMORY, ODD, THRESHOLD, W
 from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.conditions import MOST_STATES
 from ttapca.spectral.gains import GainName
+from ttapca.support.outputs import OutputKind
 
 PASSES = 4
 # Share of source predictions that must stay when images are mirrored. Measured: 0.84 to 1 on
@@ -168,6 +170,17 @@ class Wiener(Method):
         """Whether `composition` is on, by choice or by default."""
         return self.composition is not False and self._class_moments() is not None
 
+    def for_outputs(self, kind: OutputKind | None) -> Wiener:
+        """Leave classes aside where there are none that exclude each other."""
+        if kind not in ("multilabel", "regression"):
+            return self
+        if self.composition:
+            raise OptionError(
+                "`composition` looks at classes that exclude each other; found "
+                f'`outputs="{kind}"`, which has none. Leave `composition` out.'
+            )
+        return dataclasses.replace(self, composition=False) if self.looks_at_classes else self
+
     def _filters(self) -> list[FittedFilter]:
         if isinstance(self.filter, (list, tuple)) and self.filter:
             return [needed_filter(one) for one in self.filter]
@@ -258,7 +271,7 @@ class PulledSteps(GradientSteps):
     """
 
     def __init__(self, options: PulledWiener) -> None:
-        stepping = {"optimizer": adam(options.lr), "steps": options.steps}
+        stepping: dict[str, Any] = {"optimizer": adam(options.lr), "steps": options.steps}
         super().__init__(mean_entropy, logits=options.logits, **stepping)
         self.pull = options.pull
 

@@ -50,8 +50,8 @@ def log_softmax(logits: Tensor) -> Tensor:
         raise LayerOutputError(
             "A method that lowers entropy needs logits of two classes or more; the model returns "
             f"{logits.shape[1]}, and the softmax of one logit is always 1. Return two, whose "
-            "softmax is a sigmoid: torch.cat([torch.zeros_like(z), z], 1); or choose a method that "
-            "does not look at classes, such as `bn` or `wiener`."
+            "softmax is a sigmoid: torch.cat([torch.zeros_like(z), z], 1). An adapter does so by "
+            "itself; see `ttapca.support.outputs`."
         )
     precise = torch.promote_types(logits.dtype, torch.float32)
     return logits.log_softmax(1, dtype=precise)

@@ -38,9 +38,9 @@ def _are_images(value: Any) -> bool:
 def mirror_back(logits: Tensor) -> Tensor | None:
     """Return the logits of mirrored images as those of the images.
 
-    One prediction per image, shape (batch, classes), stays; a prediction for every pixel, shape
-    (batch, classes, height, width), is mirrored again. Return None for other shapes, of which
-    nobody knows where left and right are.
+    One prediction per image, shape (batch,) or (batch, classes), stays; a prediction for every
+    pixel, shape (batch, classes, height, width), is mirrored again. Return None for other shapes,
+    of which nobody knows where left and right are.
 
     Example:
         >>> import torch
@@ -49,4 +49,4 @@ def mirror_back(logits: Tensor) -> Tensor | None:
     """
     if logits.dim() == 4:
         return logits.flip(-1)
-    return logits if logits.dim() == 2 else None
+    return logits if logits.dim() in (1, 2) else None

@@ -1,0 +1,184 @@
+"""`neo`: move the mean of the features before the classifier to the origin.
+
+With f the features that the classifier takes, and m the mean of all features of the stream so far,
+those of the batch included, the classifier takes f - m. Nothing is learned, and nothing is known of
+the source: a network whose classes are well separated has features with mean 0 in all, and a shift
+of the images moves all features by about the same vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ttapca.adaptation.optimisation import Mover, Run
+from ttapca.adaptation.surfaces import Surface
+from ttapca.errors import LayerOutputError
+from ttapca.methods.classifier_features import path_of
+from ttapca.methods.method import (
+    Assembly,
+    Method,
+    Share,
+    Statistics,
+    register,
+    statistics_surfaces,
+)
+from ttapca.spectral.stream import Stream
+from ttapca.support.modules import find_classifier
+from ttapca.support.outputs import Reads
+from ttapca.support.wrapping import Wrapper, wrap_forward
+
+CENTRE = "centre"
+
+
+@register("neo", paper="Murphy et al. (ICLR 2026)")
+@dataclass(frozen=True, kw_only=True)
+class NEO(Method):
+    """The features before the classifier, re-centred at the origin; no gradient.
+
+    Attributes:
+        momentum: Weight of a batch in the mean, for streams whose condition changes (the paper's
+            NEO-Continual, where it is 0.1). By default all samples weigh the same.
+        classifier: Dotted path of the layer whose input is re-centred; the last `nn.Linear` by
+            default.
+        statistics: What BatchNorm layers normalise with.
+    """
+
+    momentum: Share | None = None
+    classifier: str | None = None
+    statistics: Statistics = "source"
+
+    def assemble(self) -> Assembly:
+        """Return features whose mean is moved; nothing learns."""
+        centred = CentredFeatures(self)
+        return Assembly([*statistics_surfaces(self.statistics), centred], CentredPass(centred))
+
+
+class CentredFeatures(Surface):
+    """Takes the mean of the stream from what the classifier takes.
+
+    A pass that nobody announced uses the mean as it is, and learns nothing from it.
+
+    Attributes:
+        path: Dotted path of the classifier.
+        called: Whether the classifier was called since this was last set to False.
+    """
+
+    def __init__(self, options: NEO) -> None:
+        super().__init__()
+        self.momentum = options.momentum
+        self.given = options.classifier
+        self.path = ""
+        self.called = False
+        self.stream = Stream()
+
+    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
+        """Take over the classifier."""
+        super().attach(model, stream)
+        layer = find_classifier(model, self.given)
+        self.path = path_of(model, layer)
+        self.stream = stream or Stream()
+        self.stream.declare(CENTRE, (None, 0))
+        self._handles.append(wrap_forward(layer, CentredLayer(self, layer)))
+
+    def centred(self, layer: nn.Module, features: Any) -> Any:
+        """Return features without the mean of the stream."""
+        if not self.enabled:
+            return features
+        self.called = True
+        where = self._channels(layer, features)
+        rows = features.movedim(where, -1)
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        if self.stream.counts(CENTRE):
+            self._take_in(rows.reshape(-1, rows.shape[-1]))
+        mean, _ = self.stream.now(CENTRE)
+        if mean is None:
+            return features
+        return (rows - mean.to(rows)).movedim(-1, where).to(features.dtype)
+
+    def _channels(self, layer: nn.Module, features: Any) -> int:
+        """Return which dimension of the features holds their channels."""
+        if isinstance(features, Tensor) and features.is_floating_point():
+            if features.dim() == 2 or (isinstance(layer, nn.Linear) and features.dim() > 2):
+                return -1
+            if isinstance(layer, _ConvNd) and features.dim() > 2:
+                return 1
+        is_tensor = isinstance(features, Tensor)
+        found = f"shape {tuple(features.shape)}" if is_tensor else f"a {type(features).__name__}"
+        raise LayerOutputError(
+            "Features are re-centred before a classifier that takes rows of them, shape (batch, "
+            f"features), or that is an `nn.Linear` or a convolution; `{self.path}`, a "
+            f"{type(layer).__name__}, takes {found}. Name another layer with `classifier=`."
+        )
+
+    def _take_in(self, rows: Tensor) -> None:
+        """Add the rows of a batch to the mean, unless they are not finite."""
+        mean, count = rows.mean(0), len(rows)
+        if not count or not bool(torch.isfinite(mean).all()):
+            self.stream.left_out |= count > 0
+            return
+        before, past = self.stream.past(CENTRE)
+        before = torch.zeros_like(mean) if before is None else before.to(mean)
+        share = count / (past + count) if self.momentum is None else self.momentum
+        self.stream.write(CENTRE, (torch.lerp(before, mean, share), past + count))
+
+    def extra_repr(self) -> str:
+        """Return what `print(adapter)` shows."""
+        how = "all samples alike" if self.momentum is None else f"momentum={self.momentum}"
+        return f"classifier={self.path}, {how}"
+
+
+class CentredLayer(Wrapper):
+    """Runs the classifier on re-centred features."""
+
+    def __init__(self, surface: CentredFeatures, layer: nn.Module) -> None:
+        self.surface = surface
+        self.layer = layer
+
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run it, with its first argument changed."""
+        if args:
+            return forward(self.surface.centred(self.layer, args[0]), *args[1:], **kwargs)
+        name = next(iter(kwargs))
+        return forward(**{**kwargs, name: self.surface.centred(self.layer, kwargs[name])})
+
+
+class CentredPass(Mover):
+    """One pass, which must have gone through the classifier."""
+
+    reads: Reads = "classes"
+
+    def __init__(self, features: CentredFeatures) -> None:
+        super().__init__()
+        self.features = features
+        self._layer: nn.Module | None = None  # where it was not named, but found
+
+    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """Remember the classifier that was found."""
+        del parameters
+        self._layer = None if self.features.given else find_classifier(model, None)
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Return the logits for one batch."""
+        self.features.called = False
+        logits = run(*inputs, **options)
+        path = self.features.path
+        if not self.features.called:
+            raise LayerOutputError(
+                f"The classifier is called in every forward pass; `{path}` was not. Name the layer "
+                "that makes the logits with `classifier=`."
+            )
+        if isinstance(self._layer, nn.Linear):
+            made, returned = self._layer.out_features, self.outputs.count(logits)
+            if made != returned:
+                raise LayerOutputError(
+                    f"The classifier makes the logits; the last `nn.Linear` of the model, `{path}`,"
+                    f" has {made} outputs, and there are {returned} logits. Name the right layer "
+                    f'with `classifier=`, or insist: `classifier="{path}"`.'
+                )
+        return logits

@@ -1,0 +1,192 @@
+"""`t3a`: classify by the nearest prototype, made of features of the stream itself.
+
+Every class k has a set of supports. It starts with the classifier's own weights of the class; each
+sample then joins the set of the class that the network predicts for it. With z the features that
+the classifier takes, the M supports of least entropy in each set remain, and
+
+    c_k = sum of z / |z| over the supports of class k, scaled to length 1        logits  z . c_k
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Tensor, nn
+
+from ttapca.adaptation.optimisation import Mover, Run, log_predictions
+from ttapca.errors import AttachError, LayerOutputError
+from ttapca.methods.classifier_features import features_of, path_of
+from ttapca.methods.method import (
+    Assembly,
+    Count,
+    Method,
+    Statistics,
+    register,
+    statistics_surfaces,
+)
+from ttapca.spectral.stream import Stream
+from ttapca.support.modules import caught_inputs, find_classifier
+from ttapca.support.outputs import Reads
+
+# How far the classifier's output may be from what the model returns, relative to the largest logit:
+# above the rounding of half precision, below anything that another layer would say.
+SAME = 0.02
+
+SUPPORTS = "supports"
+Supports = tuple[Tensor, Tensor, Tensor]
+
+
+@register("t3a", paper="Iwasawa, Matsuo (NeurIPS 2021)")
+@dataclass(frozen=True, kw_only=True)
+class T3A(Method):
+    """The classifier, replaced by prototypes of the classes that the stream holds; no gradient.
+
+    Attributes:
+        supports: How many supports of each class are kept, those of least entropy (M); None for
+            all, which grows without end.
+        classifier: Dotted path of the `nn.Linear` that makes the logits; the last one by default.
+        statistics: What BatchNorm layers normalise with.
+    """
+
+    supports: Count | None = 100
+    classifier: str | None = None
+    statistics: Statistics = "source"
+
+    def assemble(self) -> Assembly:
+        """Return another classifier; nothing else changes."""
+        return Assembly(statistics_surfaces(self.statistics), Prototypes(self))
+
+
+class Prototypes(Mover):
+    """Predicts by the prototypes of the stream, those of this batch included.
+
+    The stream keeps the supports: features, shape (supports, d), in the order of their classes;
+    these classes; and how unsure the network was of each. It starts with None, for the classifier's
+    own weights.
+    """
+
+    reads: Reads = "classes"
+
+    _classifier: nn.Linear  # found by `bind`
+    _stream: Stream  # set by `join`
+
+    def __init__(self, options: T3A) -> None:
+        super().__init__()
+        self.options = options
+        self._path = ""
+        self._checked = False
+
+    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """Find the classifier."""
+        del parameters
+        found = find_classifier(model, self.options.classifier)
+        self._path = path_of(model, found)
+        if not isinstance(found, nn.Linear):
+            raise AttachError(
+                "`t3a` starts from the weights of a linear classifier, one row for each class; "
+                f"`{self._path}` is a {type(found).__name__}. Name an `nn.Linear` with "
+                "`classifier=`."
+            )
+        self._classifier = found
+
+    def join(self, stream: Stream) -> None:
+        """Declare the supports."""
+        super().join(stream)
+        stream.declare(SUPPORTS, None)
+        self._stream = stream
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Return scores of the prototypes, shape (batch, classes).
+
+        A batch that is not finite keeps the network's own prediction.
+        """
+        with caught_inputs(self._classifier) as caught:
+            logits = run(*inputs, **options)
+        own = log_predictions(logits)
+        features = features_of(caught, len(logits))
+        self._check(features, logits)
+        if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
+            self.skipped += 1
+            return logits
+        kept = self._with_batch(features, own.to(features))
+        self._stream.write(SUPPORTS, kept)
+        prototypes = _prototypes(kept, self._classifier.out_features)
+        return (features @ prototypes.T).to(logits.dtype)
+
+    def _check(self, features: Tensor, logits: Tensor) -> None:
+        """Raise where the classifier does not make the logits, which it is looked at for once."""
+        rows = self._classifier.out_features
+        if rows != logits.shape[1]:
+            raise LayerOutputError(
+                "`t3a` needs a classifier with one row of weights for each class; "
+                f"`{self._path}` has {rows}, and there are {logits.shape[1]} classes. Name the "
+                "layer that makes the logits with `classifier=`, or choose `neo` or `lame`."
+            )
+        if self._checked or not len(features):
+            return
+        made = self._scores(features)
+        if float((made - logits).abs().amax()) > SAME * max(1e-6, float(logits.abs().amax())):
+            raise LayerOutputError(
+                "`t3a` replaces the classifier, whose output must be what the model returns; that "
+                f"of `{self._path}` is another. Name the layer that makes the logits with "
+                "`classifier=`, or choose `neo`, which leaves the classifier in place."
+            )
+        self._checked = True
+
+    def _scores(self, features: Tensor) -> Tensor:
+        """Return what the classifier itself says of features."""
+        weight, bias = self._classifier.weight, self._classifier.bias
+        return F.linear(features, weight.to(features), None if bias is None else bias.to(features))
+
+    def _with_batch(self, features: Tensor, own: Tensor) -> Supports:
+        """Return the supports with the samples of a batch, without the least certain ones."""
+        before: Supports | None = self._stream.past(SUPPORTS)
+        if before is None:
+            weight = self._classifier.weight.detach().to(features)
+            before = (weight, *_classes_and_entropies(self._scores(weight).log_softmax(1)))
+        batch = (features, *_classes_and_entropies(own))
+        supports, labels, entropies = (
+            torch.cat([old.to(new), new]) for old, new in zip(before, batch, strict=True)
+        )
+        kept = most_certain(labels, entropies, self.options.supports)
+        return supports[kept], labels[kept], entropies[kept]
+
+
+def _prototypes(kept: Supports, classes: int) -> Tensor:
+    """Return the prototype of each class, shape (classes, d); 0 for a class without supports."""
+    supports, labels, _ = kept
+    sums = supports.new_zeros(classes, supports.shape[1])
+    return F.normalize(sums.index_add_(0, labels, F.normalize(supports, dim=1)), dim=1)
+
+
+def most_certain(labels: Tensor, entropies: Tensor, most: int | None) -> Tensor:
+    """Return the places of the supports of least entropy in each class, class after class.
+
+    Of several that are equally certain, the oldest remain.
+
+    Args:
+        labels: The class of each support, shape (supports,).
+        entropies: Shape (supports,).
+        most: How many of each class remain; None for all.
+
+    Example:
+        >>> labels, entropies = torch.tensor([1, 0, 1, 1]), torch.tensor([0.5, 0.9, 0.1, 0.3])
+        >>> most_certain(labels, entropies, 2).tolist()
+        [1, 2, 3]
+    """
+    order = entropies.argsort(stable=True)
+    order = order[labels[order].argsort(stable=True)]
+    if most is None:
+        return order
+    counts = labels.bincount()
+    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    rank = torch.arange(len(order), device=order.device) - first
+    return order[rank < most]
+
+
+def _classes_and_entropies(log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    entropies = -(log_probabilities.exp() * log_probabilities).sum(1)
+    return log_probabilities.argmax(1), entropies

@@ -1,0 +1,181 @@
+"""What the outputs of a model mean, and the one form in which methods read them.
+
+Methods read logits of classes that exclude each other, shape (batch, classes, ...). Outputs of
+other kinds become such logits, and what a method returns becomes outputs again:
+
+    multiclass    (batch, classes, ...)         as they are
+    binary        z: (batch,), (batch, 1, ...)  the logits 0 and z, whose softmax is z's sigmoid
+    multilabel    (batch, labels, ...)          the same for every label: (batch, 2, labels, ...)
+    regression                                  there are no classes
+
+So a method for classes serves a single logit as it serves two, and one that takes predictions for
+every pixel serves labels as if they were pixels. Nothing else in the library knows of kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ttapca._checks import Maybe, OneOf, check_option
+from ttapca.errors import LayerOutputError, OptionError
+
+OutputKind = Literal["multiclass", "binary", "multilabel", "regression"]
+
+# What a method makes of outputs. `nothing`: it returns them as they are. `classes, if any`: it can
+# do without. `probabilities`: of anything that is or is not so. `classes`: that exclude each other.
+Reads = Literal["nothing", "classes, if any", "probabilities", "classes"]
+
+# Finds the logits in what a model returns.
+FindLogits = Callable[[Any], Tensor]
+
+ANY_OUTPUT = "`bn`, `wiener`, `match`, `two-sided` or `ttt`"
+EACH_LABEL = "`tent`, `sar`, `memo`, `cotta`, `pea` or `ttapca`"
+
+
+class Outputs:
+    """Reads what a model returns as logits of classes, and writes such logits as it returns them.
+
+    Args:
+        kind: What the outputs mean. By default one logit is `binary`, and more are `multiclass`.
+        find: Finds the logits in what the model returns; by default it returns nothing else.
+        reads: What the method makes of them.
+
+    Raises:
+        OptionError: An option makes no sense, or the method cannot serve outputs of this kind.
+
+    Example:
+        >>> outputs = Outputs(reads="probabilities")
+        >>> outputs(torch.tensor([[2.0], [-1.0]]))
+        tensor([[ 0.,  2.],
+                [ 0., -1.]])
+        >>> outputs.as_returned(torch.tensor([[0.0, 3.0], [1.0, 1.0]]))
+        tensor([[3.],
+                [0.]])
+    """
+
+    def __init__(
+        self,
+        kind: OutputKind | None = None,
+        find: FindLogits | None = None,
+        reads: Reads = "nothing",
+    ) -> None:
+        check_option("outputs", kind, Maybe(OneOf(get_args(OutputKind))))
+        if find is not None and not callable(find):
+            raise OptionError(
+                "`logits` is a function that finds the logits in what the model returns; found "
+                f"{find!r}."
+            )
+        self.kind: OutputKind | None = kind
+        self.find = find
+        self.reads: Reads = reads
+        self._found: OutputKind = kind or "multiclass"  # by the last outputs
+        self._flat = False  # whether these had no dimension for classes
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        if self.kind == "regression" and self.reads in ("probabilities", "classes"):
+            raise OptionError(
+                "This method looks at class probabilities; the outputs of a regression have none. "
+                f"Choose a method that takes any output: {ANY_OUTPUT}; or leave "
+                '`outputs="regression"` out if the model predicts classes.'
+            )
+        if self.kind == "multilabel" and self.reads == "classes":
+            raise OptionError(
+                "This method is for classes that exclude each other; the labels of "
+                '`outputs="multilabel"` do not. Choose one that looks at each label by itself, '
+                f"such as {EACH_LABEL}, or one that takes any output: {ANY_OUTPUT}."
+            )
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether there are classes, as far as is known, and they exclude each other."""
+        return self.kind not in ("multilabel", "regression")
+
+    def plain(self, output: Any) -> Any:
+        """Return the logits in what a model returns, as they are."""
+        return output if self.find is None else _found(self.find, output)
+
+    def __call__(self, output: Any) -> Any:
+        """Return the logits in what a model returns, in the form in which the method reads them."""
+        logits = self.plain(output)
+        if self.reads == "nothing":
+            return logits
+        if self.reads == "classes, if any" and (
+            not self.exclusive or not isinstance(logits, Tensor) or not logits.dim()
+        ):
+            return logits
+        return self._as_classes(logits)
+
+    def of_classes(self, output: Any) -> Tensor | None:
+        """Return the logits of classes that exclude each other; None where there are none."""
+        return self._as_classes(self.plain(output)) if self.exclusive else None
+
+    def _as_classes(self, logits: Any) -> Tensor:
+        if not isinstance(logits, Tensor) or not logits.dim():
+            is_tensor = isinstance(logits, Tensor)
+            found = "a single number" if is_tensor else f"a {type(logits).__name__}"
+            raise LayerOutputError(
+                "The model must return logits as one tensor of shape (batch, classes, ...); found "
+                f"{found}. Say how to find them: `logits=lambda output: output.logits`."
+            )
+        alone = logits.dim() == 1 or logits.shape[1] == 1
+        self._found = self.kind or ("binary" if alone else "multiclass")
+        self._flat = logits.dim() == 1
+        if self._found == "multiclass":
+            _check(not alone, "multiclass", "two logits or more: (batch, classes, ...)", logits)
+            return logits
+        if self._found == "binary":
+            _check(alone, "binary", "one logit: (batch,) or (batch, 1, ...)", logits)
+            both = logits.unsqueeze(1) if self._flat else logits
+            return torch.cat([torch.zeros_like(both), both], 1)
+        _check(not self._flat, "multilabel", "one logit for each label: (batch, labels)", logits)
+        return torch.stack([torch.zeros_like(logits), logits], 1)
+
+    def as_returned(self, logits: Any) -> Any:
+        """Return logits of classes as the model returns its outputs."""
+        if self.reads == "nothing" or self._found in ("multiclass", "regression"):
+            return logits
+        if self.reads == "classes, if any" and not self.exclusive:
+            return logits
+        # As log odds they need no constant, and what nobody changed comes back bit for bit.
+        odds = logits[:, 1] - logits[:, 0]
+        return odds if self._flat or self._found == "multilabel" else odds.unsqueeze(1)
+
+    def count(self, logits: Tensor) -> int:
+        """Return how many numbers a model returns for each prediction, which is read as these."""
+        if self._found == "multilabel":
+            return logits.shape[2]
+        return 1 if self._found == "binary" else logits.shape[1]
+
+    def of_pixels(self, logits: Tensor) -> bool:
+        """Return whether logits, as methods read them, are predictions for every pixel."""
+        return logits.dim() > (3 if self._found == "multilabel" else 2)
+
+
+def _check(holds: bool, kind: OutputKind, rule: str, logits: Tensor) -> None:
+    if not holds:
+        raise LayerOutputError(
+            f'`outputs="{kind}"` needs {rule}; the model returns the shape '
+            f"{tuple(logits.shape)}. Say what its outputs are, one of "
+            f"{', '.join(get_args(OutputKind))}, or leave it to their shape."
+        )
+
+
+def _found(find: FindLogits, output: Any) -> Tensor:
+    try:
+        logits = find(output)
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise LayerOutputError(
+            f"`logits` finds the logits in what the model returns, a {type(output).__name__}; it "
+            f"failed: {error!r}."
+        ) from error
+    if not isinstance(logits, Tensor):
+        raise LayerOutputError(
+            "`logits` finds one tensor in what the model returns; it found a "
+            f"{type(logits).__name__} in a {type(output).__name__}."
+        )
+    return logits

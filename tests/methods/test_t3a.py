@@ -1,0 +1,133 @@
+"""`t3a` against a plain loop, with a list of supports for each class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from methods.plain_loops import BATCHES, X, assert_follows, both_ways, every_norm, sharp
+from oracles import left_untouched, small_convnet, with_batch_statistics
+from small_networks import pixelwise, with_outputs
+from ttapca.errors import AttachError, LayerOutputError, OptionError
+from ttapca.methods.t3a import most_certain
+
+
+def entropy(logits: Tensor) -> float:
+    p = torch.softmax(logits, 0)
+    return float(-(p * torch.log(p)).sum())
+
+
+def plain_t3a(
+    model: nn.Module, batches: list[Tensor], *, forgetting: str, supports: int | None
+) -> tuple[list[Tensor], int]:
+    """Algorithm 1 of the paper, one sample after the other; also how many supports were let go."""
+    *body, head = model
+    weight, bias = head.weight.detach(), head.bias.detach()
+    dropped = 0
+
+    def fresh() -> list[list[tuple[float, Tensor]]]:
+        sets: list[list[tuple[float, Tensor]]] = [[] for _ in weight]
+        for row in weight:
+            sets[int((weight @ row + bias).argmax())].append((entropy(weight @ row + bias), row))
+        return sets
+
+    sets, found = fresh(), []
+    for x in batches:
+        if forgetting == "episodic":
+            sets = fresh()
+        with torch.no_grad():
+            features = nn.Sequential(*body)(x)
+        for z in features:
+            logits = weight @ z + bias
+            sets[int(logits.argmax())].append((entropy(logits), z))
+        if supports is not None:
+            dropped += sum(max(0, len(each) - supports) for each in sets)
+            sets = [sorted(each, key=lambda pair: pair[0])[:supports] for each in sets]
+        prototypes = []
+        for each in sets:
+            total = sum((z / z.norm() for _, z in each), torch.zeros_like(weight[0]))
+            length = total.norm()
+            prototypes.append(total / length if float(length) else total)
+        found.append(torch.stack([torch.stack([z @ c for c in prototypes]) for z in features]))
+    return found, dropped
+
+
+@every_norm
+@both_ways
+@pytest.mark.parametrize("supports", [1, 5, None])
+def test_equals_a_plain_loop(make: Any, forgetting: str, supports: int | None) -> None:
+    expected, dropped = plain_t3a(sharp(make()), BATCHES, forgetting=forgetting, supports=supports)
+    adapted = ttapca.adapt(sharp(make()), "t3a", supports=supports, forgetting=forgetting)
+    assert_follows(adapted, expected, atol=1e-9)
+    assert (dropped > 0) == (supports is not None)
+    assert (adapted.updates, adapted.n_parameters) == (0, 0)
+
+
+def test_batches_of_any_size_and_statistics_of_the_batch() -> None:
+    batches = [BATCHES[0], BATCHES[1][:1], BATCHES[2][:5], 3 * BATCHES[3]]
+    expected, _ = plain_t3a(small_convnet(), batches, forgetting="online", supports=3)
+    adapted = ttapca.adapt(small_convnet(), "t3a", supports=3, forgetting="online")
+    assert_follows(adapted, expected, batches, atol=1e-9)
+    network = with_batch_statistics(small_convnet())
+    expected, _ = plain_t3a(network, BATCHES, forgetting="online", supports=3)
+    given: dict[str, Any] = {"supports": 3, "statistics": "batch", "forgetting": "online"}
+    assert_follows(ttapca.adapt(small_convnet(), "t3a", **given), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, None])
+def test_the_most_certain_remain(most: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(6, (40,), generator=generator)
+    entropies = torch.randint(9, (40,), generator=generator).double()  # some are equal
+    expected = []
+    for label in range(6):
+        places = [i for i in range(40) if int(labels[i]) == label]
+        expected += sorted(places, key=lambda i: (float(entropies[i]), i))[:most]
+    assert most_certain(labels, entropies, most).tolist() == expected
+
+
+def test_only_so_many_are_kept() -> None:
+    adapted = ttapca.adapt(small_convnet(), "t3a", supports=4, forgetting="online")
+    for x in BATCHES:
+        adapted(x)
+    features, labels, entropies = adapted._streams.stream.now("supports")
+    assert labels.bincount().max() <= 4
+    assert len(features) == len(labels) == len(entropies) <= 20
+
+
+def test_a_poisoned_batch_is_left_as_it_is_and_leaves_no_mark() -> None:
+    poisoned = X.clone()
+    poisoned[3] = float("nan")
+    adapted, other = (ttapca.adapt(small_convnet(), "t3a", forgetting="online") for _ in "ab")
+    for each in (adapted, other):
+        each(X)
+    expected = small_convnet()(poisoned).detach()
+    torch.testing.assert_close(adapted(poisoned), expected, equal_nan=True)
+    assert adapted.skipped == 1
+    assert torch.equal(adapted(BATCHES[1]), other(BATCHES[1]))
+
+
+def test_models_it_cannot_serve() -> None:
+    model = small_convnet()
+    with left_untouched(model, X), pytest.raises(AttachError, match="`conv2` is a Conv2d"):
+        ttapca.adapt(model, "t3a", classifier="conv2")
+    for wrong, message in (
+        (with_outputs(1), r"`fc.1` has 1, and there are 2 classes.*`neo` or `lame`"),
+        (nn.Sequential(small_convnet(), nn.Softmax(1)), "that of `0.fc` is another.*choose `neo`"),
+        (nn.Sequential(small_convnet(), nn.Linear(5, 3).double()), None),
+    ):
+        with left_untouched(wrong, X), ttapca.adapt(wrong, "t3a") as adapted:
+            if message is None:
+                assert adapted(X).shape == (12, 3)
+                continue
+            with pytest.raises(LayerOutputError, match=message):
+                adapted(X)
+    with pytest.raises(AttachError, match=r'this one has none.*`classifier="head"`'):
+        ttapca.adapt(pixelwise(5), "t3a")
+    for kind in ("multilabel", "regression"):
+        with pytest.raises(OptionError, match="Choose"):
+            ttapca.adapt(with_outputs(4), "t3a", outputs=kind)
