@@ -129,6 +129,12 @@ def test_a_batch_that_is_not_finite_leaves_no_mark() -> None:
     assert torch.equal(adapted(BATCHES[1]), other(BATCHES[1]))
 
 
+def test_an_empty_batch_changes_nothing() -> None:
+    adapted, other = (ttapca.adapt(small_convnet(), "neo", forgetting="online") for _ in "ab")
+    assert adapted(X[:0]).shape == (0, 5)
+    assert torch.equal(adapted(X), other(X))
+
+
 class Unused(nn.Module):
     """Registers a linear layer last that it never calls."""
 

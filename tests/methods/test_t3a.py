@@ -111,6 +111,18 @@ def test_a_poisoned_batch_is_left_as_it_is_and_leaves_no_mark() -> None:
     assert torch.equal(adapted(BATCHES[1]), other(BATCHES[1]))
 
 
+def test_an_empty_batch_changes_nothing() -> None:
+    adapted, other = (ttapca.adapt(small_convnet(), "t3a", forgetting="online") for _ in "ab")
+    assert adapted(X[:0]).shape == (0, 5)
+    assert torch.equal(adapted(X), other(X))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rounding_is_no_other_layer(dtype: torch.dtype) -> None:
+    adapted = ttapca.adapt(small_convnet(dtype=dtype), "t3a", forgetting="online")
+    assert all(adapted(x.to(dtype)).dtype == dtype for x in BATCHES)
+
+
 def test_models_it_cannot_serve() -> None:
     model = small_convnet()
     with left_untouched(model, X), pytest.raises(AttachError, match="`conv2` is a Conv2d"):

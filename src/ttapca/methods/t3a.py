@@ -107,17 +107,18 @@ class Prototypes(Mover):
             logits = run(*inputs, **options)
         own = log_predictions(logits)
         features = features_of(caught, len(logits))
-        self._check(features, logits)
+        self._check_rows(logits)
         if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
             self.skipped += 1
             return logits
+        self._check_output(features, logits)
         kept = self._with_batch(features, own.to(features))
         self._stream.write(SUPPORTS, kept)
         prototypes = _prototypes(kept, self._classifier.out_features)
         return (features @ prototypes.T).to(logits.dtype)
 
-    def _check(self, features: Tensor, logits: Tensor) -> None:
-        """Raise where the classifier does not make the logits, which it is looked at for once."""
+    def _check_rows(self, logits: Tensor) -> None:
+        """Raise unless the classifier has a row of weights for each class."""
         rows = self._classifier.out_features
         if rows != logits.shape[1]:
             raise LayerOutputError(
@@ -125,6 +126,9 @@ class Prototypes(Mover):
                 f"`{self._path}` has {rows}, and there are {logits.shape[1]} classes. Name the "
                 "layer that makes the logits with `classifier=`, or choose `neo` or `lame`."
             )
+
+    def _check_output(self, features: Tensor, logits: Tensor) -> None:
+        """Raise, at the first batch, where it is another layer that makes the logits."""
         if self._checked or not len(features):
             return
         made = self._scores(features)
