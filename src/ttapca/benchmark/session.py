@@ -22,7 +22,7 @@ from ttapca.benchmark.subject import ImageSource, Subject
 from ttapca.datasets import DIGITS, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.networks.checkpoints import call_factory, is_factory
+from ttapca.networks.factories import call_factory, is_factory
 from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent, Steps
@@ -42,6 +42,8 @@ class NetworkSource:
         architecture: Of a file of weights; found out from it by default.
         normalisation: What the network of a file does to images first, if the file does not say
             it: a name, or a mean and a deviation.
+        eps: What the norms of a file's network add to variances, if it is not what the architecture
+            is known for.
 
     Example:
         >>> NetworkSource("digits").load().classes
@@ -52,6 +54,7 @@ class NetworkSource:
     weights: Path | None = None
     architecture: str | None = None
     normalisation: str | Normalisation | None = None
+    eps: float | None = None
 
     def load(self, *, assumed: str | None = None, doubt: bool = True) -> nn.Module:
         """Load the network, in evaluation mode.
@@ -65,7 +68,7 @@ class NetworkSource:
             CheckpointError: The file is damaged, unsafe, or does not fit.
         """
         made = is_factory(self.name)
-        for name in ("architecture", "normalisation") if made else ("weights",):
+        for name in ("architecture", "normalisation", "eps") if made else ("weights",):
             if getattr(self, name) is not None:
                 raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
         if made:
@@ -73,7 +76,9 @@ class NetworkSource:
             network = networks.load_weights(network, self.weights) if self.weights else network
         else:
             stated = self.normalisation or assumed
-            network = networks.load(self.file, self.architecture, normalisation=stated)
+            network = networks.load(
+                self.file, self.architecture, normalisation=stated, eps=self.eps
+            )
         if doubt and (reason := self._doubt(network)):
             advice = "Give trained ones with `weights=`."
             warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
@@ -87,7 +92,11 @@ class NetworkSource:
     def words(self) -> dict[str, object]:
         """Return what is said beside the name as options of the command line; None if not said."""
         stated = self.normalisation
-        words: dict[str, object] = {"--weights": self.weights, "--architecture": self.architecture}
+        words: dict[str, object] = {
+            "--weights": self.weights,
+            "--architecture": self.architecture,
+            "--eps": self.eps,
+        }
         if isinstance(stated, Normalisation):
             numbers = {"--mean": stated.mean, "--std": stated.std}
             return words | {name: ",".join(map(str, each)) for name, each in numbers.items()}

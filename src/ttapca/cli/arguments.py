@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import tomllib
@@ -27,7 +28,8 @@ MOST_NUMBERS = 10_000
 DATA = "cifar10, cifar100, digits, or a path to images."
 MODEL = "A packaged network, a file of weights, or package.module:factory."
 ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
-NORMALISE = "Normalisation, if the file states none: none, half, cifar10 or cifar100."
+NORMALISE = "Normalisation, if the file states none: none, half, cifar10, imagenet, ..."
+EPS = "What norms add to variances (default: as usual for the network); 1e-3 from Keras."
 DataArgument = Annotated[str, Argument(metavar="DATA", help=DATA)]
 DataFolder = Annotated[
     Path | None,
@@ -93,6 +95,11 @@ class NetworkOptions(ModelOptions):
     normalise: Annotated[str | None, Option(metavar="NAME", help=NORMALISE)] = None
     mean: Annotated[str | None, Option(metavar="M[,M,M]", help="Mean of the normalisation.")] = None
     std: Annotated[str | None, Option(metavar="S[,S,S]", help="Its standard deviation.")] = None
+    eps: Annotated[float | None, Option(metavar="NUMBER", help=EPS)] = None
+
+    def source(self, default: str | None = None) -> NetworkSource:
+        """Return the named network, or else the default, with all that is said about it."""
+        return dataclasses.replace(super().source(default), eps=self.eps)
 
     def normalisation(self) -> str | Normalisation | None:
         """Return the stated normalisation of images; None where none is stated."""
