@@ -139,7 +139,8 @@ class Benchmark:
         filter: The folder of a saved filter; by default one is fitted, and kept beside the results.
         root: The folder that `ttapca data get` fills: data sets, and the photographs of frost.
         folder: Where the data sets are, if not in `root`.
-        size: Side length to resize pictures to.
+        size: Side of the centre that is cut out of pictures.
+        shorter_side: What the shorter side of a picture becomes before; `size` by default.
         reporter: Told how it goes.
 
     Example:
@@ -156,6 +157,7 @@ class Benchmark:
     root: Path | str | None = None
     folder: Path | str | None = None
     size: int | None = None
+    shorter_side: int | None = None
     reporter: Reporter = field(default_factory=Silent)
 
     def run(
@@ -230,7 +232,9 @@ class Benchmark:
         self.reporter.advance(task, 0, None)
         root = self.folder or self.root
         root = Path(root).expanduser() if root else None
-        images = load(self.plan.data, split, root=root, size=self.size)
+        images = load(
+            self.plan.data, split, root=root, size=self.size, shorter_side=self.shorter_side
+        )
         self.reporter.advance(task, 1, 1)
         return images
 
@@ -349,6 +353,7 @@ class Benchmark:
             **origin.words(),
             "--in": self.folder,
             "--size": self.size,
+            "--shorter-side": self.shorter_side,
         }
         words = [str(word) for pair in options.items() if pair[1] is not None for word in pair]
         for name, value in plan.method.get(cell.method, {}).items():

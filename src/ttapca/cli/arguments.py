@@ -36,7 +36,11 @@ DataFolder = Annotated[
     Option("--in", metavar="DIR", help="Folder of the data sets (default: the cache)."),
 ]
 ImageSize = Annotated[
-    int | None, Option("--size", min=1, help="Side in pixels to which pictures are resized.")
+    int | None, Option("--size", min=1, help="Side of the centre that is cut out of pictures.")
+]
+ShorterSide = Annotated[
+    int | None,
+    Option(min=1, help="Side that pictures get first; ImageNet: 256 (default: --size)."),
 ]
 LimitOption = Annotated[
     int | None,
@@ -127,13 +131,15 @@ class ImageOptions:
     data: Annotated[str, Option(metavar="DATA", help=DATA)]
     folder: DataFolder = None
     size: ImageSize = None
+    shorter_side: ShorterSide = None
     limit: LimitOption = None
     order: Annotated[str, Option(help=ORDER)] = "auto"
     seed: Annotated[int, Option(min=0, help="Seed of the choice and the shuffle.")] = 0
 
     def read(self, split: Split, **options: Any) -> tuple[Images, Choice]:
         """Return the images of a split, and the choice of them that was asked for."""
-        images = read_images(self.data, split, self.folder, size=self.size, **options)
+        sizes = {"size": self.size, "shorter_side": self.shorter_side}
+        images = read_images(self.data, split, self.folder, **sizes, **options)
         order = cast("Order", self.order)
         return images, choose(images.labels, self.limit, order=order, seed=self.seed)
 

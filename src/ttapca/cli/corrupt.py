@@ -33,10 +33,13 @@ class CorruptionOptions:
     corruptions: Annotated[str, Option(help="Names, all, standard (15), extra (4).")] = ""
     severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5"
     seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0
+    size: arguments.ImageSize = None
+    shorter_side: arguments.ShorterSide = None
 
     def images(self) -> Images:
         """Load the test images."""
-        data = arguments.read_images(self.dataset, "test", None)
+        sizes = {"size": self.size, "shorter_side": self.shorter_side}
+        data = arguments.read_images(self.dataset, "test", None, **sizes)
         # OpenCV needs one image after another; the official files store planes of colours.
         return Images(np.ascontiguousarray(data.images), data.labels, data.class_names)
 
