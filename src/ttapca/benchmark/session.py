@@ -23,6 +23,7 @@ from ttapca.datasets import DIGITS, FROST, Choice, Images, Split, TensorBatches,
 from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.factories import call_factory, is_factory
+from ttapca.networks.hubs import is_hub_name
 from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent, Steps
@@ -37,7 +38,8 @@ class NetworkSource:
     """A network by name, and what is needed to load it.
 
     Attributes:
-        name: A packaged network, a file of weights, or `package.module:factory`.
+        name: A packaged network, a file of weights, `hf:NAME` or `timm:NAME`, or
+            `package.module:factory`.
         weights: A file of weights for what a factory makes.
         architecture: Of a file of weights; found out from it by default.
         normalisation: What the network of a file does to images first, if the file does not say
@@ -267,7 +269,8 @@ class Benchmark:
         origin = self._origin
         if isinstance(origin, nn.Module):
             return self.plan.model or type(origin).__name__, origin
-        name = origin.name if is_factory(origin.name) else Path(origin.name).name
+        whole = is_factory(origin.name) or is_hub_name(origin.name)
+        name = origin.name if whole else Path(origin.name).name
         network = origin.load()
         # Channels last gives the same numbers but for rounding, in a third less time. Networks of
         # others may rely on the usual layout, and torch 2.13 crashes in GroupNorm's gradients.

@@ -26,7 +26,7 @@ PAPERS_BATCH = 200
 MOST_NUMBERS = 10_000
 
 DATA = "cifar10, cifar100, digits, or a path to images."
-MODEL = "A packaged network, a file of weights, or package.module:factory."
+MODEL = "A packaged network, a file of weights, hf:NAME, timm:NAME, or package.module:factory."
 ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
 NORMALISE = "Normalisation, if the file states none: none, half, cifar10, imagenet, ..."
 EPS = "What norms add to variances (default: as usual for the network); 1e-3 from Keras."
@@ -63,7 +63,7 @@ class ModelOptions:
 
     model: Annotated[str | None, Argument(metavar="MODEL", help=MODEL)] = None
     model_option: Annotated[
-        str | None, Option("--model", metavar="MODULE:FACTORY", help="Another way to give MODEL.")
+        str | None, Option("--model", metavar="MODEL", help="Another way to give MODEL.")
     ] = None
     weights: Annotated[
         Path | None,

@@ -21,6 +21,7 @@ from ttapca.errors import (
     did_you_mean,
 )
 from ttapca.networks.architectures import ARCHITECTURES, build, shapes_of, usual_shape
+from ttapca.networks.hubs import is_hub_name, load_from_hub
 from ttapca.networks.network import (
     CIFAR_SHAPE,
     INPUT_SHAPE,
@@ -54,7 +55,8 @@ def load(
 
     Args:
         source: A name of `packaged()`, or a file: `.safetensors`, or `.pt`, `.pth`, `.pth.tar`
-            with the weights bare or under `state_dict`, `model_state_dict`, `net`.
+            with the weights bare or under `state_dict`, `model_state_dict`, `net`; or `hf:NAME` and
+            `timm:NAME` for networks of transformers and timm that are on this machine.
         architecture: One of `ARCHITECTURES`; by default found out from the weights. Weights do not
             tell where a ResNet-50, 101 or 152 strides: it is taken for torchvision's unless you say
             `resnet50-early-stride`.
@@ -76,6 +78,12 @@ def load(
         >>> load(path, normalisation="cifar10").classes
         10
     """
+    if is_hub_name(str(source)):
+        options = {"architecture": architecture, "input_shape": input_shape, "eps": eps}
+        for option, value in options.items():
+            if value is not None:
+                raise OptionError(f"`{option}=` has no meaning for `{source}`.")
+        return load_from_hub(str(source), normalisation)
     path = find_weights(source)
     return _network(read_weights(path), path, architecture, normalisation, input_shape, eps)
 

@@ -10,10 +10,13 @@ from types import ModuleType
 from torch import nn
 
 from ttapca.errors import FactoryError, OptionError, TtapcaError, did_you_mean
+from ttapca.networks.hubs import is_hub_name
 
 
 def is_factory(name: str) -> bool:
-    """Tell whether a word has the form `package.module:factory`."""
+    """Tell whether a word has the form `package.module:factory`, which `timm:NAME` has not."""
+    if is_hub_name(name):
+        return False
     module, colon, factory = name.partition(":")
     dotted = all(part.isidentifier() for part in module.split("."))
     return bool(colon) and factory.isidentifier() and dotted
