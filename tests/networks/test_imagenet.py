@@ -17,6 +17,7 @@ from ttapca.networks import ARCHITECTURES, build, evaluate, load
 from ttapca.networks.architectures import LayeredNetwork
 from ttapca.networks.blocks import Bottleneck, stages
 from ttapca.networks.checkpoints import guess_architecture
+from ttapca.networks.mobile import SamePadding
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(
@@ -34,6 +35,7 @@ needs_shared = pytest.mark.skipif(
         ("resnet101", 44_549_160, 626),
         ("resnet152", 60_192_808, 932),
         ("mobilenet-v2", 3_504_872, 314),
+        ("efficientnet-lite0", 4_652_008, 296),  # 4.652M: d-li14/efficientnet-lite.pytorch
     ],
 )
 def test_published_parameter_counts(name: str, parameters: int, entries: int) -> None:
@@ -140,6 +142,47 @@ def test_mobilenet_by_hand() -> None:
         x = inverted_by_hand(hand, f"features.{number}", x, 2 if number in halving else 1)
     x = hand.norm("features.18.1", hand.conv("features.18.0", x)).clamp(0, 6)
     weight, bias = (hand.weights[f"classifier.1.{part}"] for part in ("weight", "bias"))
+    torch.testing.assert_close(network(IMAGES), x.mean((2, 3)) @ weight.T + bias)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size", "before", "after"),
+    [(3, 1, 8, 1, 1), (3, 2, 8, 0, 1), (5, 2, 8, 1, 2), (3, 2, 7, 1, 1), (5, 1, 7, 2, 2)],
+)
+def test_padding_of_tensorflow(
+    kernel: int, stride: int, size: int, before: int, after: int
+) -> None:
+    """As the notes on padding in TensorFlow's documentation of `tf.nn` have it."""
+    x = torch.rand(1, 2, size, size + 2 * stride)
+    padded = SamePadding(kernel, stride)(x)
+    assert padded.shape[2:] == (before + size + after, before + size + 2 * stride + after)
+    assert torch.equal(padded[:, :, before : before + size, before : before + size], x[..., :size])
+    assert padded.sum() == pytest.approx(float(x.sum()), rel=1e-5)
+
+
+def test_efficientnet_lite_by_hand() -> None:
+    network = randomised(build("efficientnet-lite0", classes=5, input_shape=(3, 64, 64)))
+    hand = ByHand(network, 1e-3)
+
+    def padded(name: str, x: Tensor, stride: int, groups: int = 1) -> Tensor:
+        weight = hand.weights[f"{name}.weight"]
+        around = {(3, 1): (1, 1), (3, 2): (0, 1), (5, 1): (2, 2), (5, 2): (1, 2)}
+        sides = around[weight.shape[-1], stride] * 2  # right for an even number of pixels
+        return F.conv2d(F.pad(x, sides), weight, stride=stride, groups=groups)
+
+    x = hand.norm("_bn0", padded("_conv_stem", IMAGES, 2)).clamp(0, 6)
+    halving = (1, 3, 5, 11)
+    for number in range(16):
+        block, out = f"_blocks.{number}", x
+        if number > 0:
+            out = hand.norm(f"{block}._bn0", hand.conv(f"{block}._expand_conv", x)).clamp(0, 6)
+        stride = 2 if number in halving else 1
+        out = padded(f"{block}._depthwise_conv", out, stride, groups=out.shape[1])
+        out = hand.norm(f"{block}._bn1", out).clamp(0, 6)
+        out = hand.norm(f"{block}._bn2", hand.conv(f"{block}._project_conv", out))
+        x = x + out if out.shape == x.shape else out
+    x = hand.norm("_bn1", hand.conv("_conv_head", x)).clamp(0, 6)
+    weight, bias = hand.weights["_fc.weight"], hand.weights["_fc.bias"]
     torch.testing.assert_close(network(IMAGES), x.mean((2, 3)) @ weight.T + bias)
 
 

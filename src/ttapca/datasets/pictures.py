@@ -60,7 +60,7 @@ class PictureSize:
             return
         if not isinstance(self.size, int) or self.shorter_side < self.size:
             raise OptionError(
-                "`shorter_side` says how large a picture is made before a square is cut out of its "
+                "`shorter_side=` says how large a picture is made before a square is cut out of its "
                 f"centre, so it needs `size=`, one number that is not larger; found {self.size} "
                 f"with a shorter side of {self.shorter_side}."
             )

@@ -7,7 +7,7 @@
 | `group_norm_resnet`, as in test-time training and MEMO | the same with GroupNorm | memo |
 | `small_cnn` | three convolutions | the digits that ship with this package |
 | those of `imagenet.py`: ResNets for photographs | as `resnet`, and bottlenecks | torchvision |
-| those of `mobile.py` | inverted residuals | torchvision |
+| those of `mobile.py` | inverted residuals | torchvision, and a package of EfficientNet-Lite0 |
 
 GroupNorm keeps no statistics of the training data, so methods that correct the statistics of
 BatchNorm have nothing to correct in such a network.
@@ -29,7 +29,7 @@ from ttapca.networks.imagenet import (
     IMAGENET_RESNETS,
     IMAGENET_SHAPE,
 )
-from ttapca.networks.mobile import mobilenet_v2
+from ttapca.networks.mobile import efficientnet_lite0, mobilenet_v2
 from ttapca.networks.network import (
     CIFAR_SHAPE,
     ImageNetwork,
@@ -43,7 +43,7 @@ DEFAULT_SEED = 0
 DIGITS_SHAPE = (1, 8, 8)
 CIFAR_CLASSES = 10
 CHANNELS = (16, 16, 32, 64)  # of the stem and the three stages
-CLASSIFIERS = ("fc", "classifier")  # take the average over all pixels
+CLASSIFIERS = ("fc", "classifier", "_fc")  # take the average over all pixels
 
 # Makes the layers of a network by name, from the channels of an image and the number of classes.
 Recipe = Callable[[int, int], dict[str, nn.Module]]
@@ -160,8 +160,9 @@ _RECIPES: dict[str, Recipe] = {
     "small-cnn": small_cnn,
     **IMAGENET_RESNETS,
     "mobilenet-v2": mobilenet_v2,
+    "efficientnet-lite0": efficientnet_lite0,
 }
-_FOR_PHOTOGRAPHS = (*IMAGENET_RESNETS, "mobilenet-v2")
+_FOR_PHOTOGRAPHS = (*IMAGENET_RESNETS, "mobilenet-v2", "efficientnet-lite0")
 
 # Makes a network from the number of classes, the normalisation and the shape of an image.
 Maker = Callable[[int, str | Normalisation, Sequence[int]], ImageNetwork]

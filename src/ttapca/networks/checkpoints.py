@@ -36,8 +36,8 @@ from ttapca.networks.weight_files import SAFETENSORS, WeightFile, read_weights
 
 COUNTER = "num_batches_tracked"  # of BatchNorm; older files lack it, and nothing depends on it
 NAMES_SHOWN = 4
-FIRST_WEIGHTS = ("conv1.weight", "features.0.0.weight")
-LAST_WEIGHTS = ("fc.weight", "classifier.1.weight")
+FIRST_WEIGHTS = ("conv1.weight", "features.0.0.weight", "_conv_stem.weight")
+LAST_WEIGHTS = ("fc.weight", "classifier.1.weight", "_fc.weight")
 
 Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]

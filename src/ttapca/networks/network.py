@@ -141,7 +141,8 @@ class Normalise(nn.Module):
         if tuple(images.shape[1:]) != self.input_shape:
             raise ShapeError(
                 f"This network takes batches of images of shape {_times(self.input_shape)}; found "
-                f"{_times(images.shape[1:])}. Resize the images, or choose a network for them."
+                f"{_times(images.shape[1:])}. Resize the images (pictures: `size=`), or choose "
+                "a network for them."
             )
         return (images - self.mean) / self.std
 
