@@ -60,9 +60,9 @@ class PictureSize:
             return
         if not isinstance(self.size, int) or self.shorter_side < self.size:
             raise OptionError(
-                "`shorter_side=` says how large a picture is made before a square is cut out of its "
-                f"centre, so it needs `size=`, one number that is not larger; found {self.size} "
-                f"with a shorter side of {self.shorter_side}."
+                "`shorter_side=` says how large a picture is made before a square is cut out of "
+                "its centre, so it needs `size=`, one number that is not larger; found "
+                f"{self.size} with a shorter side of {self.shorter_side}."
             )
 
     def of(self, picture: Image) -> Image:
