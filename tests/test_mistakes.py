@@ -187,13 +187,13 @@ def test_our_networks_refuse_whole_numbers() -> None:
 
 def test_fit_on_batches_that_are_dicts() -> None:
     model = small_convnet()
-    batches = [{"image": part, "label": torch.zeros(len(part))} for part in DATA.split(50)]
+    batches = [{"photo": part, "label": torch.zeros(len(part))} for part in DATA.split(50)]
     with (
         left_untouched(model, PROBE),
-        pytest.raises(OptionError, match=r"keys 'image', 'label'.*prepare=lambda batch: batch\['i"),
+        pytest.raises(OptionError, match=r"keys 'photo', 'label'.*prepare=lambda batch: batch\['i"),
     ):
         ttapca.fit(model, "conv1", batches, 5)
-    fitted = ttapca.fit(model, "conv1", batches, 5, prepare=lambda batch: batch["image"])
+    fitted = ttapca.fit(model, "conv1", batches, 5, prepare=lambda batch: batch["photo"])
     plain = ttapca.fit(model, "conv1", DATA.split(50), 5)
     assert torch.equal(fitted.basis.to_components, plain.basis.to_components)
     assert fitted.agreement_ == plain.agreement_

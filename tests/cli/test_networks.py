@@ -301,3 +301,20 @@ def test_folders_of_pictures(place: Path, pictures, command) -> None:
     pictures(place / "one" / "test", each=20, side=12)
     told = command(f"fit {weights} --data one --size 8 --to f", 2).err
     assert "The train split must be in" in told
+
+
+def test_photographs_by_the_number_in_their_name(command, tmp_path: Path) -> None:
+    random, folder = np.random.default_rng(0), tmp_path / "photos"
+    folder.mkdir()
+    for number in range(4):
+        pixels = random.integers(0, 256, (40, 50, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number % 2:04d}_{number}.png")
+    path = tmp_path / "mobile.pth"
+    network = build("mobilenet-v2", classes=2)
+    torch.save(network.state_dict(), path)
+    words = f"eval {path} --normalise imagenet --eps 1e-3 --data {folder} --size 224"
+    assert json.loads(command(f"{words} --shorter-side 256 --json").out)["images"] == 4
+    said = command(f"{words} --shorter-side 200", code=2).err
+    assert "--shorter-side N says how large a picture is made" in said
+    said = command(f"{words.removesuffix('224')} 32", code=1).err
+    assert "3x224x224; found 3x32x32. Resize the images (pictures: --size N)" in said

@@ -18,8 +18,8 @@ import ttapca.datasets
 from ttapca.cli.arguments import cache_root
 from ttapca.datasets import (
     inventory,
-    layouts,
     load,
+    pictures,
     read_digits,
     read_image_folder,
     read_npz,
@@ -155,7 +155,7 @@ def test_more_pictures_than_memory_are_refused_by_name(tmp_path, monkeypatch):
     def full(*_):
         raise MemoryError
 
-    monkeypatch.setattr(layouts.np, "empty", full)
+    monkeypatch.setattr(pictures.np, "empty", full)
     with pytest.raises(DataFormatError, match=f"{tmp_path} needs more memory than there is"):
         read_image_folder(tmp_path)
 

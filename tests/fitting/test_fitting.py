@@ -12,6 +12,7 @@ import ttapca
 from oracles import DensePCA, images, left_untouched, small_convnet
 from ttapca.errors import (
     AttachError,
+    InputTypeError,
     LayerNotFoundError,
     LayerOutputError,
     NonFiniteError,
@@ -170,7 +171,7 @@ def test_layers_that_cannot_be_filtered(layer: str, error, message: str) -> None
         ("conv1", DATA, -3, OptionError, "`n_components` must be a whole number"),
         ("conv1", [DATA, {"image": 1}], 2, OptionError, r"batch 1 \(counting from 0\) is a dict"),
         ("conv1", [DATA, DATA[..., :5]], 2, ShapeError, r"batch 1 gave \(3, 6, 5\)"),
-        ("conv1", DATA.numpy(), 2, OptionError, "found a numpy array. Give torch.from_numpy"),
+        ("conv1", np.array(["a"] * 40), 2, InputTypeError, "takes numbers; found an array of <U1"),
         ("conv1", [DATA, DATA / 0], 2, NonFiniteError, "in the data at batch 1"),
         ("act", [DATA, DATA * torch.nan], 2, NonFiniteError, "in the data at batch 1"),
         ("act", [DATA, DATA[:, :2]], 2, RuntimeError, "channels"),

@@ -22,7 +22,8 @@ from ttapca.benchmark.subject import ImageSource, Subject
 from ttapca.datasets import DIGITS, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.networks.checkpoints import call_factory, is_factory
+from ttapca.networks.factories import call_factory, is_factory
+from ttapca.networks.hubs import is_hub_name
 from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent, Steps
@@ -37,11 +38,14 @@ class NetworkSource:
     """A network by name, and what is needed to load it.
 
     Attributes:
-        name: A packaged network, a file of weights, or `package.module:factory`.
+        name: A packaged network, a file of weights, `hf:NAME` or `timm:NAME`, or
+            `package.module:factory`.
         weights: A file of weights for what a factory makes.
         architecture: Of a file of weights; found out from it by default.
         normalisation: What the network of a file does to images first, if the file does not say
             it: a name, or a mean and a deviation.
+        eps: What the norms of a file's network add to variances, if it is not what the architecture
+            is known for.
 
     Example:
         >>> NetworkSource("digits").load().classes
@@ -52,6 +56,7 @@ class NetworkSource:
     weights: Path | None = None
     architecture: str | None = None
     normalisation: str | Normalisation | None = None
+    eps: float | None = None
 
     def load(self, *, assumed: str | None = None, doubt: bool = True) -> nn.Module:
         """Load the network, in evaluation mode.
@@ -65,7 +70,7 @@ class NetworkSource:
             CheckpointError: The file is damaged, unsafe, or does not fit.
         """
         made = is_factory(self.name)
-        for name in ("architecture", "normalisation") if made else ("weights",):
+        for name in ("architecture", "normalisation", "eps") if made else ("weights",):
             if getattr(self, name) is not None:
                 raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
         if made:
@@ -73,7 +78,9 @@ class NetworkSource:
             network = networks.load_weights(network, self.weights) if self.weights else network
         else:
             stated = self.normalisation or assumed
-            network = networks.load(self.file, self.architecture, normalisation=stated)
+            network = networks.load(
+                self.file, self.architecture, normalisation=stated, eps=self.eps
+            )
         if doubt and (reason := self._doubt(network)):
             advice = "Give trained ones with `weights=`."
             warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
@@ -87,7 +94,11 @@ class NetworkSource:
     def words(self) -> dict[str, object]:
         """Return what is said beside the name as options of the command line; None if not said."""
         stated = self.normalisation
-        words: dict[str, object] = {"--weights": self.weights, "--architecture": self.architecture}
+        words: dict[str, object] = {
+            "--weights": self.weights,
+            "--architecture": self.architecture,
+            "--eps": self.eps,
+        }
         if isinstance(stated, Normalisation):
             numbers = {"--mean": stated.mean, "--std": stated.std}
             return words | {name: ",".join(map(str, each)) for name, each in numbers.items()}
@@ -130,7 +141,8 @@ class Benchmark:
         filter: The folder of a saved filter; by default one is fitted, and kept beside the results.
         root: The folder that `ttapca data get` fills: data sets, and the photographs of frost.
         folder: Where the data sets are, if not in `root`.
-        size: Side length to resize pictures to.
+        size: Side of the centre that is cut out of pictures.
+        shorter_side: What the shorter side of a picture becomes before; `size` by default.
         reporter: Told how it goes.
 
     Example:
@@ -147,6 +159,7 @@ class Benchmark:
     root: Path | str | None = None
     folder: Path | str | None = None
     size: int | None = None
+    shorter_side: int | None = None
     reporter: Reporter = field(default_factory=Silent)
 
     def run(
@@ -221,7 +234,9 @@ class Benchmark:
         self.reporter.advance(task, 0, None)
         root = self.folder or self.root
         root = Path(root).expanduser() if root else None
-        images = load(self.plan.data, split, root=root, size=self.size)
+        images = load(
+            self.plan.data, split, root=root, size=self.size, shorter_side=self.shorter_side
+        )
         self.reporter.advance(task, 1, 1)
         return images
 
@@ -254,7 +269,8 @@ class Benchmark:
         origin = self._origin
         if isinstance(origin, nn.Module):
             return self.plan.model or type(origin).__name__, origin
-        name = origin.name if is_factory(origin.name) else Path(origin.name).name
+        whole = is_factory(origin.name) or is_hub_name(origin.name)
+        name = origin.name if whole else Path(origin.name).name
         network = origin.load()
         # Channels last gives the same numbers but for rounding, in a third less time. Networks of
         # others may rely on the usual layout, and torch 2.13 crashes in GroupNorm's gradients.
@@ -340,6 +356,7 @@ class Benchmark:
             **origin.words(),
             "--in": self.folder,
             "--size": self.size,
+            "--shorter-side": self.shorter_side,
         }
         words = [str(word) for pair in options.items() if pair[1] is not None for word in pair]
         for name, value in plan.method.get(cell.method, {}).items():

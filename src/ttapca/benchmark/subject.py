@@ -31,6 +31,7 @@ from ttapca.corruptions.pixels import Pixels
 from ttapca.datasets import Images, read_cifar_c
 from ttapca.errors import DataFormatError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.networks.settings import settings_beside_weights
 
 Condition = tuple[str, int]  # a corruption and its severity
 
@@ -103,7 +104,7 @@ def fingerprint(network: nn.Module) -> str:
     """Return the first 16 digits of a SHA-256 over all parameters and buffers.
 
     Buffers that are not in the state dict count too: one of them normalises the images, which
-    changes every number.
+    changes every number. So do settings that are in no tensor, such as the `eps` of norms.
 
     Example:
         >>> fingerprint(nn.Identity())
@@ -114,6 +115,8 @@ def fingerprint(network: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().flatten()
         digest.update(flat.view(torch.uint8).numpy().tobytes())
+    for setting in settings_beside_weights(network):
+        digest.update(f"{setting}\n".encode())
     return digest.hexdigest()[:FINGERPRINT_LENGTH]
 
 

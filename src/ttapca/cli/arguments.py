@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import tomllib
@@ -25,16 +26,21 @@ PAPERS_BATCH = 200
 MOST_NUMBERS = 10_000
 
 DATA = "cifar10, cifar100, digits, or a path to images."
-MODEL = "A packaged network, a file of weights, or package.module:factory."
+MODEL = "A packaged network, a file of weights, hf:NAME, timm:NAME, or package.module:factory."
 ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
-NORMALISE = "Normalisation, if the file states none: none, half, cifar10 or cifar100."
+NORMALISE = "Normalisation, if the file states none: none, half, cifar10, imagenet, ..."
+EPS = "What norms add to variances (default: as usual for the network); 1e-3 from Keras."
 DataArgument = Annotated[str, Argument(metavar="DATA", help=DATA)]
 DataFolder = Annotated[
     Path | None,
     Option("--in", metavar="DIR", help="Folder of the data sets (default: the cache)."),
 ]
 ImageSize = Annotated[
-    int | None, Option("--size", min=1, help="Side in pixels to which pictures are resized.")
+    int | None, Option("--size", min=1, help="Side of the centre that is cut out of pictures.")
+]
+ShorterSide = Annotated[
+    int | None,
+    Option(min=1, help="Side that pictures get first; ImageNet: 256 (default: --size)."),
 ]
 LimitOption = Annotated[
     int | None,
@@ -57,7 +63,7 @@ class ModelOptions:
 
     model: Annotated[str | None, Argument(metavar="MODEL", help=MODEL)] = None
     model_option: Annotated[
-        str | None, Option("--model", metavar="MODULE:FACTORY", help="Another way to give MODEL.")
+        str | None, Option("--model", metavar="MODEL", help="Another way to give MODEL.")
     ] = None
     weights: Annotated[
         Path | None,
@@ -93,6 +99,11 @@ class NetworkOptions(ModelOptions):
     normalise: Annotated[str | None, Option(metavar="NAME", help=NORMALISE)] = None
     mean: Annotated[str | None, Option(metavar="M[,M,M]", help="Mean of the normalisation.")] = None
     std: Annotated[str | None, Option(metavar="S[,S,S]", help="Its standard deviation.")] = None
+    eps: Annotated[float | None, Option(metavar="NUMBER", help=EPS)] = None
+
+    def source(self, default: str | None = None) -> NetworkSource:
+        """Return the named network, or else the default, with all that is said about it."""
+        return dataclasses.replace(super().source(default), eps=self.eps)
 
     def normalisation(self) -> str | Normalisation | None:
         """Return the stated normalisation of images; None where none is stated."""
@@ -120,13 +131,15 @@ class ImageOptions:
     data: Annotated[str, Option(metavar="DATA", help=DATA)]
     folder: DataFolder = None
     size: ImageSize = None
+    shorter_side: ShorterSide = None
     limit: LimitOption = None
     order: Annotated[str, Option(help=ORDER)] = "auto"
     seed: Annotated[int, Option(min=0, help="Seed of the choice and the shuffle.")] = 0
 
     def read(self, split: Split, **options: Any) -> tuple[Images, Choice]:
         """Return the images of a split, and the choice of them that was asked for."""
-        images = read_images(self.data, split, self.folder, size=self.size, **options)
+        sizes = {"size": self.size, "shorter_side": self.shorter_side}
+        images = read_images(self.data, split, self.folder, **sizes, **options)
         order = cast("Order", self.order)
         return images, choose(images.labels, self.limit, order=order, seed=self.seed)
 

@@ -83,6 +83,7 @@ def bench(
     dry_run: Annotated[bool, Option("--dry-run", help="List what would be run.")] = False,
     folder: arguments.DataFolder = None,
     size: arguments.ImageSize = None,
+    shorter_side: arguments.ShorterSide = None,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Compare methods x corruptions x settings on one network; an interrupted run is continued.
@@ -98,7 +99,8 @@ def bench(
     bare = wishes.data is None and plan is None and preset is None
     if source.name in (DIGITS, DIGITS_NETWORK) and bare:
         chosen = chosen.changed(data=DIGITS)  # no other data fit this network
-    benchmark = Benchmark(chosen, source, filter, arguments.cache_root(), folder, size)
+    root = arguments.cache_root()
+    benchmark = Benchmark(chosen, source, filter, root, folder, size, shorter_side)
     if dry_run:
         _list_units(benchmark)
         return

@@ -97,6 +97,7 @@ class _Count(MofNCompleteColumn):
 OPTIONS = {
     "filter": "--filter DIR",
     "size": "--size N",
+    "shorter_side": "--shorter-side N",
     "root": "--in DIR",
     "corruption": "--corruption NAME",
     "severity": "--severity N",
@@ -107,6 +108,7 @@ OPTIONS = {
     "weights": "--weights FILE",
     "architecture": "--architecture",
     "normalisation": "--normalise",
+    "eps": "--eps",
 }
 
 # Phrases that need other words here.
@@ -121,7 +123,7 @@ PHRASES = (
      "Name data that it takes; pictures are resized with --size N."),
     (r"read smaller batches, or take `route='dct'` for large images", "or a smaller --batch-size"),
     (r"Ask for fewer with `images`", "Ask for fewer with --images N"),
-    (r"State it: normalisation ([\w, ]+), or a mean and a std\.",
+    (r"State it: normalisation ([\w, .-]+), or a mean and a std\.",
      r"State it: --normalise NAME (\1), or --mean and --std."),
 )  # fmt: skip
 

@@ -43,10 +43,13 @@ class CorruptionOptions:
         ),
     ] = None
     seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0
+    size: arguments.ImageSize = None
+    shorter_side: arguments.ShorterSide = None
 
     def images(self) -> Images:
         """Load the test images."""
-        data = arguments.read_images(self.dataset, "test", None)
+        sizes = {"size": self.size, "shorter_side": self.shorter_side}
+        data = arguments.read_images(self.dataset, "test", None, **sizes)
         # OpenCV needs one image after another; the official files store planes of colours.
         return Images(np.ascontiguousarray(data.images), data.labels, data.class_names)
 

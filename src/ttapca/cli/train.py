@@ -83,6 +83,7 @@ def train(
         Option(metavar="LAYER", help="Also learn rotations, sharing all layers up to this one."),
     ] = None,
     size: arguments.ImageSize = None,
+    shorter_side: arguments.ShorterSide = None,
     folder: arguments.DataFolder = None,
     tensorboard: Annotated[bool | None, Option(help="Write events (default: if there).")] = None,
     as_json: arguments.AsJson = False,
@@ -91,7 +92,8 @@ def train(
     from ttapca.networks.runs import WEIGHTS
 
     images, test = (
-        arguments.read_images(data, split, folder, size=size) for split in ("train", "test")
+        arguments.read_images(data, split, folder, size=size, shorter_side=shorter_side)
+        for split in ("train", "test")
     )
     options = wishes.options(data, images)
     network, description = _network(

@@ -26,8 +26,9 @@ from ttapca.datasets.cifar import (
 )
 from ttapca.datasets.fetching import Fetched, Holding, fetch, inventory
 from ttapca.datasets.images import Choice, Images, Order, TensorBatches, choose, to_tensor
-from ttapca.datasets.layouts import DIGITS, load, read_digits, read_image_folder, read_npz
+from ttapca.datasets.layouts import DIGITS, load, read_digits, read_npz
 from ttapca.datasets.packages import FROST, fetch_frost, has_frost
+from ttapca.datasets.pictures import read_image_folder
 from ttapca.datasets.reading import Split
 from ttapca.support.progress import Reporter, Silent
 

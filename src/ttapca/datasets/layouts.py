@@ -1,9 +1,9 @@
-"""One way in: load images by a name or a path. Also readers for your own images, and digits."""
+"""One way in: load images by a name or a path. Also readers for your own arrays, and digits."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from ttapca.datasets.cifar import (
     read_cifar_python,
 )
 from ttapca.datasets.images import Images
+from ttapca.datasets.pictures import PictureSize, class_folders, pictures_in, read_pictures
 from ttapca.datasets.reading import (
     MAX_CLASSES,
     Split,
@@ -31,18 +32,11 @@ from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
     OptionError,
-    ShapeError,
     did_you_mean,
 )
-from ttapca.support.parsing import read_bounded
 
 DIGITS = "digits"
 CLASS_NAMES = "class_names"
-PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-# Pillow knows forty more formats, one of which starts another program.
-PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-MAX_PICTURE_BYTES = 1 << 28
-MAX_PIXELS = 50_000_000  # a larger picture takes a gigabyte while it is decoded
 
 
 def load(
@@ -53,6 +47,7 @@ def load(
     corruption: str | None = None,
     severity: int | None = None,
     size: int | tuple[int, int] | None = None,
+    shorter_side: int | None = None,
 ) -> Images:
     """Load labelled images by name, or from a path of any known layout.
 
@@ -60,12 +55,16 @@ def load(
         what: `cifar10`, `cifar100`, `cifar10-c`, `cifar100-c`, `digits`, or a path to: a folder of
             CIFAR in its binary or python version, the folder above it (torchvision's root), a
             folder of the CIFAR-C layout or one `.npy` in it, an `.npz`, a folder of pictures by
-            class, or the folder above its `train` and `test`.
+            class, or the folder above its `train` and `test`, or a folder of pictures whose names
+            start with the number of their class.
         split: `train` or `test`. A path to a single set of images ignores it.
         root: The folder that holds the named data sets, as `ttapca data list` shows it.
         corruption: For CIFAR-C: which corruption.
         severity: For CIFAR-C: 1 to 5.
-        size: For pictures: resize them to this side, or `(height, width)`.
+        size: For pictures: resize them, keeping their proportions, and cut out the centre of this
+            side; `(height, width)` resizes to exactly that.
+        shorter_side: For pictures: what their shorter side becomes before the centre is cut out;
+            `size` by default. Networks of ImageNet mostly expect `size=224, shorter_side=256`.
 
     Raises:
         DataNotFoundError: It is not there.
@@ -77,6 +76,7 @@ def load(
         Images(1201 of 8x8x1, 10 classes)
     """
     check_split(split)
+    pictures = PictureSize(size, shorter_side)
     if what == DIGITS:
         return read_digits(split)
     named = isinstance(what, str) and what in DATA_SETS
@@ -101,7 +101,7 @@ def load(
         raise DataFormatError(
             f"A file of images must be an `.npz`, or an `.npy` beside `{LABELS_FILE}`; not {path}."
         )
-    return _load_folder(path, split, size)
+    return _load_folder(path, split, pictures)
 
 
 def _named_folder(data_set: DataSet, root: Path | str | None) -> Path:
@@ -133,7 +133,7 @@ def _load_corrupted(
     return read_cifar_c(folder, corruption, severity)
 
 
-def _load_folder(folder: Path, split: Split, size: int | tuple[int, int] | None) -> Images:
+def _load_folder(folder: Path, split: Split, size: PictureSize) -> Images:
     if any(version.is_in(folder) for version in BINARY_VERSIONS):
         return read_cifar_binary(folder, split)
     if any(version.is_in(folder) for version in PYTHON_VERSIONS):
@@ -146,17 +146,22 @@ def _load_folder(folder: Path, split: Split, size: int | tuple[int, int] | None)
         )
     if inner:
         return _load_folder(folder / inner[0], split, size)
-    for pictures in (folder / split, folder):
-        if _class_folders(pictures):
-            return read_image_folder(pictures, size=size)
+    # Folders of numbered pictures are splits only if no other folder holds any: `train` may be a
+    # class beside `bus`.
+    direct = {each.name for each in class_folders(folder)}
+    numbered = bool(direct) and direct <= set(get_args(Split))
+    if class_folders(folder / split) or (numbered and split in direct):
+        return read_pictures(folder / split, size)
+    if not numbered and (direct or pictures_in(folder)):
+        return read_pictures(folder, size)
     other = "test" if split == "train" else "train"
-    if _class_folders(folder / other):
+    if numbered or class_folders(folder / other):
         raise DataNotFoundError(
             f"The {split} split must be in {folder / split}; there are pictures in `{other}` only."
         )
     raise DataFormatError(
         f"{folder} has no known layout: neither CIFAR (binary or python version), nor CIFAR-C "
-        "(`labels.npy` beside an `.npy` for each corruption), nor folders of pictures by class."
+        "(`labels.npy` beside an `.npy` for each corruption), nor pictures."
     )
 
 
@@ -187,82 +192,6 @@ def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels"
             )
         class_names = None if names is None else tuple(names.astype(str).tolist())
     return make_images(path, arrays[images], arrays[labels], class_names)
-
-
-def read_image_folder(folder: Path | str, *, size: int | tuple[int, int] | None = None) -> Images:
-    """Read a folder of pictures as RGB; it has one subfolder for each class.
-
-    Classes are numbered by the sorted names of their folders, and pictures are sorted by name. So
-    images come class by class; `ttapca.datasets.choose` mixes them.
-
-    Args:
-        folder: The folder that holds the class folders.
-        size: Resize every picture to this side, or `(height, width)`. Without it all pictures must
-            have the same size.
-
-    Example:
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> (folder / "cat").mkdir()
-        >>> Image.new("RGB", (6, 4)).save(folder / "cat" / "tom.png")
-        >>> read_image_folder(folder)
-        Images(1 of 4x6x3, 1 classes)
-    """
-    folder = Path(folder)
-    classes = _class_folders(folder)
-    if not classes:
-        raise DataNotFoundError(
-            f"A folder of images must hold a folder of pictures for each class; {folder} has none."
-        )
-    paths = [(path, label) for label, each in enumerate(classes) for path in _pictures_in(each)]
-    first = read_picture(paths[0][0], size)
-    with reading(folder):
-        pixels = np.empty((len(paths), *first.shape), np.uint8)
-    for row, (path, _) in enumerate(paths):
-        picture = read_picture(path, size) if row else first
-        if picture.shape != first.shape:
-            raise ShapeError(
-                f"All pictures must have one size; {paths[0][0]} has {first.shape[:2]} and "
-                f"{path} has {picture.shape[:2]} (height, width). Give `size=` to resize them."
-            )
-        pixels[row] = picture
-    labels = np.array([label for _, label in paths])
-    return make_images(folder, pixels, labels, tuple(each.name for each in classes))
-
-
-def _class_folders(folder: Path) -> list[Path]:
-    """Return the subfolders that hold a picture, sorted by name."""
-    return sorted(filter(_pictures_in, folder.iterdir())) if folder.is_dir() else []
-
-
-def _pictures_in(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in PICTURE_SUFFIXES and not path.name.startswith(".")
-    )
-
-
-def read_picture(path: Path, size: int | tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    """Read one picture in colour, `(height, width, 3)`; resize it if `size` is given."""
-    from PIL import Image
-
-    with reading(path, "is not a readable picture"):
-        # From memory: on a file, Pillow asks for as many bytes as a chunk claims to have.
-        content = io.BytesIO(read_bounded(path, DataFormatError, MAX_PICTURE_BYTES))
-        opened = Image.open(content, formats=PICTURE_FORMATS)
-        if opened.width * opened.height > MAX_PIXELS:
-            raise ValueError(
-                f"it has {opened.width:,} x {opened.height:,} pixels, more than {MAX_PIXELS:,}"
-            )
-        picture = opened.convert("RGB")
-        if size is not None:
-            height, width = (size, size) if isinstance(size, int) else size
-            picture = picture.resize((width, height))  # bicubic with antialiasing
-        return np.asarray(picture, np.uint8)
 
 
 def read_digits(split: Split = "test") -> Images:

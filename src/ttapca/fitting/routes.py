@@ -306,15 +306,15 @@ def fit(
     Args:
         model: Any trained module.
         layer: Dotted path of one of its layers, as in `model.named_modules()`.
-        data: Source data, usually a loader of training batches: tensors, or pairs whose first
-            element is one; or a single tensor of samples. At least 32 samples: fewer do not tell
-            how much a component varies.
+        data: Source data, usually a loader of training batches: tensors, pairs whose first element
+            is one, or dicts with the model's arguments; or a single tensor or array of samples. At
+            least 32 samples: fewer do not tell how much a component varies.
         n_components: How many components to keep: a number, a fraction of the variance (a float up
             to 1), or None for all that the data have.
         progress: Wraps the batches while they are read, for example `tqdm`; silent by default. If
             it has a method `stage`, that is told the name of work without batches.
         prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
-            of arguments by name; `lambda batch: batch["image"]` for batches that are dicts.
+            of arguments by name; `lambda batch: (batch[0], batch[1])` for two inputs.
         logits: Finds the logits in what the model returns, where that is more than one tensor:
             `lambda output: output.logits`. From them, `fit` learns what classes do to statistics.
         outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or

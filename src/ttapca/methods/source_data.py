@@ -1,14 +1,16 @@
-"""Unlabelled source data, as methods take them: one tensor, batches, or pairs with a batch."""
+"""Unlabelled source data, as methods take them: one tensor or array, or batches of any kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ttapca.errors import OptionError
+from ttapca.support.batches import array_batches, as_tensor, samples_in
 
 SourceData = Iterable[Any] | Tensor
 
@@ -19,18 +21,22 @@ def batches_of(source: SourceData) -> Iterator[Tensor]:
     """Yield the batches of samples.
 
     Raises:
-        OptionError: The source does not yield batches, or pairs that start with one.
+        OptionError: The source yields something that holds no batch.
 
     Example:
         >>> [len(batch) for batch in batches_of(torch.zeros(100, 3))]
         [64, 36]
     """
-    batches = torch.split(source, SOURCE_BATCH) if isinstance(source, Tensor) else source
+    batches: Iterable[Any] = source
+    if isinstance(source, np.ndarray):
+        batches = array_batches(source, SOURCE_BATCH)
+    elif isinstance(source, Tensor):
+        batches = torch.split(source, SOURCE_BATCH)
     for number, batch in enumerate(batches):
-        samples = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+        samples = as_tensor(samples_in(batch))
         if not isinstance(samples, Tensor):
             raise OptionError(
-                "`source` yields tensors, or pairs whose first element is a tensor; batch "
-                f"{number} (counting from 0) is a {type(batch).__name__}."
+                "`source` yields tensors, pairs that start with one, or dicts with an `image`; "
+                f"batch {number} (counting from 0) is a {type(batch).__name__}."
             )
         yield samples

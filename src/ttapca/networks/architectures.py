@@ -7,6 +7,8 @@
 | `group_norm_resnet`, as in test-time training and MEMO | the same with GroupNorm | memo |
 | `small_cnn` | three convolutions | the digits that ship with this package |
 | `CompactTransformer` (after Hassani and others, 2021) | attention and LayerNorm | this package |
+| those of `imagenet.py`: ResNets for photographs | as `resnet`, and bottlenecks | torchvision |
+| those of `mobile.py` | inverted residuals | torchvision, and a package of EfficientNet-Lite0 |
 
 GroupNorm keeps no statistics of the training data, so methods that correct the statistics of
 BatchNorm have nothing to correct in such a network.
@@ -17,115 +19,40 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
 from ttapca.errors import OptionError, did_you_mean
-from ttapca.networks.network import CIFAR_SHAPE, ImageNetwork, Normalisation, conv3x3, initialise
+from ttapca.networks.blocks import GROUPS, BasicBlock, GroupNormBlock, WideBlock, stages
+from ttapca.networks.imagenet import (
+    IMAGENET_CLASSES,
+    IMAGENET_RESNETS,
+    IMAGENET_SHAPE,
+)
+from ttapca.networks.mobile import efficientnet_lite0, mobilenet_v2
+from ttapca.networks.network import (
+    CIFAR_SHAPE,
+    ImageNetwork,
+    Normalisation,
+    conv3x3,
+    initialise,
+)
+from ttapca.networks.settings import set_eps
 from ttapca.networks.transformer import CompactTransformer
 
 DEFAULT_SEED = 0
 DIGITS_SHAPE = (1, 8, 8)
+CIFAR_CLASSES = 10
 CHANNELS = (16, 16, 32, 64)  # of the stem and the three stages
-GROUPS = 8
-
-
-class ZeroShortcut(nn.Module):
-    """Halve the resolution and add channels of zeros before and after the others."""
-
-    def __init__(self, window: int, before: int, after: int) -> None:
-        super().__init__()
-        self._window = window  # 1 takes every second pixel, 2 averages four
-        self._padding = (0, 0, 0, 0, before, after)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, inputs, h, w) to (batch, outputs, h / 2, w / 2)."""
-        return F.pad(F.avg_pool2d(x, self._window, stride=2), self._padding)
-
-
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions, each followed by BatchNorm, and a shortcut around both."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, zero_shortcut: bool) -> None:
-        super().__init__()
-        self.conv1 = conv3x3(inputs, outputs, stride)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.relu1 = nn.ReLU()
-        self.conv2 = conv3x3(outputs, outputs)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.relu2 = nn.ReLU()
-        self.downsample: nn.Module | None = None
-        if stride != 1 and zero_shortcut:
-            before = (outputs - inputs) // 2
-            self.downsample = ZeroShortcut(1, before, outputs - inputs - before)
-        elif stride != 1:
-            convolution = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
-            self.downsample = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
-        out = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
-        activated: Tensor = self.relu2(out + (x if self.downsample is None else self.downsample(x)))
-        return activated
-
-
-class GroupNormBlock(nn.Module):
-    """Two 3x3 convolutions, each after GroupNorm and ReLU, and a shortcut around all.
-
-    The norms are called `bn` because the published weights call them so.
-    """
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.bn1 = nn.GroupNorm(GROUPS, inputs)
-        self.relu1 = nn.ReLU()
-        self.conv1 = conv3x3(inputs, outputs, stride)
-        self.bn2 = nn.GroupNorm(GROUPS, outputs)
-        self.relu2 = nn.ReLU()
-        self.conv2 = conv3x3(outputs, outputs)
-        self.downsample = None if stride == 1 else ZeroShortcut(2, 0, outputs - inputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
-        out: Tensor = self.conv2(self.relu2(self.bn2(self.conv1(self.relu1(self.bn1(x))))))
-        return out + (x if self.downsample is None else self.downsample(x))
-
-
-class WideBlock(nn.Module):
-    """Two 3x3 convolutions, each after BatchNorm and ReLU, and a shortcut.
-
-    Where the number of channels changes, the shortcut starts after the first norm and ReLU.
-    """
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.bn1 = nn.BatchNorm2d(inputs)
-        self.relu1 = nn.ReLU()
-        self.conv1 = conv3x3(inputs, outputs, stride)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.relu2 = nn.ReLU()
-        self.conv2 = conv3x3(outputs, outputs)
-        self.convShortcut = (  # RobustBench's name
-            None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
-        activated = self.relu1(self.bn1(x))
-        out: Tensor = self.conv2(self.relu2(self.bn2(self.conv1(activated))))
-        shortcut = x if self.convShortcut is None else self.convShortcut(activated)
-        return shortcut + out
-
+CLASSIFIERS = ("fc", "classifier", "_fc")  # take the average over all pixels
 
 # Makes the layers of a network by name, from the channels of an image and the number of classes.
 Recipe = Callable[[int, int], dict[str, nn.Module]]
 
 
 class LayeredNetwork(ImageNetwork):
-    """A network that runs its layers one after the other, and averages over pixels before `fc`."""
+    """A network that runs its layers one after the other, and averages over pixels at the end."""
 
     def __init__(
         self,
@@ -142,7 +69,7 @@ class LayeredNetwork(ImageNetwork):
         """Return logits of shape (batch, classes) for images in [0, 1]."""
         x = images
         for name, layer in self.named_children():  # the first one normalises
-            x = layer(x.mean((2, 3)) if name == "fc" else x)
+            x = layer(x.mean((2, 3)) if name in CLASSIFIERS else x)
         return x
 
 
@@ -159,7 +86,7 @@ def resnet(
         "conv1": conv3x3(channels, CHANNELS[0]),
         "bn1": nn.BatchNorm2d(CHANNELS[0]),
         "relu": nn.ReLU(),
-        **_stages("layer", block, _blocks(depth, 2), CHANNELS),
+        **stages("layer", block, _blocks(depth, 2), CHANNELS),
         "fc": nn.Linear(CHANNELS[-1], classes),
     }
 
@@ -168,7 +95,7 @@ def group_norm_resnet(channels: int, classes: int, *, depth: int) -> dict[str, n
     """Make the layers of a ResNet with GroupNorm, of depth 6 n + 2."""
     return {
         "conv1": conv3x3(channels, CHANNELS[0]),
-        **_stages("layer", GroupNormBlock, _blocks(depth, 2), CHANNELS),
+        **stages("layer", GroupNormBlock, _blocks(depth, 2), CHANNELS),
         "bn": nn.GroupNorm(GROUPS, CHANNELS[-1]),
         "relu": nn.ReLU(),
         "fc": nn.Linear(CHANNELS[-1], classes),
@@ -178,11 +105,11 @@ def group_norm_resnet(channels: int, classes: int, *, depth: int) -> dict[str, n
 def wide_resnet(channels: int, classes: int, *, depth: int, width: int) -> dict[str, nn.Module]:
     """Make the layers of a WideResNet of depth 6 n + 4, with stages `width` times as wide."""
     widths = (CHANNELS[0], *(width * each for each in CHANNELS[1:]))
-    stages = _stages("block", WideBlock, _blocks(depth, 4), widths)
+    wide = stages("block", WideBlock, _blocks(depth, 4), widths)
     return {
         "conv1": conv3x3(channels, CHANNELS[0]),
         # RobustBench wraps each stage once more, under the name `layer`.
-        **{name: nn.Sequential(OrderedDict(layer=stage)) for name, stage in stages.items()},
+        **{name: nn.Sequential(OrderedDict(layer=stage)) for name, stage in wide.items()},
         "bn1": nn.BatchNorm2d(widths[-1]),
         "relu": nn.ReLU(),
         "fc": nn.Linear(widths[-1], classes),
@@ -205,30 +132,15 @@ def small_cnn(channels: int, classes: int) -> dict[str, nn.Module]:
     }
 
 
-def _blocks(depth: int, others: int) -> int:
-    """Return the number of blocks in each stage; `others` layers lie outside the blocks."""
+def _blocks(depth: int, others: int) -> tuple[int, int, int]:
+    """Return the blocks of each of the three stages; `others` layers lie outside of them."""
     blocks, rest = divmod(depth - others, 6)  # two layers in a block of each stage
     if rest or blocks < 1:
         raise OptionError(
             f"The depth of this network must be 6 n + {others}, with n blocks in each of three "
             f"stages; found {depth}."
         )
-    return blocks
-
-
-def _stages(
-    name: str,
-    block: Callable[[int, int, int], nn.Module],
-    blocks: int,
-    channels: Sequence[int],
-) -> dict[str, nn.Module]:
-    """Make three stages of blocks; the second and the third halve the resolution."""
-    stages: dict[str, nn.Module] = {}
-    for number, (inputs, outputs) in enumerate(pairwise(channels), 1):
-        first = block(inputs, outputs, 1 if number == 1 else 2)
-        others = [block(outputs, outputs, 1) for _ in range(blocks - 1)]
-        stages[f"{name}{number}"] = nn.Sequential(first, *others)
-    return stages
+    return blocks, blocks, blocks
 
 
 _WIDE = (
@@ -248,7 +160,11 @@ _RECIPES: dict[str, Recipe] = {
     },
     "resnet26-gn": partial(group_norm_resnet, depth=26),
     "small-cnn": small_cnn,
+    **IMAGENET_RESNETS,
+    "mobilenet-v2": mobilenet_v2,
+    "efficientnet-lite0": efficientnet_lite0,
 }
+_FOR_PHOTOGRAPHS = (*IMAGENET_RESNETS, "mobilenet-v2", "efficientnet-lite0")
 
 # Makes a network from the number of classes, the normalisation and the shape of an image.
 Maker = Callable[[int, str | Normalisation, Sequence[int]], ImageNetwork]
@@ -261,19 +177,24 @@ ARCHITECTURES: dict[str, Maker] = {
 def build(
     architecture: str,
     *,
-    classes: int = 10,
+    classes: int | None = None,
     normalisation: str | Normalisation = "none",
-    input_shape: Sequence[int] = CIFAR_SHAPE,
+    input_shape: Sequence[int] | None = None,
+    eps: float | None = None,
     generator: torch.Generator | None = None,
 ) -> ImageNetwork:
     """Make an untrained network in training mode. Torch's global random state is not touched.
 
     Args:
         architecture: One of `ARCHITECTURES`.
-        classes: How many logits the network returns for an image.
+        classes: How many logits the network returns for an image; by default 10, and 1,000 for
+            networks of photographs.
         normalisation: What the network does to images in [0, 1]: one of `NORMALISATIONS`, or
             numbers.
-        input_shape: The shape of one image: channels, height, width.
+        input_shape: The shape of one image: channels, height, width; by default 3 x 32 x 32, and
+            3 x 224 x 224 for networks of photographs.
+        eps: What norms add to a variance before they divide by its root; by default what the
+            architecture is known for, mostly 1e-5.
         generator: Draws the weights; by default one with a fixed seed.
 
     Raises:
@@ -285,10 +206,25 @@ def build(
         torch.Size([2, 100])
     """
     make = _find(architecture)
+    usual = IMAGENET_CLASSES if architecture in _FOR_PHOTOGRAPHS else CIFAR_CLASSES
+    classes = usual if classes is None else classes
+    input_shape = usual_shape(architecture) if input_shape is None else input_shape
     with torch.random.fork_rng(devices=[]):  # constructors draw weights that nobody keeps
         network = make(classes, normalisation, input_shape)
     initialise(network, generator or torch.Generator().manual_seed(DEFAULT_SEED))
+    if eps is not None:
+        set_eps(network, eps)
     return network
+
+
+def usual_shape(architecture: str) -> tuple[int, int, int]:
+    """Return the shape of the images that an architecture is mostly used with.
+
+    Example:
+        >>> usual_shape("resnet20"), usual_shape("resnet50")
+        ((3, 32, 32), (3, 224, 224))
+    """
+    return IMAGENET_SHAPE if architecture in _FOR_PHOTOGRAPHS else CIFAR_SHAPE
 
 
 @lru_cache(maxsize=256)  # enough for all architectures and a few files

@@ -1,17 +1,13 @@
-"""Turn a name, a file or a factory into a network, whatever the layout of the file.
+"""Turn a name or a file into a network, whatever the layout of the file.
 
 Nothing is built before the names and shapes in the file fit it.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import traceback
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,13 +16,12 @@ from torch import Tensor, nn
 from ttapca._checks import OneOf, conform, shown
 from ttapca.errors import (
     CheckpointError,
-    FactoryError,
     LayerNotFoundError,
     OptionError,
-    TtapcaError,
     did_you_mean,
 )
-from ttapca.networks.architectures import ARCHITECTURES, build, shapes_of
+from ttapca.networks.architectures import ARCHITECTURES, build, shapes_of, usual_shape
+from ttapca.networks.hubs import is_hub_name, load_from_hub
 from ttapca.networks.network import (
     CIFAR_SHAPE,
     INPUT_SHAPE,
@@ -41,6 +36,8 @@ from ttapca.networks.weight_files import SAFETENSORS, WeightFile, read_weights
 
 COUNTER = "num_batches_tracked"  # of BatchNorm; older files lack it, and nothing depends on it
 NAMES_SHOWN = 4
+FIRST_WEIGHTS = ("conv1.weight", "features.0.0.weight", "_conv_stem.weight")
+LAST_WEIGHTS = ("fc.weight", "classifier.1.weight", "_fc.weight")
 
 Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -52,16 +49,23 @@ def load(
     *,
     normalisation: str | Normalisation | None = None,
     input_shape: Sequence[int] | None = None,
+    eps: float | None = None,
 ) -> ImageNetwork:
     """Load a trained network, in evaluation mode.
 
     Args:
         source: A name of `packaged()`, or a file: `.safetensors`, or `.pt`, `.pth`, `.pth.tar`
-            with the weights bare or under `state_dict`, `model_state_dict`, `net`.
-        architecture: One of `ARCHITECTURES`; by default found out from the weights.
+            with the weights bare or under `state_dict`, `model_state_dict`, `net`; or `hf:NAME` and
+            `timm:NAME` for networks of transformers and timm that are on this machine.
+        architecture: One of `ARCHITECTURES`; by default found out from the weights. Weights do not
+            tell where a ResNet-50, 101 or 152 strides: it is taken for torchvision's unless you say
+            `resnet50-early-stride`.
         normalisation: What the network does to images in [0, 1] before anything else: one of
             `NORMALISATIONS`, or numbers. Files written by `train` say it; for others, state it.
-        input_shape: The shape of one image; by default what the file says, or 32 x 32 pixels.
+        input_shape: The shape of one image; by default what the file says, or else 32 x 32 pixels,
+            and 224 x 224 for networks of photographs.
+        eps: What norms add to a variance, if it is not what the architecture is known for, mostly
+            1e-5; weights that come from TensorFlow or Keras often need 1e-3.
 
     Raises:
         OptionError: There is no such name or file, or an option is missing or impossible.
@@ -74,8 +78,14 @@ def load(
         >>> load(path, normalisation="cifar10").classes
         10
     """
+    if is_hub_name(str(source)):
+        options = {"architecture": architecture, "input_shape": input_shape, "eps": eps}
+        for option, value in options.items():
+            if value is not None:
+                raise OptionError(f"`{option}=` has no meaning for `{source}`.")
+        return load_from_hub(str(source), normalisation)
     path = find_weights(source)
-    return _network(read_weights(path), path, architecture, normalisation, input_shape)
+    return _network(read_weights(path), path, architecture, normalisation, input_shape, eps)
 
 
 def load_rotation(
@@ -181,6 +191,7 @@ def _network(
     architecture: str | None,
     normalisation: str | Normalisation | None,
     input_shape: Sequence[int] | None,
+    eps: float | None = None,
 ) -> ImageNetwork:
     tensors, description = _without_head(weights.tensors), weights.description
     described = description.get("architecture")
@@ -195,12 +206,13 @@ def _network(
             f"--model {description.get('factory') or 'package.module:factory'} --weights {path}"
         )
     channels, classes = _channels_of(tensors) or CIFAR_SHAPE[0], _classes_of(tensors) or 1
-    shape = input_shape or description.get("input_shape") or (channels, *CIFAR_SHAPE[1:])
+    usual = (channels, *usual_shape(name)[1:]) if name in ARCHITECTURES else CIFAR_SHAPE
+    shape = input_shape or description.get("input_shape") or usual
     conform(tuple(shape), INPUT_SHAPE, "A network", OptionError, at="input_shape")
     if normalisation is None:
         normalisation = _described_normalisation(description, shape[0], path)
     _check_shapes(shapes_of(name, classes, shape[0]), tensors, name, path)
-    network = build(name, classes=classes, normalisation=normalisation, input_shape=shape)
+    network = build(name, classes=classes, normalisation=normalisation, input_shape=shape, eps=eps)
     _fill(network, tensors, name, path)
     network.eval()
     return network
@@ -233,11 +245,13 @@ def _size(tensors: Tensors, name: str, axis: int, dimensions: int, most: int) ->
 
 
 def _classes_of(tensors: Tensors) -> int | None:
-    return _size(tensors, "fc.weight", 0, 2, MOST_CLASSES)
+    sizes = (_size(tensors, name, 0, 2, MOST_CLASSES) for name in LAST_WEIGHTS)
+    return next(filter(None, sizes), None)
 
 
 def _channels_of(tensors: Tensors) -> int | None:
-    return _size(tensors, "conv1.weight", 1, 4, MOST_CHANNELS)
+    sizes = (_size(tensors, name, 1, 4, MOST_CHANNELS) for name in FIRST_WEIGHTS)
+    return next(filter(None, sizes), None)
 
 
 def _fill(network: nn.Module, tensors: Tensors, name: str, path: Path) -> None:
@@ -289,74 +303,3 @@ def _check_shapes(wanted: Shapes, tensors: Tensors, name: str, path: Path) -> No
     raise CheckpointError(
         f"The weights in {path} do not fit `{name}`: {'; '.join(wrong)}. {advice}"
     )
-
-
-def is_factory(name: str) -> bool:
-    """Tell whether a word has the form `package.module:factory`."""
-    module, colon, factory = name.partition(":")
-    dotted = all(part.isidentifier() for part in module.split("."))
-    return bool(colon) and factory.isidentifier() and dotted
-
-
-def call_factory(name: str) -> nn.Module:
-    """Import `package.module` and return the network that `factory()` makes. Runs users' code.
-
-    Raises:
-        OptionError: There is no such factory, it needs arguments, or it returns no `nn.Module`.
-        FactoryError: The module or the factory fails.
-    """
-    if not is_factory(name):
-        raise OptionError(f"Name your own network as `package.module:factory`; found `{name}`.")
-    path, _, attribute = name.partition(":")
-    module = _import(path)
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        raise OptionError(
-            f"`{path}` has no function or class `{attribute}`."
-            f"{did_you_mean(attribute, dir(module))}"
-        )
-    try:
-        signature = inspect.signature(factory)
-        signature.bind()
-    except ValueError:  # functions written in C may have no signature
-        pass
-    except TypeError as error:
-        raise OptionError(
-            f"A factory is called without arguments; `{name}` takes {signature}: {error}. Write "
-            "one that gives them, such as: def network(): return Network(classes=10)"
-        ) from None
-    try:
-        network = factory()
-    except TtapcaError:
-        raise
-    except Exception as error:  # users' code may raise anything
-        raise FactoryError(
-            f"The factory `{name}` has failed: {_reason(error)}. Mend it; it must work without "
-            "arguments."
-        ) from error
-    if not isinstance(network, nn.Module):
-        raise OptionError(
-            f"A factory returns an `nn.Module`; `{name}` returned a {type(network).__name__}."
-        )
-    return network
-
-
-def _import(path: str) -> ModuleType:
-    try:
-        return importlib.import_module(path)
-    except Exception as error:  # users' code may raise anything
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{path}.".startswith(f"{missing}."):
-            raise OptionError(
-                f"There is no module `{path}` to import. Run the command in the folder that holds "
-                "it, or install it."
-            ) from error
-        raise FactoryError(
-            f"The module `{path}` cannot be imported: {_reason(error)}. Mend it, or install what "
-            "it needs."
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} (in {where.filename}, line {where.lineno})"

@@ -70,13 +70,16 @@ class Normalisation:
         )
 
 
-# Those of published CIFAR checkpoints. The deviations of `cifar10` are not those of its pixels
+# Those of published checkpoints. The deviations of `cifar10` are not those of its pixels
 # (.2470, .2435, .2616): they are averages over images, and many networks were trained with them.
 NORMALISATIONS = {
     "none": Normalisation((0.0,), (1.0,)),
     "half": Normalisation((0.5,), (0.5,)),
     "cifar10": Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": Normalisation((0.5070, 0.4865, 0.4409), (0.2673, 0.2564, 0.2761)),
+    "imagenet": Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    # Pixels from 0 to 255 minus their mean, as networks that come from Caffe and Keras take them.
+    "imagenet-255": Normalisation((123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,)),
 }
 
 
@@ -138,7 +141,8 @@ class Normalise(nn.Module):
         if tuple(images.shape[1:]) != self.input_shape:
             raise ShapeError(
                 f"This network takes batches of images of shape {_times(self.input_shape)}; found "
-                f"{_times(images.shape[1:])}. Resize the images, or choose a network for them."
+                f"{_times(images.shape[1:])}. Resize the images (pictures: `size=`), or choose "
+                "a network for them."
             )
         return (images - self.mean) / self.std
 

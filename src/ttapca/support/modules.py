@@ -5,7 +5,8 @@ Hooks live for one forward pass: nothing of them stays on the model, in a copy o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -182,11 +183,12 @@ def map_first_tensor(
 def explained_inputs(inputs: Iterable[Any]) -> Iterator[None]:
     """Explain what is wrong with a model's inputs if the model, run inside the block, fails.
 
-    A model may take anything, so nothing is refused beforehand: lists, arrays and whole numbers are
-    named only once the model has failed on them.
+    A model may take anything, so nothing is refused beforehand: lists, dicts, arrays, whole numbers
+    and another precision are named only once the model has failed on them.
 
     Raises:
-        InputTypeError: The model failed, and an input is a list, an array, or not floating point.
+        InputTypeError: The model failed, and an input is a list, a dict, an array, not floating
+            point, or of another precision than the model.
 
     Example:
         >>> with explained_inputs([[1.0, 2.0]]):
@@ -200,7 +202,7 @@ def explained_inputs(inputs: Iterable[Any]) -> Iterator[None]:
     except TtapcaError:
         raise
     except (RuntimeError, TypeError, AttributeError) as error:
-        advice = next(filter(None, map(_advice_on, given)), None)
+        advice = next(filter(None, map(_advice_on, given)), None) or _precision(given, str(error))
         if advice is None:
             raise
         raise InputTypeError(f"{advice} The model said: {error}") from error
@@ -210,6 +212,12 @@ def _advice_on(value: Any) -> str | None:
     if isinstance(value, (list, tuple)):
         kind = type(value).__name__
         return f"A model takes tensors; found a {kind}. Make one of it with torch.stack({kind})."
+    if isinstance(value, Mapping):
+        names = ", ".join(map(repr, list(value)[:5]))
+        return (
+            f"A model takes tensors; found a {type(value).__name__} with the keys {names}. Give "
+            "its entries by name, as in adapted(**batch), or one of them."
+        )
     if isinstance(value, np.ndarray):
         return "A model takes tensors; found a numpy array. Make one with torch.from_numpy(array)."
     if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
@@ -219,3 +227,17 @@ def _advice_on(value: Any) -> str | None:
             "in training, for example batch.float() / 255 for pixels from 0 to 255."
         )
     return None
+
+
+def _precision(values: list[Any], said: str) -> str | None:
+    """Return what to do about float64 inputs, if the model complained about types."""
+    doubles = (each for each in values if isinstance(each, Tensor) and each.dtype == torch.float64)
+    if not any(True for _ in doubles) or not _ABOUT_TYPES.search(said):
+        return None
+    return (
+        "A model takes its own precision; found a tensor of float64, which numpy makes unasked. "
+        "Convert it as the model is, mostly with batch.float()."
+    )
+
+
+_ABOUT_TYPES = re.compile(r"dtype|scalar type|[Ii]nput type|Double|double")

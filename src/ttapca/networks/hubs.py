@@ -1,0 +1,264 @@
+"""Networks of `transformers` and `timm`, with the preprocessing that their own files state.
+
+`hf:NAME` and `timm:NAME` name them. Both packages are the user's: they are imported when such a
+name is used. Weights come from what is on this machine already; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ttapca._checks import Either, Flag, ListOf, Maybe, Number, Plain, Record, Whole, conform
+from ttapca.datasets.pictures import PictureSize
+from ttapca.errors import CheckpointError, OptionError, did_you_mean
+from ttapca.networks.network import (
+    LONGEST_SIDE,
+    MOST_CHANNELS,
+    ImageNetwork,
+    Normalisation,
+    find_normalisation,
+)
+from ttapca.support.parsing import parse_json, read_bounded
+
+TRANSFORMERS = "hf:"
+TIMM = "timm:"
+PROCESSOR_FILE = "preprocessor_config.json"
+TIMM_FILES = ("model.safetensors", "pytorch_model.bin")  # in the cache of the Hugging Face hub
+PIXELS = 255  # the highest value of a pixel
+
+_SIDE = Whole(1, LONGEST_SIDE)
+_SIZE = Maybe(Either((_SIDE, ListOf(_SIDE, 1, 2), Record(others=Maybe(_SIDE)))))
+_NUMBERS = Maybe(ListOf(Number(), 1, MOST_CHANNELS))
+PROCESSOR = Record(
+    optional={
+        "image_mean": _NUMBERS,
+        "image_std": _NUMBERS,
+        "do_normalize": Maybe(Flag()),
+        "do_rescale": Maybe(Flag()),
+        "rescale_factor": Maybe(Number(above=0)),
+        "rescale_offset": Maybe(Flag()),
+        "do_center_crop": Maybe(Flag()),
+        "size": _SIZE,
+        "crop_size": _SIZE,
+        "crop_pct": Maybe(Number(above=0, high=1)),
+    },
+    others=Plain(),
+)
+
+
+class HubNetwork(ImageNetwork):
+    """A network of another package that takes images in [0, 1] and returns logits.
+
+    Attributes:
+        model: The network as its package makes it.
+        pictures: The size that pictures are to be read in:
+            `datasets.load(path, size=pictures.size, shorter_side=pictures.shorter_side)`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: int,
+        normalisation: Normalisation,
+        input_shape: Sequence[int],
+        pictures: PictureSize,
+    ) -> None:
+        super().__init__(classes, normalisation, input_shape)
+        self.model = model
+        self.pictures = pictures
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits of shape (batch, classes) for images in [0, 1]."""
+        output = self.model(self.normalise(images))
+        logits: Tensor = getattr(output, "logits", output)
+        return logits
+
+
+def is_hub_name(name: str) -> bool:
+    """Tell whether a word names a network of `transformers` or `timm`.
+
+    Example:
+        >>> is_hub_name("hf:google/vit-base-patch16-224"), is_hub_name("weights.pth")
+        (True, False)
+    """
+    return name.startswith((TRANSFORMERS, TIMM))
+
+
+def load_from_hub(name: str, normalisation: str | Normalisation | None = None) -> HubNetwork:
+    """Load `hf:NAME` or `timm:NAME` from what is on this machine, in evaluation mode.
+
+    Args:
+        name: The name in the hub with its prefix; after `hf:` also the path of a folder.
+        normalisation: Instead of what the files of the network state.
+
+    Raises:
+        OptionError: The package is not installed, there is no such network on this machine, or its
+            files do not state a normalisation.
+        CheckpointError: The files cannot be read.
+    """
+    load = _from_transformers if name.startswith(TRANSFORMERS) else _from_timm
+    stated = None if normalisation is None else find_normalisation(normalisation)
+    return load(name.partition(":")[2], stated).eval()  # type: ignore[return-value]
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise OptionError(
+            f"This network needs the package {name}, which cannot be imported: {error}. Get it "
+            f"with: pip install {name}"
+        ) from error
+
+
+def _from_transformers(name: str, stated: Normalisation | None) -> nn.Module:
+    transformers = _package("transformers")
+    here = {"local_files_only": True}
+    try:
+        model = transformers.AutoModelForImageClassification.from_pretrained(
+            name, trust_remote_code=False, **here
+        )
+    except OSError as error:
+        raise OptionError(
+            f"`{TRANSFORMERS}{name}` must be a folder, or in the cache of the Hugging Face hub, as "
+            f"nothing is downloaded here; it is neither: {_first_line(error)} Get it once with: hf "
+            f"download {name}"
+        ) from error
+    except (ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise CheckpointError(
+            f"`{TRANSFORMERS}{name}` must be a classifier of images that transformers knows; it "
+            f"said: {_first_line(error)}"
+        ) from error
+    processor = _processor(transformers, name)
+    normalisation = stated or _stated_normalisation(processor, name)
+    fallback = getattr(model.config, "image_size", None)
+    pictures = _pictures(processor, fallback, name)
+    height, width = _sides(pictures.size) or (1, 1)
+    channels = int(getattr(model.config, "num_channels", 3))
+    return HubNetwork(
+        model, model.config.num_labels, normalisation, (channels, height, width), pictures
+    )
+
+
+def _processor(transformers: Any, name: str) -> Mapping[str, Any]:
+    """Return what the network's files say about preprocessing; nothing if there is no such file."""
+    try:
+        path = transformers.utils.cached_file(name, PROCESSOR_FILE, local_files_only=True)
+    except OSError:
+        return {}
+    where = str(path)
+    found = parse_json(read_bounded(Path(path), CheckpointError), where, CheckpointError)
+    conform(found, PROCESSOR, where, CheckpointError)
+    processor: Mapping[str, Any] = found
+    return processor
+
+
+def _stated_normalisation(processor: Mapping[str, Any], name: str) -> Normalisation:
+    """Return the normalisation of images in [0, 1] that a processor of pixels amounts to."""
+    mean, std = processor.get("image_mean"), processor.get("image_std")
+    if processor.get("do_normalize") is False:
+        mean, std = [0.0], [1.0]
+    if mean is None or std is None:
+        raise OptionError(
+            f"The files of `{TRANSFORMERS}{name}` do not say what is subtracted from images: they "
+            f"have no `image_mean` and `image_std` in {PROCESSOR_FILE}. State it: normalisation "
+            "imagenet, half, ..., or a mean and a std."
+        )
+    factor = processor.get("rescale_factor") or 1 / PIXELS
+    scale = PIXELS * factor if processor.get("do_rescale") is not False else PIXELS
+    offset = 1.0 if processor.get("rescale_offset") else 0.0
+    return Normalisation(
+        tuple((value + offset) / scale for value in mean), tuple(value / scale for value in std)
+    )
+
+
+def _pictures(processor: Mapping[str, Any], fallback: Any, name: str) -> PictureSize:
+    """Return the size in which a processor gives pictures to its network."""
+    size = processor.get("size")
+    sides = _sides(size)
+    crop = _sides(processor.get("crop_size")) or sides
+    if processor.get("do_center_crop") and crop is not None:
+        side, shorter = crop[0], min(sides or crop)
+        square = crop[0] == crop[1]
+        return (
+            PictureSize(side, shorter if shorter > side else None) if square else PictureSize(crop)
+        )
+    sides = sides or _sides(fallback)
+    if sides is None:
+        raise CheckpointError(
+            f"The files of `{TRANSFORMERS}{name}` must state the size of its images; there is "
+            f"neither `size` in {PROCESSOR_FILE} nor `image_size` in its configuration."
+        )
+    if isinstance(size, Mapping) and size.get("height"):
+        return PictureSize(sides)  # whatever the proportions were
+    shorter = int(sides[0] / (processor.get("crop_pct") or 1))
+    return PictureSize(sides[0], shorter if shorter > sides[0] else None)
+
+
+def _sides(stated: Any) -> tuple[int, int] | None:
+    """Return height and width; one number, or the `shortest_edge`, counts for both."""
+    if isinstance(stated, Mapping):
+        edge = stated.get("shortest_edge")
+        both: Sequence[Any] = (stated.get("height") or edge, stated.get("width") or edge)
+    else:
+        both = stated if isinstance(stated, list | tuple) else (stated,)
+    return None if None in both or not both else (both[0], both[-1])
+
+
+def _from_timm(name: str, stated: Normalisation | None) -> nn.Module:
+    timm = _package("timm")
+    config = timm.get_pretrained_cfg(name)
+    if config is None:
+        known = timm.list_pretrained()
+        raise OptionError(
+            f"timm has no network `{name}` with weights.{did_you_mean(name, known)} "
+            "timm.list_pretrained() lists them."
+        )
+    file = _timm_file(config)
+    if file is None:
+        repository = getattr(config, "hf_hub_id", None)
+        by_hand = f"timm.create_model({name!r}, pretrained=True)"
+        raise OptionError(
+            f"The weights of `{TIMM}{name}` must be on this machine, as nothing is downloaded "
+            "here; they are in no cache, neither of the Hugging Face hub nor of torch. Get them "
+            f"once with: {f'hf download {repository}' if repository else by_hand}"
+        )
+    model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)})
+    own: Mapping[str, Any] = model.pretrained_cfg
+    side = int(own["input_size"][-1])
+    shorter = int(side / (own.get("crop_pct") or 1))
+    normalisation = stated or Normalisation(tuple(own["mean"]), tuple(own["std"]))
+    return HubNetwork(
+        model,
+        int(model.num_classes),
+        normalisation,
+        tuple(own["input_size"]),
+        PictureSize(side, shorter if shorter > side else None),
+    )
+
+
+def _timm_file(config: Any) -> Path | None:
+    """Return the weights of a network in the caches of the hub and of torch, if they are there."""
+    repository = getattr(config, "hf_hub_id", None)
+    if repository:
+        hub = _package("huggingface_hub")
+        own = getattr(config, "hf_hub_filename", None)
+        for file in (own,) if own else TIMM_FILES:
+            found = hub.try_to_load_from_cache(repository, file)
+            if isinstance(found, str):
+                return Path(found)
+    url = getattr(config, "url", None)
+    if url:
+        path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+        return path if path.is_file() else None
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

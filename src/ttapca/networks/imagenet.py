@@ -1,0 +1,64 @@
+"""ResNets for photographs, with layers named as in torchvision's weights.
+
+A 7x7 stem of 64 channels with stride 2, a pooling of 3x3 with stride 2, four stages, `fc`
+(He and others, 2016). Blocks are those of the CIFAR ResNets up to depth 34, bottlenecks beyond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
+
+from ttapca.networks.blocks import BasicBlock, Bottleneck, stages
+
+IMAGENET_CLASSES = 1000
+IMAGENET_SHAPE = (3, 224, 224)
+STEM = 64
+WIDTHS = (64, 128, 256, 512)
+EXPANSION = 4  # a bottleneck returns this many times as many channels
+EARLY_STRIDE = "-early-stride"
+
+BLOCKS = {  # in each of the four stages
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+SHALLOW = (18, 34)  # these have basic blocks
+
+
+def imagenet_resnet(
+    channels: int, classes: int, *, depth: int, early_stride: bool = False
+) -> dict[str, nn.Module]:
+    """Make the layers of a ResNet for photographs.
+
+    With `early_stride`, which bottlenecks alone know, a stage halves the resolution in its first
+    1x1 convolution instead of its first 3x3.
+    """
+    block: Callable[[int, int, int], nn.Module] = BasicBlock
+    widths: tuple[int, ...] = WIDTHS
+    if depth not in SHALLOW:
+        block = partial(Bottleneck, early_stride=early_stride)
+        widths = tuple(EXPANSION * width for width in WIDTHS)
+    return {
+        "conv1": nn.Conv2d(channels, STEM, 7, stride=2, padding=3, bias=False),
+        "bn1": nn.BatchNorm2d(STEM),
+        "relu": nn.ReLU(),
+        "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
+        **stages("layer", block, BLOCKS[depth], (STEM, *widths)),
+        "fc": nn.Linear(widths[-1], classes),
+    }
+
+
+# The usual ones come first: by names and shapes they cannot be told from those that stride early.
+IMAGENET_RESNETS = {
+    **{f"resnet{depth}": partial(imagenet_resnet, depth=depth) for depth in BLOCKS},
+    **{
+        f"resnet{depth}{EARLY_STRIDE}": partial(imagenet_resnet, depth=depth, early_stride=True)
+        for depth in BLOCKS
+        if depth not in SHALLOW
+    },
+}
