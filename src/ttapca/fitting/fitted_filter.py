@@ -32,11 +32,12 @@ from ttapca.fitting.store import (
     CLASS_SHARES,
     GROUP_NORM,
     LAYER_NORM,
+    kind_of,
     read_filter,
     save_filter,
 )
 from ttapca.fitting.store import Storage as Storage
-from ttapca.spectral.basis import BASES, Basis
+from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.filter import SpectralFilter
@@ -253,7 +254,9 @@ class FittedFilter:
         if found is None:
             return None
         means, shares = found
-        away = self.basis.project(means - self.center_)
+        # Some at a time: there may be a thousand classes of large images.
+        some = torch.split(means, 64)
+        away = torch.cat([self.basis.project(each - self.center_) for each in some])
         return class_reach(away, shares, self.explained_variance_).float()
 
     def spectral_filter(
@@ -321,7 +324,7 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
     at_input = "input_mean" in tensors
     return FittedFilter(
         layer=config["layer"],
-        basis=BASES[config["route"]].from_tensors(tensors, shape, at_input=at_input),
+        basis=kind_of(config, tensors).from_tensors(tensors, shape, at_input=at_input),
         shape=shape,
         output_shape=tuple(config["output_shape"]),
         mean_=tensors["output_mean"],

@@ -37,7 +37,7 @@ from ttapca._checks import (
     shown,
 )
 from ttapca.errors import FilterExistsError, OptionError, SavedFilterError
-from ttapca.spectral.basis import BASES, TensorForm
+from ttapca.spectral.basis import ROUTE_NAMES, Basis, TensorForm, basis_kind
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.outliers import floor_of, is_image
 from ttapca.spectral.textures import TEXTURES
@@ -75,7 +75,7 @@ _CONFIG_RULE = Record(
         "format": Text(),
         "format_version": Whole(),
         "layer": Text(),
-        "route": OneOf(tuple(BASES)),
+        "route": OneOf(ROUTE_NAMES),
         "shape": _SHAPE,
         "output_shape": _SHAPE,
         "n_components": Whole(1, 2**31),
@@ -330,7 +330,7 @@ def _check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path
     conform(config, _CONFIG_RULE, where, SavedFilterError)
     shape = config["shape"]
     rules: dict[str, Rule] = {
-        "shape": BASES[config["route"]].shape_rule,
+        "shape": kind_of(config, tensors).shape_rule,
         "n_components": Whole(1, math.prod(shape)),
     }
     if "input_mean" not in tensors:  # then the filter acts on the layer's output
@@ -359,11 +359,16 @@ def _check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path
     _check_source(config["source"], tensors["singular_values"], where)
 
 
+def kind_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> type[Basis]:
+    """Return what kind of basis a saved filter has."""
+    return basis_kind(config["route"], at_input="input_mean" in tensors)
+
+
 def _forms(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, TensorForm], dict[str, TensorForm]]:
     """Return the forms of the tensors that must be there, and of those that may be."""
-    kind, shape, components = BASES[config["route"]], config["shape"], config["n_components"]
+    kind, shape, components = kind_of(config, tensors), config["shape"], config["n_components"]
     output_size, bands = math.prod(config["output_shape"]), len(band_edges(components)) - 1
     required = {
         "output_mean": TensorForm((output_size,), torch.float64),

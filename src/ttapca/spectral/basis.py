@@ -10,7 +10,7 @@ numbers and centred; it has one *component* along each direction.
   (see `ttapca.spectral.cosine`).
 
 Code that uses a basis never asks which kind it is. A further kind is a class here, its entry in
-`BASES`, and a route in `ttapca.fitting.routes` that finds it.
+`BASES`, a route in `ttapca.fitting.routes` that finds it, and its cost in `ttapca.fitting.costs`.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class Folded(_MatrixBasis):
 
     at_input = True
     sides = (True,)
-    routes = ("folded",)
+    routes = ("folded", "gram")
     file_names: ClassVar[dict[str, str]] = {
         "to_components": "project",
         "from_components": "rebuild",
@@ -339,6 +339,11 @@ class Cosine(Basis):
         for name, size in zip(("height", "width"), shape[1:], strict=True):
             self.register_buffer(name, dct_matrix(size).to(rotation), persistent=False)
 
+    @classmethod
+    def takes(cls, shape: tuple[int, ...]) -> bool:
+        """Return whether samples of this shape can be images."""
+        return len(shape) == 3 and max(shape) <= LONGEST_DCT
+
     @property
     def n_components(self) -> int:
         """Number of components."""
@@ -398,10 +403,20 @@ class Cosine(Basis):
         return cls(tensors["project"], tensors["order"], shape, at_input=at_input)
 
 
-# By the name of the route that finds it, which saved filters hold.
-BASES: dict[str, type[Basis]] = {
-    route: kind for kind in (Folded, Dense, Cosine) for route in kind.routes
+# By the name of the route that finds it, which saved filters hold, and whether it acts on the
+# layer's input.
+BASES: dict[tuple[str, bool], type[Basis]] = {
+    (route, side): kind
+    for kind in (Folded, Dense, Cosine)
+    for route in kind.routes
+    for side in kind.sides
 }
+ROUTE_NAMES = ("folded", *Dense.routes, *Cosine.routes)
+
+
+def basis_kind(route: str, *, at_input: bool) -> type[Basis]:
+    """Return the kind of basis that a route finds, on that side of the layer if it can be there."""
+    return BASES.get((route, at_input)) or BASES[route, not at_input]
 
 
 def usual_basis(
