@@ -31,7 +31,7 @@ def fit(
     layer: arguments.LayerOption = None,
     components: Annotated[
         int | None,
-        Option(min=1, help="How many (default: 2,000, or as many as so few images have)."),
+        Option(min=1, help="How many (default: 2,000, fewer of few images; all cosines)."),
     ] = None,
     route: arguments.RouteOption = "auto",
     batch_size: Annotated[
@@ -45,6 +45,7 @@ def fit(
     import ttapca
     from ttapca.benchmark.session import recommended_layer
     from ttapca.datasets import TensorBatches
+    from ttapca.fitting.routes import plan_fit
     from ttapca.fitting.store import check_target, stored_dtype
 
     stored_dtype(dtype)  # refuse now what saving would refuse at the end
@@ -55,11 +56,12 @@ def fit(
     start = time.perf_counter()
     batches = TensorBatches(train, batch_size or _together(train), chosen.rows)
     layer = layer or recommended_layer(model, train)
-    count = components or min(arguments.PAPERS_COMPONENTS, max(1, len(chosen.rows) - 1))
+    way = cast("RouteName", route)
+    count: int | None = components or min(arguments.PAPERS_COMPONENTS, max(1, len(chosen.rows) - 1))
+    if components is None and plan_fit(model, layer, batches, count, route=way).route == "dct":
+        count = None  # cosines cost no memory, and noise shows in the last of them
     with ConsoleReporter() as reporter, TimedStages(reporter, f"fitting {layer}") as progress:
-        fitted = ttapca.fit(
-            model, layer, batches, count, progress=progress, route=cast("RouteName", route)
-        )
+        fitted = ttapca.fit(model, layer, batches, count, progress=progress, route=way)
     fitted.save(to, dtype=cast("Storage", dtype), overwrite=force)
     _print(fitted, to, chosen, time.perf_counter() - start, as_json)
 
@@ -77,7 +79,7 @@ def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_js
             "layer": fitted.layer,
             "route": fitted.route,
             "components": fitted.n_components_,
-            "outputs": len(fitted.mean_),
+            "outputs": math.prod(fitted.output_shape),
             "explained_variance": variance,
             "dropped_variance": fitted.dropped_variance_,
             "agreement": fitted.agreement_,
@@ -91,7 +93,7 @@ def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_js
         return
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "
-        f"{len(fitted.mean_):,} outputs hold {100 * variance:.2f} % of the "
+        f"{math.prod(fitted.output_shape):,} outputs hold {100 * variance:.2f} % of the "
         f"variance of {fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)\n"
         f"  images: {chosen}\n"
         f"  with learned gains it {fitted.loss_in_words()}"

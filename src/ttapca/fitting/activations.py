@@ -145,7 +145,6 @@ class SourceActivations:
         self.channels = SourceChannels(model, logits)
         self.class_means = ClassMeans()
         self._one_shot = isinstance(data, Iterator)
-        self._whole = data if isinstance(data, Tensor) else None
         self._data = torch.split(data, TENSOR_BATCH) if isinstance(data, Tensor) else data
         self._progress: Progress = progress or (lambda batches: batches)
         self._prepare = prepare
@@ -220,11 +219,7 @@ class SourceActivations:
         """Note what the first batch and its output say about the work to come."""
         self._first = batch.head(self.cost.timed)
         self.batch_size = max(1, len(batch.first))
-        batches = operator.length_hint(self._data, 0)
-        # Where the last batch has fewer samples, these are a few too many.
-        self.samples = batches * self.batch_size or None
-        if isinstance(self._whole, Tensor):
-            self.samples = len(self._whole)
+        self.samples = _count_samples(self._data, self.batch_size)
         logits = found_logits(output, self._find_logits)
         self.classes = 0 if logits is None else logits.shape[1]
         self.measured = self.channels.expect(
@@ -383,6 +378,16 @@ class SourceActivations:
                 f"(counting from 0) is {_describe(batch)}. {_ADVICE}"
             )
         return found.mapped(lambda x: x.to(self.device))
+
+
+def _count_samples(data: Iterable[Any], batch_size: int) -> int | None:
+    """Return how many samples there are, if the data tell; at most a batch too many."""
+    if isinstance(data, tuple) and all(isinstance(each, Tensor) for each in data):
+        return sum(map(len, data))
+    count = operator.length_hint(data, 0) * batch_size
+    # `DataLoader` and others name the data set that they read, which may be sampled from.
+    known = operator.length_hint(getattr(data, "dataset", None), 0)
+    return (min(count, known) if known else count) or None
 
 
 def _describe(value: Any) -> str:

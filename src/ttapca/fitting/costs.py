@@ -107,13 +107,16 @@ def route_cost(route: str, problem: Problem) -> RouteCost:
     if problem.classes * problem.filtered <= MOST_CLASS_MEANS:
         common += 4 * problem.classes * problem.filtered * FLOAT64
     found = _COSTS[route](problem, samples, held)
+    means = FLOAT64 * (problem.outputs + problem.filtered * problem.folds)
+    if route == "dct" and problem.folds:
+        means = FLOAT32 * problem.filtered
     return RouteCost(
         passes=found.passes,
         reading=found.reading,
         decomposing=found.decomposing,
         calibrating=found.calibrating,
         memory=found.memory + common,
-        stored=found.stored + FLOAT64 * (problem.outputs + problem.filtered * problem.folds),
+        stored=found.stored + means,
     )
 
 
@@ -178,7 +181,6 @@ def _randomised(problem: Problem, _samples: int, held: int) -> RouteCost:
 def _dct(problem: Problem, _samples: int, held: int) -> RouteCost:
     shape, size = problem.filtered_shape, problem.filtered
     channels, sides = shape[0], sum(shape[1:])
-    kept = min(size, problem.components) if isinstance(problem.components, int) else size
     transform = size * (sides + channels)
     return RouteCost(
         passes=1,
@@ -187,7 +189,7 @@ def _dct(problem: Problem, _samples: int, held: int) -> RouteCost:
         decomposing=(2.0 * size * channels**2, 0.0),
         calibrating=(float(held * transform * 10), 0.0),
         memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
-        stored=(FLOAT32 + 2 * FLOAT64) * kept,
+        stored=2.0 * size,  # see `ttapca.fitting.packing`
     )
 
 

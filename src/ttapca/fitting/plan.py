@@ -20,20 +20,14 @@ from typing import Literal
 from ttapca.errors import OutOfMemoryError
 from ttapca.fitting.costs import Problem, route_cost
 from ttapca.spectral import pca
-from ttapca.spectral.basis import Cosine
+from ttapca.spectral.basis import LARGEST_DENSE, MATRIX_LIMIT, Cosine
 from ttapca.support.memory import available_memory, resident_memory
 from ttapca.support.speed import machine_speed
 
 RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
 
-# A matrix of this many rows takes 8 n^2 bytes (512 MB), and its decomposition some minutes.
-MATRIX_LIMIT = 8192
-
 # Below this, a matrix is decomposed within seconds, and few samples are no reason to do otherwise.
 FEW_FROM = 4096
-
-# Bytes of a basis of vectors, on disk and at test time. Cosines take its place above.
-LARGEST_DENSE = 2**27
 
 # What is left free of the memory at hand: Python, torch and others need some, too.
 SPARE = 0.1
@@ -233,7 +227,8 @@ def _plan(
             Stage("reading", reading),
             Stage("decomposing", seconds(cost.decomposing)),
             Stage("calibrating", seconds(cost.calibrating)),
-            Stage("comparing predictions", twice),
+            # With all components, nothing is dropped and predictions stay.
+            Stage("comparing predictions", 0.0 if problem.components is None else twice),
             Stage("mirroring images", twice),
         )
     return FitPlan(

@@ -274,6 +274,35 @@ def fit(
         )
 
 
+def plan_fit(
+    model: nn.Module,
+    layer: str,
+    data: Iterable[Any] | Tensor,
+    n_components: int | float | None = None,
+    *,
+    prepare: Prepare | None = None,
+    route: RouteName | Literal["auto"] = "auto",
+) -> FitPlan:
+    """Say what `fit` would do with these arguments, without doing it.
+
+    The model runs on a sample or two. An iterator, which can be read once, loses its first batch.
+
+    Raises:
+        TtapcaError: As `fit` does before it reads the data.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.Flatten())
+        >>> plan_fit(model, "0", torch.rand(40, 3, 128, 128), n_components=10).route
+        'gram'
+    """
+    check_n_components(n_components)
+    check_option("route", route, OneOf(["auto", *ROUTES]))
+    source = SourceActivations(model, layer, data, None, prepare)
+    with torch.inference_mode(False), torch.no_grad(), evaluation_mode(model):
+        asked = None if route == "auto" else route
+        return _plan(source, source.probe(), n_components, asked)
+
+
 def _plan(
     source: SourceActivations,
     shapes: Shapes,

@@ -34,6 +34,12 @@ from ttapca.spectral.cosine import dct_coefficients, dct_images, dct_matrix
 PROBED_COLUMNS = 16
 SAME_WEIGHTS = 0.05
 
+# `ttapca.fit` decomposes matrices of up to this many rows: 8 n^2 bytes (512 MB) and some minutes.
+MATRIX_LIMIT = 8192
+
+# Bytes of a basis of vectors, on disk and at test time. For images, cosines take its place above.
+LARGEST_DENSE = 2**27
+
 LONGEST_DCT = 4096  # its matrix has 128 MB
 UNIT = 0.05  # tolerance for the squared length of a basis vector in half precision
 
@@ -420,12 +426,19 @@ def basis_kind(route: str, *, at_input: bool) -> type[Basis]:
 
 
 def usual_basis(
-    layer: nn.Module, input_shape: tuple[int, ...] | None, output_shape: tuple[int, ...]
+    layer: nn.Module,
+    input_shape: tuple[int, ...] | None,
+    output_shape: tuple[int, ...],
+    n_components: int = 1,
 ) -> tuple[type[Basis], tuple[int, ...]]:
     """Return the kind of basis that `ttapca.fit` finds by default, and the shape it filters."""
+    kind: type[Basis] = Dense
+    shape = output_shape
     if input_shape is not None and acts_on_input(layer, input_shape, output_shape):
-        return Folded, input_shape
-    return Dense, output_shape
+        kind, shape = Folded, input_shape
+    size = math.prod(shape)
+    large = 4 * kind.cost(shape, min(size, n_components)).numbers > LARGEST_DENSE
+    return (Cosine if large and size > MATRIX_LIMIT and Cosine.takes(shape) else kind), shape
 
 
 def _orthonormal(shape: tuple[int, ...]) -> TensorForm:
