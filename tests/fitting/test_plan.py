@@ -13,8 +13,8 @@ import ttapca
 from oracles import DensePCA, images
 from ttapca.errors import OptionError, OutOfMemoryError
 from ttapca.fitting import network_cost, routes
-from ttapca.fitting.costs import Problem, route_cost
-from ttapca.fitting.plan import LARGEST_DENSE, FitPlan, NetworkTimes, Stage, plan_of
+from ttapca.fitting.fit_plan import LARGEST_DENSE, FitPlan, NetworkTimes, Stage, plan_of
+from ttapca.fitting.route_costs import Problem, route_cost
 from ttapca.spectral import few_inputs
 from ttapca.spectral.affine import LinearPart
 
@@ -78,7 +78,7 @@ def test_with_less_memory_another_route_is_taken() -> None:
 
 
 def test_fit_refuses_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttapca.fitting.plan.available_memory", lambda: 1000)
+    monkeypatch.setattr("ttapca.fitting.fit_plan.available_memory", lambda: 1000)
     calls = []
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
     model[0].register_forward_hook(lambda *_: calls.append(1))

@@ -17,8 +17,8 @@ from ttapca.support.timed_stages import TimedStages
 
 if TYPE_CHECKING:
     from ttapca.datasets import Choice, Images
+    from ttapca.fitting.fit_plan import RouteName
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
-    from ttapca.fitting.plan import RouteName
 
 BATCH = 250  # images
 BATCH_NUMBERS = 2**23

@@ -10,7 +10,7 @@ from ttapca._checks import OneOf, check_option
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.fitting.plan import FitPlan, RouteName
+    from ttapca.fitting.fit_plan import FitPlan, RouteName
     from ttapca.networks import LayerTable
 
 TIMED = 2  # images
@@ -27,8 +27,8 @@ def planned_fits(
     """Return the plan of a fit at each layer; None where it needs more memory than there is."""
     from ttapca.errors import OutOfMemoryError
     from ttapca.fitting.activations import KEPT_NUMBERS, KEPT_PARTS, KEPT_SAMPLES
-    from ttapca.fitting.costs import Problem
-    from ttapca.fitting.plan import NetworkTimes, plan_of
+    from ttapca.fitting.fit_plan import NetworkTimes, plan_of
+    from ttapca.fitting.route_costs import Problem
     from ttapca.spectral.basis import ROUTE_NAMES, Cosine
 
     check_option("route", route, OneOf(["auto", *ROUTE_NAMES]))

@@ -20,7 +20,7 @@ from ttapca.errors import OptionError, ShapeError
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.fitting.plan import FitPlan
+    from ttapca.fitting.fit_plan import FitPlan
     from ttapca.networks import LayerFacts, LayerTable
 
 NEEDS = {"model": "the model", "data": "source data, unlabelled", "training": "its own training"}
@@ -138,7 +138,7 @@ def _cells(layer: LayerFacts) -> tuple[str, ...]:
 def _fit_cells(layer: LayerFacts, plan: FitPlan | None) -> tuple[str, ...]:
     if plan is None or layer.calls != 1:
         return ()
-    from ttapca.fitting.plan import seconds_in_words
+    from ttapca.fitting.fit_plan import seconds_in_words
 
     return (plan.route, seconds_in_words(plan.seconds or 0), f"{plan.memory_bytes / 1e9:.1f}")
 

@@ -25,9 +25,9 @@ from ttapca.errors import (
     TtapcaError,
 )
 from ttapca.fitting.class_means import ClassMeans
+from ttapca.fitting.fit_plan import FitPlan, NetworkTimes
 from ttapca.fitting.fitted_filter import carries_filter
 from ttapca.fitting.network_cost import NetworkCost, seconds_of, watched
-from ttapca.fitting.plan import FitPlan, NetworkTimes
 from ttapca.fitting.source_channels import SourceChannels, found_logits
 from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
 

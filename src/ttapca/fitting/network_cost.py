@@ -20,7 +20,7 @@ RUN_NUMBERS = 2**24
 BYTES_A_NUMBER = 4 * 5
 
 # A timed run takes about a second.
-TIMED_MULTIPLY_ADDS = 1e10
+TIMED_MULTIPLY_ADDS = 2e10
 MOST_TIMED = 64
 
 
@@ -84,9 +84,12 @@ def watched(model: nn.Module, samples: int) -> Iterator[NetworkCost]:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Return how long a piece of work takes."""
-    start = time.perf_counter()
-    work()
-    if torch.cuda.is_available():  # it may have been put off
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    """Return how long a piece of work takes: the less of two tries, in case the machine is busy."""
+    tries = []
+    for _ in range(2):
+        start = time.perf_counter()
+        work()
+        if torch.cuda.is_available():  # it may have been put off
+            torch.cuda.synchronize()
+        tries.append(time.perf_counter() - start)
+    return min(tries)

@@ -12,8 +12,8 @@ BatchNorm or GroupNorm, see `ttapca.fitting.source_channels`). Five routes lead 
 - **dct**, for images too large for a basis of vectors: cosines with exact variances, not exactly
   the principal components (see `ttapca.spectral.cosine`).
 
-`ttapca.fitting.plan` chooses among them. A further route is one function, its entry in `ROUTES`,
-its name in `RouteName`, and its cost in `ttapca.fitting.costs`.
+`ttapca.fitting.fit_plan` chooses among them. A further route is one function, its entry in
+`ROUTES`, its name in `RouteName`, and its cost in `ttapca.fitting.route_costs`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from ttapca._checks import OneOf, check_option
 from ttapca.errors import OptionError, enough_memory
 from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
-from ttapca.fitting.costs import Problem
+from ttapca.fitting.fit_plan import FitPlan, RouteName, plan_of
 from ttapca.fitting.fit_task import FitTask
 from ttapca.fitting.fitted_filter import FittedFilter, attach, drops_something
 from ttapca.fitting.mirror_agreement import mirror_agreement
-from ttapca.fitting.plan import FitPlan, RouteName, plan_of
+from ttapca.fitting.route_costs import Problem
 from ttapca.spectral.affine import InputPCA, LinearPart, fold, is_affine
 from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
 from ttapca.spectral.calibration import (
@@ -221,7 +221,7 @@ def fit(
         logits: Finds the logits in what the model returns, where that is more than one tensor:
             `lambda output: output.logits`. From them, `fit` learns what classes do to statistics.
         route: `folded`, `exact`, `gram`, `randomised` or `dct`, see above; by default chosen by the
-            layer, the number of samples and the memory at hand, see `ttapca.fitting.plan`.
+            layer, the number of samples and the memory at hand, see `ttapca.fitting.fit_plan`.
         generator: Draws the start of the randomised route; a fixed seed by default.
 
     Returns:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ttapca.errors import OutOfMemoryError
-from ttapca.fitting.costs import Problem, route_cost
+from ttapca.fitting.route_costs import Problem, route_cost
 from ttapca.spectral import pca
 from ttapca.spectral.basis import LARGEST_DENSE, MATRIX_LIMIT, Cosine
-from ttapca.support.memory import available_memory, resident_memory
+from ttapca.support.machine_memory import available_memory, resident_memory
 from ttapca.support.speed import machine_speed
 
 RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]

@@ -184,8 +184,8 @@ def _dct(problem: Problem, _samples: int, held: int) -> RouteCost:
     transform = size * (sides + channels)
     return RouteCost(
         passes=1,
-        # A small product for each frequency costs as much as some hundred multiply-adds a number.
-        reading=float(size * (sides + 200)),
+        # Copies and a small product for each frequency: as long as 1,500 multiply-adds a number.
+        reading=float(size * (sides + 1500)),
         decomposing=(2.0 * size * channels**2, 0.0),
         calibrating=(float(held * transform * 10), 0.0),
         memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
