@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import DensePCA, images
-from ttapca.errors import OptionError, OutOfMemoryError
+from ttapca.errors import OptionError, OutOfMemoryError, ShapeError
 from ttapca.fitting import network_cost, routes
 from ttapca.fitting.fit_plan import LARGEST_DENSE, FitPlan, NetworkTimes, Stage, plan_of
 from ttapca.fitting.route_costs import Problem, route_cost
@@ -234,3 +234,14 @@ def test_an_unknown_route_is_refused_first() -> None:
     with pytest.raises(OptionError, match="`route` must be one of auto, folded"):
         ttapca.fit(nn.Linear(4, 2), "", images(40, shape=(4,)), route="quick")  # type: ignore[arg-type]
     assert set(routes.ROUTES) == {"folded", "exact", "gram", "randomised", "dct"}
+
+
+def test_images_of_another_size_are_refused_clearly() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for route in ("folded", "dct"):
+        fitted = ttapca.fit(model.double(), "0", images(60, shape=(1, 8, 8)), route=route)
+        attachment = ttapca.attach(model, fitted)
+        said = r"fitted on samples of shape \(1, 8, 8\); found \(1, 9, 8\) .* Resize the input, or"
+        with pytest.raises(ShapeError, match=said):
+            model(images(2, shape=(1, 9, 8)))
+        attachment.detach()
