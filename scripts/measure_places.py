@@ -27,7 +27,7 @@ from ttapca import networks
 from ttapca.benchmark import ImageSource
 from ttapca.corruptions import STANDARD
 from ttapca.datasets import Images, TensorBatches, load, read_cifar_c, read_digits
-from ttapca.fitting.routes import Route
+from ttapca.fitting.fit_plan import RouteName
 
 SEVERITY = 5
 RESULTS = Path(__file__).parent / "results" / "places.json"
@@ -38,7 +38,7 @@ class Place:
     """A layer and a basis: what one filter is fitted with."""
 
     layer: str
-    route: Route | str = "auto"
+    route: RouteName | str = "auto"
     components: int | None = None
 
 

@@ -24,13 +24,22 @@ pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning"
 def test_layers(digits: Path, command) -> None:
     text = command("layers resnet20").out
     row = next(line for line in text.splitlines() if line.startswith("conv1 "))
-    assert row.split() == ["conv1", "Conv2d", "16x32x32", "16,384", "yes", "2,000", "49.2", "30.1"]
+    costs = ["conv1", "Conv2d", "16x32x32", "16,384", "yes", "2,000", "49.2", "30.1"]
+    assert row.split()[:9] == [*costs, "folded"]
+    assert "Route, time and memory are those of a fit of 10,000 images" in text
     assert "272,474 parameters, 40.8 million multiply-adds for an image of 3x32x32" in text
     assert text.endswith("Recommended: conv1\n")
     facts = json.loads(command(f"layers {digits} --components 10 --json").out)
     assert facts["recommended"] == "conv1"
     assert [layer["name"] for layer in facts["layers"]][:3] == ["normalise", "conv1", "bn1"]
     assert facts["layers"][1]["components"] == 10
+    fits = {layer["name"]: layer["fit"] for layer in facts["layers"]}
+    assert (fits["conv1"]["route"], fits["bn1"]["route"]) == ("folded", "exact")
+    assert fits["conv1"]["memory_bytes"] > 0
+    cosines = json.loads(command(f"layers {digits} --route dct --json").out)
+    assert cosines["layers"][1]["fit"]["route"] == "dct"
+    assert cosines["layers"][-1]["fit"] is None  # no images there
+    assert "`route` must be one of auto, folded" in command(f"layers {digits} --route x", 2).err
     for words in ("own:flat", "--model own:flat"):
         said = command(f"layers {words} --input 1x8x8")
         assert said.out.endswith("Recommended: 1\n")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ttapca
 from oracles import images, small_convnet
 from ttapca.fitting.routes import ROUTES
-from ttapca.spectral.basis import BASES, Basis, usual_basis
+from ttapca.spectral.basis import BASES, Basis, basis_kind, usual_basis
 
 DATA = images(90)
 CASES = {
@@ -82,7 +82,9 @@ def test_its_tensors_make_it_again_and_tell_its_cost(
         assert tuple(tensors[name].shape) == form.shape
         assert form.dtype in (None, tensors[name].dtype)
         assert form.holds(tensors[name])
-    again = BASES[fitted.route].from_tensors(tensors, fitted.shape, at_input=basis.at_input)
+    again = basis_kind(fitted.route, at_input=basis.at_input).from_tensors(
+        tensors, fitted.shape, at_input=basis.at_input
+    )
     assert torch.equal(again.project(samples), basis.project(samples))
     assert again.at_input == basis.at_input in basis.sides
     numbers, multiply_adds = basis.cost(fitted.shape, 30)
@@ -102,15 +104,15 @@ def test_a_copy_to_compute_with(basis: Basis, samples: Tensor) -> None:
 
 
 def test_every_route_leads_to_a_basis() -> None:
-    assert BASES.keys() == ROUTES.keys()
+    assert {route for route, _ in BASES} == ROUTES.keys()
     for name, fitted in FITTED.items():
         assert fitted.basis.at_input == (CASES[name][0] == "conv1")
         assert fitted.shape == ((3, 6, 6) if fitted.basis.at_input else (8, 6, 6))
         place = "input" if fitted.basis.at_input else "output"
         assert f"components=30, at the {place}" in repr(fitted.spectral_filter())
-    assert usual_basis(nn.Linear(4, 9), (4,), (9,)) == (BASES["folded"], (4,))
-    assert usual_basis(nn.Linear(9, 4), (9,), (4,)) == (BASES["exact"], (4,))
-    assert usual_basis(nn.ReLU(), None, (4,)) == (BASES["exact"], (4,))
+    assert usual_basis(nn.Linear(4, 9), (4,), (9,)) == (BASES["folded", True], (4,))
+    assert usual_basis(nn.Linear(9, 4), (9,), (4,)) == (BASES["exact", False], (4,))
+    assert usual_basis(nn.ReLU(), None, (4,)) == (BASES["exact", False], (4,))
 
 
 # Stored in float16, a basis of matrices reads half as much for a single sample.

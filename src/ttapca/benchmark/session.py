@@ -22,11 +22,13 @@ from ttapca.benchmark.subject import ImageSource, Subject
 from ttapca.datasets import DIGITS, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.fitting.routes import plan_fit
 from ttapca.networks.factories import call_factory, is_factory
 from ttapca.networks.hubs import is_hub_name
 from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
 from ttapca.spectral.basis import Dense
-from ttapca.support.progress import Reporter, Silent, Steps
+from ttapca.support.progress import Reporter, Silent
+from ttapca.support.timed_stages import TimedStages
 
 DIGITS_NETWORK = "digits-small-cnn"
 FIT_BATCH = 250
@@ -315,9 +317,13 @@ class Benchmark:
     def _fit(self, network: nn.Module, layer: str, wanted: int | None) -> FittedFilter:
         def fit(count: int | None) -> FittedFilter:
             batches = TensorBatches(self._training, FIT_BATCH)
-            progress = Steps(self.reporter, f"fitting {layer}")
-            return ttapca.fit(network, layer, batches, count, progress=progress)
+            with TimedStages(self.reporter, f"fitting {layer}") as progress:
+                return ttapca.fit(network, layer, batches, count, progress=progress)
 
+        if wanted is None:
+            batches = TensorBatches(self._training, FIT_BATCH)
+            if plan_fit(network, layer, batches, paper.COMPONENTS).route == "dct":
+                return fit(None)  # all cosines: they cost nothing, and show noise best
         try:
             return fit(wanted or paper.COMPONENTS)
         except NotEnoughDataError:

@@ -51,6 +51,8 @@ LayerOption = Annotated[
     str | None,
     Option(metavar="NAME", help="Layer of the filter (default: as `ttapca layers` recommends)."),
 ]
+ROUTE = "auto, folded, exact, gram, randomised or dct (cosines, for large images)."
+RouteOption = Annotated[str, Option(metavar="NAME", help=ROUTE)]
 FilterOption = Annotated[
     Path | None,
     Option(metavar="DIR", exists=True, file_okay=False, help="A filter from `ttapca fit`."),

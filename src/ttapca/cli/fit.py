@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -12,11 +13,15 @@ from typer import Option
 
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
-from ttapca.support.progress import Steps
+from ttapca.support.timed_stages import TimedStages
 
 if TYPE_CHECKING:
-    from ttapca.datasets import Choice
+    from ttapca.datasets import Choice, Images
+    from ttapca.fitting.fit_plan import RouteName
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
+
+BATCH = 250  # images
+BATCH_NUMBERS = 2**23
 
 
 def fit(
@@ -24,8 +29,14 @@ def fit(
     images: arguments.ImageOptions,
     network: arguments.NetworkOptions,
     layer: arguments.LayerOption = None,
-    components: Annotated[int, Option(min=1, help="How many.")] = arguments.PAPERS_COMPONENTS,
-    batch_size: Annotated[int, Option(min=1, help="Images read at once.")] = 250,
+    components: Annotated[
+        int | None,
+        Option(min=1, help="How many (default: 2,000, fewer of few images; all cosines)."),
+    ] = None,
+    route: arguments.RouteOption = "auto",
+    batch_size: Annotated[
+        int | None, Option(min=1, help="Images read at once (default: 250, fewer if large).")
+    ] = None,
     dtype: Annotated[str, Option(help="float64, float32, bfloat16 or float16.")] = "float32",
     force: Annotated[bool, Option("--force", help="Replace an existing filter.")] = False,
     as_json: arguments.AsJson = False,
@@ -34,6 +45,7 @@ def fit(
     import ttapca
     from ttapca.benchmark.session import recommended_layer
     from ttapca.datasets import TensorBatches
+    from ttapca.fitting.routes import plan_fit
     from ttapca.fitting.store import check_target, stored_dtype
 
     stored_dtype(dtype)  # refuse now what saving would refuse at the end
@@ -42,13 +54,21 @@ def fit(
     train, chosen = images.read("train")
     model = source.load()
     start = time.perf_counter()
-    batches = TensorBatches(train, batch_size, chosen.rows)
+    batches = TensorBatches(train, batch_size or _together(train), chosen.rows)
     layer = layer or recommended_layer(model, train)
-    with ConsoleReporter() as reporter:
-        progress = Steps(reporter, f"fitting {layer}")
-        fitted = ttapca.fit(model, layer, batches, components, progress=progress)
+    way = cast("RouteName", route)
+    count: int | None = components or min(arguments.PAPERS_COMPONENTS, max(1, len(chosen.rows) - 1))
+    if components is None and plan_fit(model, layer, batches, count, route=way).route == "dct":
+        count = None  # cosines cost no memory, and noise shows in the last of them
+    with ConsoleReporter() as reporter, TimedStages(reporter, f"fitting {layer}") as progress:
+        fitted = ttapca.fit(model, layer, batches, count, progress=progress, route=way)
     fitted.save(to, dtype=cast("Storage", dtype), overwrite=force)
     _print(fitted, to, chosen, time.perf_counter() - start, as_json)
+
+
+def _together(images: Images) -> int:
+    """Return how many images to read at once."""
+    return max(1, min(BATCH, BATCH_NUMBERS // math.prod(images.images.shape[1:])))
 
 
 def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_json: bool) -> None:
@@ -59,7 +79,7 @@ def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_js
             "layer": fitted.layer,
             "route": fitted.route,
             "components": fitted.n_components_,
-            "outputs": len(fitted.mean_),
+            "outputs": math.prod(fitted.output_shape),
             "explained_variance": variance,
             "dropped_variance": fitted.dropped_variance_,
             "agreement": fitted.agreement_,
@@ -73,7 +93,7 @@ def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_js
         return
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "
-        f"{len(fitted.mean_):,} outputs hold {100 * variance:.2f} % of the "
+        f"{math.prod(fitted.output_shape):,} outputs hold {100 * variance:.2f} % of the "
         f"variance of {fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)\n"
         f"  images: {chosen}\n"
         f"  with learned gains it {fitted.loss_in_words()}"

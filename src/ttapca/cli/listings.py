@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from typer import Option
 
 from ttapca.cli import arguments
@@ -19,12 +20,14 @@ from ttapca.errors import OptionError, ShapeError
 if TYPE_CHECKING:
     from torch import nn
 
+    from ttapca.fitting.fit_plan import FitPlan
     from ttapca.networks import LayerFacts, LayerTable
 
 NEEDS = {"model": "the model", "data": "source data, unlabelled", "training": "its own training"}
 INDENT = "    "
 WIDEST = 100  # characters; longer lines are hard to read
-TABLE_WIDTH = 120  # where the output is not a terminal
+FITTED_IMAGES = 10_000
+TABLE_WIDTH = 140  # where the output is not a terminal
 
 
 def layers(
@@ -36,9 +39,13 @@ def layers(
     components: Annotated[
         int, Option(min=1, help="Components of the filter whose cost is shown.")
     ] = arguments.PAPERS_COMPONENTS,
+    images: Annotated[
+        int, Option(min=32, help="Images of the fit whose route, time and memory are shown.")
+    ] = FITTED_IMAGES,
+    route: arguments.RouteOption = "auto",
     as_json: arguments.AsJson = False,
 ) -> None:
-    """List the layers of a network, what a filter costs at each, and which to choose.
+    """List the layers of a network, what a filter and its fit cost at each, and which to choose.
 
     MODEL may also be an architecture without weights, such as wrn-28-10.
     """
@@ -54,10 +61,17 @@ def layers(
         table = networks.describe_layers(network, shape, components)
     except ShapeError as error:  # the shape is an option here
         raise OptionError(f"{error} Name it with --input CxHxW.") from error
+    from ttapca.cli.fit_estimates import planned_fits
+
+    plans = planned_fits(network, shape, table, components, images, route)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(table), indent=2))
+        facts = dataclasses.asdict(table)
+        for layer in facts["layers"]:
+            plan = plans[layer["name"]]
+            layer["fit"] = None if plan is None else dataclasses.asdict(plan)
+        typer.echo(json.dumps(facts | {"images": images}, indent=2))
     else:
-        _print(table, shape)
+        _print(table, shape, plans, images)
 
 
 def _shape(words: str | None, network: nn.Module) -> tuple[int, ...]:
@@ -72,7 +86,9 @@ def _shape(words: str | None, network: nn.Module) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _print(table: LayerTable, shape: tuple[int, ...]) -> None:
+def _print(
+    table: LayerTable, shape: tuple[int, ...], plans: dict[str, FitPlan | None], images: int
+) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = TABLE_WIDTH
@@ -81,14 +97,20 @@ def _print(table: LayerTable, shape: tuple[int, ...]) -> None:
         grid.add_column(heading, no_wrap=True)
     for heading in ("output", "p", "folds", "components", "filter [MB]", "cost [%]"):
         grid.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("route", "fit", "[GB]"):
+        grid.add_column(Text(heading), justify="right", no_wrap=True)
     for layer in table.layers:
         style = "bold" if layer.name == table.recommended else None
-        grid.add_row(*_cells(layer), style=style)
+        grid.add_row(*_cells(layer), *_fit_cells(layer, plans[layer.name]), style=style)
     console.print(grid)
     times = "x".join(map(str, shape))
     console.print(
         f"\n{table.parameters:,} parameters, {table.multiply_adds / 1e6:,.1f} million "
         f"multiply-adds for an image of {times}. The cost of a filter is relative to that."
+    )
+    console.print(
+        f"Route, time and memory are those of a fit of {images:,} images, without reading them; "
+        "a layer without any needs more memory than there is."
     )
     if table.recommended is None:
         console.print("No layer returns one tensor per forward pass, so none can carry a filter.")
@@ -111,6 +133,14 @@ def _cells(layer: LayerFacts) -> tuple[str, ...]:
         f"{layer.filter_bytes / 1e6:,.1f}",
         f"{cost:,.1f}",
     )
+
+
+def _fit_cells(layer: LayerFacts, plan: FitPlan | None) -> tuple[str, ...]:
+    if plan is None or layer.calls != 1:
+        return ()
+    from ttapca.fitting.fit_plan import seconds_in_words
+
+    return (plan.route, seconds_in_words(plan.seconds or 0), f"{plan.memory_bytes / 1e9:.1f}")
 
 
 def methods(as_json: arguments.AsJson = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -190,9 +190,14 @@ class TensorBatches:
         """Refuse a size that gives no batch."""
         check_option("size", self.size, Whole(1))
 
+    @property
+    def dataset(self) -> Sized:
+        """What the images are drawn from, as PyTorch's own loaders call it."""
+        return self.data if self.order is None else self.order
+
     def __len__(self) -> int:
         """Return the number of batches."""
-        return -(-len(self.data if self.order is None else self.order) // self.size)
+        return -(-len(self.dataset) // self.size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield pixels `(batch, channels, height, width)` in [0, 1], and labels `(batch,)`."""

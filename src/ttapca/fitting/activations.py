@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,13 +25,16 @@ from ttapca.errors import (
     TtapcaError,
 )
 from ttapca.fitting.class_means import ClassMeans
+from ttapca.fitting.fit_plan import FitPlan, NetworkTimes
 from ttapca.fitting.fitted_filter import carries_filter
+from ttapca.fitting.network_cost import NetworkCost, seconds_of, watched
 from ttapca.fitting.source_channels import SourceChannels, found_logits
 from ttapca.support.batches import SAMPLES, arguments_in, array_batches, as_tensor, precision_of
 from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
 
-# Wraps the batches while they are read. If it has a method `stage`, that is told the name of work
-# without batches, such as `decomposing`.
+# Wraps the batches while they are read. If it has a method `plan`, that is given the `FitPlan`
+# before the work begins; if it has a method `stage`, that is told the name of work without batches,
+# such as `decomposing`.
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 Prepare = Callable[[Any], Any]
 
@@ -97,8 +102,20 @@ class ModelInputs:
 
     def head(self, count: int) -> ModelInputs:
         """Return the first samples; tensors without a row per sample stay whole."""
+        return self._rows(slice(count))
+
+    def parts(self, most: int) -> Iterator[ModelInputs]:
+        """Yield the samples in order, at most so many at a time."""
         samples = len(self.first)
-        return self.mapped(lambda x: x[:count] if x.dim() and len(x) == samples else x)
+        if samples <= most:
+            yield self
+            return
+        for start in range(0, samples, most):
+            yield self._rows(slice(start, start + most))
+
+    def _rows(self, rows: slice) -> ModelInputs:
+        samples = len(self.first)
+        return self.mapped(lambda x: x[rows] if x.dim() and len(x) == samples else x)
 
     def run(self, model: nn.Module) -> Any:
         """Call the model."""
@@ -147,14 +164,24 @@ class SourceActivations:
         self._kept: list[ModelInputs] = []
         self.data_shape: tuple[int, ...] = ()  # of one sample of the data, once probed
         self._keep_every = 1
+        self.cost = NetworkCost()
+        self.batch_size = 1  # samples in the first batch, once probed
+        self.samples: int | None = None  # how many there are, if the data tell; once probed
+        self.classes = 0  # that the model predicts, once probed
+        self.measured: int | None = None  # samples run through all of the model, if known; ditto
+        self._first: ModelInputs | None = None
+        self._shapes: Shapes | None = None
+        self._fetching = 0.0
 
     def probe(self) -> Shapes:
         """Run a sample or two through the whole model to see what the layer takes and returns."""
+        start = time.perf_counter()
         iterator = iter(self._data)
         try:
             first = next(iterator)
         except StopIteration:
             raise NotEnoughDataError("Fitting needs data; found none.") from None
+        self._fetching = time.perf_counter() - start
         if self._one_shot:
             self._data = itertools.chain([first], iterator)  # this batch will be read again
         calls: list[Shapes] = []
@@ -168,12 +195,14 @@ class SourceActivations:
             taken = tuple(args[0].shape[1:]) if args and isinstance(args[0], Tensor) else None
             calls.append(Shapes(taken, tuple(output.shape[1:])))
 
-        inputs = self._inputs_of(first, 0).head(2)
+        batch = self._inputs_of(first, 0)
+        inputs = batch.head(2)
         self.data_shape = tuple(inputs.first.shape[1:])
         handle = self.layer.register_forward_hook(record)
         try:
-            with explained_inputs(inputs.values):
-                inputs.run(self.model)
+            seen = watched(self.model, len(inputs.first))
+            with explained_inputs(inputs.values), seen as self.cost:
+                output = inputs.run(self.model)
         except TtapcaError:
             raise
         except TypeError as error:
@@ -193,35 +222,81 @@ class SourceActivations:
                 f"A filter goes after a layer that is called once in a forward pass; `{self.path}` "
                 f"is {times}. Choose another layer, or use a separate module for each call."
             )
-        return calls[0]
+        self._look_ahead(batch, output)
+        self._shapes = calls[0]
+        return self._shapes
+
+    def _look_ahead(self, batch: ModelInputs, output: Any) -> None:
+        """Note what the first batch and its output say about the work to come."""
+        self._first = batch.head(self.cost.timed)
+        self.batch_size = max(1, len(batch.first))
+        self.samples = _count_samples(self._data, self.batch_size)
+        logits = found_logits(output, self._find_logits)
+        self.classes = 0 if logits is None else logits.shape[1]
+        self.measured = self.channels.expect(
+            self.samples,
+            self.classes,
+            numbers=max(1, math.prod(self.data_shape)),
+            multiply_adds=self.cost.multiply_adds,
+        )
+
+    @torch.no_grad()
+    def times(self, at: Literal["input", "output"]) -> NetworkTimes:
+        """Run a part of the first batch again, to see how long the network takes for a sample."""
+        inputs = self._first
+        if inputs is None:
+            raise RuntimeError("`probe` comes first.")
+        count = len(inputs.first)
+
+        def reach() -> None:
+            with stopped_at(self.layer, before=at == "input"):
+                inputs.run(self.model)
+
+        trial = SourceChannels(self.model, self._find_logits)
+        part = KEPT_PARTS * min(KEPT_SAMPLES, self._kept_of(inputs))
+        return NetworkTimes(
+            fetching=self._fetching / self.batch_size,
+            up_to_layer=seconds_of(reach) / count,
+            whole=seconds_of(lambda: inputs.run(self.model)) / count,
+            measuring=seconds_of(lambda: trial.see(*inputs.args, **inputs.kwargs)) / count
+            if self.measured
+            else 0.0,
+            measured=self.measured or 0,
+            compared=min(part, self.samples or part),
+        )
 
     def batches(self, at: Literal["input", "output"], shape: tuple[int, ...]) -> Iterator[Tensor]:
         """Yield what every batch becomes at the layer, shape (batch, *shape)."""
         self._passes += 1
         seen = 0
         for number, batch in enumerate(self._progress(self._data)):
-            inputs = self._inputs_of(batch, number)
-            with stopped_at(self.layer, before=at == "input") as reached:
-                inputs.run(self.model)
-            if not reached:
-                raise LayerOutputError(
-                    f"`{self.path}` was not called in the forward pass of a batch."
-                )
-            activation: Tensor = reached[0]
-            self._check(activation, shape, number, at, inputs.first)
+            whole = self._inputs_of(batch, number)
             if self._passes == 1:
-                shares = self.channels.see(*inputs.args, **inputs.kwargs)
-                if shares is not None:
-                    self.class_means.add(activation, shares)
-                self._keep(number, inputs)
-            seen += len(activation)
-            yield activation
+                self._keep(number, whole)
+            for inputs in whole.parts(self.cost.together):
+                activation = self._activation(inputs, at)
+                self._check(activation, shape, number, at, inputs.first)
+                if self._passes == 1:
+                    shares = self.channels.see(*inputs.args, **inputs.kwargs)
+                    if shares is not None:
+                        self.class_means.add(activation, shares)
+                seen += len(activation)
+                yield activation
         if seen < FEWEST_SAMPLES:
             raise NotEnoughDataError(
                 f"A filter is fitted on at least {FEWEST_SAMPLES} samples: fewer do not tell how "
                 "much a component varies, and gains would be random. "
                 f"Found {seen}. Give more data."
             )
+
+    def _activation(self, inputs: ModelInputs, at: Literal["input", "output"]) -> Tensor:
+        """Run the network up to the layer."""
+        with stopped_at(self.layer, before=at == "input") as reached:
+            inputs.run(self.model)
+        if not reached:
+            raise LayerOutputError(f"`{self.path}` was not called in the forward pass of a batch.")
+        activation: Tensor = reached[0]
+        return activation
 
     def _check(
         self, activation: Tensor, shape: tuple[int, ...], number: int, at: str, samples: Tensor
@@ -253,12 +328,34 @@ class SourceActivations:
         """Keep a part of one batch in `_keep_every`; drop half of the parts when there are many."""
         if number % self._keep_every:
             return
-        largest = KEPT_NUMBERS // KEPT_PARTS // max(1, math.prod(inputs.first.shape[1:]))
-        part = inputs.head(max(1, min(KEPT_SAMPLES, largest)))
+        part = inputs.head(self._kept_of(inputs))
         self._kept.append(part.mapped(lambda x: x.detach().to("cpu", copy=True)))
         if len(self._kept) > KEPT_PARTS:
             self._kept = self._kept[::2]
             self._keep_every *= 2
+
+    def bytes_to_run(self) -> int:
+        """Return the memory that running the network takes."""
+        first = self._shapes is not None and self._shapes.input == self.data_shape
+        if first and self.measured == 0:  # only what is kept runs through more than one layer
+            return self.cost.bytes_for(min(self.batch_size, KEPT_SAMPLES))
+        return self.cost.bytes_for(self.batch_size)
+
+    def _kept_of(self, inputs: ModelInputs) -> int:
+        """How many samples of a batch are kept, at most."""
+        largest = KEPT_NUMBERS // KEPT_PARTS // max(1, math.prod(inputs.first.shape[1:]))
+        return max(1, min(KEPT_SAMPLES, largest))
+
+    def tell(self, plan: FitPlan) -> None:
+        """Tell the progress display what will be done, if it wants to know."""
+        listen = getattr(self._progress, "plan", None)
+        if listen is not None:
+            listen(plan)
+
+    @property
+    def wants_plan(self) -> bool:
+        """Whether the progress display wants to know how long the work will take."""
+        return hasattr(self._progress, "plan")
 
     def stage(self, name: str) -> None:
         """Tell the progress display what is done while no batch is read."""
@@ -291,6 +388,16 @@ class SourceActivations:
                 f"(counting from 0) is {_describe(batch)}. {_ADVICE}"
             )
         return found.mapped(lambda x: x.to(self.device))
+
+
+def _count_samples(data: Iterable[Any], batch_size: int) -> int | None:
+    """Return how many samples there are, if the data tell; at most a batch too many."""
+    if isinstance(data, tuple) and all(isinstance(each, Tensor) for each in data):
+        return sum(map(len, data))
+    count = operator.length_hint(data, 0) * batch_size
+    # `DataLoader` and others name the data set that they read, which may be sampled from.
+    known = operator.length_hint(getattr(data, "dataset", None), 0)
+    return (min(count, known) if known else count) or None
 
 
 def _describe(value: Any) -> str:

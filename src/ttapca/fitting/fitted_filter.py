@@ -9,6 +9,7 @@ closures, so that `copy.deepcopy` and pickling carry them along.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import platform
 import sys
@@ -32,11 +33,12 @@ from ttapca.fitting.store import (
     CLASS_SHARES,
     GROUP_NORM,
     LAYER_NORM,
+    kind_of,
     read_filter,
     save_filter,
 )
 from ttapca.fitting.store import Storage as Storage
-from ttapca.spectral.basis import BASES, Basis
+from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.filter import SpectralFilter
@@ -72,7 +74,8 @@ class FittedFilter:
             layer's input or its output.
         shape: Shape of one sample that is filtered.
         output_shape: Shape of one sample of the layer's output.
-        mean_: Mean of the layer's output, flattened, float64, shape (p,).
+        mean_: Mean of the layer's output, flattened, float64, shape (p,). None for cosines at the
+            input of a layer that were saved: it follows from the layer and `center_`.
         center_: Mean of the samples that are filtered, float64, shape (d,).
         singular_values_: Singular values of the centred output, falling, float64, (components,).
         n_samples_: Number of samples it was fitted on.
@@ -118,7 +121,7 @@ class FittedFilter:
     basis: Basis
     shape: tuple[int, ...]
     output_shape: tuple[int, ...]
-    mean_: Tensor
+    mean_: Tensor | None
     center_: Tensor
     singular_values_: Tensor
     n_samples_: int
@@ -253,7 +256,9 @@ class FittedFilter:
         if found is None:
             return None
         means, shares = found
-        away = self.basis.project(means - self.center_)
+        # Some at a time: there may be a thousand classes of large images.
+        some = torch.split(means, 64)
+        away = torch.cat([self.basis.project(each - self.center_) for each in some])
         return class_reach(away, shares, self.explained_variance_).float()
 
     def spectral_filter(
@@ -295,8 +300,9 @@ class FittedFilter:
             path: A new or empty folder.
             overwrite: Whether to replace a saved filter that is there already.
             dtype: Precision of the large matrices. Half precision halves the folder; means and
-                singular values are always kept in float64. float16 is more precise than bfloat16,
-                and on a CPU it filters single samples in three quarters of the time.
+                singular values are always kept in float64, except those of cosines. float16 is
+                more precise than bfloat16, and on a CPU it filters single samples in three quarters
+                of the time.
 
         Raises:
             OptionError: There is no such precision, or float16 cannot hold the numbers.
@@ -321,10 +327,10 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
     at_input = "input_mean" in tensors
     return FittedFilter(
         layer=config["layer"],
-        basis=BASES[config["route"]].from_tensors(tensors, shape, at_input=at_input),
+        basis=kind_of(config, tensors).from_tensors(tensors, shape, at_input=at_input),
         shape=shape,
         output_shape=tuple(config["output_shape"]),
-        mean_=tensors["output_mean"],
+        mean_=tensors.get("output_mean"),
         center_=tensors["input_mean" if at_input else "output_mean"],
         singular_values_=tensors["singular_values"],
         n_samples_=source["n_samples"],
@@ -468,7 +474,7 @@ def attach(
             f"A layer carries one filter; `{fitted.layer}` has one already. Call `detach()` on "
             "what put it there first."
         )
-    fitted.basis.check_layer(layer, fitted.layer, fitted.shape, fitted.mean_.numel())
+    fitted.basis.check_layer(layer, fitted.layer, fitted.shape, math.prod(fitted.output_shape))
     device, dtype = device_and_dtype(layer, model)
     precise = torch.promote_types(dtype, torch.float32)
     # Converted before it is moved: not every device has float64.

@@ -4,24 +4,24 @@ Only the part of the network up to the layer is run (except for some batches if 
 BatchNorm or GroupNorm, see `ttapca.fitting.source_channels`). Five routes lead to the components:
 
 - **folded**, for an affine layer with fewer inputs than outputs: exact, in the space of its input;
-- **exact**, for any other layer with up to `EXACT_LIMIT` outputs: one p x p matrix;
-- **gram**, past that and up to 4,096 samples or 1 GB of them: exact, one samples x samples matrix;
-  the only route that keeps all activations in memory;
-- **randomised**, past that: a few passes over the data, until an error bound is met;
-- **dct**, only if asked for, for images too large for a basis of vectors: cosines with exact
-  variances, not exactly the principal components (see `ttapca.spectral.cosine`).
+- **exact**, for any other layer: one p x p matrix;
+- **gram**, for few samples: exact, one samples x samples matrix; the only route that keeps all
+  activations in memory;
+- **randomised**, for many samples of a long layer: a few passes over the data, until an error bound
+  is met;
+- **dct**, for images too large for a basis of vectors: cosines with exact variances, not exactly
+  the principal components (see `ttapca.spectral.cosine`).
 
-A further route is one function, its entry in `ROUTES`, and its name in `RouteName`.
+`ttapca.fitting.fit_plan` chooses among them. A further route is one function, its entry in
+`ROUTES`, its name in `RouteName`, and its cost in `ttapca.fitting.route_costs`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +35,12 @@ from ttapca.fitting.activations import (
     Shapes,
     SourceActivations,
 )
+from ttapca.fitting.fit_plan import FitPlan, RouteName, plan_of
+from ttapca.fitting.fit_task import FitTask
 from ttapca.fitting.fitted_filter import FittedFilter, attach, drops_something
 from ttapca.fitting.mirror_agreement import mirror_agreement
-from ttapca.spectral.affine import InputPCA, LinearPart, acts_on_input, fold, is_affine
+from ttapca.fitting.route_costs import Problem
+from ttapca.spectral.affine import InputPCA, LinearPart, fold, is_affine
 from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
 from ttapca.spectral.calibration import (
     Calibration,
@@ -47,21 +50,12 @@ from ttapca.spectral.calibration import (
     rest_of,
 )
 from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
+from ttapca.spectral.few_inputs import InputGram
 from ttapca.spectral.moments import Moments
-from ttapca.spectral.outliers import is_image, measure
-from ttapca.spectral.pca import PCA, SampleGram, Spectrum, check_n_components, hold
+from ttapca.spectral.pca import PCA, SampleGram, check_n_components, hold
 from ttapca.spectral.randomised import randomised_pca
-from ttapca.spectral.textures import textures
 from ttapca.support.modules import evaluation_mode
 from ttapca.support.outputs import OutputKind, Outputs
-
-RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
-
-# The p x p matrix of the exact route takes 8 p^2 bytes (512 MB here) and its eigendecomposition
-# some minutes on a laptop. Larger layers take the gram or the randomised route.
-EXACT_LIMIT = 8192
-
-AnyMoments = TypeVar("AnyMoments", Moments, CoefficientMoments)
 
 # Rounding leaves a share of variance of about this size where a basis is complete.
 NOTHING_DROPPED = 1e-6
@@ -70,108 +64,6 @@ _LESS_MEMORY = (
     "Fit at a layer with fewer inputs or outputs, ask for fewer components, read smaller batches, "
     "or take `route='dct'` for large images."
 )
-
-
-@dataclass(eq=False)
-class FitTask:
-    """What a route works with; `on_demand` is whether the caller named the route."""
-
-    source: SourceActivations
-    shapes: Shapes
-    n_components: int | float | None
-    generator: torch.Generator | None
-    on_demand: bool
-    _begun: Iterator[Tensor] | None = None
-
-    def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
-        """Return the shape of a sample at one side of the layer."""
-        if not at_input:
-            return self.shapes.output
-        if self.shapes.input is None:
-            raise OptionError(f"The input of `{self.source.path}` is not a single tensor.")
-        return self.shapes.input
-
-    def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
-        """Start a pass over the activations, or continue one that another route gave up."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            return begun
-        side: Literal["input", "output"] = "input" if at_input else "output"
-        return self.source.batches(side, self.shape(at_input=at_input))
-
-    def accumulate(self, moments: AnyMoments, *, at_input: bool) -> tuple[AnyMoments, EvenSample]:
-        """Read all activations once, and keep an even sample of them."""
-        sample = EvenSample(math.prod(self.shape(at_input=at_input)))
-        for batch in sample.of(self.read(at_input=at_input)):
-            moments.update(batch)
-        self.source.stage("decomposing")
-        return moments, sample
-
-    def give_back(self, held: list[Tensor], rest: Iterator[Tensor]) -> None:
-        """Leave a pass that was begun to the next route."""
-        self._begun = itertools.chain(held, rest)
-
-    def fitted(
-        self,
-        route: str,
-        basis: Basis,
-        found: Spectrum,
-        calibration: Calibration,
-        error_bound: Tensor | None = None,
-    ) -> FittedFilter:
-        """Make a filter of what a route found."""
-        shape = self.shape(at_input=basis.at_input)
-        center = mean = found.mean.cpu()
-        if basis.at_input:
-            mean = LinearPart(self.source.layer, shape).output_of(center)
-        return FittedFilter(
-            layer=self.source.path,
-            basis=basis,
-            shape=shape,
-            output_shape=self.shapes.output,
-            mean_=mean,
-            center_=center,
-            singular_values_=found.singular_values.cpu(),
-            n_samples_=found.n_samples,
-            total_variance_=found.total_variance,
-            route=route,
-            error_bound_=error_bound,
-            energies_=calibration.energies,
-            rest_=calibration.rest,
-        )
-
-    def with_images(self, fitted: FittedFilter, sample: EvenSample) -> FittedFilter:
-        """Measure a sample of the layer's input too, where that is the model's input images."""
-        shape = self.shapes.input
-        if shape is None or shape != self.source.data_shape or not is_image(shape):
-            return fitted
-        images = sample.all().view(-1, *shape)
-        # Those whose energies were measured, which `calibrate` may have held out of the basis.
-        apart, energies = sample.apart(), fitted.energies_
-        if energies is not None and apart is not None and len(apart) == len(energies):
-            measured = textures(apart.view(-1, *shape))
-        else:
-            measured = textures(images)
-        return dataclasses.replace(
-            fitted, outliers_=measure(images), textures_=measured.float().cpu()
-        )
-
-
-@dataclass(frozen=True)
-class Route:
-    """One way to find a basis.
-
-    Attributes:
-        find: Returns None when it turns out that another route has to be taken.
-        serves: Whether `fit` tries it by default, for a layer and the shapes there.
-    """
-
-    find: Callable[[FitTask], FittedFilter | None]
-    serves: Callable[[nn.Module, Shapes], bool]
-
-
-def _works_on_input(layer: nn.Module, shapes: Shapes) -> bool:
-    return acts_on_input(layer, shapes.input, shapes.output)
 
 
 def _folded(task: FitTask) -> FittedFilter:
@@ -215,13 +107,18 @@ def _exact(task: FitTask) -> FittedFilter:
 
 
 def _gram(task: FitTask) -> FittedFilter | None:
-    size = math.prod(task.shapes.output)
-    sample, batches = EvenSample(size), task.read()
+    """Decompose few samples; None where they turn out to be many."""
+    at_input = task.folds
+    size = math.prod(task.shape(at_input=at_input))
+    sample, batches = EvenSample(size), task.read(at_input=at_input)
     held, complete = hold(sample.of(batches), limited=not task.on_demand)
     if not complete:
-        task.give_back(held, batches)
+        if not at_input:  # at the input, what was read is of no use to the randomised route
+            task.give_back(held, batches)
         return None
     task.source.stage("decomposing")
+    if at_input:
+        return _gram_at_input(task, held, sample)
     gram = SampleGram(held, size, device=task.source.device)
     pca = gram.pca(task.n_components)
     task.source.stage("calibrating")
@@ -232,6 +129,20 @@ def _gram(task: FitTask) -> FittedFilter | None:
         _dense if drops_something(pca) else None,
     )
     return task.fitted("gram", Dense(pca.basis.cpu()), pca, calibration)
+
+
+def _gram_at_input(task: FitTask, held: list[Tensor], sample: EvenSample) -> FittedFilter:
+    gram = InputGram(held, LinearPart(task.source.layer, task.shape(at_input=True)))
+    pca = gram.pca(task.n_components)
+    task.source.stage("calibrating")
+    calibration = calibrate(
+        sample,
+        pca,
+        lambda _: gram.pca(len(pca.singular_values), leave_out=sample.numbers_apart()),
+        (lambda found: Folded(found.project, found.rebuild)) if drops_something(pca) else None,
+    )
+    basis = Folded(pca.project, pca.rebuild)
+    return task.with_images(task.fitted("gram", basis, pca, calibration), sample)
 
 
 def _randomised(task: FitTask) -> FittedFilter:
@@ -256,7 +167,7 @@ def _randomised(task: FitTask) -> FittedFilter:
 
 
 def _dct(task: FitTask) -> FittedFilter:
-    at_input = _works_on_input(task.source.layer, task.shapes)
+    at_input = task.folds
     shape = task.shape(at_input=at_input)
     moments = CoefficientMoments(shape, device=task.source.device)
     moments, sample = task.accumulate(moments, at_input=at_input)
@@ -275,13 +186,12 @@ def _dense(pca: PCA) -> Basis:
     return Dense(pca.basis)
 
 
-# In the order in which they are tried.
-ROUTES: dict[str, Route] = {
-    "folded": Route(_folded, serves=_works_on_input),
-    "exact": Route(_exact, serves=lambda _, shapes: math.prod(shapes.output) <= EXACT_LIMIT),
-    "gram": Route(_gram, serves=lambda _layer, _shapes: True),
-    "randomised": Route(_randomised, serves=lambda _layer, _shapes: True),
-    "dct": Route(_dct, serves=lambda _layer, _shapes: False),
+ROUTES: dict[RouteName, Callable[[FitTask], FittedFilter | None]] = {
+    "folded": _folded,
+    "exact": _exact,
+    "gram": _gram,
+    "randomised": _randomised,
+    "dct": _dct,
 }
 
 
@@ -312,7 +222,8 @@ def fit(
         n_components: How many components to keep: a number, a fraction of the variance (a float up
             to 1), or None for all that the data have.
         progress: Wraps the batches while they are read, for example `tqdm`; silent by default. If
-            it has a method `stage`, that is told the name of work without batches.
+            it has a method `plan`, that is given the `FitPlan` before the work begins; if it has a
+            method `stage`, that is told the name of work without batches.
         prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
             of arguments by name; `lambda batch: (batch[0], batch[1])` for two inputs.
         logits: Finds the logits in what the model returns, where that is more than one tensor:
@@ -320,8 +231,8 @@ def fit(
         outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
             `regression`. By default two or more are the logits of classes. Of a single one nothing
             is learned unless it is said to be `binary`, since it may be a regression.
-        route: `folded`, `exact`, `gram`, `randomised` or `dct`, see above; by default one of the
-            first four, chosen by the layer and the number of samples.
+        route: `folded`, `exact`, `gram`, `randomised` or `dct`, see above; by default chosen by the
+            layer, the number of samples and the memory at hand, see `ttapca.fitting.fit_plan`.
         generator: Draws the start of the randomised route; a fixed seed by default.
 
     Returns:
@@ -338,7 +249,7 @@ def fit(
         OptionError: An option makes no sense, or a batch holds no tensor for the model.
         InputTypeError: The model cannot be called on the data.
         ShapeError: The model does not take samples of their shape.
-        OutOfMemoryError: The decomposition needs more memory than there is.
+        OutOfMemoryError: The fit needs more memory than there is, which is said before it begins.
         AttachError: The layer carries a filter already.
 
     Example:
@@ -359,14 +270,11 @@ def fit(
         enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
     ):
         shapes = source.probe()
-        on_demand = route != "auto"
-        task = FitTask(source, shapes, n_components, generator, on_demand)
-        tried = (
-            each
-            for name, each in ROUTES.items()
-            if name == route or (not on_demand and each.serves(source.layer, shapes))
-        )
-        fitted = next(found for each in tried if (found := each.find(task)) is not None)
+        asked = None if route == "auto" else route
+        plan = _plan(source, shapes, n_components, asked)
+        source.tell(plan)
+        task = FitTask(source, shapes, n_components, generator, on_demand=asked is not None)
+        fitted = ROUTES[plan.route](task) or _randomised(task)
         return dataclasses.replace(
             fitted,
             group_norm_=source.channels.of(nn.GroupNorm),
@@ -376,6 +284,57 @@ def fit(
             agreement_=_agreement(source, fitted),
             mirror_agreement_=_mirror_agreement(source),
         )
+
+
+def plan_fit(
+    model: nn.Module,
+    layer: str,
+    data: Iterable[Any] | Tensor,
+    n_components: int | float | None = None,
+    *,
+    prepare: Prepare | None = None,
+    route: RouteName | Literal["auto"] = "auto",
+) -> FitPlan:
+    """Say what `fit` would do with these arguments, without doing it.
+
+    The model runs on a sample or two. An iterator, which can be read once, loses its first batch.
+
+    Raises:
+        TtapcaError: As `fit` does before it reads the data.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.Flatten())
+        >>> plan_fit(model, "0", torch.rand(40, 3, 128, 128), n_components=10).route
+        'gram'
+    """
+    check_n_components(n_components)
+    check_option("route", route, OneOf(["auto", *ROUTES]))
+    source = SourceActivations(model, layer, data, None, prepare)
+    with torch.inference_mode(False), torch.no_grad(), evaluation_mode(model):
+        asked = None if route == "auto" else route
+        return _plan(source, source.probe(), n_components, asked)
+
+
+def _plan(
+    source: SourceActivations,
+    shapes: Shapes,
+    n_components: int | float | None,
+    route: RouteName | None,
+) -> FitPlan:
+    """Choose the route, or refuse it if it needs more memory than there is."""
+    problem = Problem(
+        shapes.input,
+        shapes.output,
+        is_affine(source.layer),
+        n_components,
+        source.samples,
+        min(source.batch_size, source.cost.together),
+        source.classes,
+    )
+    times = None
+    if source.wants_plan:
+        times = source.times("input" if problem.folds else "output")
+    return plan_of(problem, route, network_bytes=source.bytes_to_run(), times=times)
 
 
 def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:

@@ -27,6 +27,16 @@ MEASURED_PER_CLASS = 16
 MOST_MEASURED_FIRST = 8192
 ONE_IN = 32
 
+# Running all of a large network takes longer than everything else, so that it sees no more images
+# than this many multiply-adds allow, but at least this many images and numbers.
+MOST_MULTIPLY_ADDS = 1e12
+LEAST_IMAGES = 256
+LEAST_NUMBERS = 2**23
+
+# With fewer images a class, the classes cannot be told from the chance that chose the images, and a
+# thousand of them would take most of the time, memory and disk of a fit.
+IMAGES_A_CLASS = 2
+
 
 def found_logits(output: Any, find: Callable[[Any], Tensor | None] | None = None) -> Tensor | None:
     """Return the logits in what a model returns, shape (batch, classes, ...); None without any.
@@ -84,11 +94,35 @@ class SourceChannels:
         self._other_rows: set[str] = set()  # layers whose rows are not images
         self._weights: Tensor | None = None
         self._by_class: dict[str, Tensor] = {}
+        self._most = MOST_MEASURED_FIRST
+        self._needed = True
+
+    def expect(
+        self, images: int | None, classes: int, *, numbers: int = 1, multiply_adds: int = 1
+    ) -> int | None:
+        """Say what is to come, and return how many images will be measured; None if unknown.
+
+        Args:
+            images: How many there are; None if nobody knows.
+            classes: How many the model predicts; 0 if none.
+            numbers: In one image.
+            multiply_adds: Of the model for one image.
+        """
+        least = max(LEAST_IMAGES, LEAST_NUMBERS // numbers)
+        self._most = max(least, int(MOST_MULTIPLY_ADDS / multiply_adds))
+        first = min(self._most, _measured_first(classes))
+        if images is None:
+            return None
+        measured = min(images, max(first, images // ONE_IN))
+        self._needed = measured >= IMAGES_A_CLASS * classes or any(
+            isinstance(layer, nn.GroupNorm | nn.LayerNorm) for layer in self._layers.values()
+        )
+        return measured if self._needed else 0
 
     @property
     def _first(self) -> int:
         classes = 0 if self._weights is None else len(self._weights)
-        return max(MEASURED_FIRST, min(MEASURED_PER_CLASS * classes, MOST_MEASURED_FIRST))
+        return min(self._most, _measured_first(classes))
 
     @torch.no_grad()
     def see(self, *inputs: Any, **options: Any) -> Tensor | None:
@@ -103,7 +137,7 @@ class SourceChannels:
         values = (*inputs, *options.values())
         images = next(value for value in values if isinstance(value, Tensor))
         self._seen += len(images)
-        if self._measured >= max(self._first, self._seen / ONE_IN):
+        if not self._needed or self._measured >= max(self._first, self._seen / ONE_IN):
             return None
         self._measured += len(images)
         self._images = len(images)
@@ -179,4 +213,10 @@ class SourceChannels:
         }
         if self._weights is None or not sums or not torch.isfinite(self._weights).all():
             return None
+        if self._measured < IMAGES_A_CLASS * len(self._weights):
+            return None
         return ClassMoments.from_sums(self._weights, sums)
+
+
+def _measured_first(classes: int) -> int:
+    return max(MEASURED_FIRST, min(MEASURED_PER_CLASS * classes, MOST_MEASURED_FIRST))

@@ -37,7 +37,8 @@ from ttapca._checks import (
     shown,
 )
 from ttapca.errors import FilterExistsError, OptionError, SavedFilterError
-from ttapca.spectral.basis import BASES, TensorForm
+from ttapca.fitting.packing import packed, unpacked
+from ttapca.spectral.basis import ROUTE_NAMES, Basis, Cosine, TensorForm, basis_kind
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.outliers import floor_of, is_image
 from ttapca.spectral.textures import TEXTURES
@@ -75,7 +76,7 @@ _CONFIG_RULE = Record(
         "format": Text(),
         "format_version": Whole(),
         "layer": Text(),
-        "route": OneOf(tuple(BASES)),
+        "route": OneOf(ROUTE_NAMES),
         "shape": _SHAPE,
         "output_shape": _SHAPE,
         "n_components": Whole(1, 2**31),
@@ -103,12 +104,13 @@ _CONFIG_RULE = Record(
 
 def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: bool) -> None:
     """Write a filter to a folder; see `FittedFilter.save`."""
+    tensors, values = _stored_tensors(fitted, stored_dtype(dtype))
     source = {
         "n_samples": fitted.n_samples_,
         "total_variance": fitted.total_variance_,
         "explained_variance": float(fitted.explained_variance_ratio_.sum()),
-        "largest_singular_value": float(fitted.singular_values_[0]),
-        "smallest_singular_value": float(fitted.singular_values_[-1]),
+        "largest_singular_value": float(values[0]),
+        "smallest_singular_value": float(values[-1]),
         "agreement": fitted.agreement_,
         "mirror_agreement": fitted.mirror_agreement_,
         "singular_value_error": fitted.singular_value_error_,
@@ -123,7 +125,11 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         "source": {name: fact for name, fact in source.items() if fact is not None},
         "versions": fitted.versions,
     }
-    stored = stored_dtype(dtype)
+    write_folder(path, config, tensors, _card(fitted, dtype), overwrite=overwrite)
+
+
+def _stored_tensors(fitted: FittedFilter, stored: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the tensors of the file, and the singular values that will be read from it."""
     tensors = {
         "output_mean": fitted.mean_,
         "singular_values": fitted.singular_values_,
@@ -140,7 +146,11 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         **_class_tensors(fitted),
     }
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    write_folder(path, config, present, _card(fitted, dtype), overwrite=overwrite)
+    if "order" not in present:
+        return present, fitted.singular_values_
+    small = packed(present, math.prod(fitted.shape), stored)
+    again = unpacked(small, fitted.shape, fitted.n_components_, "memory")
+    return small, again["singular_values"]
 
 
 def _class_tensors(fitted: FittedFilter) -> dict[str, Tensor]:
@@ -266,6 +276,10 @@ def read_filter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             is missing, unknown, of another shape or type, not finite, out of range or out of order.
     """
     config, tensors = read_folder(path)
+    where = f"The config of the filter in `{path}`"
+    conform(config, _CONFIG_RULE, where, SavedFilterError)
+    if config["route"] in Cosine.routes:
+        tensors = unpacked(tensors, config["shape"], config["n_components"], f"`{path}`")
     _check_filter(config, tensors, path)
     return config, tensors
 
@@ -327,10 +341,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     where = f"The config of the filter in `{path}`"
-    conform(config, _CONFIG_RULE, where, SavedFilterError)
     shape = config["shape"]
     rules: dict[str, Rule] = {
-        "shape": BASES[config["route"]].shape_rule,
+        "shape": kind_of(config, tensors).shape_rule,
         "n_components": Whole(1, math.prod(shape)),
     }
     if "input_mean" not in tensors:  # then the filter acts on the layer's output
@@ -359,17 +372,24 @@ def _check_filter(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path
     _check_source(config["source"], tensors["singular_values"], where)
 
 
+def kind_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> type[Basis]:
+    """Return what kind of basis a saved filter has."""
+    return basis_kind(config["route"], at_input="input_mean" in tensors)
+
+
 def _forms(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, TensorForm], dict[str, TensorForm]]:
     """Return the forms of the tensors that must be there, and of those that may be."""
-    kind, shape, components = BASES[config["route"]], config["shape"], config["n_components"]
+    kind, shape, components = kind_of(config, tensors), config["shape"], config["n_components"]
     output_size, bands = math.prod(config["output_shape"]), len(band_edges(components)) - 1
     required = {
         "output_mean": TensorForm((output_size,), torch.float64),
         "singular_values": TensorForm((components,), torch.float64, "above 0 and falling", _falls),
         **kind.forms(tuple(shape), components),
     }
+    if False in kind.sides and "input_mean" in tensors and "output_mean" not in tensors:
+        del required["output_mean"]  # it follows from the mean of the input
     samples = _rows_and_columns(tensors.get("energies"))[0]
     optional = {
         "energies": TensorForm((samples, bands), torch.float32, "not below 0", _not_negative),

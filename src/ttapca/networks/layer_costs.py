@@ -154,7 +154,7 @@ def _multiply_adds(module: nn.Module, outputs: int) -> int:
 
 def _facts(name: str, seen: _Seen, wish: int, total: int) -> LayerFacts:
     outputs = math.prod(seen.output_shape)
-    basis, shape = usual_basis(seen.module, seen.input_shape, seen.output_shape)
+    basis, shape = usual_basis(seen.module, seen.input_shape, seen.output_shape, wish)
     components = min(wish, math.prod(shape))
     cost = basis.cost(shape, components)
     return LayerFacts(

@@ -10,7 +10,8 @@ numbers and centred; it has one *component* along each direction.
   (see `ttapca.spectral.cosine`).
 
 Code that uses a basis never asks which kind it is. A further kind is a class here, its entry in
-`BASES`, and a route in `ttapca.fitting.routes` that finds it.
+`BASES`, a route in `ttapca.fitting.routes` that finds it, and its cost in
+`ttapca.fitting.route_costs`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ from ttapca.spectral.cosine import dct_coefficients, dct_images, dct_matrix
 # they may be from orthonormal: a bfloat16 copy of the weights passes, other weights do not.
 PROBED_COLUMNS = 16
 SAME_WEIGHTS = 0.05
+
+# `ttapca.fit` decomposes matrices of up to this many rows: 8 n^2 bytes (512 MB) and some minutes.
+MATRIX_LIMIT = 8192
+
+# Bytes of a basis of vectors, on disk and at test time. For images, cosines take its place above.
+LARGEST_DENSE = 2**27
 
 LONGEST_DCT = 4096  # its matrix has 128 MB
 UNIT = 0.05  # tolerance for the squared length of a basis vector in half precision
@@ -264,7 +271,7 @@ class Folded(_MatrixBasis):
 
     at_input = True
     sides = (True,)
-    routes = ("folded",)
+    routes = ("folded", "gram")
     file_names: ClassVar[dict[str, str]] = {
         "to_components": "project",
         "from_components": "rebuild",
@@ -339,6 +346,11 @@ class Cosine(Basis):
         for name, size in zip(("height", "width"), shape[1:], strict=True):
             self.register_buffer(name, dct_matrix(size).to(rotation), persistent=False)
 
+    @classmethod
+    def takes(cls, shape: tuple[int, ...]) -> bool:
+        """Return whether samples of this shape can be images."""
+        return len(shape) == 3 and max(shape) <= LONGEST_DCT
+
     @property
     def n_components(self) -> int:
         """Number of components."""
@@ -398,19 +410,36 @@ class Cosine(Basis):
         return cls(tensors["project"], tensors["order"], shape, at_input=at_input)
 
 
-# By the name of the route that finds it, which saved filters hold.
-BASES: dict[str, type[Basis]] = {
-    route: kind for kind in (Folded, Dense, Cosine) for route in kind.routes
+# By the name of the route that finds it, which saved filters hold, and whether it acts on the
+# layer's input.
+BASES: dict[tuple[str, bool], type[Basis]] = {
+    (route, side): kind
+    for kind in (Folded, Dense, Cosine)
+    for route in kind.routes
+    for side in kind.sides
 }
+ROUTE_NAMES = ("folded", *Dense.routes, *Cosine.routes)
+
+
+def basis_kind(route: str, *, at_input: bool) -> type[Basis]:
+    """Return the kind of basis that a route finds, on that side of the layer if it can be there."""
+    return BASES.get((route, at_input)) or BASES[route, not at_input]
 
 
 def usual_basis(
-    layer: nn.Module, input_shape: tuple[int, ...] | None, output_shape: tuple[int, ...]
+    layer: nn.Module,
+    input_shape: tuple[int, ...] | None,
+    output_shape: tuple[int, ...],
+    n_components: int = 1,
 ) -> tuple[type[Basis], tuple[int, ...]]:
     """Return the kind of basis that `ttapca.fit` finds by default, and the shape it filters."""
+    kind: type[Basis] = Dense
+    shape = output_shape
     if input_shape is not None and acts_on_input(layer, input_shape, output_shape):
-        return Folded, input_shape
-    return Dense, output_shape
+        kind, shape = Folded, input_shape
+    size = math.prod(shape)
+    large = 4 * kind.cost(shape, min(size, n_components)).numbers > LARGEST_DENSE
+    return (Cosine if large and size > MATRIX_LIMIT and Cosine.takes(shape) else kind), shape
 
 
 def _orthonormal(shape: tuple[int, ...]) -> TensorForm:

@@ -25,6 +25,7 @@ from torch import Tensor
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.spectral.affine import InputPCA
 from ttapca.spectral.basis import Basis
+from ttapca.spectral.few_inputs import FoldedPCA
 from ttapca.spectral.pca import PCA
 
 # How many source samples are kept, and how many numbers at most; measured 32 samples at a time.
@@ -372,7 +373,7 @@ class Calibration:
     rest: Tensor | None = None
 
 
-AnyPCA = TypeVar("AnyPCA", PCA, InputPCA)
+AnyPCA = TypeVar("AnyPCA", PCA, InputPCA, FoldedPCA)
 
 
 def calibrate(

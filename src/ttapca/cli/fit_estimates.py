@@ -1,0 +1,86 @@
+"""What fitting a filter at each layer of a network would cost, for `ttapca layers`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+from ttapca._checks import OneOf, check_option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ttapca.fitting.fit_plan import FitPlan, RouteName
+    from ttapca.networks import LayerTable
+
+TIMED = 2  # images
+
+
+def planned_fits(
+    network: nn.Module,
+    shape: tuple[int, ...],
+    table: LayerTable,
+    components: int,
+    images: int,
+    route: str,
+) -> dict[str, FitPlan | None]:
+    """Return the plan of a fit at each layer; None where it needs more memory than there is."""
+    from ttapca.errors import OutOfMemoryError
+    from ttapca.fitting.activations import KEPT_NUMBERS, KEPT_PARTS, KEPT_SAMPLES
+    from ttapca.fitting.fit_plan import NetworkTimes, plan_of
+    from ttapca.fitting.route_costs import Problem
+    from ttapca.spectral.basis import ROUTE_NAMES, Cosine
+
+    check_option("route", route, OneOf(["auto", *ROUTE_NAMES]))
+    asked = None if route == "auto" else cast("RouteName", route)
+    whole, measured = _passes(network, shape, images)
+    most = KEPT_NUMBERS // KEPT_PARTS // math.prod(shape)
+    kept = KEPT_PARTS * max(1, min(KEPT_SAMPLES, most))
+    plans: dict[str, FitPlan | None] = {}
+    for layer in table.layers:
+        problem = Problem(
+            layer.input_shape,
+            layer.output_shape,
+            layer.folds,
+            min(components, images - 1, layer.outputs),
+            images,
+        )
+        impossible = asked == "folded" and not problem.folds
+        impossible |= asked == "dct" and not Cosine.takes(problem.filtered_shape)
+        plans[layer.name] = None
+        if not impossible:
+            first = problem.folds and layer.input_shape == shape
+            times = NetworkTimes(
+                fetching=0.0,
+                up_to_layer=0.0 if first else whole,
+                whole=whole,
+                measuring=whole,
+                measured=measured,
+                compared=min(images, kept),
+            )
+            try:
+                plans[layer.name] = plan_of(problem, asked, times=times)
+            except OutOfMemoryError:
+                continue
+    return plans
+
+
+def _passes(network: nn.Module, shape: tuple[int, ...], images: int) -> tuple[float, int]:
+    """Return how long the network takes for an image, and how many run through all of it."""
+    import torch
+
+    from ttapca.fitting.network_cost import seconds_of, watched
+    from ttapca.fitting.source_channels import SourceChannels, found_logits
+    from ttapca.support.modules import device_and_dtype, evaluation_mode
+
+    device, dtype = device_and_dtype(network, network)
+    batch = torch.zeros(TIMED, *shape, device=device, dtype=dtype)
+    with torch.no_grad(), evaluation_mode(network):
+        with watched(network, TIMED) as cost:  # the first run is slow, and not timed
+            logits = found_logits(network(batch))
+        seconds = seconds_of(lambda: network(batch)) / TIMED
+    classes = 0 if logits is None else logits.shape[1]
+    expected = SourceChannels(network).expect(
+        images, classes, numbers=math.prod(shape), multiply_adds=cost.multiply_adds
+    )
+    return seconds, expected or 0

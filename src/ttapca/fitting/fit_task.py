@@ -1,0 +1,117 @@
+"""What all routes share: reading the activations, and making a filter of what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from ttapca.errors import OptionError
+from ttapca.fitting.activations import Shapes, SourceActivations
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.spectral.affine import LinearPart, acts_on_input
+from ttapca.spectral.basis import Basis
+from ttapca.spectral.calibration import Calibration, EvenSample
+from ttapca.spectral.cosine import CoefficientMoments
+from ttapca.spectral.moments import Moments
+from ttapca.spectral.outliers import is_image, measure
+from ttapca.spectral.pca import Spectrum
+from ttapca.spectral.textures import textures
+
+AnyMoments = TypeVar("AnyMoments", Moments, CoefficientMoments)
+
+
+@dataclass(eq=False)
+class FitTask:
+    """What a route works with; `on_demand` is whether the caller named the route."""
+
+    source: SourceActivations
+    shapes: Shapes
+    n_components: int | float | None
+    generator: torch.Generator | None
+    on_demand: bool
+    _begun: Iterator[Tensor] | None = None
+
+    @property
+    def folds(self) -> bool:
+        """Whether the filter acts on the layer's input: it is affine, with a smaller input."""
+        return acts_on_input(self.source.layer, self.shapes.input, self.shapes.output)
+
+    def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
+        """Return the shape of a sample at one side of the layer."""
+        if not at_input:
+            return self.shapes.output
+        if self.shapes.input is None:
+            raise OptionError(f"The input of `{self.source.path}` is not a single tensor.")
+        return self.shapes.input
+
+    def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
+        """Start a pass over the activations, or continue one that another route gave up."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            return begun
+        side: Literal["input", "output"] = "input" if at_input else "output"
+        return self.source.batches(side, self.shape(at_input=at_input))
+
+    def accumulate(self, moments: AnyMoments, *, at_input: bool) -> tuple[AnyMoments, EvenSample]:
+        """Read all activations once, and keep an even sample of them."""
+        sample = EvenSample(math.prod(self.shape(at_input=at_input)))
+        for batch in sample.of(self.read(at_input=at_input)):
+            moments.update(batch)
+        self.source.stage("decomposing")
+        return moments, sample
+
+    def give_back(self, held: list[Tensor], rest: Iterator[Tensor]) -> None:
+        """Leave a pass that was begun to the next route."""
+        self._begun = itertools.chain(held, rest)
+
+    def fitted(
+        self,
+        route: str,
+        basis: Basis,
+        found: Spectrum,
+        calibration: Calibration,
+        error_bound: Tensor | None = None,
+    ) -> FittedFilter:
+        """Make a filter of what a route found."""
+        shape = self.shape(at_input=basis.at_input)
+        center = mean = found.mean.cpu()
+        if basis.at_input:
+            mean = LinearPart(self.source.layer, shape).output_of(center)
+        return FittedFilter(
+            layer=self.source.path,
+            basis=basis,
+            shape=shape,
+            output_shape=self.shapes.output,
+            mean_=mean,
+            center_=center,
+            singular_values_=found.singular_values.cpu(),
+            n_samples_=found.n_samples,
+            total_variance_=found.total_variance,
+            route=route,
+            error_bound_=error_bound,
+            energies_=calibration.energies,
+            rest_=calibration.rest,
+        )
+
+    def with_images(self, fitted: FittedFilter, sample: EvenSample) -> FittedFilter:
+        """Measure a sample of the layer's input too, where that is the model's input images."""
+        shape = self.shapes.input
+        if shape is None or shape != self.source.data_shape or not is_image(shape):
+            return fitted
+        images = sample.all().view(-1, *shape)
+        # Those whose energies were measured, which `calibrate` may have held out of the basis.
+        apart, energies = sample.apart(), fitted.energies_
+        if energies is not None and apart is not None and len(apart) == len(energies):
+            measured = textures(apart.view(-1, *shape))
+        else:
+            measured = textures(images)
+        return dataclasses.replace(
+            fitted, outliers_=measure(images), textures_=measured.float().cpu()
+        )

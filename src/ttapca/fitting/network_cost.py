@@ -1,0 +1,95 @@
+"""What running a network costs: seen in one forward pass, and timed where somebody asks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# A network is run on at most so many samples at once that no layer gives more numbers than this
+# (64 MB), however many a batch of the user's has.
+RUN_NUMBERS = 2**24
+
+# Bytes at once for each of these numbers: inputs, outputs and work space of a layer, and shortcuts.
+BYTES_A_NUMBER = 4 * 5
+
+# A timed run takes about a second.
+TIMED_MULTIPLY_ADDS = 2e10
+MOST_TIMED = 64
+
+
+@dataclass
+class NetworkCost:
+    """What one sample costs in a forward pass.
+
+    Attributes:
+        largest: Numbers in the largest output of a layer.
+        multiply_adds: Of all layers that have weights.
+    """
+
+    largest: int = 1
+    multiply_adds: int = 1
+
+    @property
+    def together(self) -> int:
+        """How many samples to run at once, at most."""
+        return max(1, RUN_NUMBERS // self.largest)
+
+    @property
+    def timed(self) -> int:
+        """How many samples to time."""
+        return max(2, min(MOST_TIMED, int(TIMED_MULTIPLY_ADDS / self.multiply_adds)))
+
+    def bytes_for(self, samples: int) -> int:
+        """Return the memory that running so many samples takes, about."""
+        return BYTES_A_NUMBER * self.largest * min(samples, self.together)
+
+
+@contextmanager
+def watched(model: nn.Module, samples: int) -> Iterator[NetworkCost]:
+    """Add up the cost of what the model runs in this block, on so many samples at once.
+
+    Example:
+        >>> model = nn.Linear(10, 20)
+        >>> with watched(model, samples=2) as cost:
+        ...     _ = model(torch.zeros(2, 10))
+        >>> cost
+        NetworkCost(largest=20, multiply_adds=200)
+    """
+    cost = NetworkCost()
+
+    def see(module: nn.Module, _args: Any, output: Any) -> None:
+        if not isinstance(output, Tensor) or not output.numel():
+            return
+        numbers = math.ceil(output.numel() / samples)
+        cost.largest = max(cost.largest, numbers)
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() > 1:
+            cost.multiply_adds += numbers * weight[0].numel()
+
+    leaves = [module for module in model.modules() if next(module.children(), None) is None]
+    handles = [module.register_forward_hook(see) for module in leaves]
+    try:
+        yield cost
+    finally:
+        cost.multiply_adds = max(1, cost.multiply_adds - 1)
+        for handle in handles:
+            handle.remove()
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return how long a piece of work takes: the less of two tries, in case the machine is busy."""
+    tries = []
+    for _ in range(2):
+        start = time.perf_counter()
+        work()
+        if torch.cuda.is_available():  # it may have been put off
+            torch.cuda.synchronize()
+        tries.append(time.perf_counter() - start)
+    return min(tries)

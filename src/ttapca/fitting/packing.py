@@ -1,0 +1,93 @@
+"""The tensors of a filter of cosines in a small form: one whole number for each coefficient.
+
+A filter of all cosines of a 3 x 224 x 224 image has 150,528 components. Their places and singular
+values take 2.4 MB, and the mean of the layer's output, which follows from that of its input,
+another 6.4 MB. But the places are the order of the singular values. So the file holds a level for
+each coefficient: how many steps of 1 / `STEPS` octave its singular value lies below the largest
+one. That is 16 bits each, and changes a singular value by less than a thousandth. The mean is
+stored in the precision of the matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ttapca.errors import SavedFilterError
+
+LEVELS, LARGEST = "levels", "largest_singular_value"
+STEPS = 1024  # an octave
+NOT_KEPT = -1
+DEEPEST = 2**15 - 1  # 32 octaves: less is rounding
+
+
+def packed(tensors: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of a filter of cosines in the small form.
+
+    Args:
+        tensors: As `unpacked` returns them.
+        size: Numbers in a sample.
+        dtype: Precision of the mean.
+    """
+    kept = dict(tensors)
+    order, values = kept.pop("order"), kept.pop("singular_values")
+    octaves = (values[0] / values).log2()
+    # Rounded up, so that no variance becomes larger and all of them together stay below the total.
+    below = (octaves * STEPS - 1e-9).ceil().clamp(0, DEEPEST).to(torch.int16)
+    levels = torch.full((size,), NOT_KEPT, dtype=torch.int16)
+    levels[order] = below
+    kept[LEVELS], kept[LARGEST] = levels, values[:1].clone()
+    if "input_mean" in kept:
+        kept.pop("output_mean", None)
+        kept["input_mean"] = kept["input_mean"].to(dtype)
+    if "class_reach" in kept:  # components of one level change places
+        reach = torch.zeros(size, dtype=torch.float32)
+        reach[order] = kept["class_reach"]
+        kept["class_reach"] = reach[_order_of(levels)]
+    return kept
+
+
+def unpacked(
+    tensors: Mapping[str, Tensor], shape: Sequence[int], components: int, where: str
+) -> dict[str, Tensor]:
+    """Return the tensors as if they had never been packed; others are returned as they are.
+
+    Raises:
+        SavedFilterError: They cannot be what `packed` returns.
+    """
+    found = dict(tensors)
+    if LEVELS not in found:
+        return found
+    levels, largest = found.pop(LEVELS), found.pop(LARGEST, None)
+    size = math.prod(shape)
+    if tuple(levels.shape) != (size,) or levels.dtype != torch.int16:
+        raise SavedFilterError(
+            f"`{LEVELS}` of the filter in {where} must be {size:,} whole numbers of 16 bits, by "
+            f"its config; found {tuple(levels.shape)} of {levels.dtype}. Save the filter again."
+        )
+    kept = int((levels != NOT_KEPT).sum())
+    if int(levels.min()) < NOT_KEPT or kept != components:
+        raise SavedFilterError(
+            f"`{LEVELS}` of the filter in {where} must be {NOT_KEPT} but for its {components:,} "
+            f"components, by its config; found {kept:,}. Save the filter again."
+        )
+    if largest is None or tuple(largest.shape) != (1,) or largest.dtype != torch.float64:
+        raise SavedFilterError(
+            f"`{LARGEST}` of the filter in {where} must be one number of 64 bits; found something "
+            "else, or nothing. Save the filter again."
+        )
+    order = _order_of(levels)
+    found["order"] = order
+    found["singular_values"] = largest * torch.exp2(-levels[order].double() / STEPS)
+    if "input_mean" in found:
+        found["input_mean"] = found["input_mean"].double()
+    return found
+
+
+def _order_of(levels: Tensor) -> Tensor:
+    """Return the places of the components, the first ones highest; by place within a level."""
+    places = (levels != NOT_KEPT).nonzero()[:, 0]
+    return places[levels[places].sort(stable=True).indices]

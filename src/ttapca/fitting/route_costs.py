@@ -1,0 +1,202 @@
+"""What each route of a fit costs: arithmetic, memory, and the size of the filter that it finds.
+
+docs/scaling.md derives these formulas and compares them with measurements. Memory is an upper
+bound: a fit that has said how much it needs must not need more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ttapca.fitting.class_means import MOST_NUMBERS as MOST_CLASS_MEANS
+from ttapca.spectral.affine import CHUNK_NUMBERS as AFFINE_CHUNK
+from ttapca.spectral.calibration import HELD_OUT, SAMPLED_NUMBERS, SAMPLES, TOGETHER
+from ttapca.spectral.cosine import CHUNK_NUMBERS as COSINE_CHUNK
+from ttapca.spectral.pca import MOST_BYTES, MOST_SAMPLES
+from ttapca.spectral.randomised import MAX_PASSES, OVERSAMPLING
+
+FLOAT32, FLOAT64 = 4, 8
+
+# Passes of the randomised route that real activations take (docs/scaling.md).
+USUAL_PASSES = 5
+
+# Medians and textures of images are measured a few at a time, which takes this many bytes.
+MEASURING = 1e8
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a fit knows before it begins.
+
+    Attributes:
+        input_shape: Shape of a sample of the layer's input; None if that is not a single tensor.
+        output_shape: Shape of a sample of its output.
+        affine: Whether the output is an affine function of the input.
+        components: How many to keep: a number, a share of the variance, or None for all.
+        samples: How many there are; None where the data do not tell.
+        batch: Samples in the first batch.
+        classes: How many classes the network predicts; 0 if none.
+    """
+
+    input_shape: tuple[int, ...] | None
+    output_shape: tuple[int, ...]
+    affine: bool
+    components: int | float | None = None
+    samples: int | None = None
+    batch: int = 1
+    classes: int = 0
+
+    @property
+    def folds(self) -> bool:
+        """Whether a filter acts on the layer's input, which is smaller than its output."""
+        fits = self.affine and self.input_shape is not None
+        return fits and math.prod(self.input_shape or ()) < self.outputs
+
+    @property
+    def outputs(self) -> int:
+        """Numbers in a sample of the output, p."""
+        return math.prod(self.output_shape)
+
+    @property
+    def filtered_shape(self) -> tuple[int, ...]:
+        """Shape of the samples that a filter acts on."""
+        return self.input_shape if self.folds and self.input_shape else self.output_shape
+
+    @property
+    def filtered(self) -> int:
+        """Numbers in such a sample."""
+        return math.prod(self.filtered_shape)
+
+    def kept(self) -> int:
+        """How many components there will be, at most."""
+        most = self.filtered if self.samples is None else min(self.filtered, self.samples - 1)
+        return max(1, min(most, self.components) if isinstance(self.components, int) else most)
+
+
+@dataclass(frozen=True)
+class RouteCost:
+    """Multiply-adds, n^3 of eigendecompositions, and bytes.
+
+    Attributes:
+        passes: How often all data are read.
+        reading: Multiply-adds a sample and pass, without running the network.
+        decomposing: Multiply-adds, and n^3 of eigendecompositions, after the reading.
+        calibrating: The same for the calibration.
+        memory: Bytes that the route needs beyond what the process has, at most.
+        stored: Bytes of the filter on disk, as float32.
+    """
+
+    passes: int
+    reading: float
+    decomposing: tuple[float, float]
+    calibrating: tuple[float, float]
+    memory: float
+    stored: float
+
+
+def route_cost(route: str, problem: Problem) -> RouteCost:
+    """Return what a route costs; where the number of samples is unknown, with those of one pass."""
+    samples = problem.samples or 0
+    kept_samples = min(SAMPLES, max(2, SAMPLED_NUMBERS // problem.filtered), samples or SAMPLES)
+    held = min(kept_samples, samples // HELD_OUT) if samples else kept_samples
+    common = MEASURING + FLOAT64 * 3 * problem.outputs  # means
+    # The kept samples, the batch that is read and its copy in float64.
+    common += kept_samples * problem.filtered * FLOAT32
+    common += min(problem.batch, 4096) * problem.filtered * (FLOAT32 + 2 * FLOAT64)
+    if problem.classes * problem.filtered <= MOST_CLASS_MEANS:
+        common += 4 * problem.classes * problem.filtered * FLOAT64
+    found = _COSTS[route](problem, samples, held)
+    means = FLOAT64 * (problem.outputs + problem.filtered * problem.folds)
+    if route == "dct" and problem.folds:
+        means = FLOAT32 * problem.filtered
+    return RouteCost(
+        passes=found.passes,
+        reading=found.reading,
+        decomposing=found.decomposing,
+        calibrating=found.calibrating,
+        memory=found.memory + common,
+        stored=found.stored + means,
+    )
+
+
+def _folded(problem: Problem, _samples: int, held: int) -> RouteCost:
+    size, kept = problem.filtered, problem.kept()
+    cube, work = float(size) ** 3, 2.5 * size**2 * kept
+    there_and_back = AFFINE_CHUNK * FLOAT64 * 3
+    return RouteCost(
+        passes=1,
+        reading=size**2 / 2,
+        decomposing=(2 * cube + work + cube / 6, cube),
+        calibrating=(2 * cube + work + held * size * (kept + size / 2), cube),
+        memory=FLOAT64 * (6 * size**2 + 2 * size * kept) + there_and_back,
+        stored=2 * FLOAT32 * size * kept,
+    )
+
+
+def _exact(problem: Problem, _samples: int, held: int) -> RouteCost:
+    size, kept = problem.outputs, min(problem.kept(), problem.outputs)
+    cube = float(size) ** 3
+    return RouteCost(
+        passes=1,
+        reading=size**2 / 2,
+        decomposing=(0.0, cube),
+        calibrating=(held * size * (kept + size / 2), cube),
+        memory=FLOAT64 * (6 * size**2 + 2 * size * kept),
+        stored=FLOAT32 * size * kept,
+    )
+
+
+def _gram(problem: Problem, samples: int, held: int) -> RouteCost:
+    size, kept = problem.filtered, problem.kept()
+    samples = samples or min(MOST_SAMPLES, MOST_BYTES // (FLOAT32 * size))  # then it gives up
+    cube, work = float(samples) ** 3, 3.0 * samples * size * kept + size * kept**2
+    matrices = 2 if problem.folds else 1
+    return RouteCost(
+        passes=1,
+        reading=0.0,
+        decomposing=(samples**2 * size + work, cube),
+        calibrating=(work + held * size * kept, cube),
+        memory=FLOAT32 * (3 if problem.folds else 1) * samples * size
+        + FLOAT64 * (5 * samples**2 + (5 + matrices) * size * kept)
+        + FLOAT64 * (samples * size + 3 * AFFINE_CHUNK) * problem.folds,
+        stored=matrices * FLOAT32 * size * kept,
+    )
+
+
+def _randomised(problem: Problem, _samples: int, held: int) -> RouteCost:
+    size, kept = problem.outputs, problem.kept()
+    columns = min(size, kept + OVERSAMPLING)
+    orthogonal = 2.0 * USUAL_PASSES**2 * size * columns**2
+    return RouteCost(
+        passes=USUAL_PASSES,
+        reading=2.0 * size * columns,
+        decomposing=(orthogonal, (USUAL_PASSES * columns) ** 3),
+        calibrating=(held * size * kept, 0.0),
+        memory=FLOAT64 * (MAX_PASSES + 4) * size * columns,
+        stored=FLOAT32 * size * kept,
+    )
+
+
+def _dct(problem: Problem, _samples: int, held: int) -> RouteCost:
+    shape, size = problem.filtered_shape, problem.filtered
+    channels, sides = shape[0], sum(shape[1:])
+    transform = size * (sides + channels)
+    return RouteCost(
+        passes=1,
+        # Copies and a small product for each frequency: as long as 1,500 multiply-adds a number.
+        reading=float(size * (sides + 1500)),
+        decomposing=(2.0 * size * channels**2, 0.0),
+        calibrating=(float(held * transform * 10), 0.0),
+        memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
+        stored=2.0 * size,  # see `ttapca.fitting.packing`
+    )
+
+
+_COSTS = {
+    "folded": _folded,
+    "exact": _exact,
+    "gram": _gram,
+    "randomised": _randomised,
+    "dct": _dct,
+}

@@ -1,0 +1,87 @@
+"""How much memory this process has, and how much it can still get.
+
+A container often allows less than the machine has. Linux says so in the files of the control group
+that the process belongs to, in one of two layouts: version 2 has one tree, version 1 has one tree
+for each resource. A limit holds for all groups below it, so each group up to the root is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+
+
+def available_memory(cgroups: Path = CGROUPS, proc: Path = PROC) -> int | None:
+    """Return how many bytes this process can still get; None where the system does not tell.
+
+    Memory that only caches files counts as free. Both arguments are for tests.
+
+    Example:
+        >>> found = available_memory()
+        >>> found is None or found > 2**20
+        True
+    """
+    limits = list(_group_limits(cgroups, proc))
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = (proc / "meminfo").read_text().splitlines()
+        limits += [_kilobytes(line) for line in lines if line.startswith("MemAvailable:")]
+    if not limits:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # macOS tells no more
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    return max(0, min(limits)) if limits else None
+
+
+def resident_memory() -> int:
+    """Return how many bytes of memory this process has now.
+
+    Example:
+        >>> resident_memory() > 2**20
+        True
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (PROC / "self" / "status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return _kilobytes(line)
+    import resource  # not on Windows, which has no other way either
+
+    unit = 1 if sys.platform == "darwin" else 1024  # the peak: elsewhere nobody tells more
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _kilobytes(line: str) -> int:
+    return int(line.split()[1]) * 1024
+
+
+def _group_limits(cgroups: Path, proc: Path) -> Iterator[int]:
+    """Yield what each control group of this process leaves to it, in bytes."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            names = ("memory.max", "memory.current", "inactive_file")
+            yield from _left(cgroups, group, *names)
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _left(cgroups / "memory", group, *names)
+
+
+def _left(root: Path, group: str, limit: str, usage: str, cached: str) -> Iterator[int]:
+    # Inside a container the group's own path may not be there; then the root stands for it.
+    parts = [part for part in group.split("/") if part not in ("", "..")]
+    for depth in range(len(parts) + 1):
+        folder = root.joinpath(*parts[:depth])
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+            most, used = (int((folder / name).read_text()) for name in (limit, usage))
+            for line in (folder / "memory.stat").read_text().splitlines():
+                name, _, value = line.partition(" ")
+                used -= int(value) if name == cached else 0
+            yield most - used

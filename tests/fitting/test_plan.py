@@ -1,0 +1,247 @@
+"""Which route is planned for which sizes, and what a plan says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from oracles import DensePCA, images
+from ttapca.errors import OptionError, OutOfMemoryError, ShapeError
+from ttapca.fitting import network_cost, routes
+from ttapca.fitting.fit_plan import LARGEST_DENSE, FitPlan, NetworkTimes, Stage, plan_of
+from ttapca.fitting.route_costs import Problem, route_cost
+from ttapca.spectral import few_inputs
+from ttapca.spectral.affine import LinearPart
+
+GB = 2**30
+STEM_32, STEM_64 = ((3, 32, 32), (16, 32, 32)), ((3, 64, 64), (64, 32, 32))
+STEM_224 = ((3, 224, 224), (64, 112, 112))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "affine", "components", "samples", "route"),
+    [
+        (STEM_32, True, None, 50_000, "folded"),
+        (STEM_32, True, 2000, 50_000, "folded"),
+        (STEM_32, True, 20, 100, "folded"),  # within seconds, as it always was
+        (STEM_32, True, None, None, "folded"),
+        (((1, 8, 8), (4, 8, 8)), False, None, 1797, "exact"),
+        (((16, 32, 32), (32, 16, 16)), True, 500, 50_000, "exact"),
+        (STEM_64, True, 299, 300, "gram"),
+        (STEM_64, True, 30, 96, "gram"),
+        (((3, 48, 48), (16, 48, 48)), True, 500, 600, "gram"),
+        (((3, 48, 48), (16, 48, 48)), True, 500, 50_000, "folded"),
+        (STEM_64, True, None, 50_000, "dct"),
+        (STEM_64, True, 2000, None, "dct"),
+        (STEM_224, True, 500, 700, "dct"),
+        (STEM_224, True, None, None, "dct"),
+        (STEM_224, True, 10, 700, "gram"),  # a small basis, and exact
+        (((16, 32, 32), (16, 32, 32)), False, 300, 2000, "gram"),
+        (((16, 32, 32), (16, 32, 32)), False, 300, 50_000, "randomised"),
+        (((16, 32, 32), (16, 32, 32)), False, 300, None, "gram"),  # until there are too many
+        (((9000,), (20_000,)), True, None, 100_000, "randomised"),  # no image
+    ],
+)
+def test_the_route_follows_from_the_sizes(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    affine: bool,
+    components: int | None,
+    samples: int | None,
+    route: str,
+) -> None:
+    problem = Problem(*shapes, affine, components, samples, 200)
+    plan = plan_of(problem, memory=10**13)
+    assert plan.route == route
+    if route == "dct":
+        assert "a basis of vectors would take" in plan.reason
+
+
+def test_with_less_memory_another_route_is_taken() -> None:
+    problem = Problem(*STEM_32, True, 500, 50_000, 200)
+    needed = route_cost("folded", problem).memory
+    assert plan_of(problem, memory=int(needed * 1.2)).route == "folded"
+    less = plan_of(problem, memory=int(needed * 0.9))
+    assert (less.route, less.reason) == ("dct", "other ways need more memory than there is")
+    with pytest.raises(
+        OutOfMemoryError, match=r"the folded route takes up to 0\.\d GB here, and 0"
+    ):
+        plan_of(problem, "folded", memory=GB // 4)
+    with pytest.raises(OutOfMemoryError, match=r"Take `route='dct'`, or leave `route` at auto"):
+        plan_of(problem, "folded", memory=GB // 4)
+    with pytest.raises(OutOfMemoryError, match=r"the dct route takes .* Ask for fewer components"):
+        plan_of(problem, memory=2**20)
+
+
+def test_fit_refuses_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ttapca.fitting.fit_plan.available_memory", lambda: 1000)
+    calls = []
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    with pytest.raises(OutOfMemoryError, match=r"and 0\.0 GB are at hand"):
+        ttapca.fit(model, "1", images(100, shape=(4,)).float(), 2)
+    assert len(calls) == 1  # to see the shapes
+
+
+class Listener:
+    """Progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[FitPlan] = []
+        self.stages: list[str] = []
+
+    def __call__(self, batches):
+        return batches
+
+    def plan(self, plan: FitPlan) -> None:
+        self.told.append(plan)
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+
+
+def test_the_plan_is_told_before_the_work() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 2)).double()
+    for data, samples in ((images(90, shape=(1, 8, 8)), 90), (iter([images(90)]), None)):
+        listener = Listener()
+        if samples is None:
+            data = iter(images(90, shape=(1, 8, 8)).split(30))
+        fitted = ttapca.fit(model, "0", data, 20, progress=listener)
+        (plan,) = listener.told
+        assert (plan.route, plan.samples) == (fitted.route, samples)
+        assert (plan.seconds is None) == (samples is None)
+        # Everything that is done has been announced.
+        announced = {stage.name for stage in plan.stages}
+        assert not announced or set(listener.stages) <= announced
+        assert "GB of memory" in str(plan)
+
+
+def test_a_plan_in_one_line() -> None:
+    times = NetworkTimes(0.0, 0.0, 0.0, 0.5, measured=10, compared=0)
+    plan = plan_of(Problem(*STEM_224, True, samples=700), times=times, memory=100 * GB)
+    assert plan.seconds is not None
+    assert plan.seconds >= 5.0  # ten samples, half a second each
+    line = str(FitPlan("gram", 96, 10**9, 3 * 10**6, "", 1, (Stage("reading", 150.0),)))
+    assert line == (
+        "exact, by the Gram matrix of few samples (gram), 96 samples: about 2 min, up to 1.0 GB of "
+        "memory, 3.0 MB on disk"
+    )
+    assert "\n" not in str(plan)
+
+
+@pytest.mark.parametrize("route", ["folded", "exact", "gram", "randomised", "dct"])
+def test_costs_grow_with_the_problem(route: str) -> None:
+    small = Problem((3, 16, 16), (8, 16, 16), True, 50, 400, 50)
+    large = Problem((3, 32, 32), (8, 32, 32), True, 100, 800, 50)
+    one, two = route_cost(route, small), route_cost(route, large)
+    assert two.memory > one.memory > 0
+    assert two.stored > one.stored > 0
+    assert math.prod(shape := small.filtered_shape) == small.filtered
+    assert shape == (3, 16, 16)
+    assert LARGEST_DENSE > 2000 * 16_384 * 4  # a CIFAR layer with the paper's components
+
+
+# Few samples of an affine layer: no matrix of inputs x inputs.
+
+
+@pytest.mark.parametrize("samples", [12, 40])
+def test_few_inputs_give_the_pca_of_the_outputs(samples: int) -> None:
+    layer = nn.Conv2d(2, 5, 3, stride=1, padding=1).double()
+    data = images(samples, shape=(2, 6, 6)) + 3
+    linear = LinearPart(layer, (2, 6, 6))
+    gram = few_inputs.InputGram(data.split(7), linear)
+    with torch.no_grad():
+        outputs = layer(data)
+    for left_out in ((), range(0, samples, 4)):
+        kept = torch.ones(samples, dtype=torch.bool)
+        kept[list(left_out)] = False
+        dense, found = DensePCA(outputs[kept]), gram.pca(8, leave_out=left_out)
+        np.testing.assert_allclose(found.singular_values, dense.singular_values[:8], rtol=1e-9)
+        np.testing.assert_allclose(found.mean, data[kept].flatten(1).mean(0), atol=1e-12)
+        vectors = linear.apply(found.rebuild.T)  # rows of V^T
+        torch.testing.assert_close(vectors @ vectors.T, torch.eye(8, dtype=torch.float64))
+        centred = data.flatten(1) - found.mean
+        own = (outputs.flatten(1) - outputs[kept].flatten(1).mean(0)) @ vectors.T
+        torch.testing.assert_close(centred @ found.project, own)
+        np.testing.assert_allclose(
+            found.total_variance, outputs[kept].flatten(1).var(0).sum().item(), rtol=1e-9
+        )
+
+
+def test_gram_at_the_input_is_the_folded_filter(tmp_path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.Flatten(), nn.Linear(384, 3)).double()
+    data = images(300, shape=(1, 8, 8))
+    one, two = (ttapca.fit(model, "0", data, 12, route=route) for route in ("folded", "gram"))
+    assert two.basis.at_input
+    assert type(two.basis) is type(one.basis)
+    torch.testing.assert_close(two.singular_values_, one.singular_values_)
+    torch.testing.assert_close(two.basis.to_components, one.basis.to_components)
+    torch.testing.assert_close(two.basis.from_components, one.basis.from_components)
+    torch.testing.assert_close(two.energies_, one.energies_, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(two.mean_, one.mean_)
+    two.save(tmp_path / "filter")
+    again = ttapca.load(tmp_path / "filter")
+    assert (again.route, again.basis.at_input) == ("gram", True)
+
+
+# The network is run on parts of a large batch.
+
+
+def test_a_large_batch_is_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten())
+    model = model.append(nn.Linear(256, 2)).double().eval()
+    data = images(90, shape=(1, 8, 8))
+    whole = ttapca.fit(model, "1", data, 20)
+    monkeypatch.setattr(network_cost, "RUN_NUMBERS", 256 * 7)
+    sizes: list[int] = []
+    handle = model[3].register_forward_hook(lambda _m, args, _o: sizes.append(len(args[0])))
+    parts = ttapca.fit(model, "1", data, 20)
+    handle.remove()
+    assert max(sizes[:13]) == 7
+    torch.testing.assert_close(parts.singular_values_, whole.singular_values_)
+    for path, moments in whole.class_moments_.layers.items():
+        torch.testing.assert_close(parts.class_moments_.layers[path], moments, rtol=1e-3, atol=1e-5)
+
+
+class Classes(nn.Module):
+    """A network of many classes that counts the samples it predicts."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten())
+        self.head = nn.Linear(256, classes)
+        self.predicted = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.head(self.body(x))
+        self.predicted += len(x)
+        return found
+
+
+@pytest.mark.parametrize(("classes", "known"), [(20, True), (60, False)])
+def test_classes_with_too_few_images_are_not_measured(classes: int, known: bool) -> None:
+    model = Classes(classes).double().eval()
+    fitted = ttapca.fit(model, "body.0", images(100, shape=(1, 8, 8)))
+    assert (fitted.class_moments_ is not None) == known
+    assert (model.predicted > 100) == known  # else only what is kept to compare predictions
+
+
+def test_an_unknown_route_is_refused_first() -> None:
+    with pytest.raises(OptionError, match="`route` must be one of auto, folded"):
+        ttapca.fit(nn.Linear(4, 2), "", images(40, shape=(4,)), route="quick")  # type: ignore[arg-type]
+    assert set(routes.ROUTES) == {"folded", "exact", "gram", "randomised", "dct"}
+
+
+def test_images_of_another_size_are_refused_clearly() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for route in ("folded", "dct"):
+        fitted = ttapca.fit(model.double(), "0", images(60, shape=(1, 8, 8)), route=route)
+        attachment = ttapca.attach(model, fitted)
+        said = r"fitted on samples of shape \(1, 8, 8\); found \(1, 9, 8\) .* Resize the input, or"
+        with pytest.raises(ShapeError, match=said):
+            model(images(2, shape=(1, 9, 8)))
+        attachment.detach()
