@@ -3,9 +3,11 @@
 The route follows from sizes alone, so the same call takes the same route on every machine that has
 the memory for it:
 
-- up to `MATRIX_LIMIT` numbers on the side that is filtered, a matrix of them is decomposed:
-  `folded` for an affine layer with a smaller input, else `exact`; unless there are few samples of
-  more than `FEW_FROM` numbers, whose own matrix is smaller: `gram`;
+- `dct` for images of more than `SMALL` numbers if there are fewer than `SAMPLES_A_COMPONENT` of
+  them for each component;
+- otherwise, up to `MATRIX_LIMIT` numbers on the side that is filtered, a matrix of them is
+  decomposed: `folded` for an affine layer with a smaller input, else `exact`; unless there are few
+  samples of more than `FEW_FROM` numbers, whose own matrix is smaller: `gram`;
 - past that `gram` for few samples and `randomised` for many;
 - `dct` for images where a basis of vectors would be larger than `LARGEST_DENSE` or not fit into
   memory.
@@ -28,6 +30,12 @@ RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
 
 # Below this, a matrix is decomposed within seconds, and few samples are no reason to do otherwise.
 FEW_FROM = 4096
+
+# Fewer images than that fit components to themselves, and what other images hold is left out: with
+# all components of 300 images a CIFAR-10 ResNet-20 had a clean error of 24.0, and of 3,000 images
+# 10.4; untouched and with cosines, which do not depend on the images, 7.8. Small ones have enough.
+SAMPLES_A_COMPONENT = 3
+SMALL = 1024
 
 # What is left free of the memory at hand: Python, torch and others need some, too.
 SPARE = 0.1
@@ -184,16 +192,19 @@ def _candidates(problem: Problem) -> Iterator[tuple[RouteName, str]]:
     size = problem.filtered
     few = problem.samples is not None and _can_be_held(problem)
     within = size <= MATRIX_LIMIT
+    image = _is_image(problem)
+    asked = problem.components
+    needed = SAMPLES_A_COMPONENT * (min(size, asked) if isinstance(asked, int) else size)
+    if image and size > SMALL and problem.samples is not None and problem.samples < needed:
+        yield "dct", f"{problem.samples:,} images are too few for components of their own"
     if within:
         if few and size > FEW_FROM and (problem.samples or 0) < size:
             yield "gram", ""
         yield ("folded" if problem.folds else "exact"), ""
-    image, why = _is_image(problem), ""
     if image:
         dense = route_cost("gram" if few else "randomised", problem).stored
-        why = f"a basis of vectors would take {dense / 1e6:,.0f} MB"
         if dense > LARGEST_DENSE and not within:
-            yield "dct", why
+            yield "dct", f"a basis of vectors would take {dense / 1e6:,.0f} MB"
             return
     if few or (problem.samples is None and not within):
         yield "gram", ""
