@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import ndimage, stats
 
+from corruptions.sampling import sampled
 from ttapca.corruptions import (
     CORRUPTIONS,
     IMAGENET_C,
@@ -307,27 +308,19 @@ def test_elastic_transform(severity, photo):
     back = np.linalg.inv(np.vstack([matrix, [0, 0, 1]]))
     rows, columns = np.mgrid[:SIDE, :SIDE]
     x, y, _ = np.einsum("ij,jhw->ihw", back, np.stack([columns, rows, np.ones_like(rows)]))
-    sheared = _sample(photo / 255, y, x, "mirror")
+    sheared = sampled(photo / 255, y, x, "mirror")
     across, down = (
         SIDE
         * p["amplitude_fraction"]
         * ndimage.gaussian_filter(field, SIDE * p["deviation_fraction"], mode="reflect", truncate=3)
         for field in (2 * drawn[6:] - 1).reshape(2, SIDE, SIDE)
     )
-    expected = cut_off(_sample(sheared, rows + down, columns + across, "reflect"))
+    expected = cut_off(sampled(sheared, rows + down, columns + across, "reflect"))
     found = digital.elastic_transform(photo[None], drawn[None], **p)[0]
     # OpenCV may round a place to 1/32 of a pixel: a steep edge then differs by a few levels.
     difference = np.abs(found.astype(int) - expected)
     assert difference.mean() < 0.7
     assert (difference <= 3).mean() > 0.99
-
-
-def _sample(image: np.ndarray, rows: np.ndarray, columns: np.ndarray, mode: str) -> np.ndarray:
-    channels = [
-        ndimage.map_coordinates(image[..., each], [rows, columns], order=1, mode=mode)
-        for each in range(3)
-    ]
-    return np.stack(channels, axis=-1)
 
 
 # What the bytes of an image depend on -------------------------------------------------------------

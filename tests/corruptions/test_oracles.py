@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import ndimage, stats
 
+from corruptions.sampling import sampled
 from ttapca.corruptions import blur, corrupt, digital, find, load_table, noise, weather
 from ttapca.corruptions.blur import blur_along
 from ttapca.corruptions.pixels import stream_key, uniforms
@@ -298,7 +299,7 @@ def test_elastic_transform_is_an_affine_map_and_a_field_of_shifts(images, severi
         back = np.linalg.inv(np.vstack([matrix, [0, 0, 1]]))
         rows, columns = np.mgrid[:32, :32]
         source = back @ np.stack([columns.ravel(), rows.ravel(), np.ones(1024)])
-        sheared = _sample(
+        sheared = sampled(
             image / 255, source[1].reshape(32, 32), source[0].reshape(32, 32), "mirror"
         )
         fields = (2 * drawn[6:] - 1).reshape(2, 32, 32)
@@ -309,19 +310,11 @@ def test_elastic_transform_is_an_affine_map_and_a_field_of_shifts(images, severi
             * ndimage.gaussian_filter(field, deviation, mode="reflect", truncate=3)
             for field in fields
         ]
-        expected = _sample(sheared, rows + shifts[1], columns + shifts[0], "reflect")
+        expected = sampled(sheared, rows + shifts[1], columns + shifts[0], "reflect")
         # OpenCV may round a place to 1/32 of a pixel: a steep edge then differs by a few levels.
         difference = np.abs(got.astype(int) - cut_off(expected))
         assert difference.mean() < 0.7
         assert (difference <= 3).mean() > 0.99
-
-
-def _sample(image: np.ndarray, rows: np.ndarray, columns: np.ndarray, mode: str) -> np.ndarray:
-    channels = [
-        ndimage.map_coordinates(image[..., each], [rows, columns], order=1, mode=mode)
-        for each in range(3)
-    ]
-    return np.stack(channels, axis=-1)
 
 
 def test_pixelate_keeps_even_areas_and_loses_detail(images):

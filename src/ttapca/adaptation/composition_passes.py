@@ -90,50 +90,51 @@ class CompositionPasses(Mover):
             logits = run(*inputs, **options)
             if not size or stream.left_out or not self._usable(logits):
                 return logits
-            found = composition.estimate(logits)
-            if not new:
-                again = self._is_surprised(found, enough=enough)
-            elif stream.samples == 1:
-                return logits  # an image that comes first has no statistics that could mislead
-            else:
+            if new:
                 glance = functools.partial(self._glance, run, size, inputs, options)
-                own = self._own_classes(logits, glance)
-                if own is None and stream.samples < JUDGED:
+                again = self._has_own_classes(logits, glance)
+                if again is None:
                     return logits
-                if own is None:
-                    found = composition.expected  # what it seems to hold is the shift's doing
-                elif composition.afresh:
-                    composition.start_batch(size)
-                    composition.past_only = True
-                else:
-                    composition.believe(own)
-                new, again = False, own is not None
+                # What a stream without classes of its own seems to hold is the shift's doing.
+                new, found = False, composition.expected
+            else:
+                found = composition.estimate(logits)
+                again = self._is_surprised(found, enough=enough)
             if not left or not again:
                 break
             stream.restart_batch()
         self._settle(found)
         return logits if found.certainty == 0.0 else _with_prior(logits, found)
 
-    def _own_classes(self, logits: Tensor, glance: Callable[[], Tensor | None]) -> Estimate | None:
-        """Return the classes that a new stream has of its own; None where it has none.
+    def _has_own_classes(self, logits: Tensor, glance: Callable[[], Tensor | None]) -> bool | None:
+        """Return whether a new stream has classes of its own, and go by them in that case.
 
         Args:
             logits: Of the batch, with the whole weight of its statistics.
             glance: Returns those of some of it with half the weight, or None.
+
+        Returns:
+            None where there are too few samples to tell.
         """
         composition, stream = self.composition, self.composition.stream
+        if stream.samples == 1:
+            return None  # an image that comes first has no statistics that could mislead
         before, whole = stream.past("composition/young"), logits.detach()
         if before is not None:
             whole = torch.cat([before.to(whole), whole])
         stream.write("composition/young", whole)
         found = composition.estimate(whole, len(whole))
-        if found.certainty == 0.0 or (half := glance()) is None:
-            return None
-        seen = composition.estimate(half, len(whole))
-        if seen.like(found) < ALIKE:
-            return None
-        # Half the weight hides less, but the glance is at this batch alone.
-        return found if found.certainty > CERTAIN or before is not None else seen
+        half = glance() if found.certainty else None
+        seen = found if half is None else composition.estimate(half, len(whole))
+        if half is None or seen.like(found) < ALIKE:
+            return None if stream.samples < JUDGED else False
+        if composition.afresh:
+            composition.go_on()
+        else:
+            # Half the weight hides less, but the glance is at this batch alone.
+            hides_less = found.certainty <= CERTAIN and before is None
+            composition.believe(seen if hides_less else found)
+        return True
 
     def _glance(
         self, run: Run, size: int, inputs: Sequence[Any], options: Mapping[str, Any]

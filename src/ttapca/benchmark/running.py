@@ -24,7 +24,8 @@ from ttapca.datasets import Images, TensorBatches, to_tensor
 from ttapca.methods.adapt import MethodName, adapt
 from ttapca.methods.method import registration
 from ttapca.networks.evaluation import Watch, predict_all
-from ttapca.support.progress import Reporter, Silent, forget_peak_memory, peak_memory
+from ttapca.support.machine_memory import forget_peak_memory, peak_memory
+from ttapca.support.progress import Reporter, Silent
 
 Measured = tuple[dict[str, Any], Observation | None]
 LONGEST_REASON = 1000  # letters

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ttapca.support.modules import multiply_adds
+
 # A network is run on at most so many samples at once that no layer gives more numbers than this
 # (64 MB), however many a batch of the user's has.
 RUN_NUMBERS = 2**24
@@ -30,11 +32,11 @@ class NetworkCost:
 
     Attributes:
         largest: Numbers in the largest output of a layer.
-        multiply_adds: Of all layers that have weights.
+        multiply_adds: In convolutions and linear layers.
     """
 
     largest: int = 1
-    multiply_adds: int = 1
+    multiply_adds: int = 0
 
     @property
     def together(self) -> int:
@@ -44,7 +46,7 @@ class NetworkCost:
     @property
     def timed(self) -> int:
         """How many samples to time."""
-        return max(2, min(MOST_TIMED, int(TIMED_MULTIPLY_ADDS / self.multiply_adds)))
+        return max(2, min(MOST_TIMED, int(TIMED_MULTIPLY_ADDS / max(1, self.multiply_adds))))
 
     def bytes_for(self, samples: int) -> int:
         """Return the memory that running so many samples takes, about."""
@@ -69,16 +71,13 @@ def watched(model: nn.Module, samples: int) -> Iterator[NetworkCost]:
             return
         numbers = math.ceil(output.numel() / samples)
         cost.largest = max(cost.largest, numbers)
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() > 1:
-            cost.multiply_adds += numbers * weight[0].numel()
+        cost.multiply_adds += multiply_adds(module, numbers)
 
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
     handles = [module.register_forward_hook(see) for module in leaves]
     try:
         yield cost
     finally:
-        cost.multiply_adds = max(1, cost.multiply_adds - 1)
         for handle in handles:
             handle.remove()
 

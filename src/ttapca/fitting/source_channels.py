@@ -98,7 +98,7 @@ class SourceChannels:
         self._needed = True
 
     def expect(
-        self, images: int | None, classes: int, *, numbers: int = 1, multiply_adds: int = 1
+        self, images: int | None, classes: int, *, numbers: int = 1, multiply_adds: int = 0
     ) -> int | None:
         """Say what is to come, and return how many images will be measured; None if unknown.
 
@@ -109,7 +109,7 @@ class SourceChannels:
             multiply_adds: Of the model for one image.
         """
         least = max(LEAST_IMAGES, LEAST_NUMBERS // numbers)
-        self._most = max(least, int(MOST_MULTIPLY_ADDS / multiply_adds))
+        self._most = max(least, int(MOST_MULTIPLY_ADDS / max(1, multiply_adds)))
         first = min(self._most, _measured_first(classes))
         if images is None:
             return None

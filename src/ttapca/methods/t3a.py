@@ -28,6 +28,7 @@ from ttapca.methods.method import (
     statistics_surfaces,
 )
 from ttapca.spectral.stream import Stream
+from ttapca.support.logits import softmax_entropy
 from ttapca.support.modules import caught_inputs, find_classifier
 from ttapca.support.outputs import Reads
 
@@ -192,5 +193,4 @@ def most_certain(labels: Tensor, entropies: Tensor, most: int | None) -> Tensor:
 
 
 def _classes_and_entropies(log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    entropies = -(log_probabilities.exp() * log_probabilities).sum(1)
-    return log_probabilities.argmax(1), entropies
+    return log_probabilities.argmax(1), softmax_entropy(log_probabilities)

@@ -104,7 +104,7 @@ def load_from_hub(name: str, normalisation: str | Normalisation | None = None) -
     """
     load = _from_transformers if name.startswith(TRANSFORMERS) else _from_timm
     stated = None if normalisation is None else find_normalisation(normalisation)
-    return load(name.partition(":")[2], stated).eval()  # type: ignore[return-value]
+    return load(name.partition(":")[2], stated).eval()
 
 
 def _package(name: str) -> Any:
@@ -117,7 +117,7 @@ def _package(name: str) -> Any:
         ) from error
 
 
-def _from_transformers(name: str, stated: Normalisation | None) -> nn.Module:
+def _from_transformers(name: str, stated: Normalisation | None) -> HubNetwork:
     transformers = _package("transformers")
     here = {"local_files_only": True}
     try:
@@ -211,7 +211,7 @@ def _sides(stated: Any) -> tuple[int, int] | None:
     return None if None in both or not both else (both[0], both[-1])
 
 
-def _from_timm(name: str, stated: Normalisation | None) -> nn.Module:
+def _from_timm(name: str, stated: Normalisation | None) -> HubNetwork:
     timm = _package("timm")
     config = timm.get_pretrained_cfg(name)
     if config is None:

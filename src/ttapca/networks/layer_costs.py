@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from ttapca.errors import ShapeError, TtapcaError
 from ttapca.spectral.basis import usual_basis
-from ttapca.support.modules import device_and_dtype, evaluation_mode
+from ttapca.support.modules import device_and_dtype, evaluation_mode, multiply_adds
 
 DEFAULT_COMPONENTS = 2000  # as in the paper
 BYTES_A_NUMBER = 4  # a filter computes in float32
@@ -124,7 +123,7 @@ def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
         shape = tuple(output.shape[1:])
         entry = seen.setdefault(names[module], _Seen(module, taken, shape))
         entry.calls += 1
-        entry.multiply_adds += _multiply_adds(module, math.prod(shape))
+        entry.multiply_adds += multiply_adds(module, math.prod(shape))
 
     handles = [module.register_forward_hook(note) for module in names]
     device, dtype = device_and_dtype(model, model)
@@ -142,14 +141,6 @@ def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
         for handle in handles:
             handle.remove()
     return seen
-
-
-def _multiply_adds(module: nn.Module, outputs: int) -> int:
-    if isinstance(module, nn.Linear):
-        return outputs * module.in_features
-    if isinstance(module, _ConvNd):
-        return outputs * module.in_channels // module.groups * math.prod(module.kernel_size)
-    return 0
 
 
 def _facts(name: str, seen: _Seen, wish: int, total: int) -> LayerFacts:

@@ -254,6 +254,11 @@ class Composition:
         self._past = torch.zeros_like(self._past)
         self.expect(self._estimate(self._past))
 
+    def go_on(self) -> None:
+        """Go by what was seen before this batch after all, which stands."""
+        self.start_batch(self._size)
+        self.past_only = True
+
     def expect(self, estimate: Estimate) -> None:
         """Go by this estimate in the next pass."""
         self.expected = estimate

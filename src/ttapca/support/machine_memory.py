@@ -1,4 +1,4 @@
-"""How much memory this process has, and how much it can still get.
+"""How much memory this process has, has had at most, and can still get.
 
 A container often allows less than the machine has. Linux says so in the files of the control group
 that the process belongs to, in one of two layouts: version 2 has one tree, version 1 has one tree
@@ -44,13 +44,40 @@ def resident_memory() -> int:
         >>> resident_memory() > 2**20
         True
     """
+    return _of_this_process("VmRSS:")
+
+
+def peak_memory() -> float:
+    """Return the highest resident memory of this process since it was forgotten, in MB.
+
+    Example:
+        >>> peak_memory() > 10
+        True
+    """
+    return _of_this_process("VmHWM:") / 1e6
+
+
+def forget_peak_memory() -> None:
+    """Start to measure anew, where the system can; elsewhere the peak is that of the whole run."""
+    with contextlib.suppress(OSError):
+        (PROC / "self" / "clear_refs").write_text("5")  # Linux: forget the peak memory
+
+
+def _of_this_process(entry: str) -> int:
+    """Return bytes by Linux's own count; elsewhere the peak, and 0 on Windows, which tells none.
+
+    `getrusage` is used only where there is no other way: on Linux it starts with the peak of the
+    parent process.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (PROC / "self" / "status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
+            if line.startswith(entry):
                 return _kilobytes(line)
-    import resource  # not on Windows, which has no other way either
-
-    unit = 1 if sys.platform == "darwin" else 1024  # the peak: elsewhere nobody tells more
+    try:
+        import resource
+    except ImportError:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 

@@ -5,6 +5,7 @@ Hooks live for one forward pass: nothing of them stays on the model, in a copy o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from ttapca.errors import (
     AttachError,
@@ -22,6 +24,20 @@ from ttapca.errors import (
     TtapcaError,
     did_you_mean,
 )
+
+
+def multiply_adds(layer: nn.Module, outputs: int) -> int:
+    """Return the multiply-adds for so many outputs of a convolution or linear layer; else 0.
+
+    Example:
+        >>> multiply_adds(nn.Conv2d(4, 8, 3, groups=2), outputs=10)
+        180
+    """
+    if isinstance(layer, nn.Linear):
+        return outputs * layer.in_features
+    if isinstance(layer, _ConvNd):
+        return outputs * layer.in_channels // layer.groups * math.prod(layer.kernel_size)
+    return 0
 
 
 def find_layer(model: nn.Module, path: str) -> nn.Module:

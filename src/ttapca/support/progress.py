@@ -1,12 +1,9 @@
-"""What a long operation tells: how far it is, to a `Reporter`, and its peak memory."""
+"""What a long operation tells a `Reporter`: how far it is."""
 
 from __future__ import annotations
 
-import contextlib
 import operator
-import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 Step = TypeVar("Step")
@@ -89,31 +86,3 @@ class Steps:
             yield step
             self._done += 1
             self._reporter.advance(self._task, self._done, self._total)
-
-
-def forget_peak_memory() -> None:
-    """Start to measure anew, where the system can; elsewhere the peak is that of the whole run."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak memory
-
-
-def peak_memory() -> float:
-    """Return the highest resident memory of this process since it was forgotten, in MB.
-
-    `getrusage` is used only where there is no other way: on Linux it starts with the peak of the
-    parent process.
-
-    Example:
-        >>> peak_memory() > 10
-        True
-    """
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) * 1024 / 1e6
-    except OSError:
-        pass
-    import resource  # not on Windows, which has no other way either
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
