@@ -20,6 +20,7 @@ from ttapca.cli import (
     corrupt,
     data,
     evaluate,
+    feed,
     fit,
     listings,
     publish,
@@ -55,6 +56,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": publish.report,
     "export": publish.export,
     "figure": publish.figure,
+    "feed": feed.feed,
     "corrupt": corrupt.corrupt,
     "methods": listings.methods,
 }

@@ -1,0 +1,1 @@
+"""Adaptation behind HTTP: many streams over one network."""
