@@ -13,6 +13,7 @@ else: `ttapca.spectral.closed_form` for one stream, `ttapca.spectral.many_stream
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -97,12 +98,27 @@ class Shown:
         samples = self.samples * torch.exp(-newer.samples / memory) + newer.samples
         new = newer.samples / samples.clamp(min=TINY)
         found = {"samples": samples}
-        for each in dataclasses.fields(self)[1:]:
-            before, now = getattr(self, each.name), getattr(newer, each.name)
-            if before is not None and now is not None:
+        for name, before in self.tensors().items():
+            now = getattr(newer, name)
+            if name != "samples" and now is not None:
                 weight = new.to(now) if now.dim() == 1 else new.to(now)[:, None]
-                found[each.name] = before.to(now).lerp(now, weight)
+                found[name] = before.to(now).lerp(now, weight)
         return Shown(**found)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what there is, by name."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def of_stream(self, number: int) -> Shown:
+        """Return a copy of what one of the streams has shown."""
+        return Shown(**{name: each[number, None].clone() for name, each in self.tensors().items()})
+
+    @classmethod
+    def of_each(cls, several: Sequence[Shown]) -> Shown:
+        """Return what streams have shown together, given what each has."""
+        names = several[0].tensors()
+        return cls(**{name: torch.cat([getattr(one, name) for one in several]) for name in names})
 
 
 @dataclass(frozen=True, eq=False)
