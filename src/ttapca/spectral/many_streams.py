@@ -46,7 +46,8 @@ class ManyStreamsGain(ClosedFormRule):
 
     Attributes:
         shown: What each stream has shown, with this batch.
-        verdict_: What follows from that.
+        newly_shown: What the batch alone shows of each.
+        verdict_: What follows from `shown`.
 
     Example:
         >>> data = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
@@ -92,6 +93,7 @@ class ManyStreamsGain(ClosedFormRule):
             rows: None for samples that are nobody's: they pass as they are.
         """
         self.shown = shown
+        self.newly_shown: Shown | None = None
         self.verdict_: Verdict | None = None
         self._rows = rows
 
@@ -105,12 +107,12 @@ class ManyStreamsGain(ClosedFormRule):
         if components is None or rows is None:
             return self.variances.new_ones(1, len(self.variances))
         if self.verdict_ is None:
-            newer = self._newly_shown(components, rest, rows)
-            self.shown = self.shown.joined(newer, self.memory)
+            self.newly_shown = self._show(components, rest, rows)
+            self.shown = self.shown.joined(self.newly_shown, self.memory)
             self.verdict_ = self.verdict(self.shown, self.shown.samples.clamp(min=1))
         return torch.where(rows.filtered[:, None], self.verdict_.gains[rows.stream], 1.0)
 
-    def _newly_shown(self, components: Tensor, rest: Tensor | None, rows: Rows) -> Shown:
+    def _show(self, components: Tensor, rest: Tensor | None, rows: Rows) -> Shown:
         """Return what the counted samples of this batch show of their streams."""
         weights = rows.counted.to(components)
         streams = len(self.shown.samples)
