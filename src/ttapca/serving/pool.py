@@ -41,8 +41,8 @@ from ttapca.errors import (
 )
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.serving.answers import Answer, Mode, StreamStatus
+from ttapca.serving.filtered_images import before_and_after
 from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
-from ttapca.serving.pictures import before_and_after
 from ttapca.serving.stream_state import StreamState, read_state
 from ttapca.serving.stream_store import StreamStore
 
