@@ -21,7 +21,7 @@ from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from ttapca.datasets import Order
-    from ttapca.serving.feeding import FedStream, Feeder, StreamPlan
+    from ttapca.serving.feeding import FedStream, Feeder, StreamPlan, Tally
 
 TOKEN_VARIABLE = "TTAPCA_TOKEN"  # noqa: S105 - the name of a variable
 LOOK = 0.25  # seconds between two looks at the streams
@@ -99,8 +99,8 @@ def feed(
     test = chosen.of(test)
     pace = Pace(streams.rate, streams.batch, cast("Order", images.order), streams.loop)
     feeder = Feeder(test, plans, client, pace, arguments.cache_root() / FROST)
-    info = client.info()
-    client.close()
+    with client:
+        info = client.info()
     for remark in check_fits(info, test):
         typer.echo(f"note: {remark}", err=True)
     typer.echo(f"{chosen.selection} of `{images.data}` to {url} ({info.get('model')})", err=True)
@@ -119,15 +119,28 @@ def _play(feeder: Feeder) -> None:
                 live.update(_lines(feeder.streams))
             live.update(_lines(feeder.streams))
         return
-    seen: dict[str, object] = {}
+    told: dict[str, Tally] = {}
     with feeder:
         going = True
         while going:
             going = feeder.running(LOOK)
             for stream in feeder.streams:
-                if stream.current is not None and seen.get(stream.plan.name) is not stream.current:
-                    seen[stream.plan.name] = stream.current
-                    typer.echo(f"{stream.plan.name}: {stream.current.step.title}", err=True)
+                _tell_change(stream, told)
+
+
+def _tell_change(stream: FedStream, told: dict[str, Tally]) -> None:
+    """Write a line when the condition of a stream has changed; `told`: the last of each stream."""
+    name, now = stream.plan.name, stream.current
+    if now is None or told.get(name) is now:
+        return
+    before = told.get(name)
+    told[name] = now
+    result = "" if before is None else f", after {_in_words(before)}"
+    typer.echo(f"{name}: {now.step.title}{result}", err=True)
+
+
+def _in_words(tally: Tally) -> str:
+    return f"{tally.images:,} images of {tally.step.title}, {_percent(tally.accuracy)} right"
 
 
 def _lines(streams: list[FedStream]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -62,8 +61,9 @@ def parse_schedule(text: str) -> tuple[Step, ...]:
         OptionError: It is no schedule, or there is no such corruption.
 
     Example:
-        >>> [step.title for step in parse_schedule("clean 20s, gaussian_noise:3 1.5m, fog 50 images")]
-        ['clean', 'gaussian_noise:3', 'fog:5']
+        >>> steps = parse_schedule("clean 20s, snow:3 1.5m, fog 50 images")
+        >>> [step.title for step in steps]
+        ['clean', 'snow:3', 'fog:5']
     """
     words = [word.strip() for word in text.split(",")]
     return tuple(_step(word, text) for word in words)
@@ -102,7 +102,7 @@ def _step(word: str, text: str) -> Step:
     in_seconds = found["unit"] in SECONDS
     if in_seconds:
         amount *= SECONDS[found["unit"]]
-    if not 0 < amount <= LONGEST or math.isinf(amount):
+    if not 0 < amount <= LONGEST:
         raise OptionError(f"A condition lasts longer than nothing, not for ever; found `{word}`.")
     return Step(corruption, severity, amount, "seconds" if in_seconds else "images")
 

@@ -221,15 +221,13 @@ class Feeder:
     def _feed(self, stream: FedStream) -> None:
         """Play a schedule; the life of a thread."""
         known = self._client
-        client = ServerClient(known.url, known.token, known.patience, self._stop)
         try:
-            self._play(stream, client)
+            with ServerClient(known.url, known.token, known.patience, self._stop) as client:
+                self._play(stream, client)
             stream.finished = not self._stop.is_set()
         except Exception as error:  # the thread that shows the streams raises it
             if not self._stop.is_set():
                 stream.failure = error
-        finally:
-            client.close()
 
     def _play(self, stream: FedStream, client: ServerClient) -> None:
         plan = stream.plan

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from urllib.parse import SplitResult, quote, urlsplit
 
 import numpy as np
@@ -79,6 +79,14 @@ class ServerClient:
         """Read the address."""
         self._address = parse_address(self.url)
 
+    def __enter__(self) -> Self:
+        """Use it; the connection is opened with the first request."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self.close()
+
     def info(self) -> dict[str, Any]:
         """Return what the server says about itself, its network and its classes."""
         return self._ask("GET", "/v1/info")
@@ -112,27 +120,25 @@ class ServerClient:
         began, pause = self.clock(), FIRST_WAIT
         while True:
             try:
-                status, wait, answer = self._once(method, path, body, headers)
+                status, told, answer = self._once(method, path, body, headers)
                 if status < 300:
                     return _parsed(answer, self.url)
                 trouble = _refusal(status, answer, self.url, bool(self.token))
                 if status not in PASSING:
                     raise FeedError(trouble)
+            except FeedError:
+                raise
             except (OSError, http.client.HTTPException) as error:
-                if isinstance(error, FeedError):
-                    raise
                 self.close()
-                wait = None
-                trouble = (
-                    f"{self.url} cannot be reached: {_reason(error)}. Start a server there with "
-                    "`ttapca serve`, or name another address."
-                )
-            pause = pause if wait is None else wait
-            if self.clock() - began + pause > self.patience or self.stopped.is_set():
+                told, trouble = None, _unreachable(self.url, error)
+            if told is None:
+                wait, pause = pause, min(2 * pause, LONGEST_WAIT)
+            else:
+                wait = told
+            if self.clock() - began + wait > self.patience or self.stopped.is_set():
                 raise FeedError(trouble)
             self.retries += 1
-            self.stopped.wait(pause)
-            pause = min(2 * pause, LONGEST_WAIT)
+            self.stopped.wait(wait)
 
     def _once(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str]
@@ -186,9 +192,14 @@ def _refusal(status: int, answer: bytes, url: str, token: bool) -> str:
     return f"{url} refuses with {status}: {message[:LONGEST_MESSAGE]}"
 
 
-def _reason(error: Exception) -> str:
+def _unreachable(url: str, error: Exception) -> str:
+    """Return a sentence that says why there was no answer."""
+    reason = str(error) or type(error).__name__
     if isinstance(error, TimeoutError):
-        return f"no answer within {TIMEOUT:.0f} s"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return str(error) or type(error).__name__
+        reason = f"no answer within {TIMEOUT:.0f} s"
+    elif isinstance(error, OSError) and error.strerror:
+        reason = error.strerror.lower()
+    return (
+        f"{url} cannot be reached: {reason}. Start a server there with `ttapca serve`, or name "
+        "another address."
+    )

@@ -36,16 +36,6 @@ export class Api {
     return read((await this.send(path, options)).json());
   }
 
-  /** A picture as a data: URL, since an <img> cannot send a token; null if there is none. */
-  async picture(path) {
-    try {
-      return await asDataUrl(await read((await this.send(path)).blob()));
-    } catch (error) {
-      if (error instanceof Refused && error.status === 404) return null;
-      throw error;
-    }
-  }
-
   async send(path, { method = "GET", body } = {}) {
     const headers = {};
     if (this.token) headers.Authorization = `Bearer ${this.token}`;
@@ -86,13 +76,4 @@ async function refusal(response) {
   }
   const wait = Number.parseFloat(response.headers.get("Retry-After") ?? "");
   return new Refused(response.status, message, Number.isFinite(wait) ? wait : null);
-}
-
-function asDataUrl(blob) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(blob);
-  });
 }

@@ -1,6 +1,6 @@
 // Charts in SVG. Elements are made once and then moved, so that a tooltip under the mouse stays.
 
-import { clock, duration, ratio } from "./words.js";
+import { clock, duration, known, ratio } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const SURE = 0.01; // p-value from which a band has surely shifted
@@ -101,7 +101,7 @@ export class RatioChart extends BandChart {
     const shown = bands.map((band, at) => ({
       ...band,
       value: Math.max(low, Math.min(high, sizes[at])),
-      sure: band.p_value <= SURE,
+      sure: known(band.p_value) && band.p_value <= SURE,
       label: ratio(band.ratio),
     }));
     this.draw(shown, ticks, place, place(0), (band) =>
@@ -118,7 +118,7 @@ export class GainChart extends BandChart {
   }
 
   show(bands, gains) {
-    const most = Math.max(1, ...gains);
+    const most = Math.max(1, ...gains.filter(known));
     const floor = this.height - 16;
     const place = (value) => floor - (value / most) * (floor - 22);
     const ticks = [0, 0.5, 1].map((value) => ({ value, strong: value === 0, label: String(value) }));
@@ -132,7 +132,7 @@ export class GainChart extends BandChart {
 
 /** How far a scale goes on one side of 1: two doublings at least, ten at most. */
 const reach = (size) => Math.min(10, Math.max(2, Math.ceil(size)));
-const doublings = (value) => Math.log2(Math.max(value, 1e-12));
+const doublings = (value) => (known(value) ? Math.log2(Math.max(value, 1e-12)) : 0);
 
 export function bandName(band) {
   const numbers = band.first === band.last ? `component ${band.first}` : `components ${band.first} to ${band.last}`;

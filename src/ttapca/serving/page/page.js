@@ -79,13 +79,10 @@ async function askChosen() {
   if (name === null) return;
   const asked = api.now();
   try {
-    const [status, before, after] = await Promise.all([
-      api.json(streamPath(name)),
-      api.picture(streamPath(name, "/pictures/before.png")),
-      api.picture(streamPath(name, "/pictures/after.png")),
-    ]);
+    // Pictures come in JSON: an <img> could not send a token, nor get both of the same image.
+    const [status, pictures] = await Promise.all([api.json(streamPath(name)), api.json(streamPath(name, "/pictures"))]);
     records.take(status, asked, api.now());
-    details.showPictures(name, before, after);
+    details.showPictures(name, pictures);
   } catch (error) {
     if (!(error instanceof Refused) || error.status !== 404) throw error; // else it was deleted
     records.all.delete(name);

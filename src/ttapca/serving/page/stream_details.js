@@ -84,15 +84,16 @@ export class StreamDetails {
   }
 
   /** The last image before and after the filter, as data: URLs; null where there is none. */
-  showPictures(name, before, after) {
+  showPictures(name, pictures) {
     if (name !== this.name) return; // another stream was chosen meanwhile
-    for (const [id, source] of [["before", before], ["after", after]]) {
+    for (const id of ["before", "after"]) {
       const image = element(id);
+      const source = pictures[id];
       image.hidden = source === null;
       image.alt = source === null ? "" : `Last image of ${name}, ${id} the filter`;
       if (source !== null && image.src !== source) image.src = source;
     }
-    say(element("pictures-note"), before === null ? "None yet, or this filter does not act on images." : "");
+    say(element("pictures-note"), pictures.before === null ? "None since the server was started, or its filter does not act on images." : "");
   }
 
   showComposition(values) {
@@ -121,7 +122,7 @@ export class StreamDetails {
 
 /** Whether the last images are unlike the source, and no alarm is on: two blocks must agree. */
 function isOdd({ shifted, values }) {
-  return !shifted && values.mode !== "off" && known(values.p_value) && values.p_value <= ODD;
+  return !shifted && known(values.p_value) && values.p_value <= ODD;
 }
 
 function stateOf(record, now) {
@@ -161,16 +162,17 @@ function makeShare() {
 
 function showFacts(values, now) {
   const facts = [
-    ["images seen", whole(values.images ?? 0), known(values.last_seen) ? `last ${duration(now - values.last_seen)} ago` : ""],
+    ["images seen", whole(values.images ?? 0), known(values.last_seen) ? `last ${duration(now - values.last_seen)} ago` : "none yet"],
     ["answered adapted", percent(values.adapted_share), "of the images"],
-    ["would differ", known(values.disagreement) ? percent(values.disagreement) : "—", known(values.disagreement) ? "of the images in shadow" : "known after shadow"],
+    ["would differ", percent(values.disagreement), known(values.disagreement) ? "of the images in shadow" : "known after a time in shadow"],
     ["skipped", count(values.skipped ?? 0, "request"), "with NaN or infinity"],
     ["shift", fixed(values.shift, 2), known(values.p_value) ? `p = ${values.p_value.toFixed(3)}` : ""],
     ["size of the shift", fixed(values.size, 1), "doublings of variance"],
-    ["conditions", whole(values.conditions ?? 1), "told apart"],
-    ["outliers", percent(values.outliers), "of the values"],
   ];
+  if (values.conditions > 1) facts.push(["conditions", whole(values.conditions), "told apart"]);
+  if (known(values.outliers)) facts.push(["outliers", percent(values.outliers), "of the values"]);
   const list = element("facts");
+  while (list.childElementCount > facts.length) list.lastElementChild.remove();
   while (list.childElementCount < facts.length) {
     const box = document.createElement("div");
     box.append(...["dt", "dd", "dd"].map((tag) => document.createElement(tag)));
