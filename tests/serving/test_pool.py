@@ -337,6 +337,18 @@ def test_a_closed_pool_answers_what_waits_and_leaves_the_model_as_it_was(
             call()
 
 
+def test_warming_up_changes_no_answer(pool: StreamPool) -> None:
+    images = [pictures(3, n, noise=0.2) for n in range(4)]
+    cold = [pool.predict("a", each).logits for each in images]
+    pool.warm_up()
+    drawn = len(pool._network._gain.normal._known)
+    assert all(
+        torch.equal(pool.predict("b", each).logits, before)
+        for each, before in zip(images, cold, strict=True)
+    )
+    assert len(pool._network._gain.normal._known) == drawn > 100
+
+
 def test_pictures_show_what_the_filter_did(pool: StreamPool) -> None:
     assert pool.predict("a", pictures(1, 0, noise=0.3)).adapted
     before, after = pool.pictures("a")

@@ -100,6 +100,17 @@ class GatheredNetwork:
         size = math.prod(self._fitted.shape)
         return StreamState(self._gain.nothing_shown(1, size), mode=mode)
 
+    def warm_up(self, largest: int) -> None:
+        """Find out what is usual for every number of images that a stream may come to count.
+
+        Args:
+            largest: Images in a request, at most.
+        """
+        gain = self._gain
+        # So many count at most, since older ones fade.
+        for size in range(1, math.ceil(gain.memory) + largest):
+            gain.normal.batches_of(size).usual(gain.threshold)
+
     @torch.inference_mode()
     def serve(self, requests: Sequence[tuple[StreamState, Tensor]]) -> list[Served]:
         """Answer requests of different streams in one pass.
