@@ -26,7 +26,13 @@ let total = 0; // streams of the server
 let listDue = 0; // when the list is asked for again, by performance.now()
 let failures = 0; // rounds in a row without an answer
 let lostSince = null;
-let hurry = () => {}; // ends a pause
+let hurried = false; // whether the next round begins without a pause
+let wake = () => {}; // ends a pause that has begun
+
+function hurry() {
+  hurried = true;
+  wake();
+}
 
 /** Choose a stream, in the list and in the address, so that a link leads to it. */
 function choose(name, { byHand = false } = {}) {
@@ -162,6 +168,7 @@ async function run() {
   for (;;) {
     const began = performance.now();
     let wait = EVERY;
+    hurried = false;
     try {
       await round();
       connected();
@@ -170,14 +177,14 @@ async function run() {
       if (error instanceof Refused && error.status === 401) {
         await askToken();
         element("model").dataset.known = "false";
-        wait = 0;
+        hurry();
       } else if (error instanceof Refused || error instanceof Unreachable) {
         wait = lost(error);
       } else {
         throw error; // a mistake in this page, which the console should show
       }
     }
-    await Promise.race([pause(wait), new Promise((done) => { hurry = done; })]);
+    if (!hurried) await Promise.race([pause(wait), new Promise((done) => { wake = done; })]);
   }
 }
 
