@@ -27,10 +27,10 @@ def test_it_prints_what_was_right_under_each_condition(command: Any) -> None:
         words = '--schedule "clean 100 images, fog:2 20 images" --batch 25 --limit 50'
         said = command(f"feed {server.url} {FAST} {words}")
     lines = [line.split() for line in said.out.splitlines()]
-    assert lines[0] == ["stream", "condition", "images", "right", "adapted"]
+    assert lines[0] == ["stream", "condition", "mode", "images", "right", "adapted"]
     clean, fog = lines[1:]
-    assert clean[:3] == ["camera-1", "clean", "100"]
-    assert fog[:3] == ["camera-1", "fog:2", "20"]
+    assert clean[:4] == ["camera-1", "clean", "on", "100"]
+    assert fog[:4] == ["camera-1", "fog:2", "on", "20"]
     assert clean[-2:] == ["100.0", "%"]
     assert "the first 50 of 596 images of `digits`" in said.err
     assert "(scripted)" in said.err
@@ -114,7 +114,7 @@ def test_what_was_found_is_printed_also_when_the_server_goes_away(command: Any) 
     with scripted(gone) as server:
         said = command(f'feed {server.url} {FAST} --schedule "clean 50 images"', code=1)
     assert "refuses with 500: Broken." in said.err
-    assert said.out.splitlines()[1].split()[:3] == ["camera-1", "clean", "4"]
+    assert said.out.splitlines()[1].split()[:4] == ["camera-1", "clean", "on", "4"]
 
 
 def test_ctrl_c_ends_with_a_summary(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:

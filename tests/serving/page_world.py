@@ -72,6 +72,13 @@ def shifted(name: str, since: float, **changes: Any) -> dict[str, Any]:
     )
 
 
+def _brief(status: dict[str, Any]) -> dict[str, Any]:
+    """What the list of streams tells about one."""
+    everything = {**status["health"], **status}
+    names = ("stream", "mode", "images", "shift", "shifted", "shifted_since", "last_seen")
+    return {name: everything[name] for name in names}
+
+
 def picture(side: int = 8) -> str:
     file = io.BytesIO()
     Image.fromarray(np.full((side, side, 3), 120, np.uint8)).save(file, "PNG")
@@ -144,8 +151,10 @@ class World:
             route.fulfill(json={**info, "classes": CLASSES})
             return
         if url.path == "/v1/streams":
-            query = {name: int(values[0]) for name, values in parse_qs(url.query).items()}
-            part = list(self.streams.values())[query["offset"] :][: query["limit"]]
+            query = parse_qs(url.query)
+            assert query["brief"] == ["true"]
+            offset, limit = (int(query[name][0]) for name in ("offset", "limit"))
+            part = [_brief(each) for each in list(self.streams.values())[offset:][:limit]]
             route.fulfill(json={"streams": part, "total": len(self.streams)})
             return
         name, _, rest = unquote(url.path.removeprefix("/v1/streams/")).partition("/")

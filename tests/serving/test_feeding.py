@@ -58,7 +58,7 @@ def test_images_are_sent_in_order_and_corrupted_as_in_the_benchmark(order: Any) 
     assert np.array_equal(np.concatenate(sent), expected)
     (stream,) = found.streams
     labels = DIGITS.labels[rows]
-    clean, frost = stream.totals["clean"], stream.totals["frost:3"]
+    clean, frost = stream.totals["clean", "on"], stream.totals["frost:3", "on"]
     assert (clean.images, frost.images, stream.sent) == (54, 21, 75)
     assert frost.right == int((labels[50:71] == 4).sum())
     assert clean.right == int((labels[:50] == 4).sum() + (labels[71:75] == 4).sum())
@@ -95,10 +95,26 @@ def test_a_loop_goes_on_until_it_is_stopped() -> None:
         while two.streams[0].sent < 11:
             assert two.running(0.01)
     assert not two.streams[0].finished
-    assert list(two.streams[0].totals) == ["fog:5"]
+    assert list(two.streams[0].totals) == [("fog:5", "on")]
     count = len(server.asked)
     assert count >= 11
     assert not two.running(0)
+
+
+def test_what_comes_after_a_switch_is_counted_by_itself() -> None:
+    def answer(asked: Asked) -> Reply:
+        return prediction([0], mode="off" if 5 < len(server.asked) <= 9 else "on")
+
+    with scripted(answer) as server:
+        found = feeder(server.url, plan("clean 12 images"))
+        play(found)
+    (stream,) = found.streams
+    assert {key: tally.images for key, tally in stream.totals.items()} == {
+        ("clean", "on"): 8,
+        ("clean", "off"): 4,
+    }
+    assert stream.current is not None
+    assert (stream.current.mode, stream.current.images) == ("on", 3)
 
 
 def test_a_delay_is_waited_for_and_can_be_ended() -> None:
@@ -138,9 +154,9 @@ def test_a_refusal_ends_it() -> None:
     [
         {},
         {"predictions": [{"class": 1}], "adapted": True},
-        {"predictions": [], "adapted": True, "health": {}},
-        {"predictions": [1], "adapted": True, "health": {}},
-        {"predictions": [{"class": 1}], "adapted": True, "health": 3},
+        {"predictions": [], "adapted": True, "mode": "on", "health": {}},
+        {"predictions": [1], "adapted": True, "mode": "on", "health": {}},
+        {"predictions": [{"class": 1}], "adapted": True, "mode": "on", "health": 3},
     ],
 )
 def test_an_answer_of_something_else(content: Any) -> None:

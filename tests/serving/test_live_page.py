@@ -52,7 +52,7 @@ def test_everything_about_a_stream(browser: Any) -> None:
             [CLASSES[1], "20", "%"],
         ]
         assert shares[-1].split() == ["3", "other", "classes", "9.0", "%"]
-        assert "Surely not the shares" in page.locator("#skew").inner_text()
+        assert "Not the shares of the source" in page.locator("#skew").inner_text()
         facts = page.locator("#facts").inner_text()
         for words in ("1,234", "25 %", "3.4 %", "2 requests", "0.05", "p = 0.400"):
             assert words in facts
@@ -270,7 +270,7 @@ def test_a_stream_of_which_nothing_is_known(browser: Any) -> None:
         expect(page.locator("#state")).to_have_text("No image yet")
         assert page.locator("#ratios").is_hidden()
         assert page.locator("#before").is_hidden()
-        expect(page.locator("#pictures-note")).to_contain_text("None since the server was started")
+        expect(page.locator("#pictures-note")).to_contain_text("None are kept")
         assert "NaN" not in page.locator("#live").inner_text().replace("with NaN or infinity", "")
         page.locator("#list").get_by_text("odd").click()
         expect(page.locator("#name")).to_have_text("odd")

@@ -197,7 +197,8 @@ def _summarise(streams: list[FedStream], as_json: bool) -> None:
         found = [
             {
                 "stream": stream.plan.name,
-                "condition": title,
+                "condition": tally.step.title,
+                "mode": tally.mode,
                 "images": tally.images,
                 "right": tally.right,
                 "adapted": tally.adapted,
@@ -205,23 +206,23 @@ def _summarise(streams: list[FedStream], as_json: bool) -> None:
                 "retries": stream.retries,
             }
             for stream in streams
-            for title, tally in stream.totals.items()
+            for tally in stream.totals.values()
         ]
         typer.echo(json.dumps(found, indent=2))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("stream", "condition"):
+    for name in ("stream", "condition", "mode"):
         table.add_column(name, no_wrap=True)
     for name in ("images", "right", "adapted"):
         table.add_column(name, justify="right", no_wrap=True)
     for stream in streams:
-        for title, tally in stream.totals.items():
-            adapted = 100 * tally.adapted / tally.images if tally.images else None
+        for tally in stream.totals.values():
             table.add_row(
                 stream.plan.name,
-                title,
+                tally.step.title,
+                tally.mode,
                 f"{tally.images:,}",
                 _percent(tally.accuracy),
-                _percent(adapted),
+                _percent(100 * tally.adapted / tally.images),
             )
     Console(highlight=False).print(table)

@@ -32,15 +32,16 @@ LATE = 1.0  # seconds behind its time from which a stream does not catch up
 
 @dataclass
 class Tally:
-    """What was sent under one condition, and what was answered.
+    """What was sent under one condition and answered in one mode.
 
     Example:
-        >>> tally = Tally(Step("fog", 5, 20, "seconds"), images=8, right=6)
+        >>> tally = Tally(Step("fog", 5, 20, "seconds"), "on", images=8, right=6)
         >>> tally.accuracy
         75.0
     """
 
     step: Step
+    mode: str = ""  # before the first answer
     images: int = 0
     right: int = 0
     adapted: int = 0
@@ -105,8 +106,8 @@ class FedStream:
 
     Attributes:
         plan: What it sends.
-        current: Since the condition began; None before the first one.
-        totals: By condition, over all rounds of the schedule.
+        current: Since the condition or the mode changed; None before the first condition.
+        totals: By condition and mode, over all rounds of the schedule.
         health: What the server said last about the stream; empty before.
         retries: How often a request had to be sent again.
         late: Seconds that it has lost in all, where the server was slower than the images.
@@ -116,7 +117,7 @@ class FedStream:
 
     plan: StreamPlan
     current: Tally | None = None
-    totals: dict[str, Tally] = field(default_factory=dict)
+    totals: dict[tuple[str, str], Tally] = field(default_factory=dict)
     health: dict[str, Any] = field(default_factory=dict)
     retries: int = 0
     late: float = 0.0
@@ -130,7 +131,6 @@ class FedStream:
 
     def begin(self, step: Step) -> None:
         """Begin a condition."""
-        self.totals.setdefault(step.title, Tally(step))
         self.current = Tally(step)
 
     def count(self, labels: NDArray[np.int64], answer: dict[str, Any]) -> None:
@@ -139,19 +139,23 @@ class FedStream:
         Raises:
             FeedError: It is not what a server of ttapca answers.
         """
+        assert self.current is not None  # noqa: S101 - `begin` comes first
         try:
             classes = [each["class"] for each in answer["predictions"]]
             pairs = zip(classes, labels.tolist(), strict=True)
             right = sum(found == label for found, label in pairs)
             adapted = len(labels) if answer["adapted"] else 0
-            self.health = dict(answer["health"])
+            mode, self.health = str(answer["mode"]), dict(answer["health"])
         except (KeyError, TypeError, ValueError) as error:
             raise FeedError(
                 "A server of ttapca answers with a class for each image and with the health of the "
                 f"stream; this one did not ({error!r}). It may be of another version."
             ) from error
-        assert self.current is not None  # noqa: S101 - `begin` comes first
-        for tally in (self.current, self.totals[self.current.step.title]):
+        step = self.current.step
+        if self.current.mode != mode:  # somebody has switched it: what comes is counted by itself
+            self.current = Tally(step, mode)
+        total = self.totals.setdefault((step.title, mode), Tally(step, mode))
+        for tally in (self.current, total):
             tally.add(len(labels), right, adapted)
 
 

@@ -3,6 +3,7 @@
 import { clock, duration, known, ratio } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
+const LEFT = 44; // pixels for the numbers of an axis; the style sheet knows them too
 const SURE = 0.01; // p-value from which a band has surely shifted
 
 function make(name, attributes = {}, parent = null) {
@@ -44,7 +45,7 @@ const widthOf = (svg) => svg.clientWidth || 320;
 class BandChart {
   constructor(parent, height) {
     this.height = height;
-    this.left = 34;
+    this.left = LEFT;
     this.svg = make("svg", { height, role: "img" }, parent);
     this.lines = make("g", { class: "lines" }, this.svg);
     this.ticks = make("g", { class: "ticks" }, this.svg);
@@ -143,7 +144,7 @@ export function bandName(band) {
 export class HistoryChart {
   constructor(parent, { height, axes }) {
     Object.assign(this, { height, axes });
-    this.left = axes ? 34 : 0;
+    this.left = axes ? LEFT : 0;
     this.low = axes ? height - 18 : height - 2;
     this.svg = make("svg", { height, class: "history", ...(axes ? { role: "img" } : { "aria-hidden": "true" }) }, parent);
     this.shades = make("g", { class: "shades" }, this.svg);

@@ -28,8 +28,7 @@ export class Records {
 
   /** The server has answered for this page: statuses that were asked for before are out of date. */
   wrote(status, now) {
-    const name = flat(status).stream;
-    this.written.set(name, now);
+    this.written.set(flat(status).stream, now);
     this.take(status, now, now);
   }
 
@@ -37,14 +36,15 @@ export class Records {
   take(status, asked, now) {
     const values = flat(status);
     const name = values.stream;
-    if (asked < (this.written.get(name) ?? 0)) return;
     let record = this.all.get(name);
     if (!record) {
-      record = { name, history: [], watched: now, usualSince: null, shifted: false, alarm: null };
+      record = { name, values: {}, asked, history: [], watched: now, usualSince: null, shifted: false, alarm: null };
       this.all.set(name, record);
     }
+    if (asked < Math.max(record.asked, this.written.get(name) ?? 0)) return; // a newer one came first
+    record.asked = asked;
     const before = record.shifted;
-    record.values = values;
+    Object.assign(record.values, values); // the list tells less than the stream itself
     record.shifted = values.shifted === true;
     if (record.shifted && (!before || record.alarm.began !== values.shifted_since)) {
       record.alarm = { name, began: values.shifted_since, ended: null };
@@ -62,8 +62,8 @@ export class Records {
 }
 
 /** A status with the fields of its health beside the others. */
-function flat(status) {
-  return { ...status.health, ...status, health: undefined };
+function flat({ health, ...rest }) {
+  return { ...health, ...rest };
 }
 
 function remember(record, now) {

@@ -77,6 +77,8 @@ export class StreamDetails {
     if (bands.length) {
       this.ratios.show(bands);
       this.gains.show(bands, values.gains ?? []);
+      const lets = values.mode === "on" ? "lets" : "would let";
+      say(element("gains-note"), `What the filter ${lets} through; 1 leaves a band as it is.`);
     }
     showTable(bands, values.gains ?? []);
     this.showComposition(values);
@@ -93,7 +95,8 @@ export class StreamDetails {
       image.alt = source === null ? "" : `Last image of ${name}, ${id} the filter`;
       if (source !== null && image.src !== source) image.src = source;
     }
-    say(element("pictures-note"), pictures.before === null ? "None since the server was started, or its filter does not act on images." : "");
+    const off = this.records.get(name)?.values.mode === "off" ? "The filter is off: both are the same." : "";
+    say(element("pictures-note"), pictures.before === null ? "None are kept: nothing came lately, or the filter does not act on images." : off);
   }
 
   showComposition(values) {
@@ -141,7 +144,7 @@ function stateOf(record, now) {
 function skewOf({ skew }, classes) {
   if (!classes) return "Nothing was predicted yet.";
   if (!known(skew)) return "";
-  if (skew >= 0.5) return `Surely not the shares of the source (skew ${skew.toFixed(2)}).`;
+  if (skew >= 0.5) return `Not the shares of the source, or too few images to tell (skew ${skew.toFixed(2)}).`;
   return `May well be the shares of the source (skew ${skew.toFixed(2)}).`;
 }
 
