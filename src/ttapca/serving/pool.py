@@ -200,12 +200,12 @@ class StreamPool:
             request = _Request(stream, images.detach(), Future(), time.perf_counter())
             with self._news:
                 self._check_open()
-                self._admit(stream)
                 if self._waiting + len(images) > self.limits.max_queue:
                     raise PoolFullError(
                         f"At most {self.limits.max_queue:,} images may wait for an answer; "
                         f"{self._waiting:,} do already. Try again in a moment."
                     )
+                self._admit(stream)
                 self._queue.append(request)
                 self._waiting += len(images)
                 self._news.notify_all()
