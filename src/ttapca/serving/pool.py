@@ -40,7 +40,7 @@ from ttapca.errors import (
     UnknownStreamError,
 )
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.serving.answers import Answer, Mode, StreamStatus
+from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.filtered_images import before_and_after
 from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
 from ttapca.serving.stream_state import StreamState, read_state
@@ -287,6 +287,25 @@ class StreamPool:
             self._check_known(stream)
             state = self._peek(stream)
         return self._network.status(stream, state)
+
+    def glance(self, stream: str) -> StreamGlance:
+        """Say the little about a stream that takes no computing; `status` says all.
+
+        Raises:
+            UnknownStreamError: There is no such stream.
+        """
+        with self._lock:
+            self._check_known(stream)
+            state = self._peek(stream)
+        return StreamGlance(
+            stream,
+            state.mode,
+            state.images,
+            state.shift,
+            state.shifted,
+            state.shifted_since,
+            state.last_seen,
+        )
 
     def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
         """Switch a stream; a new name begins a new stream."""
