@@ -153,6 +153,8 @@ def test_a_token_comes_so_often(serving: Serving) -> None:
         ({"Host": "10.0.0.1"}, "foreign_host"),
         ({"Origin": "http://evil.example"}, "foreign_origin"),
         ({"Origin": "null"}, "foreign_origin"),
+        ({"Origin": "http://["}, "foreign_origin"),
+        ({"Origin": "localhost"}, "foreign_origin"),
         ({"Origin": "http://localhost:3000"}, "foreign_origin"),
         ({"Host": "127.0.0.1:8000", "Origin": "http://127.0.0.1:8000"}, None),
         ({"Host": "[::1]:8000", "Origin": "http://[::1]:8000"}, None),

@@ -111,7 +111,7 @@ class Gate:
                     "Without tokens, this service answers to localhost only; the request names "
                     "another host. Start it with --tokens FILE to use it from elsewhere.",
                 )
-            if origin is not None and urlsplit(origin).netloc != host:
+            if origin is not None and origin.partition("://")[2] != host:
                 raise Refusal(
                     403,
                     "foreign_origin",

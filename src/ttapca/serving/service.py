@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -21,8 +21,6 @@ from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-    from torch import Tensor
 
     from ttapca.datasets.pictures import PictureSize
     from ttapca.serving.answers import Answer
@@ -167,22 +165,23 @@ class Service:
         Raises:
             Refusal: It is too large, comes too slowly, or too much is held already.
         """
-        stated, length, reserved = request.headers.get("content-length", "0"), 0, 0
+        with self._holding() as hold:
+            content = await self._read(request, hold)
+            record_of(request).bytes = len(content)
+            yield content
+
+    async def _read(self, request: Request, hold: Callable[[int], None]) -> bytes:
+        stated, length = request.headers.get("content-length", "0"), 0
+        if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
+            raise Refusal(400, "bad_length", "The header Content-Length must be a number.")
+        hold(int(stated))
         parts: list[bytes] = []
         try:
-            if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
-                raise Refusal(400, "bad_length", "The header Content-Length must be a number.")
-            reserved = self._reserve(int(stated))
             async with asyncio.timeout(self.limits.body_seconds):
                 async for part in request.stream():
-                    parts.append(part)
                     length += len(part)
-                    if length > reserved:  # a body in chunks does not state its length
-                        reserved += self._reserve(length - reserved, reserved)
-            record_of(request).bytes = length
-            yield b"".join(parts)
-        except ClientDisconnect:
-            raise Refusal(400, "disconnected", "The client went away.") from None
+                    hold(length)  # a body in chunks does not state its length
+                    parts.append(part)
         except TimeoutError:
             raise Refusal(
                 408,
@@ -190,27 +189,39 @@ class Service:
                 f"The body of a request arrives within {self.limits.body_seconds:g} s; this one "
                 "did not. Send less at once, or over a faster connection.",
             ) from None
-        finally:
-            self._held -= reserved
+        except ClientDisconnect:
+            raise Refusal(400, "disconnected", "The client went away.") from None
+        return b"".join(parts)
 
-    def _reserve(self, size: int, before: int = 0) -> int:
-        """Count bytes of a body as held, and return how many; refuse what is too much."""
-        if before + size > self.limits.max_body:
-            raise Refusal(
-                413,
-                "body_too_large",
-                f"The body of a request has at most {self.limits.max_body:,} bytes; this one has "
-                "more. Send several requests, or smaller pictures.",
-            )
-        if self._held + size > self.limits.max_held:
-            raise Refusal(
-                503,
-                "busy",
-                "Too many large requests are being worked on. Try again in a moment.",
-                retry_after=SHORT_WAIT,
-            )
-        self._held += size
-        return size
+    @contextmanager
+    def _holding(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that makes room for so many bytes of one body, or refuses it."""
+        own = 0
+
+        def hold(size: int) -> None:
+            nonlocal own
+            if size > self.limits.max_body:
+                raise Refusal(
+                    413,
+                    "body_too_large",
+                    f"The body of a request has at most {self.limits.max_body:,} bytes; this one "
+                    "has more. Send several requests, or smaller pictures.",
+                )
+            more = max(0, size - own)
+            if self._held + more > self.limits.max_held:
+                raise Refusal(
+                    503,
+                    "busy",
+                    "Too many large requests are being worked on. Try again in a moment.",
+                    retry_after=SHORT_WAIT,
+                )
+            own += more
+            self._held += more
+
+        try:
+            yield hold
+        finally:
+            self._held -= own
 
     async def answer(self, stream: str, content_type: str, body: bytes) -> Answer:
         """Decode the images of a request and return what the pool answers.
@@ -221,15 +232,12 @@ class Service:
         """
 
         def submit() -> Future[Answer]:
-            return self.pool.submit(stream, self._images(content_type, body))
+            return self.pool.submit(stream, self.decoder.images(content_type, body))
 
         loop = asyncio.get_running_loop()
         async with self._in_time():
             future = await loop.run_in_executor(self._decoders, submit)
             return await asyncio.wrap_future(future)
-
-    def _images(self, content_type: str, body: bytes) -> Tensor:
-        return self.decoder.images(content_type, body)
 
     async def in_thread(
         self,
