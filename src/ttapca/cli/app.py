@@ -25,6 +25,7 @@ from ttapca.cli import (
     listings,
     publish,
     reproduce,
+    serve,
     train,
 )
 from ttapca.cli.console import on_the_command_line
@@ -56,6 +57,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": publish.report,
     "export": publish.export,
     "figure": publish.figure,
+    "serve": serve.serve,
     "feed": feed.feed,
     "corrupt": corrupt.corrupt,
     "methods": listings.methods,

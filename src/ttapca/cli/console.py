@@ -109,6 +109,7 @@ OPTIONS = {
     "architecture": "--architecture",
     "normalisation": "--normalise",
     "eps": "--eps",
+    "input_shape": "--input CxHxW",
 }
 
 # Phrases that need other words here.
