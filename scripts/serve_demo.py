@@ -54,8 +54,8 @@ def main() -> int:
         print(f"Switch a camera off there, and see its share of right answers here. Log: {log}")
         print("Ctrl-C ends it.", flush=True)
         return feed(url, asked.data)
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt:  # before there were cameras
+        return 0
     finally:
         service.terminate()  # it saves what is to be saved, and ends
         service.wait(timeout=30)
@@ -87,8 +87,9 @@ def feed(url: str, data: str) -> int:
     cameras = subprocess.Popen([*TTAPCA, "feed", url, "--data", data, *streams, *schedules])
     try:
         return cameras.wait()
-    except KeyboardInterrupt:  # they have had it too, and end with a summary
-        return cameras.wait(timeout=30)
+    except KeyboardInterrupt:  # the cameras have had it too, and end with a summary
+        cameras.wait(timeout=30)
+        return 0
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def test_many_alarms_are_folded(browser: Any) -> None:
 def test_no_alarm_is_said_too_and_what_is_about_to_be_one(browser: Any) -> None:
     world = cameras(2).add(status("camera-1", p_value=0.002, shift=0.8))
     with opened(browser, world) as page:
-        expect(page.locator("#no-alarm")).to_have_text("All 2 streams are as usual.")
+        expect(page.locator("#no-alarm")).to_have_text("None is on; 2 streams watched.")
         expect(page.locator("#state")).to_have_text(
             "Looks shifted; the alarm waits for more images"
         )

@@ -93,7 +93,7 @@ def test_a_stream_that_degrades(browser: Any, start: Start) -> None:
         state = page.locator("#state")
         expect(page.locator("h1")).to_have_text("digits")
         expect(page.locator("#list [role=option]")).to_have_count(2)
-        expect(page.locator("#no-alarm")).to_have_text("All 2 streams are as usual.")
+        expect(page.locator("#no-alarm")).to_have_text("None is on; 2 streams watched.")
         expect(page.locator("#name")).to_have_text("camera-1")
         expect(state).to_contain_text("As usual since")
         expect(page.locator("#before")).to_be_visible()

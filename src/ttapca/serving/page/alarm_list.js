@@ -29,9 +29,8 @@ export class AlarmList {
     this.more.hidden = alarms.length <= FEW;
     say(this.more, this.all ? "Show the newest only" : `Show all ${alarms.length}`);
     const on = alarms.filter((alarm) => alarm.ended === null).map((alarm) => alarm.name);
-    const streams = this.records.all.size;
-    const quiet = streams === 1 ? "The stream is as usual." : `All ${streams} streams are as usual.`;
-    say(document.getElementById("no-alarm"), on.length || !streams ? "" : quiet);
+    const quiet = `None is on; ${count(this.records.all.size, "stream")} watched.`;
+    say(document.getElementById("no-alarm"), on.length ? "" : quiet);
     document.title = `${on.length ? `(${on.length}) ` : ""}ttapca serve`;
     this.announce(on);
   }

@@ -166,7 +166,7 @@ function makeShare() {
 function showFacts(values, now) {
   const facts = [
     ["images seen", whole(values.images ?? 0), known(values.last_seen) ? `last ${duration(now - values.last_seen)} ago` : "none yet"],
-    ["answered adapted", percent(values.adapted_share), "of the images"],
+    ["adapted", percent(values.adapted_share), "of the answers"],
     ["would differ", percent(values.disagreement), known(values.disagreement) ? "of the images in shadow" : "known after a time in shadow"],
     ["skipped", count(values.skipped ?? 0, "request"), "with NaN or infinity"],
     ["shift", fixed(values.shift, 2), known(values.p_value) ? `p = ${values.p_value.toFixed(3)}` : ""],

@@ -34,7 +34,7 @@ export const fixed = (value, digits) => (known(value) ? value.toFixed(digits) : 
 export function percent(share) {
   if (!known(share)) return "—";
   const value = 100 * share;
-  return `${value.toFixed(value > 0 && value < 10 ? 1 : 0)} %`;
+  return `${value.toFixed(value > 0 && value < 9.95 ? 1 : 0)} %`;
 }
 
 /** A ratio with two significant digits, such as `3.1`, `0.42` or `120`. */
