@@ -12,17 +12,17 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 from PIL import Image
 
+from ttapca.serving.page_files import PageFile, page_files
+
 HOME = "http://page.test/"
 NOON = 1_763_294_400.0  # 16 November 2025, 12:00:00 UTC
 POLICY = "default-src 'self'; img-src 'self' data:"
-KINDS = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript"}
 STEP = 0.25  # seconds
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"]
 
@@ -113,6 +113,7 @@ class World:
     asked: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     provoked: bool = False
+    files: dict[str, PageFile] = field(default_factory=page_files)
 
     def add(self, *streams: dict[str, Any]) -> World:
         self.streams |= {each["health"]["stream"]: each for each in streams}
@@ -127,10 +128,9 @@ class World:
             self._api(route, request, url)
         else:
             name = url.path.removeprefix("/static/").strip("/") or "index.html"
-            content = (resources.files("ttapca.serving") / "page" / name).read_bytes()
-            kind = KINDS[name.rpartition(".")[2]]
-            headers = {"Content-Type": kind, "Content-Security-Policy": POLICY}
-            route.fulfill(status=200, headers=headers, body=content)
+            file = self.files[name]
+            headers = {"Content-Type": file.media_type, "Content-Security-Policy": POLICY}
+            route.fulfill(status=200, headers=headers, body=file.content)
 
     def _api(self, route: Any, request: Any, url: Any) -> None:
         self.asked.append(url.path)

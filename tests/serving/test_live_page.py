@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
 from typing import Any
 
 import pytest
@@ -398,18 +397,3 @@ def test_the_shift_is_remembered_and_drawn(browser: Any) -> None:
         assert list(down) == sorted(down, reverse=True)  # the shift has grown
         words = page.locator("#history svg").get_attribute("aria-label")
         assert words.startswith("Shift over the last 1 min: now 0.97")
-
-
-def test_the_colours_are_those_of_the_report() -> None:
-    def colours(package: str, name: str) -> dict[str, list[str]]:
-        text = (resources.files(package) / "page" / name).read_text(encoding="utf-8")
-        found: dict[str, list[str]] = {}
-        for variable, value in re.findall(r"(--[\w-]+): ([^;]+);", text):
-            found.setdefault(variable, []).append(value)
-        return found
-
-    report = colours("ttapca.benchmark", "colours.css")
-    ours = colours("ttapca.serving", "page.css")
-    shared = report.keys() & ours.keys()
-    assert {"--paper", "--ink", "--accent", "--bad", "--series-0"} <= shared
-    assert {name: ours[name] for name in shared} == {name: report[name] for name in shared}
