@@ -63,7 +63,7 @@ def test_everything_about_a_stream(browser: Any) -> None:
 
 def test_alarms_are_on_top_the_newest_first(browser: Any) -> None:
     world = cameras(2).add(shifted("yard", NOON - 3600), shifted("door", NOON - 65))
-    with opened(browser, world) as page:
+    with opened(browser, world, at="#%zz-names-nothing") as page:
         entries = page.locator("#alarms li")
         assert [each.split("\n") for each in entries.all_inner_texts()] == [
             ["11:58:55", "door", "shifted for 1 min 5 s"],

@@ -153,7 +153,7 @@ def _lines(streams: list[FedStream]) -> Table:
     for name in ("mode", "shift", "state"):
         table.add_column(name, no_wrap=True)
     for stream in streams:
-        status = flat_status(stream.health)
+        status = _flat(stream.health)
         shift = status.get("shift")
         tally = stream.current
         table.add_row(
@@ -168,7 +168,7 @@ def _lines(streams: list[FedStream]) -> Table:
     return table
 
 
-def flat_status(status: dict[str, Any]) -> dict[str, Any]:
+def _flat(status: dict[str, Any]) -> dict[str, Any]:
     """Return a stream's status with the fields of its health beside the others."""
     return {**status.get("health", {}), **status}
 

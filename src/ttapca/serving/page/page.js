@@ -5,7 +5,7 @@ import { Api, Refused, Unreachable, streamPath } from "./api.js";
 import { Records } from "./records.js";
 import { StreamDetails } from "./stream_details.js";
 import { StreamList } from "./stream_list.js";
-import { clock, count, say } from "./words.js";
+import { clock, say } from "./words.js";
 
 const EVERY = 1000; // milliseconds between two rounds
 const LONGEST = 15_000; // between two attempts at a server that does not answer
@@ -95,9 +95,18 @@ async function askChosen() {
   }
 }
 
+/** The name after the # of the address; a damaged one names nothing. */
+function inAddress() {
+  try {
+    return decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return "";
+  }
+}
+
 /** Choose what the address names, else the newest alarm, else the first stream. */
 function chooseOne() {
-  const wanted = decodeURIComponent(location.hash.slice(1));
+  const wanted = inAddress();
   const first = records.alarms().find((alarm) => alarm.ended === null)?.name ?? records.sorted()[0]?.name;
   const name = records.get(wanted) ? wanted : records.get(details.name) ? details.name : first;
   if (name !== undefined && name !== details.name) choose(name);
@@ -197,5 +206,7 @@ addEventListener("hashchange", () => {
   chooseOne();
   element("name").focus(); // whoever follows a link wants to read on there
 });
-document.addEventListener("visibilitychange", () => hurry());
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) hurry(); // browsers slow down pages that nobody sees
+});
 run();

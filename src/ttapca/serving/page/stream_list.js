@@ -4,8 +4,6 @@ import { HistoryChart } from "./charts.js";
 import { span } from "./records.js";
 import { count, say, whole } from "./words.js";
 
-const MOST = 1000; // rows; who has more streams finds them by name
-
 export class StreamList {
   constructor(records, choose) {
     this.records = records;
@@ -68,9 +66,8 @@ export class StreamList {
     const wanted = this.find.value.trim().toLowerCase();
     const found = this.records.sorted().filter((record) =>
       record.name.toLowerCase().includes(wanted) && (record.shifted || !this.onlyShifted.checked));
-    const shown = found.slice(0, MOST);
-    this.place(shown);
-    for (const record of shown) this.draw(this.rows.get(record.name), record, now);
+    this.place(found);
+    for (const record of found) this.draw(this.rows.get(record.name), record, now);
     say(document.getElementById("count"), whole(Math.max(total, this.records.all.size)));
     say(document.getElementById("list-note"), this.note(found, total));
   }
@@ -79,7 +76,6 @@ export class StreamList {
     const known = this.records.all.size;
     if (total > known) return `The first ${whole(known)} of ${whole(total)} streams are watched here.`;
     if (known && !found.length) return this.find.value ? `No stream has “${this.find.value}” in its name.` : "No stream has shifted.";
-    if (found.length > MOST) return `The first ${whole(MOST)} of ${whole(found.length)}; find others by name.`;
     return found.length < known ? `${whole(found.length)} of ${count(known, "stream")}` : "";
   }
 
