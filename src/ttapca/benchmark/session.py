@@ -120,17 +120,24 @@ class NetworkSource:
         return ""
 
 
-def recommended_layer(network: nn.Module, images: Images) -> str:
+def recommended_layer(network: nn.Module, images: Images, reporter: Reporter | None = None) -> str:
     """Return the layer that `ttapca layers` recommends for images of this size.
+
+    Args:
+        network: Any module.
+        images: Those that it is to take.
+        reporter: Told what would be better, if anything.
 
     Raises:
         OptionError: No layer can carry a filter.
     """
     height, width, channels = images.images.shape[1:]
-    layer = networks.describe_layers(network, (channels, height, width)).recommended
-    if layer is None:
+    table = networks.describe_layers(network, (channels, height, width))
+    if table.recommended is None:
         raise OptionError("No layer of this network can carry a filter: name one with `layer=`.")
-    return layer
+    if table.advice and reporter is not None:
+        reporter.note(f"filter at `{table.recommended}`. {table.advice}")
+    return table.recommended
 
 
 @dataclass(eq=False)
@@ -300,7 +307,7 @@ class Benchmark:
             subject.provided["ttt"] = {"head": rotation.head, "split": rotation.split}
 
     def _layer(self, network: nn.Module) -> str:
-        return self.plan.layer or recommended_layer(network, self._training)
+        return self.plan.layer or recommended_layer(network, self._training, self.reporter)
 
     def _fitted(self, subject: Subject, to: Path) -> FittedFilter:
         """Load the filter that was named or kept, or fit one now and keep it."""

@@ -55,8 +55,9 @@ def fit(
     model = source.load()
     start = time.perf_counter()
     batches = TensorBatches(train, batch_size or _together(train), chosen.rows)
-    layer = layer or recommended_layer(model, train)
     way = cast("RouteName", route)
+    with ConsoleReporter() as reporter:
+        layer = layer or recommended_layer(model, train, reporter)
     count: int | None = components or min(arguments.PAPERS_COMPONENTS, max(1, len(chosen.rows) - 1))
     if components is None and plan_fit(model, layer, batches, count, route=way).route == "dct":
         count = None  # cosines cost no memory, and noise shows in the last of them
@@ -93,8 +94,8 @@ def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_js
         return
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "
-        f"{math.prod(fitted.output_shape):,} outputs hold {100 * variance:.2f} % of the "
-        f"variance of {fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)\n"
+        f"{fitted.space_in_words()} hold {100 * variance:.2f} % of the variance of "
+        f"{fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)\n"
         f"  images: {chosen}\n"
         f"  with learned gains it {fitted.loss_in_words()}"
     )

@@ -108,7 +108,7 @@ def _exact(task: FitTask) -> FittedFilter:
 
 def _gram(task: FitTask) -> FittedFilter | None:
     """Decompose few samples; None where they turn out to be many."""
-    at_input = task.folds
+    at_input = task.shapes.folds
     size = math.prod(task.shape(at_input=at_input))
     sample, batches = EvenSample(size), task.read(at_input=at_input)
     held, complete = hold(sample.of(batches), limited=not task.on_demand)
@@ -167,7 +167,7 @@ def _randomised(task: FitTask) -> FittedFilter:
 
 
 def _dct(task: FitTask) -> FittedFilter:
-    at_input = task.folds
+    at_input = task.shapes.folds
     shape = task.shape(at_input=at_input)
     moments = CoefficientMoments(shape, device=task.source.device)
     moments, sample = task.accumulate(moments, at_input=at_input)
@@ -325,7 +325,7 @@ def _plan(
     problem = Problem(
         shapes.input,
         shapes.output,
-        is_affine(source.layer),
+        shapes.folds,
         n_components,
         source.samples,
         min(source.batch_size, source.cost.together),
@@ -334,7 +334,13 @@ def _plan(
     times = None
     if source.wants_plan:
         times = source.times("input" if problem.folds else "output")
-    return plan_of(problem, route, network_bytes=source.bytes_to_run(), times=times)
+    return plan_of(
+        problem,
+        route,
+        network_bytes=source.bytes_to_run(),
+        norm_bytes=source.channels.stored_bytes(),
+        times=times,
+    )
 
 
 def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:
