@@ -260,7 +260,7 @@ def fit(
     """
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
-    find_classes = logits if outputs is None else Outputs(outputs, logits).of_classes
+    find_classes = _finder(logits, outputs)
     source = SourceActivations(model, layer, data, progress, prepare, find_classes)
     # Tensors made in inference mode could not be used under gradients later.
     with (
@@ -293,6 +293,8 @@ def plan_fit(
     n_components: int | float | None = None,
     *,
     prepare: Prepare | None = None,
+    logits: Callable[[Any], Tensor] | None = None,
+    outputs: OutputKind | None = None,
     route: RouteName | Literal["auto"] = "auto",
 ) -> FitPlan:
     """Say what `fit` would do with these arguments, without doing it.
@@ -309,10 +311,17 @@ def plan_fit(
     """
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
-    source = SourceActivations(model, layer, data, None, prepare)
+    source = SourceActivations(model, layer, data, None, prepare, _finder(logits, outputs))
     with torch.inference_mode(False), torch.no_grad(), evaluation_mode(model):
         asked = None if route == "auto" else route
         return _plan(source, source.probe(), n_components, asked)
+
+
+def _finder(
+    logits: Callable[[Any], Tensor] | None, outputs: OutputKind | None
+) -> Callable[[Any], Tensor | None] | None:
+    """Return what finds the logits of classes in what a model returns; None for the output."""
+    return logits if outputs is None else Outputs(outputs, logits).of_classes
 
 
 def _plan(
