@@ -99,13 +99,15 @@ class SpectralFilter(nn.Module):
         if gain.watches_rest:
             outside = centred - basis.add_rebuilt(torch.zeros_like(mean), components)
         gains, offset, scale = gain(components, outside), gain.offset(), gain.rest_gain()
-        rest = gains[-1] if scale is None else gains.new_tensor(scale)
+        rest = gains[..., -1:]
+        if scale is not None:
+            rest = scale if isinstance(scale, Tensor) else gains.new_tensor(scale)
         # Written as a correction: gains of 1 leave every bit as it was.
         if offset is None:
             changed = _differ_from(gains, rest)
-            if not changed and rest == 1:
+            if not changed and bool((rest == 1).all()):
                 return samples
-            change = components[:, :changed] * (gains[:changed] - rest)
+            change = components[:, :changed] * (gains[..., :changed] - rest)
             filtered = basis.add_rebuilt(flat, change).addcmul_(centred, rest - 1)
         else:
             away, away_outside = offset
@@ -126,8 +128,8 @@ def _differ_from(gains: Tensor, rest: Tensor) -> int:
     Closed-form gains are constant from the middle of the last band on: only a quarter is rebuilt.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return len(gains)
-    different = (gains != rest).nonzero()
+        return gains.shape[-1]
+    different = (gains != rest).reshape(-1, gains.shape[-1]).any(0).nonzero()
     return int(different[-1]) + 1 if len(different) else 0
 
 

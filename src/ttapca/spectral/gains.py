@@ -119,7 +119,9 @@ class Gain(nn.Module):
     watches_rest = False
 
     def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
-        """Return the gains, shape (components,), which must not be written into.
+        """Return the gains, which must not be written into.
+
+        Shape (components,), or (batch, components) where each sample has its own.
 
         Args:
             components: Components of the batch to be scaled, shape (batch, components). Without
@@ -134,12 +136,16 @@ class Gain(nn.Module):
     def offset(self) -> tuple[Tensor, Tensor | None] | None:
         """Return what to subtract before scaling, if anything.
 
-        From the components, shape (components,), and from what lies outside the basis, shape (d,).
+        From the components, shape (components,), and from what lies outside the basis, shape (d,);
+        with a row for each sample where each has its own.
         """
         return None
 
-    def rest_gain(self) -> float | None:
-        """Return the gain of what lies outside the basis; None for that of the last component."""
+    def rest_gain(self) -> Tensor | float | None:
+        """Return the gain of what lies outside the basis; None for that of the last component.
+
+        A number, or one for each sample, shape (batch, 1).
+        """
         return None
 
     def by_condition(
