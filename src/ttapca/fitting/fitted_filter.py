@@ -203,6 +203,12 @@ class FittedFilter:
             return self.agreement_ < LEAST_AGREEMENT
         return self.dropped_variance_ > MOST_DROPPED
 
+    def space_in_words(self) -> str:
+        """Say what it has components of: so many outputs of the layer, or inputs."""
+        if self.basis.of_input:
+            return f"{math.prod(self.shape):,} inputs"
+        return f"{math.prod(self.output_shape):,} outputs"
+
     def loss_in_words(self) -> str:
         """Say what dropping the variance outside the basis does to source samples."""
         words = f"drops {100 * self.dropped_variance_:.2f} % of the source variance"
