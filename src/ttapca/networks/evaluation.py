@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,18 +194,23 @@ def expected_calibration_error(
     return float(gaps.abs().sum() / len(confidence))
 
 
-@torch.no_grad()
-def _logits(predict: Predict, images: Tensor, classes: int) -> Tensor:
+@contextmanager
+def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
+    """Say that a network does not take images of this shape if it fails inside the block."""
     try:
-        logits = predict(images)
+        yield
     except TtapcaError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:  # the shapes do not fit
         if refused_memory(error) is not None:
             raise
-        raise ShapeError(
-            f"The network cannot take images of shape {tuple(images.shape[1:])}: {error}"
-        ) from error
+        raise ShapeError(f"The network cannot take images of shape {shape}: {error}") from error
+
+
+@torch.no_grad()
+def _logits(predict: Predict, images: Tensor, classes: int) -> Tensor:
+    with explained_shape(tuple(images.shape[1:])):
+        logits = predict(images)
     if logits.dim() != 2 or logits.shape[1] != classes:
         raise OptionError(
             f"The network must give one logit for each of the {classes} classes of the labels; "

@@ -41,6 +41,11 @@ FEWEST = 32
 DRAWS = 512
 SEED = 0
 
+# What may have been done to images without harm is rounded to such parts, and so many distributions
+# are remembered.
+LEEWAY_STEPS = 16
+MOST_KNOWN = 256
+
 # Share of source batches that count as not shifted at all, and share of them that count as usual.
 REACH = 0.99
 USUAL = 0.5
@@ -219,23 +224,32 @@ class SourceSpectrum:
             )
         # An energy of zero, as of a black image, has no logarithm.
         self.energies = energies.detach().to("cpu", torch.float64).clamp(min=1e-12)
-        self._known: dict[int, Normality] = {}
+        self._known: dict[tuple[int, tuple[float, ...]], Normality] = {}
 
-    def batches_of(self, size: float) -> Normality:
+    def batches_of(self, size: float, leeway: Tensor | None = None) -> Normality:
         """Return the distribution of log energies for source batches of this many images.
 
         Args:
             size: At least 1, and limited to the images there are. From 64 on it is rounded down by
                 a few per cent, so that a growing count does not need new draws each time.
+            leeway: What may have been done to the images without harm, shape (kinds, bands): each
+                row is added to the log energies of a batch, times a number from 0 to 1 that is
+                drawn for it. It is rounded as well.
         """
         whole = max(1, min(round(size), len(self.energies)))
         step = 1 << max(0, whole.bit_length() - 7)
         rounded = whole // step * step
-        if rounded not in self._known:
-            self._known[rounded] = self._draw(rounded)
-        return self._known[rounded]
+        if leeway is not None:
+            leeway = (leeway.to("cpu", torch.float64) * LEEWAY_STEPS).round() / LEEWAY_STEPS
+            leeway = leeway if bool(leeway.any()) else None
+        key = (rounded, () if leeway is None else tuple(leeway.flatten().tolist()))
+        if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known = {}
+            self._known[key] = self._draw(rounded, leeway)
+        return self._known[key]
 
-    def _draw(self, size: int) -> Normality:
+    def _draw(self, size: int, leeway: Tensor | None) -> Normality:
         images = len(self.energies)
         if size == 1:
             log_energies = self.energies.log()
@@ -251,6 +265,12 @@ class SourceSpectrum:
         if size > 1:
             # The images are a sample themselves: what they tell about the source varies, too.
             away = away * math.sqrt(1 + size / images)
+        if leeway is not None:
+            generator = torch.Generator().manual_seed(SEED)
+            turns = torch.rand(len(away), len(leeway), generator=generator, dtype=torch.float64)
+            shares = (1 - torch.cos(math.pi * turns)) / 2  # it was done or not, seldom by half
+            away = away + shares @ leeway
+            mean, away = mean + away.mean(0), away - away.mean(0)
         covariance = away.T @ away / (len(away) - 1)
         precision = torch.linalg.inv(covariance + RIDGE * torch.eye(len(mean)))
         distances = ((away @ precision) * away).mean(-1)

@@ -39,6 +39,7 @@ from ttapca.spectral.gains import (
     register_gain,
 )
 from ttapca.spectral.means import allowed_reach, sure_share
+from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream, surest_condition
 from ttapca.spectral.textures import textures
 from ttapca.spectral.variance_ratios import signal_share, smoothed, two_sided_gain
@@ -211,9 +212,10 @@ class ClosedFormGain(Gain):
         self._gains, self._certainty = f"{name}/gains", f"{name}/certainty"
         self._mean, self._offset = f"{name}/mean", f"{name}/offset"
         self._rest, self._rest_gain = f"{name}/rest", f"{name}/rest gain"
-        self._unusual = f"{name}/unusual"
+        self._unusual, self._leeway = f"{name}/unusual", f"{name}/leeway"
         ones = torch.ones_like(self.variances)
         by_condition = {self._energies: ones, self._samples: 0.0, self._gains: ones}
+        by_condition[self._leeway] = torch.zeros(2, len(self.edges) - 1, dtype=torch.float64)
         if self.center:
             by_condition[self._mean] = torch.zeros_like(self.variances)
             by_condition[self._offset] = (0, torch.zeros_like(self.variances), None)
@@ -242,14 +244,14 @@ class ClosedFormGain(Gain):
         return float(self.stream.now(self._certainty))
 
     def by_condition(
-        self, run: Callable[[Tensor, Tensor], Tensor], samples: Tensor, components: Tensor
+        self, run: Callable[..., Tensor], samples: Tensor, components: Tensor, *others: Tensor
     ) -> Tensor:
         """Tell the conditions of samples apart if this pass counts, and run; see `Gain`."""
         if len(samples) and not torch.compiler.is_exporting():
             self.last_batch = components.detach()
             if self.conditions is not None:
                 self._tell_apart(self.conditions, samples, components)
-        return self.stream.by_condition(run, samples, components)
+        return self.stream.by_condition(run, samples, components, *others)
 
     @torch.no_grad()
     def _tell_apart(self, conditions: ConditionStates, samples: Tensor, components: Tensor) -> None:
@@ -264,19 +266,26 @@ class ClosedFormGain(Gain):
                 self.stream.route(states)
 
     @torch.no_grad()
-    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        components: Tensor | None = None,
+        rest: Tensor | None = None,
+        size: OtherSize | None = None,
+    ) -> Tensor:
         """Add a batch to the stream if this pass counts, and return the gains; see `Gain`."""
         stream = self.stream
         if components is not None and len(components) and stream.counts(self._energies):
             energies = components.square().mean(0) / self.variances
             if math.isfinite(float(energies.sum())):  # energies are never negative
-                self._add(energies, components, rest)
+                self._add(energies, components, rest, size)
             else:
                 stream.left_out = True
         gains: Tensor = stream.now(self._gains)
         return gains.to(self.variances)
 
-    def _add(self, energies: Tensor, components: Tensor, rest: Tensor | None) -> None:
+    def _add(
+        self, energies: Tensor, components: Tensor, rest: Tensor | None, size: OtherSize | None
+    ) -> None:
         """Update the energies of the stream, how surely it has shifted, and the gains."""
         stream, count = self.stream, len(components)
         samples = stream.aged(stream.past(self._samples), count) + count
@@ -284,7 +293,7 @@ class ClosedFormGain(Gain):
         seen = stream.past(self._energies).to(energies).lerp(energies, new)
         seen_rest = None if rest is None else self._add_rest(rest, new)
         independent = independent_images(samples, stream.skew)
-        normal = self.normal.batches_of(independent)
+        normal = self._normal(independent, self._add_leeway(size, new))
         log_energy = self._log_energy(seen, seen_rest)
         certainty = float(normal.certainty(log_energy))
         stream.write(self._energies, seen)
@@ -309,6 +318,22 @@ class ClosedFormGain(Gain):
             outside = -normal.excess(log_energy, self.threshold)[-1]
             gain = two_sided_gain(outside, **exponents, largest_ratio=self.largest_ratio)
             stream.write(self._rest_gain, float(gain))
+
+    def _add_leeway(self, size: OtherSize | None, new: float) -> Tensor:
+        """Return what resizing may have done to the energies of the stream, shape (2, bands)."""
+        seen: Tensor = self.stream.past(self._leeway)
+        now = torch.zeros_like(seen)
+        if size is not None:
+            now = self.by_band(size.leeway(self.variances).exp()).log().to(seen)
+        seen = seen.lerp(now, new)
+        self.stream.write(self._leeway, seen)
+        return seen
+
+    def _normal(self, images: float, leeway: Tensor) -> Normality:
+        """Return how source batches of this many images are distributed, some of them resized."""
+        # What lies outside the basis is the end of the spectrum, as the last band is.
+        end = [leeway[:, -1:]] if self.watches_rest else []
+        return self.normal.batches_of(images, torch.cat([leeway, *end], 1))
 
     def _add_rest(self, rest: Tensor, new: float) -> tuple[float, Tensor]:
         """Return the energy of what lies outside the basis and its mean, in the stream so far."""
@@ -407,10 +432,16 @@ class ClosedFormGain(Gain):
             return None
         outside = float(values[self._rest + condition][0]) if self.watches_rest else 1.0
         energies = self.by_band(values[self._energies + condition])
-        return self.evidence(energies, samples, skew, outside)
+        leeway = values[self._leeway + condition]
+        return self.evidence(energies, samples, skew, outside, leeway)
 
     def evidence(
-        self, energies: Tensor, samples: float, skew: float = 0.0, outside: float = 1.0
+        self,
+        energies: Tensor,
+        samples: float,
+        skew: float = 0.0,
+        outside: float = 1.0,
+        leeway: Tensor | None = None,
     ) -> Evidence:
         """Return what images say about a shift.
 
@@ -419,8 +450,11 @@ class ClosedFormGain(Gain):
             samples: How many images they are of.
             skew: How surely these are of few classes, from 0 to 1.
             outside: Energy of what lies outside the basis, where that is watched.
+            leeway: What resizing may have done to them, shape (2, bands); by default that of the
+                stream that the gain has joined.
         """
-        normal = self.normal.batches_of(independent_images(samples, skew))
+        leeway = self.stream.now(self._leeway) if leeway is None else leeway
+        normal = self._normal(independent_images(samples, skew), leeway)
         log_energy = self._with_outside(energies, outside).clamp(min=TINY).log()
         p_value = float(normal.p_value(normal.distance(log_energy)))
         by_band = normal.band_p_values(log_energy)[: len(energies)]
@@ -472,7 +506,12 @@ class PulledGain(ClosedFormGain):
         self.limit = limit
         self.log_multiplier = nn.Parameter(torch.zeros_like(self.variances))
 
-    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        components: Tensor | None = None,
+        rest: Tensor | None = None,
+        size: OtherSize | None = None,
+    ) -> Tensor:
         """Return the gains, shape (components,)."""
-        gains = super().forward(components, rest)
+        gains = super().forward(components, rest, size)
         return gains * bounded_multiplier(self.log_multiplier, self.limit)
