@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttapca
-from oracles import images, small_convnet
+from oracles import images, natural, small_convnet
 from ttapca import SpectralFilter
 from ttapca.errors import ShapeError
 from ttapca.spectral.basis import Cosine
@@ -91,10 +91,11 @@ def partner(index: int, size: int, other: int) -> int:
     return near[0] if len(near) == 1 else next(each for each in near if each % 2 == 0)
 
 
-def frequency(u: int, v: int, height: int, width: int) -> float:
-    if u == v == 0:
-        return 0.5 / math.sqrt(height * width)
-    return math.hypot(u / height, v / width)
+def frequencies(height: int, width: int) -> Tensor:
+    down, across = torch.arange(height).double() / height, torch.arange(width).double() / width
+    found = torch.hypot(down[:, None], across)
+    found[0, 0] = 0.5 / math.sqrt(height * width)
+    return found
 
 
 def slow_filter(x: Tensor, mean: Tensor, gains: Tensor, order: Tensor, rest: float) -> Tensor:
@@ -141,7 +142,7 @@ def test_components_are_those_of_an_image_of_the_fitted_size(size: tuple[int, in
     for place in places(100).tolist():
         k, u, v = np.unravel_index(place, FITTED)
         here = partner(u, FITTED[1], rows), partner(v, FITTED[2], columns)
-        ratio = frequency(*here, *size) / frequency(u, v, *FITTED[1:])
+        ratio = float(frequencies(*size)[here] / frequencies(*FITTED[1:])[u, v])
         expected.append(torch.from_numpy(table[:, k, here[0], here[1]] * ratio))
     layer = filter_of(gain, 100)
     layer(x)
@@ -150,14 +151,10 @@ def test_components_are_those_of_an_image_of_the_fitted_size(size: tuple[int, in
 
 
 def test_a_spectrum_that_falls_with_the_square_of_frequency_is_the_same_at_every_size() -> None:
-    fitted = torch.tensor([
-        [1 / frequency(u, v, *FITTED[1:]) for v in range(16)] for u in range(12)
-    ], dtype=torch.float64)  # fmt: skip
+    fitted = 1 / frequencies(*FITTED[1:])
     for size in SIZES:
-        here = torch.tensor([
-            [1 / frequency(u, v, *size) for v in range(size[1])] for u in range(size[0])
-        ], dtype=torch.float64)  # fmt: skip
-        found = at(size).like_fitted(here.expand(1, 3, *size).reshape(1, -1))
+        here = (1 / frequencies(*size)).expand(1, 3, *size).reshape(1, -1)
+        found = at(size).like_fitted(here)
         torch.testing.assert_close(found.reshape(FITTED), fitted.expand(FITTED))
 
 
@@ -269,18 +266,6 @@ def test_means_are_moved_before_scaling(size: tuple[int, int]) -> None:
 
 
 # Streams.
-
-
-def natural(n: int, size: tuple[int, int], seed: int = 0) -> Tensor:
-    """Images whose spectrum falls like 1 / frequency^2, with colours that do not correlate."""
-    generator = torch.Generator().manual_seed(seed)
-    scale = torch.tensor([
-        [1 / frequency(u, v, *size) for v in range(size[1])] for u in range(size[0])
-    ])  # fmt: skip
-    noise = torch.randn(n, 3, *size, generator=generator, dtype=torch.float64)
-    colours = torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64).reshape(3, 1, 1)
-    coefficients = 0.01 * scale * colours * noise
-    return torch.from_numpy(scipy.fft.idctn(coefficients.numpy(), axes=(2, 3), norm="ortho")) + 0.5
 
 
 SOURCE = natural(300, (16, 16))
