@@ -26,6 +26,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "storage": ["storage.py"],
     "structured": ["structured.py"],
     "inference-resnet20": ["inference.py", "--network", "resnet20"],
+    "large-inference": ["large_inference.py"],
     "harness": ["harness.py"],
     "detector": ["detector.py"],
     "fit": ["fit.py"],

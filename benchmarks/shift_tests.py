@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ttapca.spectral.calibration import SourceSpectrum
-from ttapca.spectral.closed_form import independent_images
+from ttapca.spectral.closed_form_rule import independent_images
 from ttapca.spectral.composition import skew_of
 
 Numbers = NDArray[np.float64]
@@ -78,9 +78,9 @@ class BandEnergies:
             images = independent_images(images, skew_of(counts, self._shares))
         normal = self._spectrum.batches_of(images)
         log_energy = torch.from_numpy(batch.energies.mean(0)).clamp(min=1e-12).log()
-        distance = normal.distance(log_energy)
+        distance = normal.usual(0.0).distance(log_energy)
         # The largest of the source's distances makes those of other sizes comparable.
-        return float(distance / normal.distances[-1]), float(normal.p_value(distance))
+        return float(distance / normal.distances[-1]), float(normal.p_value(log_energy))
 
     def score(self, batch: Seen) -> float:
         """See `ShiftTest`."""

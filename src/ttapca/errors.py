@@ -124,6 +124,30 @@ class StorageError(TtapcaError, OSError):
     """The target cannot be written: read-only, full, in use, or in the way."""
 
 
+class PoolFullError(TtapcaError, RuntimeError):
+    """More images wait for an answer than a pool may hold."""
+
+
+class PoolClosedError(TtapcaError, RuntimeError):
+    """A pool was closed, and answers nothing any more."""
+
+
+class TooManyStreamsError(TtapcaError, RuntimeError):
+    """A pool knows as many streams as it may."""
+
+
+class UnknownStreamError(TtapcaError, KeyError):
+    """A pool knows no stream of this name."""
+
+    def __str__(self) -> str:
+        """Return the message itself: `KeyError` would print its `repr`, with quotes."""
+        return str(self.args[0])
+
+
+class StreamNameError(TtapcaError, ValueError):
+    """The name of a stream has letters that it must not have, or is too long."""
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return a sentence, after a space, that offers the known names nearest to `name`, if any.
 

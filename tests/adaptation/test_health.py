@@ -16,7 +16,8 @@ import ttapca
 from adapters import CASES, DATA, X, adapted
 from oracles import small_convnet
 from ttapca.errors import ShapeError
-from ttapca.spectral.closed_form import LIKENESS, ClosedFormGain
+from ttapca.spectral.closed_form import ClosedFormGain
+from ttapca.spectral.closed_form_rule import LIKENESS
 
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA)
 BROKEN = X.where(torch.arange(12).reshape(12, 1, 1, 1) != 5, math.nan)

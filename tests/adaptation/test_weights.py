@@ -52,7 +52,8 @@ def test_tent_equals_its_official_form(make: Any, forgetting: Any, steps: int) -
     expected = official_tent(make(), BATCHES, episodic=episodic, steps=steps, lr=1e-2)
     adapter = ttapca.adapt(make(), "tent", forgetting=forgetting, steps=steps, lr=1e-2)
     for x, reference in zip(BATCHES, expected, strict=True):
-        torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-9)
+        # Adam divides by roots of squared gradients, and so enlarges what another CPU rounds.
+        torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-8)
 
 
 def test_one_episodic_step_of_tent_is_bn_bit_for_bit() -> None:

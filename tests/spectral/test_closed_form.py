@@ -128,7 +128,7 @@ def test_the_rule_is_smooth_in_the_size_of_the_batch() -> None:
     source = SourceSpectrum(band_means(gaussian(500, ONES).square(), edges))
     energy = torch.full((len(edges) - 1,), math.log(3.0), dtype=torch.float64)
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 200]
-    excess = torch.stack([source.batches_of(n).excess(energy, 0.6) for n in sizes])
+    excess = torch.stack([source.batches_of(n).usual(0.6).excess(energy) for n in sizes])
     # Sizes grow by up to a half (doubling first), the spread of a mean falls by its root.
     assert bool((excess.diff(dim=0) > -0.05).all())
     assert excess.diff(dim=0)[3:].max() < 0.3
@@ -143,19 +143,21 @@ def test_a_batch_as_the_source_is_not_called_shifted() -> None:
             band_means(gaussian(size, ONES, seed).square().mean(0), gain.edges).log()
             for seed in range(40)
         ]
-        certain = normal.certainty(torch.stack(energies))
+        usual = normal.usual(0.8)
+        certain = usual.certainty(torch.stack(energies))
         assert (certain > 0).double().mean() < 0.3
-        values = normal.p_value(normal.distance(torch.stack(energies)))
+        values = normal.p_value(torch.stack(energies))
         assert 0.2 < values.mean() < 0.8
-        assert normal.certainty(energies[0] + 5.0).item() > 0.5
-        assert normal.p_value(normal.distance(energies[0] + 5.0)).item() < 0.01
+        assert usual.certainty(energies[0] + 5.0).item() > 0.5
+        assert normal.p_value(energies[0] + 5.0).item() < 0.01
 
 
 @pytest.mark.parametrize("size", [1, 50])
 def test_the_threshold_is_the_share_of_source_batches_left_alone(size: int) -> None:
     gain = calibrated(ONES)
     batches = gaussian(size * 300, ONES, seed=4).square().reshape(300, size, 31).mean(1)
-    excess = gain.normal.batches_of(size).excess(band_means(batches, gain.edges).log(), 0.6)
+    usual = gain.normal.batches_of(size).usual(0.6)
+    excess = usual.excess(band_means(batches, gain.edges).log())
     alone = (excess == 0).all(1).double().mean()
     assert alone.item() == pytest.approx(0.6, abs=0.12)
 

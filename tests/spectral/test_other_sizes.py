@@ -22,9 +22,10 @@ from ttapca import SpectralFilter
 from ttapca.errors import ShapeError
 from ttapca.spectral.basis import Cosine
 from ttapca.spectral.calibration import SourceSpectrum, energies_of, rest_of
-from ttapca.spectral.closed_form import ClosedFormGain
+from ttapca.spectral.closed_form import WIENER, ClosedFormGain
 from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
 from ttapca.spectral.gains import Gain, SourceComponents, make_gain
+from ttapca.spectral.many_streams import ManyStreamsGain, Rows
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream
 
@@ -271,15 +272,14 @@ def test_means_are_moved_before_scaling(size: tuple[int, int]) -> None:
 SOURCE = natural(300, (16, 16))
 
 
-def closed_form(n_components: int | None = None) -> SpectralFilter:
+def closed_form(n_components: int | None = None, *, many: bool = False) -> SpectralFilter:
     dct = fit_channel_dct(CoefficientMoments((3, 16, 16)).update(SOURCE), n_components)
     basis, variances = Cosine(dct.rotation, dct.order, (3, 16, 16)), dct.explained_variance
     energies = energies_of(SOURCE.flatten(1), dct.mean, variances, basis.project)
     rest = None if n_components is None else rest_of(SOURCE.flatten(1), dct.mean, basis)
-    source = SourceComponents(
-        dct.singular_values, variances.sqrt(), energies, basis.noise, rest=rest
-    )
-    gain = make_gain("wiener", source)
+    deviations = variances.sqrt()
+    source = SourceComponents(dct.singular_values, deviations, energies, basis.noise, rest=rest)
+    gain = ManyStreamsGain(source, **WIENER) if many else make_gain("wiener", source)
     return SpectralFilter(dct.mean, basis, shape=(3, 16, 16), gain=gain)
 
 
@@ -330,6 +330,27 @@ def _shapes(value: Any) -> Any:
     return tuple(value.shape) if isinstance(value, Tensor) else type(value)
 
 
+@pytest.mark.parametrize("components", [None, 200])
+@torch.no_grad()
+def test_streams_in_one_batch_are_served_as_each_is_alone(components: int | None) -> None:
+    generator = torch.Generator().manual_seed(7)
+    x = natural(60, (12, 20), seed=5)
+    x[:20] += 0.1 * torch.randn(20, 3, 12, 20, generator=generator, dtype=torch.float64)
+    x[20:40] += 1.0
+    pool = closed_form(components, many=True)
+    assert isinstance(pool.gain, ManyStreamsGain)
+    streams, all_ = torch.arange(3).repeat_interleave(20), torch.ones(60, dtype=torch.bool)
+    filtered = torch.arange(60) != 45
+    pool.gain.begin(pool.gain.nothing_shown(3, 768), Rows(streams, all_, filtered))
+    found = pool(x)
+    assert torch.equal(found[45], x[45])
+    for number in range(3):
+        own = slice(20 * number, 20 * number + 20)
+        alone, kept = closed_form(components)(x[own]), filtered[own]
+        torch.testing.assert_close(found[own][kept], alone[kept], rtol=0, atol=1e-6)
+        assert torch.allclose(alone, x[own], atol=0.02) == (number == 2)
+
+
 @torch.no_grad()
 def test_a_shift_of_the_mean_is_known_at_every_size() -> None:
     layer = closed_form()
@@ -359,7 +380,7 @@ def test_what_resizing_does_is_no_shift() -> None:
     evidence = gain.evidence_in(gain.stream.values)
     assert evidence is not None
     assert gain.evidence(evidence.energies, 60.0).p_value == evidence.p_value
-    strict = gain.normal.batches_of(60)
+    strict = gain.normal.batches_of(60).usual(0.8)
     assert float(strict.certainty(evidence.energies.log())) > 0.5
 
 
@@ -412,14 +433,15 @@ def test_leeway_widens_what_is_normal() -> None:
     leeway = torch.tensor([[0.0, 0.0, 0.5, 2.0], [0.0, 0.0, 0.0, -1.0]])
     for size in (1, 50):
         plain, wide = source.batches_of(size), source.batches_of(size, leeway)
+        usual = wide.usual(0.8)
         assert source.batches_of(size, nothing) is plain
         assert source.batches_of(size, leeway + 0.01) is wide  # about the same
         for first, second in ((0, 0), (1, 0), (0, 1), (1, 1), (0.5, 0.2)):
             moved = plain.mean + first * leeway[0] + second * leeway[1]
-            assert float(wide.certainty(moved)) == 0
-            assert float(wide.excess(moved, 0.8).abs().max()) < 0.2
+            assert float(usual.certainty(moved)) == 0
+            assert float(usual.excess(moved).abs().max()) < 0.2
         far = plain.mean + 3 * leeway[0]
-        assert float(wide.certainty(far)) > 0
+        assert float(usual.certainty(far)) > 0
         # Bands that it does not touch are as strict as before.
         ends = (plain.log_energies[:, :2].amin(0), plain.log_energies[:, :2].amax(0))
         other = (wide.log_energies[:, :2].amin(0), wide.log_energies[:, :2].amax(0))

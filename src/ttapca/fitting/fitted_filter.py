@@ -38,11 +38,12 @@ from ttapca.fitting.store import (
     save_filter,
 )
 from ttapca.fitting.store import Storage as Storage
+from ttapca.spectral import closed_form as closed_form  # so that its gains are known by name
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.filter import SpectralFilter
-from ttapca.spectral.gains import GainName, SourceComponents, make_gain
+from ttapca.spectral.gains import Gain, GainName, SourceComponents, make_gain
 from ttapca.spectral.means import class_reach
 from ttapca.spectral.pca import Spectrum
 from ttapca.spectral.randomised import singular_value_error
@@ -278,7 +279,7 @@ class FittedFilter:
 
     def spectral_filter(
         self,
-        gain: GainName | None = None,
+        gain: GainName | type[Gain] | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         **options: object,
@@ -286,7 +287,7 @@ class FittedFilter:
         """Build the module that filters.
 
         Args:
-            gain: Name of its gains; without, it only drops what lies outside its basis.
+            gain: Name or class of its gains; without, it only drops what lies outside its basis.
             dtype: Precision that it computes in.
             **options: Options of the gain, see `ttapca.spectral.gains`.
         """
@@ -299,11 +300,16 @@ class FittedFilter:
             self.rest_,
             self.textures_,
         )
+        made: Gain | None = None
+        if isinstance(gain, str):
+            made = make_gain(gain, source, **options)
+        elif gain is not None:
+            made = gain(source, **options)
         return SpectralFilter(
             self.center_.to(dtype, copy=True),
             self.basis.prepared(dtype),
             shape=self.shape,
-            gain=make_gain(gain, source, **options) if gain else None,
+            gain=made,
         )
 
     def save(
@@ -454,7 +460,10 @@ class Attachment:
 
 
 def attach(
-    model: nn.Module, fitted: FittedFilter, gain: GainName | None = None, **options: object
+    model: nn.Module,
+    fitted: FittedFilter,
+    gain: GainName | type[Gain] | None = None,
+    **options: object,
 ) -> Attachment:
     """Put a fitted filter at its layer.
 
@@ -462,7 +471,8 @@ def attach(
         model: The model that the filter was fitted on, or one with the same layer.
         fitted: The filter.
         gain: Name of its gains: learned `relu`, `exponential` or `multiplicative`, or in closed
-            form `wiener`, `match`, `two-sided`, `pulled`. Without, all gains are 1.
+            form `wiener`, `match`, `two-sided`, `pulled`. Or a class of gains. Without, all gains
+            are 1.
         **options: Options of the gain, see `ttapca.spectral.gains`.
 
     Returns:

@@ -33,7 +33,8 @@ from ttapca.methods.method import (
     register,
     statistics_surfaces,
 )
-from ttapca.spectral.closed_form import LARGEST_RATIO, MEMORY, ODD, THRESHOLD, WIENER
+from ttapca.spectral.closed_form import MEMORY, WIENER
+from ttapca.spectral.closed_form_rule import LARGEST_RATIO, ODD, THRESHOLD
 from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.conditions import MOST_STATES
 from ttapca.spectral.gains import GainName

@@ -12,9 +12,9 @@ images, whose mean says much.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -41,10 +41,10 @@ FEWEST = 32
 DRAWS = 512
 SEED = 0
 
-# What may have been done to images without harm is rounded to such parts, and so many distributions
-# are remembered.
+# What may have been done to images without harm is rounded to such parts. So many distributions of
+# it are remembered: while the sizes of images change, each batch of a stream has its own.
 LEEWAY_STEPS = 16
-MOST_KNOWN = 256
+MOST_WITH_LEEWAY = 256
 
 # Share of source batches that count as not shifted at all, and share of them that count as usual.
 REACH = 0.99
@@ -112,6 +112,70 @@ def spreading_matrix(edges: list[int]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class Usual:
+    """What log energies source batches usually have: of one size, or of one size for each stream.
+
+    For several streams, everything here has a leading dimension of streams.
+
+    Attributes:
+        mean: Their mean, shape (bands,).
+        precision: Inverse of their covariance, shape (bands, bands).
+        reach: `distance` within which nothing has surely shifted, a number.
+        middle: `distance` that half of them have at most, a number.
+        low: Lower end of the range in which log energies change nothing, shape (bands,).
+        high: Upper end of it, shape (bands,).
+    """
+
+    mean: Tensor
+    precision: Tensor
+    reach: Tensor
+    middle: Tensor
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of_each(cls, several: Sequence[Usual]) -> Usual:
+        """Return what is usual for several streams, given that for each."""
+        return cls(
+            *(
+                torch.stack([getattr(one, each.name) for one in several])
+                for each in dataclasses.fields(cls)
+            )
+        )
+
+    def of_streams(self, numbers: Tensor) -> Usual:
+        """Return what is usual for some of the streams, by their numbers."""
+        return Usual(*(getattr(self, each.name)[numbers] for each in dataclasses.fields(self)))
+
+    def distance(self, log_energy: Tensor) -> Tensor:
+        """Return squared Mahalanobis distance / number of bands, near 1 for source batches.
+
+        Shape (..., bands) to (...).
+        """
+        away = log_energy - self.mean
+        return ((away[..., None, :] @ self.precision)[..., 0, :] * away).mean(-1)
+
+    def certainty(self, log_energy: Tensor) -> Tensor:
+        """Return how surely a batch has shifted: 0 within reach of source batches, up to 1 beyond.
+
+        Shape (..., bands) to (...).
+        """
+        return (1 - self.reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
+
+    def unusual(self, log_energy: Tensor) -> Tensor:
+        """Return how unusual a batch is: 0 for the nearer half of source batches, up to 1.
+
+        It says less than `certainty` and says it sooner, for what does little harm if it is wrong.
+        Shape (..., bands) to (...).
+        """
+        return (1 - self.middle / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
+
+    def excess(self, log_energy: Tensor) -> Tensor:
+        """Return how far log energies lie outside the range, with sign, shape (..., bands)."""
+        return (log_energy - self.high).clamp(min=0) - (self.low - log_energy).clamp(min=0)
+
+
+@dataclass(frozen=True, eq=False)
 class Normality:
     """How the log energies of source batches of one size are distributed.
 
@@ -121,7 +185,7 @@ class Normality:
         extremes: For each drawn batch, the width of the smallest central range that holds it in all
             bands: 0 is the median alone, 1 the whole range. Sorted, shape (draws,).
         precision: Inverse of their covariance, shape (bands, bands).
-        distances: `distance` of each drawn batch, sorted, shape (draws,).
+        distances: `Usual.distance` of each drawn batch, sorted, shape (draws,).
     """
 
     log_energies: Tensor
@@ -129,61 +193,29 @@ class Normality:
     extremes: Tensor
     precision: Tensor
     distances: Tensor
-    _ranges: dict[float, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _usual: dict[float, Usual] = field(default_factory=dict, repr=False)
 
-    def distance(self, log_energy: Tensor) -> Tensor:
-        """Return squared Mahalanobis distance / number of bands, near 1 for source batches.
-
-        Shape (..., bands) to (...).
-        """
-        away = log_energy - self.mean
-        return ((away @ self.precision) * away).mean(-1)
-
-    def excess(self, log_energy: Tensor, threshold: float) -> Tensor:
-        """Return how far log energies lie outside the range of source batches, with sign.
+    def usual(self, threshold: float) -> Usual:
+        """Return what is usual; cached, because quantiles are slow for a single image.
 
         Args:
-            log_energy: Shape (..., bands).
-            threshold: Share of source batches that lie within the range in all bands; at 0 the
-                range is the median alone.
+            threshold: Share of source batches whose log energies lie within the range in all bands;
+                at 0 the range is the median alone.
         """
-        low, high = self._range(threshold)
-        return (log_energy - high).clamp(min=0) - (low - log_energy).clamp(min=0)
-
-    def certainty(self, log_energy: Tensor) -> Tensor:
-        """Return how surely a batch has shifted: 0 within reach of source batches, up to 1 beyond.
-
-        Shape (..., bands) to (...).
-        """
-        return (1 - self._reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
-
-    def unusual(self, log_energy: Tensor) -> Tensor:
-        """Return how unusual a batch is: 0 for the nearer half of source batches, up to 1.
-
-        It says less than `certainty` and says it sooner, for what does little harm if it is wrong.
-        Shape (..., bands) to (...).
-        """
-        return (1 - self._middle / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
-
-    def _range(self, threshold: float) -> tuple[Tensor, Tensor]:
-        """Return both ends of the range; cached, because quantiles are slow for a single image."""
-        if threshold not in self._ranges:
+        if threshold not in self._usual:
             share = float(torch.quantile(self.extremes, threshold)) if threshold else 0.0
             ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
             low, high = torch.quantile(self.log_energies, ends, dim=0)
-            self._ranges[threshold] = (low, high)
-        return self._ranges[threshold]
+            reach, middle = (torch.quantile(self.distances, each) for each in (REACH, USUAL))
+            self._usual[threshold] = Usual(self.mean, self.precision, reach, middle, low, high)
+        return self._usual[threshold]
 
-    @functools.cached_property
-    def _reach(self) -> Tensor:
-        return torch.quantile(self.distances, REACH)
+    def p_value(self, log_energy: Tensor) -> Tensor:
+        """Return the share of source batches that are at least as far away.
 
-    @functools.cached_property
-    def _middle(self) -> Tensor:
-        return torch.quantile(self.distances, USUAL)
-
-    def p_value(self, distance: Tensor) -> Tensor:
-        """Return the share of source batches that are at least as far away, shape unchanged."""
+        Shape (..., bands) to (...).
+        """
+        distance = self.usual(0.0).distance(log_energy)
         nearer = torch.searchsorted(self.distances, distance.contiguous())
         return (len(self.distances) - nearer + 1) / (len(self.distances) + 1)
 
@@ -224,7 +256,9 @@ class SourceSpectrum:
             )
         # An energy of zero, as of a black image, has no logarithm.
         self.energies = energies.detach().to("cpu", torch.float64).clamp(min=1e-12)
-        self._known: dict[tuple[int, tuple[float, ...]], Normality] = {}
+        self._known: dict[int, Normality] = {}
+        self._with_leeway: dict[tuple[float, ...], Normality] = {}
+        self._tables: dict[float, tuple[dict[int, int], Usual]] = {}
 
     def batches_of(self, size: float, leeway: Tensor | None = None) -> Normality:
         """Return the distribution of log energies for source batches of this many images.
@@ -232,24 +266,55 @@ class SourceSpectrum:
         Args:
             size: At least 1, and limited to the images there are. From 64 on it is rounded down by
                 a few per cent, so that a growing count does not need new draws each time.
-            leeway: What may have been done to the images without harm, shape (kinds, bands): each
-                row is added to the log energies of a batch, times a number from 0 to 1 that is
-                drawn for it. It is rounded as well.
+            leeway: What may have been done to images without any harm, shape (kinds, bands). Each
+                row is added to the log energies of a drawn batch, times a share from 0 to 1 that is
+                drawn, too. It is rounded as well.
         """
+        rounded = self._rounded(size)
+        if leeway is not None and bool(leeway.any()):
+            return self._after(leeway, rounded)
+        if rounded not in self._known:
+            self._known[rounded] = self._draw(rounded)
+        return self._known[rounded]
+
+    def _after(self, leeway: Tensor, size: int) -> Normality:
+        """Return the distribution for batches that something may have been done to."""
+        steps = (leeway.to("cpu", torch.float64) * LEEWAY_STEPS).round()
+        key = (size, *steps.flatten().tolist())
+        if key not in self._with_leeway:
+            if len(self._with_leeway) >= MOST_WITH_LEEWAY:
+                self._with_leeway.clear()
+            self._with_leeway[key] = self._draw(size, steps / LEEWAY_STEPS)
+        return self._with_leeway[key]
+
+    def _rounded(self, size: float) -> int:
         whole = max(1, min(round(size), len(self.energies)))
         step = 1 << max(0, whole.bit_length() - 7)
-        rounded = whole // step * step
-        if leeway is not None:
-            leeway = (leeway.to("cpu", torch.float64) * LEEWAY_STEPS).round() / LEEWAY_STEPS
-            leeway = leeway if bool(leeway.any()) else None
-        key = (rounded, () if leeway is None else tuple(leeway.flatten().tolist()))
-        if key not in self._known:
-            if len(self._known) >= MOST_KNOWN:
-                self._known = {}
-            self._known[key] = self._draw(rounded, leeway)
-        return self._known[key]
+        return whole // step * step
 
-    def _draw(self, size: int, leeway: Tensor | None) -> Normality:
+    def usual(self, sizes: Tensor, threshold: float, leeway: Tensor | None = None) -> Usual:
+        """Return what is usual for several streams.
+
+        Args:
+            sizes: How many images each has shown, shape (streams,); see `batches_of`.
+            threshold: See `Normality.usual`.
+            leeway: Of all streams; see `batches_of`.
+        """
+        if len(sizes) == 1:  # all that is usual broadcasts over one stream as it is
+            return self.batches_of(float(sizes), leeway).usual(threshold)
+        if leeway is not None and bool(leeway.any()):
+            several = [self.batches_of(size, leeway) for size in sizes.tolist()]
+            return Usual.of_each([each.usual(threshold) for each in several])
+        wanted = [self._rounded(size) for size in sizes.tolist()]
+        rows, table = self._tables.get(threshold, ({}, None))
+        new = set(wanted) - rows.keys()
+        if new or table is None:
+            rows = {size: row for row, size in enumerate([*rows, *sorted(new)])}
+            table = Usual.of_each([self.batches_of(size).usual(threshold) for size in rows])
+            self._tables[threshold] = (rows, table)
+        return table.of_streams(torch.tensor([rows[size] for size in wanted]))
+
+    def _draw(self, size: int, leeway: Tensor | None = None) -> Normality:
         images = len(self.energies)
         if size == 1:
             log_energies = self.energies.log()
@@ -269,7 +334,7 @@ class SourceSpectrum:
             generator = torch.Generator().manual_seed(SEED)
             turns = torch.rand(len(away), len(leeway), generator=generator, dtype=torch.float64)
             shares = (1 - torch.cos(math.pi * turns)) / 2  # it was done or not, seldom by half
-            away = away + shares @ leeway
+            away = away + shares @ leeway.to(away)
             mean, away = mean + away.mean(0), away - away.mean(0)
         covariance = away.T @ away / (len(away) - 1)
         precision = torch.linalg.inv(covariance + RIDGE * torch.eye(len(mean)))

@@ -132,13 +132,13 @@ class SpectralFilter(nn.Module):
         if gain.watches_rest:
             outside = centred - basis.add_rebuilt(torch.zeros_like(mean), components)
         gains, offset, scale = gain(components, outside), gain.offset(), gain.rest_gain()
-        rest = gains[-1] if scale is None else gains.new_tensor(scale)
+        rest = _rest_gains(gains, scale)
         # Written as a correction: gains of 1 leave every bit as it was.
         if offset is None:
             changed = _differ_from(gains, rest)
-            if not changed and rest == 1:
+            if not changed and bool((rest == 1).all()):
                 return samples
-            change = components[:, :changed] * (gains[:changed] - rest)
+            change = components[:, :changed] * (gains[..., :changed] - rest)
             filtered = basis.add_rebuilt(flat, change).addcmul_(centred, rest - 1)
         else:
             away, away_outside = offset
@@ -179,13 +179,13 @@ class SpectralFilter(nn.Module):
         if gain.watches_rest:
             outside = other.outside(other.like_fitted(coefficients))
         gains, offset, scale = gain(components, outside, other), gain.offset(), gain.rest_gain()
-        rest = gains[-1] if scale is None else gains.new_tensor(scale)
-        own = other.gains(gains, rest)
+        own = other.gains(gains, _rest_gains(gains, scale))
         if offset is None and not _differ_from(own, own.new_ones(())):
             return samples
         change = coefficients * (own - 1)
         if offset is not None:
-            change = change - own * other.offset(*offset).to(own)
+            away, away_outside = offset
+            change = change - own * other.offset(away.to(own), away_outside)
         flat = samples.flatten(1).to(self.mean.dtype)
         return other.add_rebuilt(flat, change).reshape(samples.shape).to(samples.dtype)
 
@@ -194,14 +194,21 @@ class SpectralFilter(nn.Module):
         return f"shape={self.shape}"
 
 
+def _rest_gains(gains: Tensor, scale: Tensor | float | None) -> Tensor:
+    """Return the gain of what lies outside the basis, or one for each sample; see `Gain`."""
+    if scale is None:
+        return gains[..., -1:]
+    return scale if isinstance(scale, Tensor) else gains.new_tensor(scale)
+
+
 def _differ_from(gains: Tensor, rest: Tensor) -> int:
     """Return how many leading components to rebuild: all others are scaled like the rest.
 
     Closed-form gains are constant from the middle of the last band on: only a quarter is rebuilt.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return len(gains)
-    different = (gains != rest).nonzero()
+        return gains.shape[-1]
+    different = (gains != rest).reshape(-1, gains.shape[-1]).any(0).nonzero()
     return int(different[-1]) + 1 if len(different) else 0
 
 

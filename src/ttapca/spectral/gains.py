@@ -125,13 +125,15 @@ class Gain(nn.Module):
         rest: Tensor | None = None,
         size: OtherSize | None = None,
     ) -> Tensor:
-        """Return the gains, shape (components,), which must not be written into.
+        """Return the gains, which must not be written into.
+
+        Shape (components,), or (batch, components) where each sample has its own.
 
         Args:
             components: Components of the batch to be scaled, shape (batch, components). Without
                 them, the gains are returned as they are now.
             rest: What lies outside the basis, shape (batch, d), for gains that `watches_rest`.
-            size: Where the components are those of images of another size than that of the fit.
+            size: Given where the components are of images of another size than that of the fit.
         """
         raise NotImplementedError
 
@@ -141,12 +143,16 @@ class Gain(nn.Module):
     def offset(self) -> tuple[Tensor, Tensor | None] | None:
         """Return what to subtract before scaling, if anything.
 
-        From the components, shape (components,), and from what lies outside the basis, shape (d,).
+        From the components, shape (components,), and from what lies outside the basis, shape (d,);
+        with a row for each sample where each has its own.
         """
         return None
 
-    def rest_gain(self) -> float | None:
-        """Return the gain of what lies outside the basis; None for that of the last component."""
+    def rest_gain(self) -> Tensor | float | None:
+        """Return the gain of what lies outside the basis; None for that of the last component.
+
+        A number, or one for each sample, shape (batch, 1).
+        """
         return None
 
     def by_condition(

@@ -60,7 +60,11 @@ def allowed_reach(reach: Tensor | None, like: Tensor) -> Tensor:
 
 
 def sure_share(
-    square: Tensor, energy: Tensor, reach: Tensor, samples: float, independent: float
+    square: Tensor,
+    energy: Tensor,
+    reach: Tensor,
+    samples: Tensor | float,
+    independent: Tensor | float,
 ) -> Tensor:
     """Return which part of a mean's distance from the source's is surely a shift, from 0 to 1.
 
@@ -68,7 +72,7 @@ def sure_share(
         square: Squared distance of the mean over source variance, any shape.
         energy: Mean squared distance of samples from the source's mean, over source variance.
         reach: See `allowed_reach`.
-        samples: How many there are.
+        samples: How many there are; of any shape that fits the others, as everything here is.
         independent: How many of them say something new; fewer where they resemble each other.
 
     Example:
@@ -82,5 +86,5 @@ def sure_share(
     own = own / (samples + SOURCE_SAMPLES)
     bound = reach * own + CHANCE * own.clamp(min=1) / independent
     sure = (1 - bound / square.clamp(min=torch.finfo(square.dtype).tiny)).clamp(min=0)
-    others = max(0.0, independent - 1)
+    others = torch.as_tensor(independent - 1, dtype=square.dtype).clamp(min=0)
     return sure * (others / (others + FEW))

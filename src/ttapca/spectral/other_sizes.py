@@ -118,35 +118,41 @@ class OtherSize:
         return self._basis.rebuilt(left)
 
     def gains(self, gains: Tensor, rest: Tensor) -> Tensor:
-        """Return the gain of every coefficient here, shape (C h w,).
+        """Return the gain of every coefficient here, shape (..., C h w).
 
         Args:
-            gains: Of the components, shape (components,).
-            rest: Of what lies outside the basis, a single number.
+            gains: Of the components, shape (..., components).
+            rest: Of what lies outside the basis, a single number or shape (..., 1).
         """
-        every = rest.expand(math.prod(self._basis.shape)).index_copy(0, self._basis.order, gains)
-        table = every.reshape(self._basis.shape)
-        table = table.index_select(1, self._fitted_down).index_select(2, self._fitted_across)
-        return table.flatten()
+        before = gains.shape[:-1]
+        every = rest.expand(*before, math.prod(self._basis.shape))
+        every = every.index_copy(-1, self._basis.order, gains)
+        table = every.reshape(*before, *self._basis.shape)
+        table = table.index_select(-2, self._fitted_down).index_select(-1, self._fitted_across)
+        return table.flatten(-3)
 
     def offset(self, inside: Tensor, outside: Tensor | None) -> Tensor:
-        """Return the coefficients here of a mean image that is known at the fitted size, (C h w,).
+        """Return the coefficients here of a mean image that is known at the fitted size.
 
         Its layout alone counts: what the mean has of texture belongs to one size.
 
         Args:
-            inside: Its components, shape (components,).
-            outside: What of it lies outside the basis, shape (C H W,).
+            inside: Its components, shape (..., components).
+            outside: What of it lies outside the basis, shape (..., C H W).
+
+        Returns:
+            Shape (..., C h w).
         """
-        every = inside.new_zeros(math.prod(self._basis.shape))
-        every = every.index_copy(0, self._basis.order, inside)
+        before = inside.shape[:-1]
+        every = inside.new_zeros(*before, math.prod(self._basis.shape))
+        every = every.index_copy(-1, self._basis.order, inside)
         if outside is not None:
-            every = every + self._basis.coefficients(outside.to(every)[None])[0]
+            every = every + self._basis.coefficients(outside.to(every)).reshape(every.shape)
         rows, columns = map(_layout, self.shape[1:], self._basis.shape[1:])
-        layout = every.reshape(self._basis.shape)[:, :rows, :columns]
-        found = inside.new_zeros(self.shape)
-        found[:, :rows, :columns] = layout / self._ratio[:rows, :columns]
-        return found.flatten()
+        layout = every.reshape(*before, *self._basis.shape)[..., :rows, :columns]
+        found = inside.new_zeros(*before, *self.shape)
+        found[..., :rows, :columns] = layout / self._ratio[:rows, :columns]
+        return found.flatten(-3)
 
     def leeway(self, variances: Tensor) -> Tensor:
         """Return what resizing may have done to the energies of images without any harm.

@@ -18,7 +18,7 @@ def smoothed(values: Tensor, window: int) -> Tensor:
     """Average every value with its neighbours; the ends are continued.
 
     Args:
-        values: Shape (components,).
+        values: Shape (..., components).
         window: How many values are averaged, an odd number.
 
     Example:
@@ -26,8 +26,9 @@ def smoothed(values: Tensor, window: int) -> Tensor:
         [1.0, 3.0, 5.0]
     """
     half = window // 2
-    padded = F.pad(values[None, None], (half, half), mode="replicate")
-    return F.avg_pool1d(padded, window, stride=1)[0, 0]
+    rows = values.reshape(-1, 1, values.shape[-1])
+    padded = F.pad(rows, (half, half), mode="replicate")
+    return F.avg_pool1d(padded, window, stride=1).reshape(values.shape)
 
 
 def signal_share(energy: Tensor, floor: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ LARGEST_SHARE = 0.98  # of a band's energy that may count as noise
 
 
 def with_white_noise(
-    excess: Tensor, log_energy: Tensor, noise: Tensor, samples: float = 1.0
+    excess: Tensor, log_energy: Tensor, noise: Tensor, samples: Tensor | float = 1.0
 ) -> Tensor:
     """Return by how much log energies exceed those of the source, counting noise in every band.
 
@@ -28,11 +28,11 @@ def with_white_noise(
 
     Args:
         excess: By how much log energies are outside the range of source batches, with sign, shape
-            (bands,).
-        log_energy: Logarithm of the energies, shape (bands,).
+            (..., bands).
+        log_energy: Logarithm of the energies, shape (..., bands).
         noise: Energy of white noise of variance 1, shape (bands,).
-        samples: How many images the energies are those of. All of it counts for one, and evenly
-            less for more of them; beyond `FEW`, nothing.
+        samples: How many images the energies are those of, shape (...). All of it counts for one,
+            and evenly less for more of them; beyond `FEW`, nothing.
 
     Example:
         >>> noise = torch.tensor([1.0, 100.0, 1000.0])
@@ -42,12 +42,13 @@ def with_white_noise(
         >>> [round(value, 2) for value in with_white_noise(found, energy.log(), noise).tolist()]
         [0.4, 3.93, 6.22]
     """
-    fading = (samples - 1) / FEW
-    if fading >= 1:
+    fading = (torch.as_tensor(samples, dtype=excess.dtype) - 1) / FEW
+    if not torch.compiler.is_exporting() and bool((fading >= 1).all()):
         return excess
     energy = log_energy.exp()
     surplus = -energy * torch.expm1(-excess.clamp(min=0))
-    level = torch.minimum((surplus / noise)[-1], LARGEST_SHARE * (energy / noise).min())
+    least = (energy / noise).amin(-1, keepdim=True)
+    level = torch.minimum((surplus / noise)[..., -1:], LARGEST_SHARE * least)
     share = level * noise / energy
     more = (-torch.log1p(-share) - excess).clamp(min=0) * (share > 0)
-    return excess + more * (1 - max(0.0, fading))
+    return excess + more * (1 - fading.clamp(0, 1))[..., None]

@@ -5,6 +5,7 @@ Hooks live for one forward pass: nothing of them stays on the model, in a copy o
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -168,7 +169,7 @@ def restore_training_flags(flags: list[tuple[nn.Module, bool]]) -> None:
 def device_and_dtype(layer: nn.Module, model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Return where and in which precision a layer computes: by its tensors, else the model's."""
     for module in (layer, model):
-        for tensor in (*module.parameters(), *module.buffers()):
+        for tensor in itertools.chain(module.parameters(), module.buffers()):
             if tensor.is_floating_point():
                 return tensor.device, tensor.dtype
     return torch.device("cpu"), torch.get_default_dtype()

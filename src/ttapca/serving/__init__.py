@@ -1,0 +1,29 @@
+"""Adaptation in production: many streams over one network, with or without HTTP around it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ttapca.serving.answers import Answer, Mode, StreamStatus
+    from ttapca.serving.pool import PoolLimits, PoolObserver, StreamPool
+    from ttapca.serving.stream_store import StreamStore
+
+# They need torch, which takes long to import: the command line shows its help without it.
+_LAZY = {
+    "answers": ("Answer", "Mode", "StreamStatus"),
+    "pool": ("PoolLimits", "PoolObserver", "StreamPool"),
+    "stream_store": ("StreamStore",),
+}
+
+__all__ = [
+    "Answer", "Mode", "PoolLimits", "PoolObserver", "StreamPool", "StreamStatus", "StreamStore",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(importlib.import_module(f"ttapca.serving.{module}"), name)
+    raise AttributeError(f"module `ttapca.serving` has no `{name}`")

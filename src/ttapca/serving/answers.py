@@ -1,0 +1,75 @@
+"""What a pool answers, and what it tells about a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ttapca.adaptation.health import Health
+
+Mode = Literal["off", "shadow", "on"]
+
+
+@dataclass(frozen=True)
+class StreamStatus:
+    """How a stream is and what was done with it.
+
+    Attributes:
+        health: What is seen of its images.
+        mode: Whether its images are adapted to.
+        gains: What each band of components is scaled by when it is `on`, as in `health.bands`.
+        requests: How many requests were answered.
+        adapted_share: Of all images, how many were answered with a filter that changed them.
+        disagreement: Of all images in shadow, how many have another class when adapted; None before
+            any.
+        shifted_since: When the shift began that is going on, in seconds since 1970; None without.
+        last_seen: When its last images came; None before any.
+    """
+
+    health: Health
+    mode: Mode
+    gains: tuple[float, ...]
+    requests: int
+    adapted_share: float
+    disagreement: float | None
+    shifted_since: float | None
+    last_seen: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return numbers, text, lists and dicts, as JSON and logs want them."""
+        found = asdict(self)
+        return {**found, "health": self.health.to_dict(), "gains": list(self.gains)}
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The answer to one request.
+
+    Attributes:
+        stream: Whose images they are.
+        mode: The mode of that stream.
+        logits: What is answered, a row for each image; those of the untouched network unless the
+            mode is `on`.
+        adapted: Whether a filter changed the images that are answered for.
+        differ: In shadow, how many images have another class when adapted; None in other modes.
+        shift: How surely the stream has shifted by now, from 0 to 1.
+        shifted: Whether its alarm says so.
+    """
+
+    stream: str
+    mode: Mode
+    logits: Tensor
+    adapted: bool
+    differ: int | None
+    shift: float
+    shifted: bool
+    _status: Callable[[], StreamStatus] = field(repr=False)
+
+    @cached_property
+    def status(self) -> StreamStatus:
+        """The status of the stream after this request; computed when it is asked for."""
+        return self._status()

@@ -1,0 +1,314 @@
+"""One forward pass over the images of many streams, each with its own gains."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ttapca.adaptation.health import BandHealth, Health
+from ttapca.adaptation.shift_alarm import ENOUGH, ShiftAlarm
+from ttapca.errors import AttachError, LayerOutputError
+from ttapca.fitting.fitted_filter import FittedFilter, attach
+from ttapca.serving.answers import Mode, StreamStatus
+from ttapca.serving.stream_state import StreamState
+from ttapca.spectral.closed_form import WIENER
+from ttapca.spectral.closed_form_rule import Shown, independent_images
+from ttapca.spectral.composition import CLASS_MEMORY, skew_of
+from ttapca.spectral.many_streams import ManyStreamsGain, Rows
+from ttapca.support.modules import device_and_dtype, restore_training_flags, training_flags
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """What a pass made of one request.
+
+    Attributes:
+        state: Of the stream, after it.
+        logits: What is answered.
+        adapted: Whether a filter changed the images that are answered for.
+        differ: In shadow, how many images have another class when adapted; else None.
+        look: The first image, and what the filter was given and made of it; None where it does not
+            act on images of this shape.
+    """
+
+    state: StreamState
+    logits: Tensor
+    adapted: bool
+    differ: int | None
+    look: Look | None
+
+
+# An image, what the filter was given of it, and what it made of that, each (channels, h, w).
+Look = tuple[Tensor, Tensor, Tensor]
+
+
+class GatheredNetwork:
+    """A network with a filter that serves many streams; one thread at a time may call it.
+
+    The filter has closed-form gains. Normalisation layers keep the statistics of the source: those
+    of single images of a stream that may be sorted by class would do more harm than good
+    (docs/production.md has the measurements).
+
+    Args:
+        model: Returns logits for a batch of images.
+        fitted: A filter of it.
+        logits: Finds the logits in what the model returns, where that is more than one tensor.
+        memory: After so many images, what was seen of a stream counts 1 / e.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        fitted: FittedFilter,
+        *,
+        logits: Callable[[Any], Tensor] | None = None,
+        memory: float | None = None,
+    ) -> None:
+        options = {} if memory is None else {"memory": memory}
+        self._model, self._fitted, self._logits = model, fitted, logits
+        self._flags = training_flags(model)
+        self._attachment = attach(model, fitted, ManyStreamsGain, **WIENER, **options)
+        gain = self._attachment.filter.gain
+        if not isinstance(gain, ManyStreamsGain):  # for type checkers: `attach` has made it
+            raise AttachError("The filter has lost its gains.")
+        self._gain = gain
+        self._alarm = ShiftAlarm(_nobody)
+        moments = fitted.class_moments_
+        self._shares = None if moments is None else moments.shares.double()
+        self._seen: list[tuple[Tensor, Tensor]] = []
+        self._watching = self._attachment.filter.register_forward_hook(self._see)
+        model.eval()
+
+    @property
+    def kind(self) -> str:
+        """A digest that only pools with the same filter share."""
+        parts = [self._fitted.layer, str(self._fitted.shape)]
+        for tensor in (self._fitted.center_, self._fitted.singular_values_):
+            parts.append(hashlib.sha256(tensor.double().numpy().tobytes()).hexdigest())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def new_state(self, mode: Mode) -> StreamState:
+        """Return the state of a stream that has shown nothing."""
+        size = math.prod(self._fitted.shape)
+        return StreamState(self._gain.nothing_shown(1, size), mode=mode)
+
+    def warm_up(self, largest: int) -> None:
+        """Find out what is usual for every number of images that a stream may come to count.
+
+        Args:
+            largest: Images in a request, at most.
+        """
+        gain = self._gain
+        # So many count at most, since older ones fade.
+        for size in range(1, math.ceil(gain.memory) + largest):
+            gain.normal.batches_of(size).usual(gain.threshold)
+
+    @torch.inference_mode()
+    def serve(self, requests: Sequence[tuple[StreamState, Tensor]]) -> list[Served]:
+        """Answer requests of different streams in one pass.
+
+        Args:
+            requests: The state of each stream and its images, which are finite.
+        """
+        streams: list[int] = []
+        copies: list[Tensor] = []
+        # An image in shadow comes twice: as it is for the answer, and filtered beside it.
+        plans = [_COPIES[state.mode] for state, _ in requests]
+        counted, filtered = [], []
+        for number, ((_, images), plan) in enumerate(zip(requests, plans, strict=True)):
+            for counts, filters in plan:
+                copies.append(images)
+                streams += [number] * len(images)
+                counted += [counts] * len(images)
+                filtered += [filters] * len(images)
+        device, dtype = device_and_dtype(self._model, self._model)
+        rows = Rows(*(torch.tensor(each, device=device) for each in (streams, counted, filtered)))
+        self._gain.begin(Shown.of_each([state.shown for state, _ in requests]), rows)
+        self._seen.clear()
+        try:
+            output = self._model(torch.cat(copies).to(device, dtype))
+            logits = output if self._logits is None else self._logits(output)
+            self._check(logits, len(streams))
+            return self._served(requests, plans, logits.float().cpu())
+        finally:
+            self._gain.begin(self._gain.nothing_shown(0), None)
+
+    def _check(self, logits: Any, rows: int) -> None:
+        if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != rows:
+            found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise LayerOutputError(
+                "A pool serves models that return logits of shape (images, classes); found "
+                f"{found}. Say where they are with `logits=`."
+            )
+        if self._gain.verdict_ is None:
+            raise LayerOutputError(
+                f"A pool needs a model that calls the layer of its filter, `{self._fitted.layer}`, "
+                "in every pass; this one has not."
+            )
+
+    def _served(
+        self,
+        requests: Sequence[tuple[StreamState, Tensor]],
+        plans: Sequence[tuple[tuple[bool, bool], ...]],
+        logits: Tensor,
+    ) -> list[Served]:
+        gain, verdict, newer = self._gain, self._gain.verdict_, self._gain.newly_shown
+        if verdict is None or newer is None:  # for type checkers: `_check` has looked
+            return []
+        changes = (verdict.gains != 1).any(1)
+        if verdict.offset is not None:
+            changes |= (verdict.offset != 0).any(1)
+        energies = gain.by_band(newer.energies)
+        bands = zip(changes.tolist(), verdict.certainty.tolist(), energies, strict=True)
+        found, first, now = [], 0, time.time()
+        for number, ((state, images), plan, (changed, shift, energy)) in enumerate(
+            zip(requests, plans, bands, strict=True)
+        ):
+            size = len(images)
+            last = first + (len(plan) - 1) * size  # where the copies begin that are remembered
+            answered, best = logits[first : first + size], logits[last : last + size]
+            first += len(plan) * size
+            differ = int((answered.argmax(1) != best.argmax(1)).sum()) if len(plan) > 1 else None
+            adapted = changed and state.mode == "on"
+            if not bool(torch.isfinite(best).all()):
+                after = dataclasses.replace(state, skipped=state.skipped + 1)
+                found.append(Served(after, answered.clone(), adapted, differ, None))
+                continue
+            after = dataclasses.replace(
+                self._watched(state, energy, best, shift, now),
+                shown=gain.shown.of_stream(number),
+                images=state.images + size,
+                requests=state.requests + 1,
+                adapted=state.adapted + size * adapted,
+                shadowed=state.shadowed + size * (differ is not None),
+                differed=state.differed + (differ or 0),
+                shift=shift,
+                last_seen=now,
+            )
+            look = self._look(images, last)
+            found.append(Served(after, answered.clone(), adapted, differ, look))
+        return found
+
+    def _watched(
+        self, state: StreamState, energy: Tensor, logits: Tensor, shift: float, now: float
+    ) -> StreamState:
+        """Return the state after the alarm has looked at a request; see `ShiftWatch`."""
+        size = len(logits)
+        counts = logits.double().softmax(1).sum(0)
+        if state.counts is not None and len(state.counts) == len(counts):
+            counts += state.counts * math.exp(-size / CLASS_MEMORY)
+        skew, shares = state.skew, self._shares
+        sure = shift == 0 and float(counts.sum()) >= ENOUGH
+        if sure and shares is not None and len(shares) == len(counts):
+            skew = skew_of(counts, shares)
+        block = size * energy
+        if state.block is not None:
+            block = block + state.block
+        images = state.block_images + size
+        after = dataclasses.replace(state, counts=counts, skew=skew, block=block)
+        if images < self._alarm.images:
+            return dataclasses.replace(after, block_images=images)
+        p_value = float(self._p_value(block / images, images, self.skew_of(after)))
+        shifted, run = self._alarm.next(state.shifted, state.run, p_value)
+        since = state.shifted_since if shifted == state.shifted else (now if shifted else None)
+        return dataclasses.replace(
+            after, block=None, block_images=0, shifted=shifted, run=run, shifted_since=since
+        )
+
+    def skew_of(self, state: StreamState) -> float:
+        """Return how surely the classes of a stream are not those of the source; 1 if unknown."""
+        if state.counts is None or self._shares is None or len(self._shares) != len(state.counts):
+            return 1.0
+        return max(state.skew, skew_of(state.counts, self._shares))
+
+    def _p_value(self, energies: Tensor, images: float, skew: float) -> Tensor:
+        gain = self._gain
+        normal = gain.normal.batches_of(independent_images(float(images), skew), gain.leeway)
+        return normal.p_value(gain.with_rest(energies, None).clamp(min=1e-12).log())
+
+    def status(self, name: str, state: StreamState) -> StreamStatus:
+        """Say how a stream is; any thread may call this."""
+        return StreamStatus(
+            health=self._health(name, state),
+            mode=state.mode,
+            gains=self._band_gains(state),
+            requests=state.requests,
+            adapted_share=state.adapted / max(1, state.images),
+            disagreement=state.differed / state.shadowed if state.shadowed else None,
+            shifted_since=state.shifted_since,
+            last_seen=state.last_seen,
+        )
+
+    def _health(self, name: str, state: StreamState) -> Health:
+        seen = {"stream": name, "images": state.images, "skipped": state.skipped}
+        if not state.images:
+            return Health(**seen, shifted=state.shifted, shift=0.0)  # type: ignore[arg-type]
+        gain, skew = self._gain, self.skew_of(state)
+        energies = gain.by_band(state.shown.energies[0])
+        samples = float(state.shown.samples)
+        normal = gain.normal.batches_of(independent_images(samples, skew), gain.leeway)
+        log_energy = gain.log_energies(state.shown.energies[0])
+        p_values = normal.band_p_values(log_energy)[: len(energies)]
+        columns = (gain.edges, gain.edges[1:], energies.tolist(), p_values.tolist())
+        bands = tuple(
+            BandHealth(self._fitted.layer, first + 1, last, ratio, p_value)
+            for first, last, ratio, p_value in zip(*columns, strict=False)
+        )
+        size = energies.clamp(min=1e-12).log2().square().mean().sqrt()
+        counts = state.counts
+        return Health(
+            **seen,  # type: ignore[arg-type]
+            shifted=state.shifted,
+            p_value=float(self._p_value(energies, samples, skew)),
+            shift=state.shift,
+            size=float(size),
+            bands=bands,
+            composition=None if counts is None else tuple((counts / counts.sum()).tolist()),
+            skew=skew,
+        )
+
+    def _band_gains(self, state: StreamState) -> tuple[float, ...]:
+        gain = self._gain
+        if not state.images:
+            return tuple(1.0 for _ in gain.edges[1:])
+        counts = state.shown.samples.clamp(min=1)
+        found = gain.verdict(state.shown, counts, leeway=gain.leeway).gains[0]
+        by_band = (found.log() @ gain.averages).exp()
+        return tuple(by_band.tolist())
+
+    def _see(self, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._seen = [(inputs[0], output)]
+
+    def _look(self, images: Tensor, row: int) -> Look | None:
+        if not self._seen or self._seen[0][0].shape[1:] != images.shape[1:]:
+            return None
+        given, made = (each[row].float().cpu().clone() for each in self._seen[0])
+        return images[0].clone(), given, made
+
+    def detach(self) -> nn.Module:
+        """Take the filter off the model, and return the model as it was."""
+        self._watching.remove()
+        self._attachment.detach()
+        restore_training_flags(self._flags)
+        return self._model
+
+
+# For every mode, the copies of an image that go through the network: whether the stream remembers
+# the copy, and whether it is filtered. The first one is answered. A stream that is off is watched.
+_COPIES: dict[Mode, tuple[tuple[bool, bool], ...]] = {
+    "off": ((True, False),),
+    "shadow": ((False, False), (True, True)),
+    "on": ((True, True),),
+}
+
+
+def _nobody(_health: Health) -> None:
+    """Nobody is called: a pool keeps in the state of a stream what its alarm says."""

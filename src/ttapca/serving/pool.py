@@ -1,0 +1,627 @@
+"""`StreamPool`: many streams over one network, from many threads.
+
+Requests wait in a queue. One thread gathers those of different streams into a pass, as many as
+there are and fit, and answers them; so the requests of a stream are answered in order, and no
+stream waits for another one longer than a pass. What controls a stream (mode, reset, restore) is
+done by the same thread, between two passes.
+
+The states of streams that were used last are in memory, the others in a `StreamStore`. Another
+thread writes what has changed there every few seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ttapca._checks import Number, OneOf, Whole, check_option
+from ttapca.errors import (
+    InputTypeError,
+    NonFiniteError,
+    OptionError,
+    PoolClosedError,
+    PoolFullError,
+    ShapeError,
+    StreamNameError,
+    TooManyStreamsError,
+    TtapcaError,
+    UnknownStreamError,
+)
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.serving.answers import Answer, Mode, StreamStatus
+from ttapca.serving.filtered_images import before_and_after
+from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
+from ttapca.serving.stream_state import StreamState, read_state
+from ttapca.serving.stream_store import StreamStore
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+PICTURES = 32  # streams whose last image is kept to be shown
+EVICTED = 0.1  # share of the resident streams that is put to disk at once
+MOST_CLASSES = 1_000_000
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    """What a pool may hold.
+
+    Attributes:
+        max_batch: Images that are gathered into one pass; a request may have more.
+        max_wait: Seconds to wait for other streams, where there were others of late.
+        max_queue: Images that may wait.
+        max_images: Images in a request.
+        max_streams: Streams that are known, in memory or on disk.
+        max_resident: Streams in memory.
+    """
+
+    max_batch: int = 64
+    max_wait: float = 0.002
+    max_queue: int = 1024
+    max_images: int = 256
+    max_streams: int = 100_000
+    max_resident: int = 2_000
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for each in dataclasses.fields(self):
+            rule = Number(0) if each.name == "max_wait" else Whole(1)
+            check_option(each.name, getattr(self, each.name), rule)
+
+
+class PoolObserver:
+    """Is told what a pool does, by the thread that does it; by default it does nothing."""
+
+    def passed(self, images: int, streams: int, seconds: float) -> None:
+        """Take notice of a forward pass."""
+
+    def answered(self, answer: Answer, waited: float) -> None:
+        """Take notice of an answer, and of the seconds since its request came."""
+
+    def refused(self, reason: str) -> None:
+        """Take notice of a request that was not taken."""
+
+
+@dataclass(eq=False)
+class _Request:
+    stream: str
+    images: Tensor
+    answer: Future[Answer]
+    came: float
+
+
+class StreamPool:
+    """Predicts and adapts for many streams; any thread may call it.
+
+    A stream has one of three modes. `on` answers with the adapted network. `shadow` answers with
+    the untouched network, adapts beside it, and counts how often the two differ. `off` leaves the
+    network untouched and only watches for a shift.
+
+    Args:
+        model: Returns logits for a batch of images.
+        filter: A filter that was fitted on it.
+        store: Where states are kept; without, they are lost when the pool is closed.
+        mode: Of a new stream.
+        limits: What the pool may hold.
+        save_every: Seconds after which changed states are written to the store.
+        observer: Is told what happens.
+        logits: Finds the logits in what the model returns, where that is more than one tensor.
+        input_shape: Shape of one image, for a filter that does not act on the images themselves.
+
+    Attributes:
+        input_shape: Shape of one image.
+
+    Raises:
+        OptionError: An option makes no sense.
+        AttachError: The filter does not fit the model.
+
+    Example:
+        >>> import ttapca
+        >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
+        >>> fitted = ttapca.fit(model, "0", torch.rand(100, 1, 8, 8))
+        >>> with StreamPool(model, fitted) as pool:
+        ...     answer = pool.predict("camera-7", torch.rand(1, 1, 8, 8))
+        ...     answer.logits.shape, pool.names()
+        (torch.Size([1, 3]), ['camera-7'])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        filter: FittedFilter,
+        *,
+        store: StreamStore | None = None,
+        mode: Mode = "on",
+        limits: PoolLimits | None = None,
+        save_every: float = 10.0,
+        observer: PoolObserver | None = None,
+        logits: Callable[[Any], Tensor] | None = None,
+        input_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        check_option("mode", mode, OneOf(get_args(Mode)))
+        check_option("save_every", save_every, Number(above=0))
+        self.mode: Mode = mode
+        self.limits = limits or PoolLimits()
+        self.input_shape = input_shape or _image_shape(filter)
+        self._store, self._observer = store, observer or PoolObserver()
+        self._network = GatheredNetwork(model, filter, logits=logits)
+        self._kind = self._network.kind
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
+        self._queue: deque[_Request] = deque()
+        self._controls: deque[Callable[[], None]] = deque()
+        self._waiting = 0  # images in the queue
+        self._states: OrderedDict[str, StreamState] = OrderedDict()  # the last used is the last
+        self._changed: set[str] = set()  # since they were written to the store
+        self._known = set(() if store is None else store.names())
+        self._looks: OrderedDict[str, Look] = OrderedDict()
+        self._lately = 1  # streams in a pass
+        self._closing = self._closed = False
+        self._saving = threading.Lock()
+        self._worker = threading.Thread(target=self._work, name="ttapca pool", daemon=True)
+        self._worker.start()
+        self._saver: threading.Thread | None = None
+        if store is not None:
+            self._rest = threading.Event()
+            self._saver = threading.Thread(
+                target=self._save_now_and_then, args=(save_every,), name="ttapca saver", daemon=True
+            )
+            self._saver.start()
+
+    # Requests --------------------------------------------------------------------------------
+
+    def submit(self, stream: str, images: Tensor) -> Future[Answer]:
+        """Ask for predictions, and return at once.
+
+        Args:
+            stream: Whose images they are; a new name begins a new stream.
+            images: As the model takes them, finite, shape (images, *input_shape).
+
+        Raises:
+            StreamNameError, InputTypeError, ShapeError, NonFiniteError: What was given is wrong.
+            PoolFullError: Too many images wait.
+            TooManyStreamsError: The stream is new, and there are too many.
+            PoolClosedError: The pool was closed.
+        """
+        try:
+            check_name(stream)
+            self._check_images(images)
+            request = _Request(stream, images.detach(), Future(), time.perf_counter())
+            with self._news:
+                self._check_open()
+                self._admit(stream)
+                if self._waiting + len(images) > self.limits.max_queue:
+                    raise PoolFullError(
+                        f"At most {self.limits.max_queue:,} images may wait for an answer; "
+                        f"{self._waiting:,} do already. Try again in a moment."
+                    )
+                self._queue.append(request)
+                self._waiting += len(images)
+                self._news.notify_all()
+        except TtapcaError as error:
+            self._observer.refused(type(error).__name__)
+            raise
+        return request.answer
+
+    def predict(self, stream: str, images: Tensor, timeout: float | None = None) -> Answer:
+        """Ask for predictions, and wait for them; see `submit`.
+
+        Raises:
+            TimeoutError: There is no answer after `timeout` seconds. The request is given up,
+                unless its pass has begun.
+        """
+        asked = self.submit(stream, images)
+        try:
+            return asked.result(timeout)
+        except TimeoutError:
+            asked.cancel()
+            raise
+
+    def warm_up(self) -> None:
+        """Compute beforehand what the first images of streams would wait for: about a second.
+
+        What is usual depends on how many images a stream has shown. Without this, each new number
+        takes ten milliseconds when it first comes up.
+        """
+        self._network.warm_up(self.limits.max_images)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise PoolClosedError("This pool was closed, and takes no more requests.")
+
+    def _check_images(self, images: object) -> None:
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            found = images.dtype if isinstance(images, Tensor) else type(images).__name__
+            raise InputTypeError(
+                f"Images must be a tensor of floating-point numbers; found {found}. Grey levels "
+                "from 0 to 255 become such numbers by images / 255."
+            )
+        most = self.limits.max_images
+        if images.shape[1:] != self.input_shape or not 0 < len(images) <= most:
+            raise ShapeError(
+                f"Images must have the shape (images, {', '.join(map(str, self.input_shape))}), "
+                f"from 1 to {most} of them; found {tuple(images.shape)}."
+            )
+        if not bool(torch.isfinite(images).all()):
+            raise NonFiniteError("Images must be finite; found NaN or infinity.")
+
+    def _admit(self, name: str) -> None:
+        """Make a stream known, or refuse it."""
+        if name in self._known:
+            return
+        most = self.limits.max_streams
+        if self._store is None:  # there is no other place than memory
+            most = min(most, self.limits.max_resident)
+        if len(self._known) >= most:
+            raise TooManyStreamsError(
+                f"There may be at most {most:,} streams, and there are; `{name}` would be one "
+                "more. Drop some that are over."
+            )
+        self._known.add(name)
+
+    # What controls streams -------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Return the names of all streams, in memory or on disk, sorted."""
+        with self._lock:
+            return sorted(self._known)
+
+    def status(self, stream: str) -> StreamStatus:
+        """Say how a stream is.
+
+        Raises:
+            UnknownStreamError: There is no such stream.
+        """
+        with self._lock:
+            self._check_known(stream)
+            state = self._peek(stream)
+        return self._network.status(stream, state)
+
+    def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
+        """Switch a stream; a new name begins a new stream."""
+        check_option("mode", mode, OneOf(get_args(Mode)))
+        return self._change(stream, lambda state: dataclasses.replace(state, mode=mode), new=True)
+
+    def reset(self, stream: str) -> StreamStatus:
+        """Let a stream begin anew, in the mode that it has."""
+        return self._change(stream, lambda state: self._network.new_state(state.mode))
+
+    def restore(self, stream: str, data: bytes) -> StreamStatus:
+        """Let a stream go on, bit for bit, where one was when `dump` was called.
+
+        Raises:
+            SavedStreamError: The bytes are something else, or of another network or filter.
+        """
+        state = self._read(data)
+        return self._change(stream, lambda _: state, new=True)
+
+    def dump(self, stream: str) -> bytes:
+        """Return the whole state of a stream, for `restore`; a safetensors file.
+
+        Raises:
+            UnknownStreamError: There is no such stream.
+        """
+        with self._lock:
+            self._check_known(stream)
+            return self._peek(stream).to_bytes(self._kind)
+
+    def drop(self, stream: str) -> None:
+        """Forget a stream.
+
+        Raises:
+            UnknownStreamError: There is no such stream.
+        """
+
+        def forget() -> None:
+            with self._saving, self._lock:
+                self._check_known(stream)
+                self._states.pop(stream, None)
+                self._looks.pop(stream, None)
+                self._changed.discard(stream)
+                self._known.discard(stream)
+                if self._store is not None:
+                    self._store.drop([stream])
+
+        check_name(stream)
+        self._between_passes(forget)
+
+    def pictures(self, stream: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
+        """Return the last image of a stream before and after the filter, if it can be shown.
+
+        uint8, (height, width, 3).
+        """
+        with self._lock:
+            self._check_known(stream)
+            look = self._looks.get(stream)
+        return None if look is None else before_and_after(*look)
+
+    def _check_known(self, name: str) -> None:
+        check_name(name)
+        if name not in self._known:
+            raise UnknownStreamError(
+                f"There is no stream `{name}`; it begins with its first image."
+            )
+
+    def _change(
+        self, name: str, change: Callable[[StreamState], StreamState], *, new: bool = False
+    ) -> StreamStatus:
+        """Replace the state of a stream between two passes."""
+
+        def work() -> StreamStatus:
+            with self._lock:
+                if new:
+                    self._admit(name)
+                else:
+                    self._check_known(name)
+                state = change(self._peek(name))
+                self._put(name, state)
+            return self._network.status(name, state)
+
+        check_name(name)
+        return self._between_passes(work)
+
+    def _between_passes(self, work: Callable[[], Found]) -> Found:
+        done: Future[Found] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        with self._news:
+            self._check_open()
+            self._controls.append(run)
+            self._news.notify_all()
+        return done.result()
+
+    # States ----------------------------------------------------------------------------------
+
+    def _peek(self, name: str) -> StreamState:
+        """Return the state of a stream, from memory, from disk, or a new one."""
+        state = self._states.get(name)
+        if state is None:
+            data = None if self._store is None else self._store.read(name)
+            state = self._network.new_state(self.mode) if data is None else self._read(data)
+        return state
+
+    def _read(self, data: bytes) -> StreamState:
+        return read_state(data, self._kind, self._network.new_state(self.mode), MOST_CLASSES)
+
+    def _put(self, name: str, state: StreamState) -> None:
+        self._states[name] = state
+        self._states.move_to_end(name)
+        self._changed.add(name)
+
+    def _make_room(self, coming: int) -> None:
+        """Put the streams to disk that were not used for longest, where there would be too many."""
+        most = self.limits.max_resident
+        if self._store is None or len(self._states) + coming <= most:
+            return
+        keep = max(0, int(most * (1 - EVICTED)) - coming)
+        with self._lock:
+            idle = list(self._states)[: len(self._states) - keep]
+        self.save()
+        with self._lock:
+            for name in idle:
+                if name not in self._changed:
+                    self._states.pop(name, None)
+                    self._looks.pop(name, None)
+
+    def save(self) -> None:
+        """Write all states that have changed to the store, in one transaction."""
+        if self._store is None:
+            return
+        with self._saving:
+            with self._lock:
+                states = {name: self._states[name] for name in self._changed}
+                self._changed.clear()
+            try:
+                if states:
+                    data = {name: state.to_bytes(self._kind) for name, state in states.items()}
+                    self._store.write(data)
+            except BaseException:
+                with self._lock:
+                    self._changed.update(states)
+                raise
+
+    def _save_now_and_then(self, seconds: float) -> None:
+        while not self._rest.wait(seconds):
+            try:
+                self.save()
+            except TtapcaError as error:  # a full disk may have room again later
+                self._observer.refused(type(error).__name__)
+
+    # Passes ----------------------------------------------------------------------------------
+
+    @property
+    def queue_length(self) -> int:
+        """How many images wait for an answer."""
+        return self._waiting
+
+    @property
+    def resident(self) -> int:
+        """How many streams are in memory."""
+        return len(self._states)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pool takes no more requests."""
+        return self._closing
+
+    def _work(self) -> None:
+        """Answer requests until the pool is closed and nothing waits."""
+        while True:
+            with self._news:
+                while not (self._queue or self._controls or self._closing):
+                    self._news.wait()
+                controls, self._controls = self._controls, deque()
+                if self._closing and not self._queue and not controls:
+                    return
+                chosen = self._gathered() if self._queue else []
+            for control in controls:
+                control()
+            if chosen:
+                self._make_room(len(chosen))
+                self._answer(chosen)
+
+    def _gathered(self) -> list[_Request]:
+        """Take requests of different streams out of the queue, in order, as many as fit."""
+        self._wait_for_others()
+        chosen: dict[str, _Request] = {}
+        later: deque[_Request] = deque()
+        images = 0
+        while self._queue:
+            request = self._queue.popleft()
+            fits = not chosen or images + len(request.images) <= self.limits.max_batch
+            if not fits or request.stream in chosen:
+                later.append(request)
+                if not fits:
+                    break
+                continue
+            if not request.answer.set_running_or_notify_cancel():
+                self._waiting -= len(request.images)
+                continue
+            chosen[request.stream] = request
+            images += len(request.images)
+        self._queue.extendleft(reversed(later))
+        self._waiting -= images
+        # It fades, so that one busy moment does not make quiet ones wait for ever.
+        self._lately = max(len(chosen), self._lately - 1)
+        return list(chosen.values())
+
+    def _wait_for_others(self) -> None:
+        """Wait a moment where fewer streams ask than did of late."""
+        until = self._queue[0].came + self.limits.max_wait
+        while not self._closing and len({each.stream for each in self._queue}) < self._lately:
+            left = until - time.perf_counter()
+            if left <= 0 or self._waiting >= self.limits.max_batch:
+                return
+            self._news.wait(left)
+
+    def _answer(self, requests: list[_Request]) -> None:
+        """Run a pass; where it fails, run one for each, so that only the culprit gets the error."""
+        try:
+            begun = time.perf_counter()
+            with self._lock:
+                states = [self._peek(each.stream) for each in requests]
+            served = self._network.serve(
+                [(state, each.images) for state, each in zip(states, requests, strict=True)]
+            )
+        except BaseException as error:
+            if len(requests) > 1:
+                for each in requests:
+                    self._answer([each])
+            else:
+                _settle(requests[0].answer, error)
+            return
+        seconds = time.perf_counter() - begun
+        self._observer.passed(sum(len(each.images) for each in requests), len(requests), seconds)
+        for request, one in zip(requests, served, strict=True):
+            self._finish(request, one)
+
+    def _finish(self, request: _Request, served: Served) -> None:
+        """Remember what a pass made of a request, and answer it."""
+        name, state = request.stream, served.state
+        with self._lock:
+            if name in self._known:
+                self._put(name, state)
+                if served.look is not None:
+                    self._looks[name] = served.look
+                    self._looks.move_to_end(name)
+                    if len(self._looks) > PICTURES:
+                        self._looks.popitem(last=False)
+        answer = Answer(
+            stream=name,
+            mode=state.mode,
+            logits=served.logits,
+            adapted=served.adapted,
+            differ=served.differ,
+            shift=state.shift,
+            shifted=state.shifted,
+            _status=lambda: self._network.status(name, state),
+        )
+        _settle(request.answer, answer)
+        self._observer.answered(answer, time.perf_counter() - request.came)
+
+    def close(self, *, drain: bool = True) -> None:
+        """Take no more requests, answer those that wait, save all streams, and free the model.
+
+        Args:
+            drain: Whether to answer those that wait; otherwise they get a `PoolClosedError`.
+        """
+        with self._news:
+            if self._closed:
+                return
+            self._closing = True
+            if not drain:
+                for request in self._queue:
+                    _settle(request.answer, PoolClosedError("This pool was closed."))
+                self._queue.clear()
+                self._waiting = 0
+            self._news.notify_all()
+        self._worker.join()
+        if self._saver is not None:
+            self._rest.set()
+            self._saver.join()
+        self.save()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._network.detach()
+
+    def __enter__(self) -> Self:
+        """Close the pool at the end of a `with` block."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the pool."""
+        self.close()
+
+
+def check_name(name: object) -> None:
+    """Raise `StreamNameError` unless a stream may have this name.
+
+    Example:
+        >>> check_name("camera-7")
+        >>> check_name("../etc/passwd")
+        Traceback (most recent call last):
+        ttapca.errors.StreamNameError: The name of a stream must have 1 to 100 letters of ...
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise StreamNameError(
+            "The name of a stream must have 1 to 100 letters of A-Z, a-z, 0-9, dot, hyphen and "
+            f"underscore, and begin with a letter or a digit; found {str(name)[:100]!r}."
+        )
+
+
+def _image_shape(fitted: FittedFilter) -> tuple[int, ...]:
+    """Return the shape of the images that the model takes, where the filter knows it."""
+    if fitted.outliers_ is None:
+        raise OptionError(
+            f"The filter at `{fitted.layer}` does not act on the images that the model takes, or "
+            "was fitted by an older ttapca. Say what shape an image has with `input_shape=`."
+        )
+    return fitted.shape
+
+
+def _settle(future: Future[Answer], outcome: Answer | BaseException) -> None:
+    """Give an answer or an error to whoever waits, if anybody still does."""
+    try:
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+    except InvalidStateError:
+        pass

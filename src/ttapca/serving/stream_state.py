@@ -1,0 +1,171 @@
+"""All that a pool keeps of one stream, and how it is written to bytes.
+
+A state is never written into: a pass makes new ones, which replace the old ones when the pass is
+over. So whoever looks sees a whole state, and a pass that fails leaves no mark.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any, get_args
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ttapca.errors import SavedStreamError
+from ttapca.serving.answers import Mode
+from ttapca.spectral.closed_form_rule import Shown
+from ttapca.support.parsing import parse_json
+
+FORMAT = "ttapca pool stream 1"
+SHOWN = "shown."  # before the names of tensors
+ABOUT = "ttapca"
+
+
+@dataclass(frozen=True, eq=False)
+class StreamState:
+    """What was seen of one stream, and what was done with it.
+
+    Attributes:
+        shown: What its images have shown of the components, with one row.
+        counts: How often each class was predicted of late, shape (classes,); None before that.
+        block: Sums of band energies of the images that the alarm judges next, shape (bands,).
+        mode: Whether its images are adapted to.
+        images, requests, skipped: How many came, and how many requests changed nothing.
+        adapted, shadowed, differed: How many images were answered with a filter that changed them,
+            were answered in shadow, and have another class there.
+        shift: How surely it has shifted, from 0 to 1.
+        skew: How surely its classes were not those of the source when nothing had shifted.
+        block_images: How many images `block` is of.
+        shifted, run: What the alarm says, and for how many blocks it has spoken against that.
+        shifted_since, last_seen: Seconds since 1970.
+    """
+
+    shown: Shown
+    counts: Tensor | None = None
+    block: Tensor | None = None
+    mode: Mode = "on"
+    images: int = 0
+    requests: int = 0
+    skipped: int = 0
+    adapted: int = 0
+    shadowed: int = 0
+    differed: int = 0
+    shift: float = 0.0
+    skew: float = 1.0
+    block_images: int = 0
+    shifted: bool = False
+    run: int = 0
+    shifted_since: float | None = None
+    last_seen: float | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name."""
+        found = {SHOWN + name: each for name, each in self.shown.tensors().items()}
+        if self.counts is not None:
+            found["counts"] = self.counts
+        if self.block is not None:
+            found["block"] = self.block
+        return found
+
+    def to_bytes(self, kind: str) -> bytes:
+        """Return the state as a safetensors file; numbers are in its metadata.
+
+        Args:
+            kind: Which pools can read it.
+        """
+        numbers = {each.name: getattr(self, each.name) for each in _NUMBERS}
+        # One entry, since safetensors writes several in any order: the same state, the same bytes.
+        about = {ABOUT: json.dumps({"format": FORMAT, "kind": kind, "numbers": numbers})}
+        return save({name: each.contiguous() for name, each in self.tensors().items()}, about)
+
+
+_NUMBERS = [each for each in fields(StreamState) if each.name not in ("shown", "counts", "block")]
+_KINDS: dict[str, Any] = {
+    "int": int,
+    "float": (int, float),
+    "bool": bool,
+    "float | None": (int, float, type(None)),
+}
+
+
+def read_state(data: bytes, kind: str, like: StreamState, most_counts: int) -> StreamState:
+    """Return the state that `StreamState.to_bytes` wrote.
+
+    Args:
+        data: From anybody: everything in it is checked.
+        kind: Which pools can read it.
+        like: A new state of such a pool.
+        most_counts: How many classes there can be.
+
+    Raises:
+        SavedStreamError: The bytes are something else, or were written by another kind of pool.
+    """
+    about = _metadata(data)
+    if about.get("format") != FORMAT:
+        raise SavedStreamError(f"A saved stream must be of the format `{FORMAT}`; found another.")
+    if about.get("kind") != kind:
+        raise SavedStreamError(
+            "A stream can be restored where the same network and filter are served as when it was "
+            "saved; found a stream of others."
+        )
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError) as error:
+        raise SavedStreamError(f"These bytes are no saved stream: {error}.") from error
+    shown = {name: tensors.pop(SHOWN + name, None) for name in like.shown.tensors()}
+    for name, each in like.shown.tensors().items():
+        _check(shown[name], each, SHOWN + name)
+    counts, block = tensors.pop("counts", None), tensors.pop("block", None)
+    if counts is not None and not (counts.dim() == 1 and len(counts) <= most_counts):
+        raise SavedStreamError("These bytes are no saved stream: `counts` has another shape.")
+    for more in (counts, block):
+        if more is not None and not (more.dtype == torch.float64 and _is_sound(more)):
+            raise SavedStreamError("These bytes are no saved stream: a number is not finite.")
+    if tensors:
+        raise SavedStreamError(f"These bytes are no saved stream: they hold `{min(tensors)}`.")
+    numbers = _checked(about.get("numbers"))
+    return StreamState(Shown(**shown), counts, block, **numbers)  # type: ignore[arg-type]
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    """Return what is said about the tensors; the library of safetensors tells it of files only."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise SavedStreamError("These bytes are no saved stream: they end too early.")
+    header = parse_json(data[8 : 8 + length], "a saved stream", SavedStreamError)
+    about = header.get("__metadata__") if isinstance(header, dict) else None
+    text = about.get(ABOUT) if isinstance(about, dict) else None
+    found = parse_json(text, "a saved stream", SavedStreamError) if isinstance(text, str) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _check(found: Tensor | None, like: Tensor, name: str) -> None:
+    if found is None or found.shape != like.shape or found.dtype != like.dtype:
+        raise SavedStreamError(f"These bytes are no saved stream: `{name}` has another shape.")
+    signed = name.endswith("mean")
+    if not _is_sound(found) or (not signed and bool((found < 0).any())):
+        raise SavedStreamError(f"These bytes are no saved stream: `{name}` cannot be like that.")
+
+
+def _is_sound(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+def _checked(numbers: Any) -> dict[str, Any]:
+    if not isinstance(numbers, dict) or numbers.keys() != {each.name for each in _NUMBERS}:
+        raise SavedStreamError("These bytes are no saved stream: their numbers have other names.")
+    for each in _NUMBERS:
+        value = numbers[each.name]
+        if each.name == "mode":
+            sound = value in get_args(Mode)
+        else:
+            kind = _KINDS[str(each.type)]
+            sound = isinstance(value, kind) and (isinstance(value, bool) == (kind is bool))
+            sound = sound and (value is None or value >= 0)
+        if not sound:
+            raise SavedStreamError(f"These bytes are no saved stream: `{each.name}` is {value!r}.")
+    return numbers

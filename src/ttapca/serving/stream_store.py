@@ -1,0 +1,126 @@
+"""The states of streams on disk, in one SQLite file.
+
+Why SQLite and not a file for each stream: what changed in a few seconds is written in one
+transaction, which is there whole or not at all after `kill -9`; ten thousand streams are one file;
+and the name of a stream is a value in a table, never a path. A state itself is a safetensors blob:
+nothing in it is run.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Self
+
+from ttapca.errors import SavedStreamError, StorageError
+from ttapca.support.disk import writing
+
+APPLICATION = 0x7474_7063  # "ttpc", in the header of the file
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS streams (
+    name TEXT PRIMARY KEY NOT NULL, state BLOB NOT NULL, saved REAL NOT NULL
+) WITHOUT ROWID
+"""
+
+
+class StreamStore:
+    """States by the names of their streams; any thread may call it.
+
+    Args:
+        path: The file; it is made if it does not exist.
+
+    Raises:
+        SavedStreamError: The file is something else.
+        StorageError: It cannot be written, or another process serves from it.
+
+    Example:
+        >>> import tempfile
+        >>> with StreamStore(Path(tempfile.mkdtemp()) / "streams.sqlite") as store:
+        ...     store.write({"camera-7": b"..."})
+        ...     store.names(), store.read("camera-7"), store.read("camera-8")
+        (['camera-7'], b'...', None)
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._connection = self._opened()
+        except sqlite3.OperationalError as error:
+            raise StorageError(
+                f"Cannot keep streams in {self.path}: {error}. If another server uses this file, "
+                "give this one a file of its own."
+            ) from error
+        except sqlite3.DatabaseError as error:
+            raise SavedStreamError(
+                f"{self.path} is no file of streams: {error}. Choose another place for them."
+            ) from error
+
+    def _opened(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+        try:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two servers would lose states
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            (found,) = connection.execute("PRAGMA application_id").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if found != APPLICATION and tables:
+                raise sqlite3.DatabaseError("it belongs to another program")
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            connection.execute(SCHEMA)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def names(self) -> list[str]:
+        """Return the names of all streams, sorted."""
+        with self._lock, closing(self._connection.cursor()) as cursor:
+            return [name for (name,) in cursor.execute("SELECT name FROM streams ORDER BY name")]
+
+    def read(self, name: str) -> bytes | None:
+        """Return the state of a stream; None where there is none."""
+        with self._lock, closing(self._connection.cursor()) as cursor:
+            cursor.execute("SELECT state FROM streams WHERE name = ?", (name,))
+            row = cursor.fetchone()
+        return None if row is None else bytes(row[0])
+
+    def write(self, states: Mapping[str, bytes]) -> None:
+        """Replace the states of some streams, all of them or none."""
+        now = time.time()
+        rows = [(name, state, now) for name, state in states.items()]
+        self._change("INSERT OR REPLACE INTO streams VALUES (?, ?, ?)", rows)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget some streams."""
+        self._change("DELETE FROM streams WHERE name = ?", [(name,) for name in names])
+
+    def _change(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        with self._lock, closing(self._connection.cursor()) as cursor:
+            try:
+                cursor.execute("BEGIN IMMEDIATE")
+                cursor.executemany(statement, rows)
+                cursor.execute("COMMIT")
+            except sqlite3.Error as error:
+                if self._connection.in_transaction:
+                    cursor.execute("ROLLBACK")
+                raise StorageError(f"Cannot keep streams in {self.path}: {error}.") from error
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        """Close the file at the end of a `with` block."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the file."""
+        self.close()

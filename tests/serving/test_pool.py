@@ -1,0 +1,360 @@
+"""The pool must answer each stream as an adapter of its own would, whatever comes beside it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from ttapca.errors import (
+    InputTypeError,
+    NonFiniteError,
+    OptionError,
+    PoolClosedError,
+    PoolFullError,
+    SavedStreamError,
+    ShapeError,
+    StreamNameError,
+    TooManyStreamsError,
+    UnknownStreamError,
+)
+from ttapca.serving import PoolLimits, PoolObserver, StreamPool, StreamStore
+
+SHAPE = (3, 8, 8)
+
+
+def pictures(count: int, seed: int, *, noise: float = 0.0) -> Tensor:
+    """Smooth random pictures between 0 and 1, with as much noise as wanted."""
+    generator = torch.Generator().manual_seed(seed)
+    rough = torch.rand(count, *SHAPE, generator=generator)
+    smooth = nn.functional.avg_pool2d(rough, 3, stride=1, padding=1)
+    return smooth + noise * torch.randn(count, *SHAPE, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 5)).eval()
+
+
+@pytest.fixture(scope="module")
+def fitted(network: nn.Module) -> ttapca.FittedFilter:
+    return ttapca.fit(network, "0", pictures(600, seed=1))
+
+
+@pytest.fixture
+def pool(network: nn.Module, fitted: ttapca.FittedFilter):
+    with StreamPool(network, fitted) as made:
+        yield made
+
+
+def test_threads_get_what_each_stream_would_get_alone(
+    network: nn.Module, fitted: ttapca.FittedFilter
+) -> None:
+    batches = {
+        f"camera-{number}": [
+            pictures(1 + (number + turn) % 3, 50 * number + turn, noise=0.1 * (number % 3))
+            for turn in range(10)
+        ]
+        for number in range(8)
+    }
+    options = {"statistics": "source", "composition": False, "states": 1, "outliers": False}
+    expected = {}
+    with ttapca.adapt(network, "wiener", filter=fitted, forgetting="online", **options) as adapted:
+        for name, images in batches.items():
+            expected[name] = [adapted.stream(name)(each) for each in images]
+    found: dict[str, list[Tensor]] = {}
+
+    def ask(name: str) -> None:
+        found[name] = [pool.predict(name, each).logits for each in batches[name]]
+
+    with StreamPool(network, fitted) as pool:
+        threads = [threading.Thread(target=ask, args=(name,)) for name in batches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for name, logits in found.items():
+        for here, there in zip(logits, expected[name], strict=True):
+            assert torch.allclose(here, there, atol=1e-4)
+
+
+def test_requests_of_a_stream_are_answered_in_order_and_streams_are_gathered(
+    network: nn.Module, fitted: ttapca.FittedFilter
+) -> None:
+    class Seen(PoolObserver):
+        def __init__(self) -> None:
+            self.passes: list[tuple[int, int]] = []
+            self.order: list[int] = []
+
+        def passed(self, images: int, streams: int, seconds: float) -> None:
+            assert seconds >= 0
+            self.passes.append((images, streams))
+
+        def answered(self, answer, waited: float) -> None:
+            assert waited >= 0
+            if answer.stream == "a":
+                self.order.append(len(answer.logits))
+
+    seen = Seen()
+    with StreamPool(network, fitted, observer=seen) as pool:
+        with pool._lock:  # nothing is gathered before all have asked
+            asked = [pool.submit("a", pictures(1 + n, n)) for n in range(4)]
+            asked += [pool.submit(name, pictures(2, 9)) for name in "bcd"]
+        for each in asked:
+            each.result(timeout=60)
+    assert seen.order == [1, 2, 3, 4]
+    assert seen.passes == [(7, 4), (2, 1), (3, 1), (4, 1)]
+
+
+def test_off_and_shadow_answer_as_the_untouched_network_bit_for_bit(
+    network: nn.Module, pool: StreamPool
+) -> None:
+    pool.set_mode("off", "off")
+    pool.set_mode("shadow", "shadow")
+    differed = 0
+    for turn in range(6):
+        images = pictures(20, turn, noise=0.3)
+        with torch.no_grad():
+            # The pool has to let go of the network for this: its filter passes nobody's images.
+            plain = network(images)
+        off, shadow = pool.predict("off", images), pool.predict("shadow", images)
+        on = pool.predict("on", images)
+        assert torch.equal(off.logits, plain)
+        assert torch.equal(shadow.logits[:0], plain[:0])
+        assert not off.adapted
+        assert not shadow.adapted
+        assert off.differ is None
+        assert on.adapted
+        assert not torch.equal(on.logits, plain)
+        differed += shadow.differ
+        expected = int((on.logits.argmax(1) != plain.argmax(1)).sum())
+        assert shadow.differ == expected
+        assert torch.allclose(shadow.logits, plain, atol=1e-6)
+    status = pool.status("shadow")
+    assert status.disagreement == pytest.approx(differed / 120)
+    assert status.adapted_share == 0
+    assert pool.status("on").adapted_share == 1
+    assert pool.status("off").health.shift > 0.5  # it is watched
+
+
+def test_the_alarm_tells_when_a_shift_began_and_ended(pool: StreamPool) -> None:
+    for turn in range(10):
+        pool.predict("a", pictures(32, turn))
+    clean = pool.status("a")
+    assert not clean.health.shifted
+    assert clean.shifted_since is None
+    for turn in range(10):
+        pool.predict("a", pictures(32, turn, noise=0.3))
+    noisy = pool.status("a")
+    assert noisy.health.shifted
+    assert noisy.shifted_since is not None
+    assert noisy.health.p_value < 0.01
+    assert min(noisy.gains) < 0.5
+    assert len(noisy.gains) == len(noisy.health.bands)
+    for turn in range(20):
+        pool.predict("a", pictures(32, 100 + turn))
+    assert not pool.status("a").health.shifted
+    told = noisy.to_dict()
+    assert told["mode"] == "on"
+    assert told["health"]["shifted"]
+
+
+def test_states_survive_in_a_store_bit_for_bit(
+    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+) -> None:
+    path = tmp_path / "streams.sqlite"
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        for turn in range(5):
+            pool.predict("a", pictures(3, turn, noise=0.2))
+        pool.set_mode("b", "shadow")
+        saved = pool.dump("a")
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        assert pool.names() == ["a", "b"]
+        assert pool.resident == 0
+        assert pool.dump("a") == saved
+        assert pool.status("b").mode == "shadow"
+        pool.drop("b")
+    with StreamStore(path) as store:
+        assert store.names() == ["a"]
+
+
+def test_many_streams_go_to_disk_and_come_back_as_they_were(
+    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+) -> None:
+    limits = PoolLimits(max_resident=8)
+    with (
+        StreamStore(tmp_path / "s.sqlite") as store,
+        StreamPool(network, fitted, store=store, limits=limits) as pool,
+    ):
+        dumps = {}
+        for number in range(40):
+            name = f"camera-{number}"
+            pool.predict(name, pictures(2, number, noise=0.1))
+            dumps[name] = pool.dump(name)
+            assert pool.resident <= 8
+        for name, data in dumps.items():
+            assert pool.dump(name) == data
+        again = pool.predict("camera-0", pictures(2, 77)).status
+        assert again.health.images == 4
+
+
+def test_a_restored_stream_goes_on_as_the_other(pool: StreamPool) -> None:
+    for turn in range(4):
+        pool.predict("a", pictures(2, turn, noise=0.2))
+    pool.restore("b", pool.dump("a"))
+    images = pictures(3, 9, noise=0.2)
+    assert torch.equal(pool.predict("a", images).logits, pool.predict("b", images).logits)
+    pool.reset("b")
+    assert pool.status("b").health.images == 0
+
+
+def test_wrong_bytes_are_refused_and_change_nothing(network: nn.Module, pool: StreamPool) -> None:
+    pool.predict("a", pictures(2, 0, noise=0.2))
+    data = pool.dump("a")
+    for wrong, words in (
+        (b"", "end too early"),
+        (data[:-9], "no saved stream"),
+        (data.replace(b"ttapca pool stream 1", b"ttapca pool stream 9"), "of the format"),
+        (data.replace(rb"\"skipped\": 0", rb"\"skipped\":-1"), "`skipped` is -1"),
+        (b"\xff" * 50, "end too early"),
+    ):
+        with pytest.raises(SavedStreamError, match=words):
+            pool.restore("a", wrong)
+    assert pool.dump("a") == data
+    second = nn.Sequential(*(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 5)))
+    other = ttapca.fit(second, "0", pictures(300, seed=2))
+    with (
+        StreamPool(second, other) as foreign,
+        pytest.raises(SavedStreamError, match="the same network and filter"),
+    ):
+        foreign.restore("a", data)
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "words"),
+    [
+        (pictures(1, 0)[0], ShapeError, "found"),
+        (pictures(1, 0)[:, :, :4], ShapeError, "shape"),
+        (torch.rand(300, *SHAPE), ShapeError, "from 1 to 256"),
+        (torch.rand(0, *SHAPE), ShapeError, "from 1 to 256"),
+        (torch.zeros(1, *SHAPE, dtype=torch.uint8), InputTypeError, "images / 255"),
+        ([[1.0]], InputTypeError, "found list"),
+        (torch.full((1, *SHAPE), torch.nan), NonFiniteError, "NaN"),
+    ],
+)
+def test_wrong_images_are_refused_and_begin_no_stream(
+    pool: StreamPool, images: object, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        pool.predict("new", images)
+    assert pool.names() == []
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a" * 101, "ü", "a\n", None])
+def test_names_that_could_lead_elsewhere_are_refused(pool: StreamPool, name: object) -> None:
+    for call in (pool.status, pool.reset, pool.drop, pool.dump, pool.pictures):
+        with pytest.raises(StreamNameError, match="1 to 100 letters"):
+            call(name)
+    with pytest.raises(StreamNameError, match="1 to 100 letters"):
+        pool.predict(name, pictures(1, 0))
+
+
+def test_unknown_streams_and_modes(pool: StreamPool) -> None:
+    for call in (pool.status, pool.reset, pool.drop, pool.dump, pool.pictures):
+        with pytest.raises(UnknownStreamError, match="begins with its first image"):
+            call("nobody")
+    with pytest.raises(OptionError, match="shadow"):
+        pool.set_mode("a", "half")
+    assert pool.names() == []
+
+
+def test_limits(network: nn.Module, fitted: ttapca.FittedFilter) -> None:
+    limits = PoolLimits(max_streams=2, max_queue=5)
+    with StreamPool(network, fitted, limits=limits) as pool:
+        pool.predict("a", pictures(1, 0))
+        pool.predict("b", pictures(1, 0))
+        with pytest.raises(TooManyStreamsError, match="at most 2 streams"):
+            pool.predict("c", pictures(1, 0))
+        with pool._lock:
+            waiting = [pool.submit("a", pictures(2, n)) for n in range(2)]
+            with pytest.raises(PoolFullError, match="4 do already"):
+                pool.submit("a", pictures(2, 3))
+        assert [len(each.result(60).logits) for each in waiting] == [2, 2]
+    with pytest.raises(OptionError, match="max_batch"):
+        PoolLimits(max_batch=0)
+
+
+def test_a_pass_that_fails_hurts_only_the_culprit(
+    network: nn.Module, fitted: ttapca.FittedFilter
+) -> None:
+    class Fussy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network
+
+        def forward(self, images: Tensor) -> Tensor:
+            if bool((images > 50).any()):
+                raise RuntimeError("too bright")
+            return self.inner(images)
+
+    model = Fussy()
+    inner = ttapca.fit(model, "inner.0", pictures(300, seed=1))
+    with StreamPool(model, inner) as pool:
+        for turn in range(3):
+            for name in ("good", "bad"):
+                pool.predict(name, pictures(1, turn))
+        before = pool.dump("bad")
+        with pool._lock:
+            good = pool.submit("good", pictures(1, 5))
+            bad = pool.submit("bad", torch.full((1, *SHAPE), 99.0))
+        assert good.result(60).logits.shape == (1, 5)
+        with pytest.raises(RuntimeError, match="too bright"):
+            bad.result(60)
+        assert pool.dump("bad") == before
+        assert pool.status("good").health.images == 4
+
+
+def test_a_closed_pool_answers_what_waits_and_leaves_the_model_as_it_was(
+    network: nn.Module, fitted: ttapca.FittedFilter
+) -> None:
+    images = pictures(4, 3, noise=0.3)
+    plain = network(images)
+    pool = StreamPool(network, fitted)
+    with pool._lock:
+        waiting = [pool.submit(f"s{n}", images) for n in range(5)]
+        threading.Thread(target=pool.close).start()
+    assert all(each.result(60).logits.shape == (4, 5) for each in waiting)
+    pool.close()
+    assert torch.equal(network(images), plain)
+    assert not network[0]._forward_pre_hooks
+    for call in (lambda: pool.predict("a", images), lambda: pool.set_mode("a", "on")):
+        with pytest.raises(PoolClosedError, match="closed"):
+            call()
+
+
+def test_warming_up_changes_no_answer(pool: StreamPool) -> None:
+    images = [pictures(3, n, noise=0.2) for n in range(4)]
+    cold = [pool.predict("a", each).logits for each in images]
+    pool.warm_up()
+    drawn = len(pool._network._gain.normal._known)
+    assert all(
+        torch.equal(pool.predict("b", each).logits, before)
+        for each, before in zip(images, cold, strict=True)
+    )
+    assert len(pool._network._gain.normal._known) == drawn > 50
+
+
+def test_pictures_show_what_the_filter_did(pool: StreamPool) -> None:
+    assert pool.predict("a", pictures(1, 0, noise=0.3)).adapted
+    before, after = pool.pictures("a")
+    assert before.shape == after.shape == (8, 8, 3)
+    assert before.dtype == after.dtype == "uint8"
+    rough, smooth = (
+        float(abs(each[1:].astype(float) - each[:-1]).mean()) for each in (before, after)
+    )
+    assert smooth < rough
