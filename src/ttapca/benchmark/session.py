@@ -16,6 +16,7 @@ from ttapca import networks
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import Row
 from ttapca.benchmark.filters import recommended_layer, usual_fit
+from ttapca.benchmark.inspection import check_shape
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.running import estimate_seconds, run, unfinished
@@ -48,6 +49,7 @@ class NetworkSource:
             it: a name, or a mean and a deviation.
         eps: What the norms of a file's network add to variances, if it is not what the architecture
             is known for.
+        any_size: Whether it is to take images of another size than it is known for.
 
     Example:
         >>> NetworkSource("digits").load().classes
@@ -59,6 +61,7 @@ class NetworkSource:
     architecture: str | None = None
     normalisation: str | Normalisation | None = None
     eps: float | None = None
+    any_size: bool = False
 
     def load(self, *, assumed: str | None = None, doubt: bool = True) -> nn.Module:
         """Load the network, in evaluation mode.
@@ -75,18 +78,27 @@ class NetworkSource:
         for name in ("architecture", "normalisation", "eps") if made else ("weights",):
             if getattr(self, name) is not None:
                 raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
+        if made and self.any_size:
+            raise OptionError(
+                f"`any_size=` has no meaning for `{self.name}`: your own network is given images "
+                "of any size."
+            )
         if made:
             network = call_factory(self.name)
             network = networks.load_weights(network, self.weights) if self.weights else network
         else:
-            stated = self.normalisation or assumed
-            network = networks.load(
-                self.file, self.architecture, normalisation=stated, eps=self.eps
-            )
+            network = self._from_file(assumed)
         if doubt and (reason := self._doubt(network)):
             advice = "Give trained ones with `weights=`."
             warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
         return network.eval()
+
+    def _from_file(self, assumed: str | None) -> ImageNetwork:
+        stated = self.normalisation or assumed
+        network = networks.load(self.file, self.architecture, normalisation=stated, eps=self.eps)
+        if self.any_size:
+            network.take_any_size()
+        return network
 
     @property
     def file(self) -> str:
@@ -172,6 +184,7 @@ class Benchmark:
             subject = self._subject()
             if self.plan.needs_filter:
                 subject.fitted = self._fitted(subject, to)
+                check_shape(subject)
             units = expand(self.plan, subject)
             if self.plan.images is not None:
                 self.reporter.note(f"{self._chosen.selection} of `{self.plan.data}`")
@@ -264,8 +277,10 @@ class Benchmark:
             Path(self.root).expanduser() / FROST if self.root else None,
             None if chosen.first else chosen.rows,
         )
+        # Other sizes and others of the images are other data.
         data = Path(plan.data).name
-        data = f"{data}, {chosen.per_class}" if chosen.drawn else data  # not the same images
+        data += "".join(f" {side}" for side in (self.size, self.shorter_side) if side is not None)
+        data = f"{data}, {chosen.per_class}" if chosen.drawn else data
         filter_name: str = "" if plan.route == "auto" else plan.route
         if self.filter is not None:
             filter_name = Path(self.filter).absolute().name
@@ -374,6 +389,7 @@ class Benchmark:
         for name, value in plan.method.get(cell.method, {}).items():
             if name not in ("steps", "lr"):
                 words += ["--option", f"{cell.method}.{name}={_toml(value)}"]
+        words += ["--any-size"] * origin.any_size
         return ["ttapca", "bench", origin.name, *words, "--to", str(to)]
 
 

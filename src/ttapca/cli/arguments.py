@@ -30,6 +30,7 @@ MODEL = "A packaged network, a file of weights, hf:NAME, timm:NAME, or package.m
 ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
 NORMALISE = "Normalisation, if the file states none: none, half, cifar10, imagenet, ..."
 EPS = "What norms add to variances (default: as usual for the network); 1e-3 from Keras."
+ANY_SIZE = "Let it take images of another size than it is known for."
 DataArgument = Annotated[str, Argument(metavar="DATA", help=DATA)]
 DataFolder = Annotated[
     Path | None,
@@ -111,10 +112,12 @@ class NetworkOptions(ModelOptions):
     mean: Annotated[str | None, Option(metavar="M[,M,M]", help="Mean of the normalisation.")] = None
     std: Annotated[str | None, Option(metavar="S[,S,S]", help="Its standard deviation.")] = None
     eps: Annotated[float | None, Option(metavar="NUMBER", help=EPS)] = None
+    any_size: Annotated[bool, Option("--any-size", help=ANY_SIZE)] = False
 
     def source(self, default: str | None = None) -> NetworkSource:
         """Return the named network, or else the default, with all that is said about it."""
-        return dataclasses.replace(super().source(default), eps=self.eps)
+        source = super().source(default)
+        return dataclasses.replace(source, eps=self.eps, any_size=self.any_size)
 
     def normalisation(self) -> str | Normalisation | None:
         """Return the stated normalisation of images; None where none is stated."""

@@ -110,6 +110,7 @@ OPTIONS = {
     "architecture": "--architecture",
     "normalisation": "--normalise",
     "eps": "--eps",
+    "any_size": "--any-size",
 }
 
 # Phrases that need other words here.
@@ -118,6 +119,8 @@ PHRASES = (
     (r"Pass the module as `head=`, and as `split=` the layer whose output it takes\.",
      "`ttapca bench` takes it from weights that `ttapca train --rotation-head LAYER` wrote."),
     (r"`fitted\.save\(path\)`", "`ttapca fit`"),
+    (r"call `network\.take_any_size\(\)`", "say --any-size"),
+    (r"`route=\"dct\"`", "--route dct"),
     (r"`ttapca\.(fit|adapt|load)`", r"`ttapca \1`"),
     (r", or None for all", ""),
     (r"Say what the model takes of a batch: prepare=.*by name\.",

@@ -73,8 +73,8 @@ class FittedFilter:
         layer: Dotted path of the layer.
         basis: From samples to components and back; `basis.at_input` says whether samples are the
             layer's input or its output.
-        shape: Shape of one sample that is filtered.
-        output_shape: Shape of one sample of the layer's output.
+        shape: Shape of one sample that is filtered, at the fit. Cosines take images of other sizes.
+        output_shape: Shape of one sample of the layer's output, at the fit.
         mean_: Mean of the layer's output, flattened, float64, shape (p,). None for cosines at the
             input of a layer that were saved: it follows from the layer and `center_`.
         center_: Mean of the samples that are filtered, float64, shape (d,).
@@ -215,6 +215,21 @@ class FittedFilter:
         if self.agreement_ is None:
             return words
         return f"{words} and changes {100 * (1 - self.agreement_):.1f} % of the source predictions"
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise unless samples of this shape can be filtered: those of the fit, or allowed others.
+
+        Raises:
+            ShapeError: They cannot. Cosines (`route="dct"`) take images of any size with the
+                channels of the fit, other bases samples of one shape.
+
+        Example:
+            >>> import ttapca
+            >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
+            >>> images = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+            >>> ttapca.fit(model, "0", images, route="dct").check_shape((1, 12, 9))
+        """
+        self.basis.check_shape(tuple(shape), self.shape)
 
     def truncated(self, n_components: int) -> FittedFilter:
         """Return the same filter with its first components only, without a new fit.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -204,18 +205,23 @@ def expected_calibration_error(
     return float(gaps.abs().sum() / len(confidence))
 
 
-@torch.no_grad()
-def _logits(predict: Predict, images: Tensor) -> Tensor:
+@contextmanager
+def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
+    """Say that a network does not take images of this shape if it fails inside the block."""
     try:
-        return predict(images)
+        yield
     except TtapcaError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:  # the shapes do not fit
         if refused_memory(error) is not None:
             raise
-        raise ShapeError(
-            f"The network cannot take images of shape {tuple(images.shape[1:])}: {error}"
-        ) from error
+        raise ShapeError(f"The network cannot take images of shape {shape}: {error}") from error
+
+
+@torch.no_grad()
+def _logits(predict: Predict, images: Tensor) -> Tensor:
+    with explained_shape(tuple(images.shape[1:])):
+        return predict(images)
 
 
 def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from ttapca._checks import ListOf, Rule, Whole
-from ttapca.errors import AttachError
+from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.affine import LinearPart, acts_on_input, is_affine
-from ttapca.spectral.cosine import dct_coefficients, dct_images, dct_matrix
+from ttapca.spectral.cosine import coefficients_of, dct_matrix, images_of
+from ttapca.spectral.other_sizes import OtherSize
 
 # The first columns of a folded basis are checked against the layer's weights, and this is how far
 # they may be from orthonormal: a bfloat16 copy of the weights passes, other weights do not.
@@ -147,6 +148,32 @@ class Basis(nn.Module, abc.ABC):
 
         At the fit, a sample of the layer's output had `output_size` numbers.
         """
+
+    def check_shape(self, shape: tuple[int, ...], fitted: tuple[int, ...]) -> None:
+        """Raise `ShapeError` unless samples of this shape can be filtered.
+
+        Args:
+            shape: Of one sample.
+            fitted: Shape of the samples of the fit, which every basis takes.
+        """
+        if shape == fitted:
+            return
+        way_out = "Resize the input, or fit a filter for this shape"
+        if Cosine.takes(fitted) and len(shape) == 3 and shape[0] == fitted[0]:
+            way_out += ', or fit it with `route="dct"`, whose cosines take images of any size'
+        raise ShapeError(
+            "Principal components take samples of one shape. The filter was fitted on samples of "
+            f"shape {fitted}; found {shape}. {way_out}."
+        )
+
+    def for_shape(self, shape: tuple[int, ...], mean: Tensor) -> OtherSize:
+        """Return what leads from samples of another shape to those of the fit, and back.
+
+        Args:
+            shape: Of one sample, which `check_shape` allows.
+            mean: Source mean of the samples of the fit, shape (d,).
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes samples of one shape.")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to save, by their name in the file."""
@@ -381,17 +408,39 @@ class Cosine(Basis):
 
     def project(self, centred: Tensor) -> Tensor:
         """See `Basis`."""
-        images = centred.reshape(-1, *self.shape)
-        coefficients = dct_coefficients(images, self.height, self.width).flatten(2)
-        return (self.rotation.T @ coefficients).flatten(1).index_select(1, self.order)
+        return self.coefficients(centred).index_select(1, self.order)
 
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         """See `Basis`."""
         every = components.new_zeros(len(components), math.prod(self.shape))
         every = every.index_copy(1, self.order[: components.shape[1]], components)
-        coefficients = self.rotation @ every.reshape(len(every), self.shape[0], -1)
-        images = dct_images(coefficients.reshape(-1, *self.shape), self.height, self.width)
-        return base + images.flatten(1)
+        return base + self.rebuilt(every)
+
+    def coefficients(self, centred: Tensor) -> Tensor:
+        """Return all coefficients, also those that are no components, both (batch, d)."""
+        images = centred.reshape(-1, *self.shape)
+        return coefficients_of(images, self.rotation, self.height, self.width)
+
+    def rebuilt(self, coefficients: Tensor) -> Tensor:
+        """Return the samples that coefficients stand for, both (batch, d)."""
+        table = coefficients.reshape(-1, *self.shape)
+        return images_of(table, self.rotation, self.height, self.width).flatten(1)
+
+    def check_shape(self, shape: tuple[int, ...], fitted: tuple[int, ...]) -> None:
+        """Raise unless these are images with the channels of the fit; they may have any size."""
+        if shape == fitted:
+            return
+        images = len(shape) == 3 and shape[0] == fitted[0] and min(shape) > 0
+        if not images or max(shape[1:]) > LONGEST_DCT:
+            raise ShapeError(
+                f"Cosines take images of any size with the channels that they were fitted on, up "
+                f"to {LONGEST_DCT:,} pixels a side. The filter was fitted on samples of shape "
+                f"{fitted}; found {shape}. Give it such images, or fit a filter for this shape."
+            )
+
+    def for_shape(self, shape: tuple[int, ...], mean: Tensor) -> OtherSize:
+        """See `Basis`."""
+        return OtherSize(self, shape, mean)
 
     def truncated(self, n_components: int) -> Basis:
         """See `Basis`."""
