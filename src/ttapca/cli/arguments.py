@@ -59,6 +59,15 @@ LayerOption = Annotated[
 ]
 ROUTE = "auto, folded, exact, gram, randomised or dct (cosines, for large images)."
 RouteOption = Annotated[str, Option(metavar="NAME", help=ROUTE)]
+OUTPUTS = "What outputs mean: multiclass, binary, multilabel"
+FitOutputsOption = Annotated[
+    str | None,
+    Option("--outputs", metavar="KIND", help=f"{OUTPUTS} or regression (default: by their shape)."),
+]
+OutputsOption = Annotated[
+    str | None,
+    Option("--outputs", metavar="KIND", help=f"{OUTPUTS} (default: by their shape)."),
+]
 FilterOption = Annotated[
     Path | None,
     Option(metavar="DIR", exists=True, file_okay=False, help="A filter from `ttapca fit`."),

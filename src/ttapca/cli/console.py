@@ -105,6 +105,7 @@ OPTIONS = {
     "n_components": "--components",
     "images": "--images N",
     "layer": "--layer NAME",
+    "route": "--route NAME",
     "weights": "--weights FILE",
     "architecture": "--architecture",
     "normalisation": "--normalise",
@@ -132,6 +133,7 @@ PHRASES = (
      r"State it: --normalise NAME (\1), or --mean and --std."),
 )  # fmt: skip
 
+QUOTE = '"'
 ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
 
 
@@ -145,6 +147,8 @@ def on_the_command_line(text: str) -> str:
         'All pictures must have one size. Give --size N to resize them.'
         >>> on_the_command_line("Switch them off with `consistency=False`.")
         'Switch them off with --option consistency=False.'
+        >>> on_the_command_line('The labels of `outputs="multilabel"` do not.')
+        'The labels of --outputs multilabel do not.'
     """
     for phrase, words in PHRASES:
         text = re.sub(phrase, words, text)
@@ -153,6 +157,8 @@ def on_the_command_line(text: str) -> str:
 
 def _option(found: re.Match[str]) -> str:
     name, value = found[1] or found[3], found[2] or found[4]
+    if name == "outputs":  # the value says what is meant
+        return f"--outputs {value.strip(QUOTE) or 'KIND'}"
     if name in OPTIONS:
         return f"{OPTIONS[name]} {value}" if found[4] else OPTIONS[name]
     return f"--option {name}={value or 'VALUE'}"

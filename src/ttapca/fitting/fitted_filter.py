@@ -38,6 +38,7 @@ from ttapca.fitting.store import (
     save_filter,
 )
 from ttapca.fitting.store import Storage as Storage
+from ttapca.spectral import closed_form as closed_form  # so that its gains are known by name
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.composition import ClassMoments
@@ -201,6 +202,12 @@ class FittedFilter:
         if self.agreement_ is not None:
             return self.agreement_ < LEAST_AGREEMENT
         return self.dropped_variance_ > MOST_DROPPED
+
+    def space_in_words(self) -> str:
+        """Say what it has components of: so many outputs of the layer, or inputs."""
+        if self.basis.of_input:
+            return f"{math.prod(self.shape):,} inputs"
+        return f"{math.prod(self.output_shape):,} outputs"
 
     def loss_in_words(self) -> str:
         """Say what dropping the variance outside the basis does to source samples."""

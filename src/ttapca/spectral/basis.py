@@ -75,6 +75,7 @@ class Basis(nn.Module, abc.ABC):
         file_names: What its tensors are called in a saved filter, by attribute.
         shape_rule: Rule for the shape of a sample in a saved filter.
         accuracy: How exact the components are when the route that found them is exact.
+        kind: What the components are.
     """
 
     at_input: bool
@@ -83,11 +84,17 @@ class Basis(nn.Module, abc.ABC):
     file_names: ClassVar[dict[str, str]]
     shape_rule: ClassVar[Rule] = ListOf(Whole(1), 1, 8)
     accuracy: ClassVar[str] = "exact up to rounding"
+    kind: ClassVar[str] = "Principal components"
 
     @property
     @abc.abstractmethod
     def n_components(self) -> int:
         """Number of components."""
+
+    @property
+    def of_input(self) -> bool:
+        """Whether components are those of the layer's input, and not of what it makes of it."""
+        return False
 
     @abc.abstractmethod
     def project(self, centred: Tensor) -> Tensor:
@@ -117,6 +124,16 @@ class Basis(nn.Module, abc.ABC):
     def lengths(self) -> Tensor:
         """Return the squared length of what each component stands for, in float64."""
         return torch.ones(self.n_components, dtype=torch.float64)
+
+    @classmethod
+    def most_components(cls, shape: tuple[int, ...], output_size: int) -> int:
+        """Return how many components such a basis has at most.
+
+        Args:
+            shape: Shape of one sample that is filtered.
+            output_size: Numbers in one sample of the layer's output.
+        """
+        return min(math.prod(shape), output_size)
 
     @classmethod
     @abc.abstractmethod
@@ -329,6 +346,7 @@ class Cosine(Basis):
     file_names: ClassVar[dict[str, str]] = {"rotation": "project", "order": "order"}
     shape_rule = ListOf(Whole(1, LONGEST_DCT), 3, 3)
     accuracy = "cosines, not principal components; their variances are exact"
+    kind = "Cosines"
     rotation: Tensor
     order: Tensor
     height: Tensor
@@ -350,6 +368,11 @@ class Cosine(Basis):
     def takes(cls, shape: tuple[int, ...]) -> bool:
         """Return whether samples of this shape can be images."""
         return len(shape) == 3 and max(shape) <= LONGEST_DCT
+
+    @property
+    def of_input(self) -> bool:
+        """See `Basis`: it does not know the layer."""
+        return self.at_input
 
     @property
     def n_components(self) -> int:
@@ -382,6 +405,11 @@ class Cosine(Basis):
     def noise(self) -> Tensor:
         """See `Basis`: for an orthonormal basis, all are 1."""
         return torch.ones(self.n_components, dtype=torch.float64)
+
+    @classmethod
+    def most_components(cls, shape: tuple[int, ...], output_size: int) -> int:  # noqa: ARG003
+        """See `Basis`: cosines are those of the samples, whatever the layer makes of them."""
+        return math.prod(shape)
 
     @classmethod
     def cost(cls, shape: tuple[int, ...], n_components: int) -> BasisCost:
@@ -431,11 +459,16 @@ def usual_basis(
     input_shape: tuple[int, ...] | None,
     output_shape: tuple[int, ...],
     n_components: int = 1,
+    data_shape: tuple[int, ...] | None = None,
 ) -> tuple[type[Basis], tuple[int, ...]]:
-    """Return the kind of basis that `ttapca.fit` finds by default, and the shape it filters."""
+    """Return the kind of basis that `ttapca.fit` finds by default, and the shape it filters.
+
+    `data_shape` is that of one sample of what the model is given; see `acts_on_input`.
+    """
     kind: type[Basis] = Dense
     shape = output_shape
-    if input_shape is not None and acts_on_input(layer, input_shape, output_shape):
+    at_input = acts_on_input(layer, input_shape, output_shape, data_shape)
+    if at_input and input_shape is not None:
         kind, shape = Folded, input_shape
     size = math.prod(shape)
     large = 4 * kind.cost(shape, min(size, n_components)).numbers > LARGEST_DENSE
