@@ -95,7 +95,14 @@ def python_blocks(file: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "file",
-    ["README.md", "docs/methods.md", "docs/closed-form.md", "docs/scaling.md", "docs/health.md"],
+    [
+        "README.md",
+        "docs/methods.md",
+        "docs/closed-form.md",
+        "docs/scaling.md",
+        "docs/health.md",
+        "docs/production.md",
+    ],
 )
 def test_documented_examples_run(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

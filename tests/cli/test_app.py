@@ -75,6 +75,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     [
         ("typer", "", "cli"),
         ("rich", "", "cli"),
+        ("uvicorn", "serve digits", "serve"),
         ("tensorboard", "train digits small-cnn --epochs 1 --tensorboard --to run", "train"),
     ],
 )
@@ -100,7 +101,7 @@ def test_any_other_import_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_help_needs_no_torch() -> None:
-    names = ("bench", "demo", "eval", "fit", "layers", "reproduce", "train")
+    names = ("bench", "demo", "eval", "fit", "layers", "reproduce", "serve", "train")
     code = (
         "import sys; from ttapca.cli.app import run; "
         f"print({{run([name, '--help']) for name in {names}}}, 'torch' in sys.modules)"

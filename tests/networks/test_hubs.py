@@ -102,6 +102,21 @@ def test_preprocessing_is_what_the_files_say(
     assert (network.classes, network.input_shape, network.training) == (5, (3, 16, 16), False)
 
 
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ({number: f"class {number}" for number in range(5)}, [f"class {n}" for n in range(5)]),
+        ({0: "only"}, []),
+        (None, []),
+    ],
+)
+def test_names_of_classes(
+    labels: dict[int, str] | None, names: list[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    said = {"size": 16, "image_mean": [0.5], "image_std": [0.5]}
+    assert list(loaded(said, tmp_path, monkeypatch, id2label=labels).class_names) == names
+
+
 def test_images_that_are_not_normalised(tmp_path: Path, monkeypatch: Any) -> None:
     network = loaded({"do_normalize": False, "size": 16}, tmp_path, monkeypatch)
     torch.testing.assert_close(network(IMAGES), network.model(IMAGES).logits)

@@ -52,6 +52,15 @@ def pool(network: nn.Module, fitted: ttapca.FittedFilter):
         yield made
 
 
+def test_a_request_that_finds_no_room_begins_no_stream(
+    network: nn.Module, fitted: ttapca.FittedFilter
+) -> None:
+    with StreamPool(network, fitted, limits=PoolLimits(max_queue=2)) as pool:
+        with pytest.raises(PoolFullError, match="At most 2 images may wait"):
+            pool.submit("new", pictures(3, seed=0))
+        assert pool.names() == []
+
+
 def test_threads_get_what_each_stream_would_get_alone(
     network: nn.Module, fitted: ttapca.FittedFilter
 ) -> None:

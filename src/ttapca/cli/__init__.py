@@ -21,6 +21,10 @@ EXTRA_OF_PACKAGE = {
     "matplotlib": "report",
     "jinja2": "report",
     "pandas": "report",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "python_multipart": "serve",
 }
 
 

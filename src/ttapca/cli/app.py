@@ -24,6 +24,7 @@ from ttapca.cli import (
     listings,
     publish,
     reproduce,
+    serve,
     train,
 )
 from ttapca.cli.console import on_the_command_line
@@ -55,6 +56,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": publish.report,
     "export": publish.export,
     "figure": publish.figure,
+    "serve": serve.serve,
     "corrupt": corrupt.corrupt,
     "methods": listings.methods,
 }

@@ -17,6 +17,8 @@ from ttapca.datasets import choose, load
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ttapca.benchmark.session import NetworkSource
     from ttapca.datasets import Choice, Images, Order, Split
     from ttapca.networks import Normalisation
@@ -48,6 +50,10 @@ LimitOption = Annotated[
     Option("--limit", min=1, help="Use this many images, equally of each class (default: all)."),
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+InputShape = Annotated[
+    str | None,
+    Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
+]
 LayerOption = Annotated[
     str | None,
     Option(metavar="NAME", help="Layer of the filter (default: as `ttapca layers` recommends)."),
@@ -181,6 +187,18 @@ def read_images(data: str, split: Split, folder: Path | None, **options: Any) ->
     with ConsoleReporter() as reporter:
         reporter.advance(f"reading {data}", 0, None)
         return load(data, split, root=(folder or cache_root()).expanduser(), **options)
+
+
+def input_shape(words: str | None, network: nn.Module) -> tuple[int, ...] | None:
+    """Return the shape of an image from words such as `3x32x32`, or else what the network says."""
+    from ttapca.networks import ImageNetwork
+
+    if words is None:
+        return network.input_shape if isinstance(network, ImageNetwork) else None
+    parts = words.lower().split("x")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise OptionError(f"--input takes a shape such as 3x32x32; found `{words}`.")
+    return tuple(int(part) for part in parts)
 
 
 def separated(text: str | None) -> tuple[str, ...] | None:

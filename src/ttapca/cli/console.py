@@ -111,6 +111,7 @@ OPTIONS = {
     "normalisation": "--normalise",
     "eps": "--eps",
     "any_size": "--any-size",
+    "input_shape": "--input CxHxW",
 }
 
 # Phrases that need other words here.

@@ -32,10 +32,7 @@ TABLE_WIDTH = 140  # where the output is not a terminal
 
 def layers(
     options: arguments.ModelOptions,
-    input_shape: Annotated[
-        str | None,
-        Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
-    ] = None,
+    input_shape: arguments.InputShape = None,
     components: Annotated[
         int, Option(min=1, help="Components of the filter whose cost is shown.")
     ] = arguments.PAPERS_COMPONENTS,
@@ -50,13 +47,14 @@ def layers(
     MODEL may also be an architecture without weights, such as wrn-28-10.
     """
     from ttapca import networks
+    from ttapca.networks.network import CIFAR_SHAPE
 
     source = options.source()
     if source.name in networks.ARCHITECTURES and source.name not in networks.packaged():
         network: nn.Module = networks.build(source.name)
     else:  # the normalisation makes no difference here, and not every file states it
         network = source.load(assumed="none", doubt=False)
-    shape = _shape(input_shape, network)
+    shape = arguments.input_shape(input_shape, network) or CIFAR_SHAPE
     try:
         table = networks.describe_layers(network, shape, components)
     except ShapeError as error:  # the shape is an option here
@@ -72,18 +70,6 @@ def layers(
         typer.echo(json.dumps(facts | {"images": images}, indent=2))
     else:
         _print(table, shape, plans, images)
-
-
-def _shape(words: str | None, network: nn.Module) -> tuple[int, ...]:
-    from ttapca.networks import ImageNetwork
-    from ttapca.networks.network import CIFAR_SHAPE
-
-    if words is None:
-        return network.input_shape if isinstance(network, ImageNetwork) else CIFAR_SHAPE
-    parts = words.lower().split("x")
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise OptionError(f"--input takes a shape such as 3x32x32; found `{words}`.")
-    return tuple(int(part) for part in parts)
 
 
 def _print(

@@ -6,7 +6,7 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,18 +65,30 @@ class PictureSize:
                 f"{self.size} with a shorter side of {self.shorter_side}."
             )
 
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height that a picture gets before its centre is cut out.
+
+        Example:
+            >>> PictureSize(224, shorter_side=256).resized(500, 375)
+            (341, 256)
+        """
+        if self.size is None:
+            return width, height
+        if not isinstance(self.size, int):
+            return self.size[1], self.size[0]
+        target, shorter = self.shorter_side or self.size, min(width, height)
+        return width * target // shorter, height * target // shorter
+
     def of(self, picture: Image) -> Image:
         """Return a picture in this size; resizing is bicubic with antialiasing."""
         if self.size is None:
             return picture
-        if not isinstance(self.size, int):
-            height, width = self.size
-            return picture.resize((width, height))
-        target, shorter = self.shorter_side or self.size, min(picture.size)
-        width, height = (side * target // shorter for side in picture.size)
+        width, height = self.resized(*picture.size)
         if width * height > MAX_PIXELS:
             raise ValueError(f"it would have {width:,} x {height:,} pixels, as it is so narrow")
         resized = picture.resize((width, height))
+        if not isinstance(self.size, int):
+            return resized
         left, top = ((side - self.size) // 2 for side in resized.size)
         return resized.crop((left, top, left + self.size, top + self.size))
 
@@ -178,15 +190,36 @@ def _numbered(folder: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...] | N
 
 def read_picture(path: Path, size: PictureSize | None = None) -> NDArray[np.uint8]:
     """Read one picture in colour, `(height, width, 3)`, in its own or another size."""
-    from PIL import Image
-
     with reading(path, "is not a readable picture"):
         # From memory: on a file, Pillow asks for as many bytes as a chunk claims to have.
-        content = io.BytesIO(read_bounded(path, DataFormatError, MAX_PICTURE_BYTES))
-        opened = Image.open(content, formats=PICTURE_FORMATS)
-        if opened.width * opened.height > MAX_PIXELS:
-            raise ValueError(
-                f"it has {opened.width:,} x {opened.height:,} pixels, more than {MAX_PIXELS:,}"
-            )
-        picture = opened.convert("RGB")
-        return np.asarray(picture if size is None else size.of(picture), np.uint8)
+        picture = open_picture(read_bounded(path, DataFormatError, MAX_PICTURE_BYTES))
+        return picture_pixels(picture, size)
+
+
+def open_picture(content: bytes, formats: tuple[str, ...] = PICTURE_FORMATS) -> Image:
+    """Open a picture that is in memory: only its header is read, and its size is checked.
+
+    Raises:
+        ValueError: It has none of these formats, or more than `MAX_PIXELS`.
+
+    Pillow raises all kinds of errors for damaged pictures; `reading` makes one of them.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        opened = Image.open(io.BytesIO(content), formats=formats)
+    except UnidentifiedImageError:  # its own message names an address in memory
+        raise ValueError(f"it is none of {', '.join(formats)}") from None
+    if opened.width * opened.height > MAX_PIXELS:
+        raise ValueError(
+            f"it has {opened.width:,} x {opened.height:,} pixels, more than {MAX_PIXELS:,}"
+        )
+    return opened
+
+
+def picture_pixels(
+    picture: Image, size: PictureSize | None = None, mode: Literal["RGB", "L"] = "RGB"
+) -> NDArray[np.uint8]:
+    """Decode an opened picture, `(height, width, 3)`, or `(height, width)` in grey levels (`L`)."""
+    converted = picture.convert(mode)
+    return np.asarray(converted if size is None else size.of(converted), np.uint8)

@@ -115,6 +115,23 @@ def map_npy(path: Path) -> NDArray[Any]:
         return np.memmap(path, header.dtype, "r", header.offset, header.shape, header.order)
 
 
+def parse_npy(content: bytes) -> NDArray[Any]:
+    """Return the array of an `.npy` in memory: a read-only view of the bytes, nothing is copied.
+
+    Parsers fail in many ways; call it inside `reading`.
+
+    Example:
+        >>> file = io.BytesIO()
+        >>> np.save(file, np.arange(3))
+        >>> parse_npy(file.getvalue())
+        array([0, 1, 2])
+    """
+    header = _read_header(content[:HEADER_BYTES], len(content))
+    if header.offset + header.size != len(content):
+        raise ValueError("it is longer than its array")
+    return np.ndarray(header.shape, header.dtype, content, header.offset, None, header.order)
+
+
 def read_npz_arrays(
     path: Path, names: Sequence[str], optional: Sequence[str] = ()
 ) -> dict[str, NDArray[Any]]:

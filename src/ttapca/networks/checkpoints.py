@@ -154,6 +154,22 @@ def packaged() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob(f"*{SAFETENSORS}"))}
 
 
+def describe_weights(source: str | Path) -> dict[str, Any]:
+    """Return what a packaged network or a file of weights says about its network.
+
+    Files of `train` and packaged networks tell names of classes, data and more; others nothing.
+
+    Raises:
+        OptionError: There is no such name or file.
+        CheckpointError: The file is damaged or unsafe.
+
+    Example:
+        >>> describe_weights("digits-small-cnn")["data"]["name"]
+        'digits'
+    """
+    return read_weights(find_weights(source)).description
+
+
 def find_weights(source: str | Path) -> Path:
     """Return the file of a packaged network's name or of a path."""
     names = packaged()

@@ -59,6 +59,7 @@ class HubNetwork(ImageNetwork):
         model: The network as its package makes it.
         pictures: The size that pictures are to be read in:
             `datasets.load(path, size=pictures.size, shorter_side=pictures.shorter_side)`.
+        class_names: The name of each class; empty where its package does not tell.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class HubNetwork(ImageNetwork):
         normalisation: Normalisation,
         input_shape: Sequence[int],
         pictures: PictureSize,
+        class_names: Sequence[str] = (),
     ) -> None:
         super().__init__(classes, normalisation, input_shape)
         self.model = model
         self.pictures = pictures
+        self.class_names = tuple(class_names) if len(class_names) == classes else ()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of shape (batch, classes) for images in [0, 1]."""
@@ -141,8 +144,10 @@ def _from_transformers(name: str, stated: Normalisation | None) -> HubNetwork:
     pictures = _pictures(processor, fallback, name)
     height, width = _sides(pictures.size) or (1, 1)
     channels = int(getattr(model.config, "num_channels", 3))
+    labels = getattr(model.config, "id2label", None) or {}
+    names = [str(labels[number]) for number in range(model.config.num_labels) if number in labels]
     return HubNetwork(
-        model, model.config.num_labels, normalisation, (channels, height, width), pictures
+        model, model.config.num_labels, normalisation, (channels, height, width), pictures, names
     )
 
 

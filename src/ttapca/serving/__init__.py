@@ -6,19 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ttapca.serving.answers import Answer, Mode, StreamStatus
+    from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
     from ttapca.serving.pool import PoolLimits, PoolObserver, StreamPool
     from ttapca.serving.stream_store import StreamStore
 
 # They need torch, which takes long to import: the command line shows its help without it.
 _LAZY = {
-    "answers": ("Answer", "Mode", "StreamStatus"),
+    "answers": ("Answer", "Mode", "StreamGlance", "StreamStatus"),
     "pool": ("PoolLimits", "PoolObserver", "StreamPool"),
     "stream_store": ("StreamStore",),
 }
 
 __all__ = [
-    "Answer", "Mode", "PoolLimits", "PoolObserver", "StreamPool", "StreamStatus", "StreamStore",
+    "Answer", "Mode", "PoolLimits", "PoolObserver", "StreamGlance", "StreamPool", "StreamStatus",
+    "StreamStore",
 ]  # fmt: skip
 
 

@@ -45,6 +45,29 @@ class StreamStatus:
         return {**found, "health": self.health.to_dict(), "gains": list(self.gains)}
 
 
+@dataclass(frozen=True)
+class StreamGlance:
+    """The part of a stream's status that costs nothing to tell, for lists of many.
+
+    Attributes:
+        stream: Its name.
+        mode: Whether its images are adapted to.
+        images: How many came.
+        shift: How surely it has shifted, from 0 to 1.
+        shifted: Whether its alarm says so.
+        shifted_since: When that began, in seconds since 1970; None without.
+        last_seen: When its last images came; None before any.
+    """
+
+    stream: str
+    mode: Mode
+    images: int
+    shift: float
+    shifted: bool
+    shifted_since: float | None
+    last_seen: float | None
+
+
 @dataclass(frozen=True, eq=False)
 class Answer:
     """The answer to one request.

@@ -40,7 +40,7 @@ from ttapca.errors import (
     UnknownStreamError,
 )
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.serving.answers import Answer, Mode, StreamStatus
+from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.filtered_images import before_and_after
 from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
 from ttapca.serving.stream_state import StreamState, read_state
@@ -200,12 +200,12 @@ class StreamPool:
             request = _Request(stream, images.detach(), Future(), time.perf_counter())
             with self._news:
                 self._check_open()
-                self._admit(stream)
                 if self._waiting + len(images) > self.limits.max_queue:
                     raise PoolFullError(
                         f"At most {self.limits.max_queue:,} images may wait for an answer; "
                         f"{self._waiting:,} do already. Try again in a moment."
                     )
+                self._admit(stream)
                 self._queue.append(request)
                 self._waiting += len(images)
                 self._news.notify_all()
@@ -287,6 +287,25 @@ class StreamPool:
             self._check_known(stream)
             state = self._peek(stream)
         return self._network.status(stream, state)
+
+    def glance(self, stream: str) -> StreamGlance:
+        """Say the little about a stream that takes no computing; `status` says all.
+
+        Raises:
+            UnknownStreamError: There is no such stream.
+        """
+        with self._lock:
+            self._check_known(stream)
+            state = self._peek(stream)
+        return StreamGlance(
+            stream,
+            state.mode,
+            state.images,
+            state.shift,
+            state.shifted,
+            state.shifted_since,
+            state.last_seen,
+        )
 
     def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
         """Switch a stream; a new name begins a new stream."""

@@ -1,0 +1,148 @@
+"""What `ttapca serve` serves: a network, its filter, its classes, the size of its pictures."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ttapca.cli import arguments
+from ttapca.cli.console import ConsoleReporter
+from ttapca.datasets.pictures import PictureSize
+from ttapca.errors import DataNotFoundError, NotEnoughDataError, OptionError
+from ttapca.support.parsing import read_bounded
+from ttapca.support.timed_stages import TimedStages
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ttapca.benchmark.session import NetworkSource
+    from ttapca.datasets import Images
+    from ttapca.fitting.fitted_filter import FittedFilter
+
+KEPT_FILTERS = "filters"  # a folder beside the data sets
+
+
+@dataclass(frozen=True)
+class ServedNetwork:
+    """A network with all that a service needs to know about it.
+
+    Attributes:
+        name: As the user named it.
+        model: In evaluation mode.
+        fitted: Its filter.
+        class_names: Empty where nobody knows them.
+    """
+
+    name: str
+    model: nn.Module
+    fitted: FittedFilter
+    class_names: tuple[str, ...]
+
+    def picture_size(
+        self, input_shape: tuple[int, ...], shorter_side: int | None
+    ) -> PictureSize | None:
+        """Return how pictures are brought to the network's size; None for the usual way."""
+        if shorter_side is None:
+            stated = getattr(self.model, "pictures", None)  # of a network from a hub
+            return stated if isinstance(stated, PictureSize) else None
+        height, width = input_shape[1:] if len(input_shape) == 3 else (0, 1)
+        if height != width:
+            raise OptionError(
+                "--shorter-side is for networks that take square pictures, of which the centre is "
+                f"cut out; this one takes {' x '.join(map(str, input_shape))}. Leave it out."
+            )
+        return PictureSize(height, shorter_side)
+
+
+def served_network(
+    source: NetworkSource, filter: Path | None, classes: Path | None, folder: Path | None
+) -> ServedNetwork:
+    """Load a network, and load or fit its filter.
+
+    Args:
+        source: The network.
+        filter: Folder of the filter; None to fit one for a packaged network.
+        classes: A file with the names of the classes, one a line.
+        folder: Where the data sets are, if not in the cache.
+
+    Raises:
+        OptionError: There is no filter and none can be fitted, or the names do not fit.
+    """
+    import ttapca
+
+    model = source.load()
+    fitted = _fitted(source, model, folder) if filter is None else ttapca.load(filter)
+    names = _described_names(source, model) if classes is None else _read_names(classes)
+    count = getattr(model, "classes", len(names))
+    if names and len(names) != count:
+        raise OptionError(
+            f"There must be a name for each of the {count:,} classes; {classes or source.name} "
+            f"has {len(names):,}."
+        )
+    return ServedNetwork(source.name, model, fitted, names)
+
+
+def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> FittedFilter:
+    """Return the filter of a packaged network: the one that was kept, or a new one."""
+    import ttapca
+    from ttapca import networks
+    from ttapca.benchmark.subject import fingerprint
+    from ttapca.networks.checkpoints import describe_weights
+
+    words = [f"{name} {value}" for name, value in source.words().items() if value is not None]
+    fit = " ".join(["ttapca fit", shlex.quote(source.name), *words])
+    if source.file not in networks.packaged():
+        raise OptionError(
+            f"A network is served with a filter of its own; none was given for `{source.name}`. "
+            f"Fit one with `{fit} --data DATA --to my-filter`, and name it: --filter my-filter"
+        )
+    kept = arguments.cache_root() / KEPT_FILTERS / f"{source.file}-{fingerprint(model)}"
+    if kept.exists():
+        return ttapca.load(kept)
+    data = str(describe_weights(source.file)["data"]["name"])
+    try:
+        train = arguments.read_images(data, "train", folder)
+    except DataNotFoundError as error:
+        raise OptionError(
+            f"Without --filter, one is fitted on the images that `{source.name}` was trained with; "
+            f"they are not there: {error} Or name a filter that you have: --filter DIR"
+        ) from error
+    _fit(model, train).save(kept)
+    return ttapca.load(kept)  # also a new one, so that a restart has the same bits
+
+
+def _fit(model: nn.Module, train: Images) -> FittedFilter:
+    """Fit the usual number of components, or as many as there are."""
+    import ttapca
+    from ttapca.benchmark.session import FIT_BATCH, recommended_layer
+    from ttapca.datasets import TensorBatches
+
+    layer, batches = recommended_layer(model, train), TensorBatches(train, FIT_BATCH)
+    with ConsoleReporter() as reporter, TimedStages(reporter, f"fitting {layer}") as progress:
+        try:
+            count = arguments.PAPERS_COMPONENTS
+            return ttapca.fit(model, layer, batches, count, progress=progress)
+        except NotEnoughDataError:
+            return ttapca.fit(model, layer, batches, None, progress=progress)
+
+
+def _described_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:
+    from ttapca.networks.checkpoints import describe_weights
+    from ttapca.networks.factories import is_factory
+    from ttapca.networks.hubs import is_hub_name
+
+    if is_hub_name(source.name):
+        return tuple(getattr(model, "class_names", ()))
+    if is_factory(source.name):
+        return ()
+    return tuple(describe_weights(source.file).get("class_names", ()))
+
+
+def _read_names(path: Path) -> tuple[str, ...]:
+    try:
+        text = read_bounded(path, OptionError).decode()
+    except UnicodeDecodeError:
+        raise OptionError(f"Names of classes must be text, one a line; {path} is not.") from None
+    return tuple(line.strip() for line in text.splitlines() if line.strip())

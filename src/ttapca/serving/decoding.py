@@ -1,0 +1,222 @@
+"""From the body of a request to images: pictures, `.npy` arrays, or numbers in JSON.
+
+Nothing that a header states is believed before it was compared with the bytes that are there and
+with what the network takes; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ttapca._checks import InstanceOf, ListOf, Record, Whole, conform, shown
+from ttapca.datasets.pictures import PictureSize, open_picture, picture_pixels
+from ttapca.datasets.reading import parse_npy, reading
+from ttapca.errors import DataFormatError, OptionError, ShapeError
+from ttapca.serving.multipart import files_of_form
+from ttapca.serving.refusals import Refusal
+from ttapca.serving.request_limits import MEGABYTE, RequestLimits
+from ttapca.support.parsing import parse_json
+
+FORMATS = ("PNG", "JPEG")
+PICTURE_TYPES = ("image/png", "image/jpeg")
+FORM, JSON, NPY = "multipart/form-data", "application/json", "application/x-npy"
+CONTENT_TYPES = (FORM, *PICTURE_TYPES, JSON, NPY)
+# Pillow cuts off what is brighter than 255 in pictures of 16 bits.
+EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+# A number in JSON takes 2 bytes there and 32 in memory, and is read by one thread at a time.
+MOST_JSON = 8 * MEGABYTE
+FLOATS = ("float16", "float32", "float64")
+
+
+BODY = Record({"images": ListOf(InstanceOf(list), 1, 1_000_000)}, {"scale": Whole(255, 255)})
+
+
+@dataclass(frozen=True)
+class ImageDecoder:
+    """Turns bodies of requests into images of one network.
+
+    Attributes:
+        shape: Of one image as the network takes it, such as (channels, height, width).
+        limits: How much a request may hold.
+        size: How pictures of another size are brought to the network's; by default they are resized
+            with their proportions kept, and as little is cut off as can be.
+
+    Raises:
+        OptionError: `size` does not lead to what the network takes, or has no meaning for it.
+
+    Example:
+        >>> body = b'{"images": [[[[0, 128], [255, 0]]]], "scale": 255}'
+        >>> ImageDecoder((1, 2, 2)).images("application/json", body).shape
+        torch.Size([1, 1, 2, 2])
+    """
+
+    shape: tuple[int, ...]
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    size: PictureSize | None = None
+
+    def __post_init__(self) -> None:
+        """Check that pictures get the network's size."""
+        sides = None if self.size is None else self.size.size
+        sides = (sides, sides) if isinstance(sides, int) else sides
+        if self.size is not None and not (self._takes_pictures and sides == self.shape[1:]):
+            raise OptionError(
+                f"Pictures must be brought to what the network takes, {self._shapes()}; found "
+                f"{self.size}. Leave it out."
+            )
+
+    def images(self, content_type: str, body: bytes) -> Tensor:
+        """Return the images of a request, float32 in [0, 1], (images, channels, height, width).
+
+        Raises:
+            Refusal: The content has another type, or is too large.
+            DataFormatError: The body cannot be read, or its numbers cannot be images.
+            ShapeError: The images have another shape than the network takes.
+        """
+        kind = content_type.partition(";")[0].strip().lower()
+        if kind == FORM:
+            return self._pictures(files_of_form(body, content_type, self.limits.max_images))
+        if kind in PICTURE_TYPES:
+            return self._pictures([body])
+        if kind == NPY:
+            advice = "Send what numpy.save writes."
+            with reading(Path("The body"), "is not a plain `.npy` array", advice):
+                array = parse_npy(body)
+            return self._tensor(array)
+        if kind == JSON:
+            return self._tensor(self._numbers(body))
+        raise Refusal(
+            415,
+            "unsupported_type",
+            f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}. Set the "
+            "header Content-Type.",
+        )
+
+    @property
+    def _takes_pictures(self) -> bool:
+        return len(self.shape) == 3 and self.shape[0] in (1, 3)
+
+    def _size(self) -> PictureSize:
+        height, width = self.shape[1:]
+        return self.size or PictureSize(height if height == width else (height, width))
+
+    def _pictures(self, files: Sequence[bytes]) -> Tensor:
+        """Decode pictures and bring them to the network's size."""
+        if not self._takes_pictures:
+            raise ShapeError(
+                "Pictures have 1 or 3 channels, height and width; this network takes "
+                f"{self._shapes()}. Send arrays as `.npy`."
+            )
+        if not files:
+            raise DataFormatError("A request has at least one image; this form has none.")
+        size, opened = self._size(), []
+        for number, content in enumerate(files):
+            with _reading_picture(number):
+                opened.append(open_picture(content, FORMATS))
+                if opened[-1].mode not in EIGHT_BITS:
+                    raise ValueError(f"it has more than 8 bits a channel ({opened[-1].mode})")
+        self._check_pixels([each.size for each in opened], size)
+        channels, height, width = self.shape
+        images = np.empty((len(opened), height, width, channels), np.uint8)
+        for number, picture in enumerate(opened):
+            with _reading_picture(number), picture:
+                pixels = picture_pixels(picture, size, "L" if channels == 1 else "RGB")
+                images[number] = pixels.reshape(height, width, channels)
+        return self._tensor(images)
+
+    def _check_pixels(self, sizes: Sequence[tuple[int, int]], size: PictureSize) -> None:
+        """Refuse pictures that are large, or would be while they are resized, before the work."""
+        resized = (size.resized(*each) for each in sizes)
+        pixels = sum(max(w * h, rw * rh) for (w, h), (rw, rh) in zip(sizes, resized, strict=True))
+        if pixels > self.limits.max_pixels:
+            raise Refusal(
+                413,
+                "too_many_pixels",
+                f"The pictures of a request have at most {self.limits.max_pixels:,} pixels "
+                f"together; these have {pixels:,}. Make them smaller, or send several requests.",
+            )
+
+    def _numbers(self, body: bytes) -> NDArray[Any]:
+        """Return the array in JSON: bytes if it states their scale, else floating point."""
+        if len(body) > MOST_JSON:
+            raise Refusal(
+                413,
+                "body_too_large",
+                f"JSON has at most {MOST_JSON:,} bytes; found {len(body):,}. Send arrays as "
+                f"`.npy` ({NPY}), which is smaller and faster.",
+            )
+        content = parse_json(body, "The body", DataFormatError, largest=MOST_JSON)
+        conform(content, BODY, "The body", DataFormatError)
+        self._check_count(len(content["images"]))  # before numpy looks at all of them
+        try:
+            found = np.asarray(content["images"])
+        except (ValueError, OverflowError):
+            raise ShapeError(
+                f"`images` must be lists of equal length inside each other, {self._shapes()}; "
+                "found lists of different lengths or depths."
+            ) from None
+        whole = found.dtype.kind in "iu"
+        if "scale" not in content:
+            return found.astype(np.float64) if whole else found
+        if not whole or not found.size or found.min() < 0 or found.max() > 255:
+            raise DataFormatError(
+                "With `scale` 255, `images` must be whole numbers from 0 to 255; found others. "
+                "Leave `scale` out for numbers from 0 to 1."
+            )
+        return found.astype(np.uint8)
+
+    def _tensor(self, found: NDArray[Any]) -> Tensor:
+        """Return an array as the network takes it, or say why it cannot be images."""
+        kind = found.dtype.newbyteorder("=").name
+        if kind not in ("uint8", *FLOATS):
+            raise DataFormatError(
+                f"Images must be uint8 from 0 to 255, or {', '.join(FLOATS)} from 0 to 1; found "
+                f"{kind}."
+            )
+        self._check_count(len(found) if found.ndim else 0)
+        if found.shape[1:] not in (self.shape, self._by_pixel):
+            raise ShapeError(
+                f"Images must have the shape {self._shapes()}; found "
+                f"({', '.join(map(str, found.shape))})."
+            )
+        if kind != "uint8":
+            low, high = float(found.min()), float(found.max())
+            if not (low >= 0 and high <= 1):  # also where they are NaN
+                raise DataFormatError(
+                    f"Numbers of images must be finite, from 0 to 1; found {low:g} to {high:g}. "
+                    "Divide pixels by 255, or send them as uint8 (in JSON: with `scale` 255)."
+                )
+        # Where both fit, bytes are as pictures are stored, and numbers as networks take them.
+        stored = found.shape[1:] == self._by_pixel and len(self.shape) == 3
+        moved = stored and (kind == "uint8" or self._by_pixel != self.shape)
+        planes = np.moveaxis(found, -1, 1) if moved else found
+        tensor = torch.from_numpy(planes.astype(np.float32, order="C"))
+        return tensor.div_(255) if kind == "uint8" else tensor
+
+    @property
+    def _by_pixel(self) -> tuple[int, ...]:
+        """The shape of an image as pictures are stored: height, width, channels."""
+        return (*self.shape[1:], self.shape[0]) if len(self.shape) == 3 else self.shape
+
+    def _shapes(self) -> str:
+        shapes = dict.fromkeys((self.shape, self._by_pixel))
+        return " or ".join(f"(images, {', '.join(map(str, shape))})" for shape in shapes)
+
+    def _check_count(self, found: int) -> None:
+        if not 1 <= found <= self.limits.max_images:
+            raise DataFormatError(
+                f"A request must have 1 to {self.limits.max_images:,} images; found {found:,}. "
+                "Send several requests."
+            )
+
+
+def _reading_picture(number: int) -> AbstractContextManager[None]:
+    return reading(Path(f"Picture {number + 1}"), "cannot be read", "Send PNG or JPEG files.")

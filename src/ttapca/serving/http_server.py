@@ -1,0 +1,165 @@
+"""Run the service with uvicorn, and end it without losing anything.
+
+The first SIGTERM or SIGINT closes the door: `/readyz` says 503, new requests are refused, and those
+that run are answered; then the server ends. A second one ends it at once.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+import socket
+import time
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from ttapca.errors import OptionError
+from ttapca.serving.http_app import create_app
+from ttapca.serving.request_log import LOGGER
+from ttapca.serving.service import Service
+
+LARGEST_HEAD = 16 * 1024  # bytes of the first line and the headers of a request
+MOST_CONNECTIONS = 1024
+KEPT_SECONDS = 30  # that a connection stays open without a request
+HEAD_SECONDS = 10.0  # that a client may take to send the head of a request
+GRACE_SECONDS = 30.0  # that running requests may take when the service ends
+
+
+class DrainingServer(uvicorn.Server):
+    """Uvicorn's server, which answers what runs before it ends.
+
+    Args:
+        service: What it serves.
+        grace: Seconds that running requests may take at the end.
+
+    Attributes:
+        signal: The signal that ended it; None while it runs.
+    """
+
+    def __init__(self, service: Service, grace: float = GRACE_SECONDS) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # who sent a request is nowhere used
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_keep_alive=KEPT_SECONDS,
+                timeout_graceful_shutdown=1,  # after the grace below
+                h11_max_incomplete_event_size=LARGEST_HEAD,
+            )
+        )
+        self.service, self.grace = service, grace
+        self.signal: int | None = None
+        self._end = float("inf")
+        self._heads: dict[Any, tuple[Any, float]] = {}
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Close the door at the first signal, and end at the second."""
+        del frame
+        if self.signal is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self.signal = sig
+        self.service.draining = True
+        self._end = time.monotonic() + self.grace
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look every tenth of a second whether to end, and whether a client is too slow."""
+        if counter % 10 == 0:
+            self._close_slow_heads()
+        if self.signal is not None and (not self.service.running or time.monotonic() > self._end):
+            return True
+        return await super().on_tick(counter)
+
+    def _close_slow_heads(self) -> None:
+        """Close connections that have sent no whole head for long: uvicorn would wait for ever."""
+        now = time.monotonic()
+        waiting: dict[Any, tuple[Any, float]] = {}
+        connections: set[Any] = set(self.server_state.connections)
+        for connection in connections:
+            last = connection.cycle  # of the request before
+            if last is not None and not last.response_complete:
+                continue
+            since = self._heads.get(connection, (last, now))
+            waiting[connection] = since if since[0] is last else (last, now)
+            if now - waiting[connection][1] > HEAD_SECONDS + (KEPT_SECONDS if last else 0):
+                connection.transport.close()
+        self._heads = waiting
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 takes any that is free.
+
+    Raises:
+        OptionError: The address is none of this machine, or is in use.
+
+    Example:
+        >>> with listen("127.0.0.1", 0) as listening:
+        ...     listening.getsockname()[0]
+        '127.0.0.1'
+    """
+    try:
+        family, kind, protocol, _, address = _addresses(host, port)[0]
+        # It must say that it is TCP, as `create_server` does not: only then asyncio sends small
+        # packets at once, and an answer does not wait 40 ms for the client's acknowledgement.
+        listening = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":  # elsewhere it would let two programs have one port
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(MOST_CONNECTIONS)
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+    except OSError as error:
+        raise OptionError(
+            f"The service cannot listen at {host}, port {port}: {error.strerror or error}. Choose "
+            "another port (0 takes any that is free) or host."
+        ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach what listens at a host.
+
+    Example:
+        >>> is_loopback("localhost"), is_loopback("0.0.0.0")
+        (True, False)
+    """
+    try:
+        found = [each[4][0] for each in _addresses(host, 0)]
+        return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
+    except (OSError, ValueError):
+        return False
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+
+
+def url_of(listening: socket.socket) -> str:
+    """Return the address of a listening socket, for a browser."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def serve(service: Service, listening: socket.socket) -> int:
+    """Serve until a signal comes, answer what runs, and return the number of the signal.
+
+    The service is closed; its pool is not.
+    """
+    server = DrainingServer(service)
+    try:
+        server.run([listening])
+    finally:
+        service.close()
+    LOGGER.info("the service has ended")
+    return server.signal or signal.SIGTERM

@@ -1,0 +1,225 @@
+"""What `/metrics` shows to Prometheus.
+
+The number of time series is bounded, whatever clients send: routes are patterns, statuses are
+classes, and only the streams that were used last have series of their own. The shifts of all others
+are summed under the name `(rest)`, which no stream can have.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ttapca.errors import PoolClosedError, UnknownStreamError
+from ttapca.serving.pool import PoolObserver
+from ttapca.support.machine_memory import resident_memory
+
+if TYPE_CHECKING:
+    from ttapca.serving.answers import Answer, StreamStatus
+    from ttapca.serving.pool import StreamPool
+    from ttapca.serving.request_log import RequestRecord
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+REST = "(rest)"
+MOST_STREAMS = 50  # with series of their own
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+# What is shown of the streams that were used last, and what it means.
+FACTS: dict[str, tuple[str, Callable[[StreamStatus], float | None]]] = {
+    "shift": ("How surely images have shifted, 0 to 1", lambda status: status.health.shift),
+    "shifted": ("1 while the alarm is on", lambda status: float(bool(status.health.shifted))),
+    "skew": (
+        "How surely classes are not those of the source, 0 to 1",
+        lambda status: status.health.skew,
+    ),
+    "adapted_share": (
+        "Share of images that were answered with a filter that changed them",
+        lambda status: status.adapted_share,
+    ),
+    "disagreement": (
+        "Share of images in shadow mode that have another class when adapted",
+        lambda status: status.disagreement,
+    ),
+    "skipped": (
+        "Requests that led to NaN or infinity and changed nothing",
+        lambda status: status.health.skipped,
+    ),
+    "images": ("Images seen", lambda status: status.health.images),
+}
+
+
+class StreamSeries(Collector):
+    """Series of the streams that were used last, and the sum of all others.
+
+    An answer costs it two numbers; the rest is computed when somebody asks.
+
+    Args:
+        most: How many streams have series of their own.
+    """
+
+    def __init__(self, most: int = MOST_STREAMS) -> None:
+        self.status: Callable[[str], StreamStatus] | None = None
+        self._most = most
+        self._lock = threading.Lock()
+        self._used: OrderedDict[str, tuple[float, bool]] = OrderedDict()  # the last one at the end
+        self._shift, self._shifted = 0.0, 0  # sums over all of them
+
+    def used(self, stream: str, shift: float, shifted: bool) -> None:
+        """Take note of a stream that was used now."""
+        with self._lock:
+            self._forget(stream)
+            self._used[stream] = (shift, shifted)
+            self._shift += shift
+            self._shifted += shifted
+
+    def forget(self, stream: str) -> None:
+        """Forget a stream that was deleted."""
+        with self._lock:
+            self._forget(stream)
+
+    def _forget(self, stream: str) -> None:
+        shift, shifted = self._used.pop(stream, (0.0, False))
+        self._shift -= shift
+        self._shifted -= shifted
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family of series for each fact."""
+        with self._lock:
+            last = dict(islice(reversed(self._used.items()), self._most))
+            count = len(self._used) - len(last)
+            rest = {
+                "shift": max(0.0, self._shift - sum(shift for shift, _ in last.values())),
+                "shifted": self._shifted - sum(shifted for _, shifted in last.values()),
+            }
+        found = {stream: status for stream in last if (status := self._status_of(stream))}
+        for name, (words, value) in FACTS.items():
+            family = GaugeMetricFamily(f"ttapca_stream_{name}", words, labels=("stream",))
+            for stream, status in found.items():
+                if (number := value(status)) is not None:
+                    family.add_metric((stream,), number)
+            if name in rest:
+                family.add_metric((REST,), rest[name])
+            yield family
+        counted = GaugeMetricFamily("ttapca_streams_in_rest", f"Streams that {REST} is a sum over")
+        counted.add_metric((), count)
+        yield counted
+
+    def _status_of(self, stream: str) -> StreamStatus | None:
+        try:
+            return self.status(stream) if self.status else None
+        except (UnknownStreamError, PoolClosedError):  # deleted in this moment
+            return None
+
+
+class Metrics(PoolObserver):
+    """All series of a service, in a registry of its own.
+
+    Pass it to the pool as `observer=` and to the service; then `watch` the pool.
+
+    Args:
+        model: Name of the network, for the series `ttapca_service_info`.
+        version: Of ttapca.
+    """
+
+    def __init__(self, model: str = "", version: str = "") -> None:
+        self.registry = registry = CollectorRegistry()
+        self.streams = StreamSeries()
+        registry.register(self.streams)
+        info = Gauge("ttapca_service_info", "Always 1", ("model", "version"), registry=registry)
+        info.labels(model, version).set(1)
+        self._requests = Counter(
+            "ttapca_requests",
+            "Requests by route and class of status",
+            ("method", "route", "status"),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "ttapca_request_seconds",
+            "From the head of a request to the end of its answer",
+            ("route",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._refused = Counter(
+            "ttapca_refused", "Requests that were refused, by code", ("code",), registry=registry
+        )
+        self._pass_images = Histogram(
+            "ttapca_pass_images", "Images of a forward pass", buckets=COUNTS, registry=registry
+        )
+        self._pass_streams = Histogram(
+            "ttapca_pass_streams", "Streams of a forward pass", buckets=COUNTS, registry=registry
+        )
+        self._pass_seconds = Histogram(
+            "ttapca_pass_seconds", "Time of a forward pass", buckets=SECONDS, registry=registry
+        )
+        self._waited = Histogram(
+            "ttapca_queue_seconds",
+            "How long images waited for their pass",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._images = Counter(
+            "ttapca_images",
+            "Images by mode, and whether a filter changed them",
+            ("mode", "adapted"),
+            registry=registry,
+        )
+        self._differ = Counter(
+            "ttapca_shadow_differ",
+            "Images in shadow mode that would get another class",
+            registry=registry,
+        )
+        memory = Gauge(
+            "ttapca_resident_bytes", "Memory of the process that is in use", registry=registry
+        )
+        memory.set_function(resident_memory)
+
+    def watch(self, pool: StreamPool) -> None:
+        """Show queue and streams of a pool, as they are when somebody asks."""
+        self.streams.status = pool.status
+        for name, words, value in (
+            ("ttapca_queue_images", "Images that wait for a pass", lambda: pool.queue_length),
+            ("ttapca_streams_resident", "Streams in memory", lambda: pool.resident),
+            ("ttapca_streams_known", "Streams in memory and on disk", lambda: len(pool.names())),
+        ):
+            Gauge(name, words, registry=self.registry).set_function(value)
+
+    def text(self) -> bytes:
+        """Return all series as Prometheus reads them."""
+        return generate_latest(self.registry)
+
+    def finished(self, record: RequestRecord) -> None:
+        """Count a request that was answered or refused."""
+        method = record.method if record.method in METHODS else "other"
+        self._requests.labels(method, record.route, f"{record.status // 100}xx").inc()
+        self._seconds.labels(record.route).observe(record.seconds)
+        if record.code is not None:
+            self._refused.labels(record.code).inc()
+
+    def noticed(self, status: StreamStatus) -> None:
+        """Take note of how a stream is, when somebody looked at it or switched it."""
+        health = status.health
+        self.streams.used(health.stream, health.shift or 0.0, bool(health.shifted))
+
+    def passed(self, images: int, streams: int, seconds: float) -> None:
+        """Take note of a forward pass."""
+        self._pass_images.observe(images)
+        self._pass_streams.observe(streams)
+        self._pass_seconds.observe(seconds)
+
+    def answered(self, answer: Answer, waited: float) -> None:
+        """Take note of what was answered, and of how the stream is now."""
+        self._waited.observe(waited)
+        self._images.labels(answer.mode, str(answer.adapted).lower()).inc(len(answer.logits))
+        self._differ.inc(answer.differ or 0)
+        self.streams.used(answer.stream, answer.shift, answer.shifted)

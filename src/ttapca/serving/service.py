@@ -1,0 +1,270 @@
+"""What the routes of the service share: who may do what, bodies within limits, work in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from ttapca.serving.decoding import ImageDecoder
+from ttapca.serving.metrics import Metrics
+from ttapca.serving.refusals import SHORT_WAIT, Refusal
+from ttapca.serving.request_limits import RequestLimits, RequestRate
+from ttapca.serving.request_log import RequestRecord
+from ttapca.serving.stream_quotas import StreamQuotas
+from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from ttapca.datasets.pictures import PictureSize
+    from ttapca.serving.answers import Answer
+    from ttapca.serving.pool import StreamPool
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+LONGEST_LENGTH = 18  # digits of a Content-Length
+DECODERS = 4  # threads: each holds one decoded picture of at most `max_pixels`
+RECORD = "ttapca.record"  # where the scope of a request keeps its record
+
+
+@dataclass(frozen=True)
+class ServiceFacts:
+    """What `/v1/info` says.
+
+    Attributes:
+        model: Name of the network.
+        filter: The filter in words.
+        classes: Names of the classes; empty where they have none.
+        bands: First and last component of every band, counting from 1.
+        saves: Whether streams outlive the process.
+    """
+
+    model: str
+    filter: str
+    classes: tuple[str, ...] = ()
+    bands: tuple[tuple[int, int], ...] = ()
+    saves: bool = False
+
+
+class Service:
+    """A pool behind HTTP: the part that is neither pool nor HTTP.
+
+    Args:
+        pool: Answers the requests. Its owner closes it.
+        facts: What the service says about itself.
+        tokens: Who may use it; without any, everybody on this machine.
+        limits: How much a request may ask for.
+        metrics: What is measured; should also be the observer of the pool.
+        size: How pictures of another size are brought to the network's, as `ImageDecoder` takes it.
+
+    Attributes:
+        draining: Whether new requests are refused because the service is about to end.
+        running: How many requests are worked on.
+    """
+
+    def __init__(
+        self,
+        pool: StreamPool,
+        facts: ServiceFacts,
+        *,
+        tokens: Tokens | None = None,
+        limits: RequestLimits | None = None,
+        metrics: Metrics | None = None,
+        size: PictureSize | None = None,
+    ) -> None:
+        self.pool, self.facts = pool, facts
+        self.tokens = tokens or Tokens()
+        self.limits = limits or RequestLimits()
+        self.metrics = metrics or Metrics(facts.model)
+        self.metrics.watch(pool)
+        self.decoder = ImageDecoder(tuple(pool.input_shape), self.limits, size)
+        self.quotas = StreamQuotas(pool.names)
+        self.draining = False
+        self.running = 0
+        self._held = 0  # bytes of bodies
+        self._rates = {
+            token.name: RequestRate(token.requests_per_second) for token in self.tokens.all
+        }
+        self._decoders = ThreadPoolExecutor(DECODERS, "ttapca-decoder")
+
+    def close(self) -> None:
+        """End the threads; the pool is left open."""
+        self._decoders.shutdown(cancel_futures=True)
+
+    def admit(self, request: Request, *rights: Right) -> Token:
+        """Return the token of a request that may do something, and count the request.
+
+        Raises:
+            Refusal: It shows no token of ours, lacks a right, or comes too often.
+        """
+        record = record_of(request)
+        token = self._shown(request) if self.tokens else ANYBODY
+        record.token = token.name if self.tokens else None
+        missing = [right for right in rights if right not in token.rights]
+        if missing:
+            raise Refusal(
+                403,
+                "right_missing",
+                f"This needs the right{'s' * (len(rights) > 1)} {' and '.join(rights)}; the token "
+                f"`{token.name}` has {', '.join(sorted(token.rights))}. Use another token, or add "
+                "the right to it.",
+            )
+        wait = self._rates[token.name].wait() if self.tokens else 0.0
+        if wait:
+            raise Refusal(
+                429,
+                "too_many_requests",
+                f"The token `{token.name}` may send {token.requests_per_second:g} requests a "
+                "second, and has sent more. Wait as long as the header Retry-After says.",
+                retry_after=wait,
+            )
+        return token
+
+    def _shown(self, request: Request) -> Token:
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            raise Refusal(
+                401,
+                "token_missing",
+                "Requests show a token in the header `Authorization: Bearer TOKEN`; this one shows "
+                "none. Ask whoever runs this service for one.",
+                challenge=True,
+            )
+        token = self.tokens.find(secret.strip().encode("latin-1"))
+        if token is None:
+            raise Refusal(
+                401,
+                "token_unknown",
+                "The token is not one of this service. Check that it was copied as a whole, or ask "
+                "whoever runs this service for a new one.",
+                challenge=True,
+            )
+        return token
+
+    def stream(self, request: Request, token: Token, name: str) -> str:
+        """Return the full name of a stream that a request names.
+
+        Raises:
+            StreamNameError: It is no name.
+        """
+        full = token.full_name(name)
+        record_of(request).stream = full
+        return full
+
+    @asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """Read the body of a request, and count it as held until the block ends.
+
+        Raises:
+            Refusal: It is too large, comes too slowly, or too much is held already.
+        """
+        with self._holding() as hold:
+            content = await self._read(request, hold)
+            record_of(request).bytes = len(content)
+            yield content
+
+    async def _read(self, request: Request, hold: Callable[[int], None]) -> bytes:
+        stated, length = request.headers.get("content-length", "0"), 0
+        if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
+            raise Refusal(400, "bad_length", "The header Content-Length must be a number.")
+        hold(int(stated))
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for part in request.stream():
+                    length += len(part)
+                    hold(length)  # a body in chunks does not state its length
+                    parts.append(part)
+        except TimeoutError:
+            raise Refusal(
+                408,
+                "body_too_slow",
+                f"The body of a request arrives within {self.limits.body_seconds:g} s; this one "
+                "did not. Send less at once, or over a faster connection.",
+            ) from None
+        except ClientDisconnect:
+            raise Refusal(400, "disconnected", "The client went away.") from None
+        return b"".join(parts)
+
+    @contextmanager
+    def _holding(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that makes room for so many bytes of one body, or refuses it."""
+        own = 0
+
+        def hold(size: int) -> None:
+            nonlocal own
+            if size > self.limits.max_body:
+                raise Refusal(
+                    413,
+                    "body_too_large",
+                    f"The body of a request has at most {self.limits.max_body:,} bytes; this one "
+                    "has more. Send several requests, or smaller pictures.",
+                )
+            more = max(0, size - own)
+            if self._held + more > self.limits.max_held:
+                raise Refusal(
+                    503,
+                    "busy",
+                    "Too many large requests are being worked on. Try again in a moment.",
+                    retry_after=SHORT_WAIT,
+                )
+            own += more
+            self._held += more
+
+        try:
+            yield hold
+        finally:
+            self._held -= own
+
+    async def answer(self, stream: str, content_type: str, body: bytes) -> Answer:
+        """Decode the images of a request and return what the pool answers.
+
+        Raises:
+            Refusal: It cannot be decoded, or the answer takes too long.
+            TtapcaError: As `ImageDecoder.images` and `StreamPool.submit` raise them.
+        """
+
+        def submit() -> Future[Answer]:
+            return self.pool.submit(stream, self.decoder.images(content_type, body))
+
+        loop = asyncio.get_running_loop()
+        async with self._in_time():
+            future = await loop.run_in_executor(self._decoders, submit)
+            return await asyncio.wrap_future(future)
+
+    async def in_thread(
+        self,
+        function: Callable[Parameters, Result],
+        *arguments: Parameters.args,
+        **named: Parameters.kwargs,
+    ) -> Result:
+        """Return what a function of the pool returns: it may read the disk or wait for a pass."""
+        async with self._in_time():
+            return await asyncio.to_thread(function, *arguments, **named)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self.limits.answer_seconds):
+                yield
+        except TimeoutError:
+            raise Refusal(
+                503,
+                "too_late",
+                f"A request is answered within {self.limits.answer_seconds:g} s; this one was not. "
+                "It may still be worked on: look at the stream before you send it again.",
+                retry_after=SHORT_WAIT,
+            ) from None
+
+
+def record_of(request: Request) -> RequestRecord:
+    """Return the record of a request, which is logged when it ends."""
+    found: RequestRecord = request.scope[RECORD]
+    return found

@@ -1,0 +1,223 @@
+"""Who may do what: tokens by name, their rights, and the streams that are theirs.
+
+A file of tokens is TOML. It holds no secret, only the SHA-256 of one or where to find it:
+
+    [[token]]
+    name = "shop"
+    hash = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    rights = ["read", "predict"]
+    max_streams = 100
+    requests_per_second = 50
+
+    [[token]]
+    name = "operator"
+    secret_file = "/run/secrets/operator"     # or secret_env = "TTAPCA_OPERATOR"
+    rights = ["read", "control", "all"]
+
+Streams belong to the token that names them: `camera-7` of `shop` is the stream `shop.camera-7` of
+the pool. Names of tokens have no dot, so no token can name a stream of another, and what one asks
+for never tells it whether another has such a stream. The right `all` lifts this: its holder uses
+the full names, `shop.camera-7`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from ttapca._checks import ListOf, Maybe, Number, OneOf, Record, Such, Text, Whole, conform, shown
+from ttapca.errors import OptionError, StreamNameError
+from ttapca.support.parsing import parse_toml, read_bounded
+
+Right = Literal["read", "predict", "control", "all"]
+RIGHTS: tuple[Right, ...] = get_args(Right)
+
+HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
+TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,29}")
+STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+LONGEST_STREAM = 100  # letters of a stream's name in the pool
+SHORTEST_SECRET = 20  # letters: a hash without salt protects only what nobody can guess
+LARGEST_SECRET = 1000
+
+NAME = Such(
+    Text(30),
+    lambda text: TOKEN_NAME.fullmatch(text) is not None,
+    "1 to 30 of A-Z, a-z, 0-9, `_` and `-`, a letter or digit first",
+)
+SHA256 = Such(
+    Text(100),
+    lambda text: HASH.fullmatch(text) is not None,
+    "`sha256:` and 64 hexadecimal digits, as sha256sum prints them",
+)
+TOKEN = Record(
+    {"name": NAME, "rights": ListOf(OneOf(RIGHTS), 1, len(RIGHTS))},
+    {
+        "hash": SHA256,
+        "secret_env": Text(200),
+        "secret_file": Text(),
+        "max_streams": Maybe(Whole(1)),
+        "requests_per_second": Maybe(Number(above=0)),
+    },
+)
+FILE = Record({"token": ListOf(TOKEN, 1)})
+WAYS = ("hash", "secret_env", "secret_file")
+
+
+@dataclass(frozen=True)
+class Token:
+    """What is known about one token; not the token itself.
+
+    Attributes:
+        name: Whose it is; the first part of the names of its streams.
+        digest: SHA-256 of the secret.
+        rights: `read` looks at streams, `predict` sends images, `control` switches, resets, loads
+            and deletes streams; `all`: over the streams of every token, by their full names.
+        max_streams: How many streams it may have; any number if None.
+        requests_per_second: How often it may come; as often as it likes if None.
+    """
+
+    name: str
+    digest: bytes = field(repr=False)
+    rights: frozenset[Right]
+    max_streams: int | None = None
+    requests_per_second: float | None = None
+
+    @property
+    def prefix(self) -> str:
+        """How the names of its streams begin in the pool; empty for the right `all`."""
+        return "" if "all" in self.rights else f"{self.name}."
+
+    def full_name(self, stream: str) -> str:
+        """Return the name in the pool of a stream that the holder names.
+
+        Raises:
+            StreamNameError: It is no name of a stream.
+
+        Example:
+            >>> Token("shop", b"", frozenset({"read"})).full_name("camera-7")
+            'shop.camera-7'
+        """
+        longest = LONGEST_STREAM - len(self.prefix)
+        if len(stream) > longest or not STREAM_NAME.fullmatch(stream):
+            raise StreamNameError(
+                f"A stream's name is 1 to {longest} of A-Z, a-z, 0-9, `.`, `_` and `-`, a letter "
+                f"or digit first; found {shown(stream)}."
+            )
+        return self.prefix + stream
+
+    def own_name(self, stream: str) -> str:
+        """Return what the holder calls a stream of the pool that is its own."""
+        return stream.removeprefix(self.prefix)
+
+    def owns(self, stream: str) -> bool:
+        """Return whether a stream of the pool is one that the holder can name."""
+        return stream.startswith(self.prefix)
+
+
+# Whoever reaches a service without tokens, which is on this machine.
+ANYBODY = Token("anybody", b"", frozenset(RIGHTS))
+
+
+class Tokens:
+    """All tokens of a service; without any, everybody may do everything.
+
+    Raises:
+        OptionError: Two tokens have one name or one secret.
+
+    Example:
+        >>> mine = Token("me", hashlib.sha256(b"a long secret").digest(), frozenset({"read"}))
+        >>> Tokens([mine]).find(b"a long secret").name
+        'me'
+        >>> Tokens([mine]).find(b"a guess") is None
+        True
+    """
+
+    def __init__(self, tokens: Sequence[Token] = ()) -> None:
+        self.all = tuple(tokens)
+        for what in ("name", "digest"):
+            if len({getattr(token, what) for token in self.all}) < len(self.all):
+                words = "name" if what == "name" else "secret"
+                raise OptionError(f"Every token has a {words} of its own; found one {words} twice.")
+
+    def __bool__(self) -> bool:
+        """Return whether there are tokens: whether callers must show one."""
+        return bool(self.all)
+
+    def find(self, secret: bytes) -> Token | None:
+        """Return the token with a secret; it takes the same time whichever it is, and if none."""
+        digest = hashlib.sha256(secret).digest()
+        found = None
+        for token in self.all:  # all of them: the time must not tell how many were compared
+            if hmac.compare_digest(token.digest, digest):
+                found = token
+        return found
+
+
+def read_tokens(path: Path, environment: Mapping[str, str]) -> Tokens:
+    """Read a file of tokens.
+
+    Args:
+        path: A TOML file, as described at the top of this module.
+        environment: Where secrets named by `secret_env` are.
+
+    Raises:
+        OptionError: The file cannot be read or says something impossible, or a secret is missing.
+    """
+    try:
+        content = parse_toml(read_bounded(path, OptionError), str(path), OptionError)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}.") from error
+    conform(content, FILE, str(path), OptionError)
+    tokens = []
+    for entry in content["token"]:
+        ways = [way for way in WAYS if way in entry]
+        if len(ways) != 1:
+            raise OptionError(
+                f"{path}: the token `{entry['name']}` needs one of {', '.join(WAYS)}; found "
+                f"{' and '.join(ways) or 'none'}."
+            )
+        if "all" in entry["rights"] and entry.get("max_streams") is not None:
+            raise OptionError(
+                f"{path}: the token `{entry['name']}` has the right `all`, so no streams are its "
+                "own and `max_streams` has no meaning. Leave one of them out."
+            )
+        tokens.append(
+            Token(
+                entry["name"],
+                _digest(path, entry["name"], ways[0], entry[ways[0]], environment),
+                frozenset(entry["rights"]),
+                entry.get("max_streams"),
+                entry.get("requests_per_second"),
+            )
+        )
+    return Tokens(tokens)
+
+
+def _digest(path: Path, name: str, way: str, value: str, environment: Mapping[str, str]) -> bytes:
+    """Return the SHA-256 of a token's secret, which a message never shows."""
+    if way == "hash":
+        return bytes.fromhex(value.removeprefix("sha256:"))
+    where = f"{path}: the secret of the token `{name}`"
+    if way == "secret_env":
+        if value not in environment:
+            raise OptionError(f"{where} must be in the variable {value}; it is not set.")
+        secret = environment[value]
+    else:
+        try:
+            secret = read_bounded(path.parent / value, OptionError, LARGEST_SECRET).decode()
+        except OSError as error:
+            raise OptionError(f"{where} cannot be read: {error.strerror}: {value}.") from error
+        except UnicodeDecodeError:
+            raise OptionError(f"{where} must be text; {value} is not.") from None
+    secret = secret.strip()
+    if len(secret) < SHORTEST_SECRET:
+        raise OptionError(
+            f"{where} must have at least {SHORTEST_SECRET} characters; found {len(secret)}. Make "
+            "one with: openssl rand -hex 32"
+        )
+    return hashlib.sha256(secret.encode()).digest()

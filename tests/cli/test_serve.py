@@ -1,0 +1,220 @@
+"""`ttapca serve` as a user meets it; `tests/serving` has the service itself."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from torch import nn
+
+import ttapca
+from ttapca import networks
+from ttapca.benchmark import NetworkSource
+from ttapca.cli.served_network import ServedNetwork, _described_names
+from ttapca.datasets import TensorBatches, read_digits
+from ttapca.datasets.pictures import PictureSize
+from ttapca.errors import OptionError
+from ttapca.networks.hubs import HubNetwork
+from ttapca.serving.http_app import create_app
+from ttapca.serving.service import Service
+
+pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
+SECRET = "a secret that nobody can guess"
+
+
+@pytest.fixture(scope="session")
+def fitted_digits() -> ttapca.FittedFilter:
+    network = networks.load("digits-small-cnn")
+    return ttapca.fit(network, "conv1", TensorBatches(read_digits("train"), 250), 30)
+
+
+@pytest.fixture
+def filter_of_digits(place: Path, fitted_digits: ttapca.FittedFilter) -> Path:
+    fitted_digits.save(place / "f")
+    return place / "f"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Instead of serving, ask once what is served, and end as by SIGTERM."""
+    found: list[dict[str, Any]] = []
+
+    def serve(service: Service, listening: socket.socket) -> int:
+        async def ask() -> dict[str, Any]:
+            transport = httpx.ASGITransport(create_app(service))
+            headers = {"Authorization": f"Bearer {SECRET}"}
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost", headers=headers
+            ) as client:
+                put = await client.put("/v1/streams/a", json={"mode": "shadow"})
+                assert put.status_code in (200, 403)
+                info: dict[str, Any] = (await client.get("/v1/info")).json()
+                return info
+
+        info = asyncio.run(ask())
+        found.append({**info, "service": service, "address": listening.getsockname()})
+        service.close()
+        return signal.SIGTERM
+
+    monkeypatch.setattr("ttapca.serving.http_server.serve", serve)
+    return found
+
+
+def test_from_nothing(
+    served: list[dict[str, Any]], place: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    """The packaged network gets a filter that is fitted once, and its streams are kept."""
+    told = command("serve digits --port 0 --state streams.sqlite --mode off")
+    [first] = served
+    host, port = first["address"]
+    assert told.out == (
+        f"http://{host}:{port}  serves digits with a filter at conv1, 61 components, folded\n"
+        "  streams  0, kept in streams.sqlite\n"
+        "  access   from this machine\n"
+    )
+    assert "fitting conv1" in told.err
+    assert first["classes"] == list("0123456789")
+    assert first["input_shape"] == [1, 8, 8]
+    assert first["bands"][-1] == {"first": 32, "last": 61}
+    assert first["service"].pool.mode == "off"
+    assert first["service"].pool.closed
+    [kept] = (place / "home" / "filters").iterdir()
+    assert kept.name.startswith("digits-small-cnn-")
+
+    monkeypatch.setattr(ttapca, "fit", lambda *_: pytest.fail("the filter was kept"))
+    again = command("serve digits --port 0 --state streams.sqlite")
+    assert "  streams  1, kept in streams.sqlite\n" in again.out
+    assert served[1]["service"].pool.mode == "on"
+
+
+def test_ctrl_c_ends_as_other_commands_do(
+    monkeypatch: pytest.MonkeyPatch, filter_of_digits: Path, command: Any
+) -> None:
+    monkeypatch.setattr("ttapca.serving.http_server.serve", lambda *_: signal.SIGINT)
+    told = command(f"serve digits --filter {filter_of_digits} --port 0", 130)
+    assert told.err == "interrupted\n"
+    assert "not kept: --state FILE keeps them" in told.out
+
+
+def test_tokens_limits_and_names(
+    served: list[dict[str, Any]], place: Path, filter_of_digits: Path, command: Any
+) -> None:
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
+    (place / "t.toml").write_text(
+        f'[[token]]\nname = "me"\nhash = "sha256:{digest}"\nrights = ["read"]\n'
+    )
+    (place / "names").write_text("\n".join(f"digit {number}" for number in range(10)) + "\n\n")
+    told = command(
+        f"serve digits --filter {filter_of_digits} --port 0 --host 0.0.0.0 --tokens t.toml "
+        "--classes names --max-images 3 --max-body 500 --max-pixels 99 --timeout 2 --max-batch 7 "
+        "--max-wait 0 --max-queue 9 --max-streams 5 --max-resident 4 --shorter-side 12"
+    )
+    assert "access   with the tokens of me" in told.out
+    assert SECRET not in told.out + told.err
+    [found] = served
+    service: Service = found["service"]
+    assert found["classes"][3] == "digit 3"
+    limits = service.limits
+    assert (limits.max_images, limits.max_body, limits.max_pixels) == (3, 500, 99)
+    assert limits.answer_seconds == 2
+    pool = service.pool.limits
+    assert (pool.max_batch, pool.max_wait, pool.max_queue) == (7, 0, 9)
+    assert (pool.max_streams, pool.max_resident, pool.max_images) == (5, 4, 3)
+    assert service.decoder.size is not None
+    assert service.decoder.size.shorter_side == 12
+
+
+def test_a_network_of_ones_own(
+    served: list[dict[str, Any]], weights: Path, place: Path, command: Any
+) -> None:
+    network = f"own:flat --weights {weights}"
+    refused = command(f"serve {network} --port 0", 2).err
+    assert f"Fit one with `ttapca fit own:flat --weights {weights} --data DATA" in refused
+    command(f"fit {network} --data digits --layer 1 --components 20 --to f")
+    asked = command(f"serve {network} --filter f --port 0", 2).err
+    assert "--input CxHxW" in asked
+    command(f"serve {network} --filter f --port 0 --input 1x8x8")
+    [found] = served
+    assert found["classes"] == []
+    assert found["input_shape"] == [1, 8, 8]
+    assert found["model"] == "own:flat"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("digits --host 0.0.0.0", "listens on this machine only, .* found --host 0.0.0.0"),
+        ("digits --host example.invalid", "--tokens FILE"),
+        ("digits --save-every 5", "--save-every needs a file"),
+        ("digits --state no/s.sqlite", "--state names a file in a folder that exists"),
+        ("digits --tokens none.toml", "none.toml cannot be read"),
+        ("digits --mode of --filter f", "`mode` must be one of off, shadow, on"),
+        ("digits --timeout 0 --filter f", "`answer_seconds` must be"),
+        ("digits --max-pixels 60000000 --filter f", "`max_pixels` must be"),
+        ("digits --classes names --filter f", "a name for each of the 10 classes; names has 2"),
+        ("digits --classes bytes --filter f", "must be text, one a line; bytes is not"),
+        ("digits --filter f --input x", "--input takes a shape"),
+        ("cifar10-resnet20", "they are not there: .*ttapca data get cifar10"),
+        ("", "Name one network"),
+    ],
+)
+def test_a_mistake_has_a_reason_and_a_code(
+    words: str,
+    message: str,
+    served: list[dict[str, Any]],
+    place: Path,
+    filter_of_digits: Path,
+    command: Any,
+) -> None:
+    (place / "names").write_text("a\nb\n")
+    (place / "bytes").write_bytes(b"\xff\xfe")
+    assert re.search(message, command(f"serve {words} --port 0", 2).err)
+    assert served == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "shorter_side", "expected"),
+    [
+        ((3, 8, 8), None, PictureSize(8, 12)),  # as its files say
+        ((3, 8, 8), 20, PictureSize(8, 20)),
+    ],
+)
+def test_a_network_from_a_hub_says_its_size_and_its_classes(
+    shape: tuple[int, ...], shorter_side: int | None, expected: PictureSize
+) -> None:
+    inner = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    normalisation = networks.Normalisation((0.0,), (1.0,))
+    size = PictureSize(8, 12)
+    network = HubNetwork(inner, 2, normalisation, shape, size, ("cat", "dog"))
+    assert _described_names(NetworkSource("hf:cats"), network) == ("cat", "dog")
+    served = ServedNetwork("hf:cats", network, None, ())  # type: ignore[arg-type]
+    assert served.picture_size(shape, shorter_side) == expected
+    with pytest.raises(
+        OptionError,
+        match="take square pictures, of which the centre is cut out; this one takes 3 x 8",
+    ):
+        served.picture_size((3, 8, 9), 20)
+
+
+def test_a_port_in_use_is_said(
+    served: list[dict[str, Any]], filter_of_digits: Path, command: Any
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = command(f"serve digits --filter {filter_of_digits} --port {port}", 2).err
+    assert f"cannot listen at 127.0.0.1, port {port}" in said
+
+
+def test_a_file_of_something_else_keeps_no_streams(
+    served: list[dict[str, Any]], place: Path, filter_of_digits: Path, command: Any
+) -> None:
+    (place / "s.sqlite").write_text("hello, this is no database, but text of some length " * 50)
+    said = command(f"serve digits --filter {filter_of_digits} --port 0 --state s.sqlite", 1).err
+    assert "s.sqlite is no file of streams" in said

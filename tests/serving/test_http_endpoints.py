@@ -1,0 +1,296 @@
+"""Every endpoint does what it says, and says what the OpenAPI document says."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+import ttapca
+from serving.clients import Client, picture
+from serving.conftest import Serving
+from ttapca.datasets import to_tensor
+from ttapca.serving import api_models
+
+STREAM = "/v1/streams/camera-7"
+
+
+@pytest.fixture
+def client(serving: Serving) -> Client:
+    return serving()
+
+
+def noisy(images: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:
+    noise = np.random.default_rng(seed).normal(0, 60, images.shape)
+    return (images + noise).clip(0, 255).astype(np.uint8)
+
+
+def ok(response: Any, model: type[Any] | None = None, status: int = 200) -> Any:
+    """The content of an answer, which must be as its model says."""
+    assert response.status_code == status, response.text
+    content = response.json()
+    if model is not None:
+        model.model_validate(content, strict=True)
+    return content
+
+
+def test_predict(client: Client, images: NDArray[np.uint8], digits_network: nn.Module) -> None:
+    found = ok(client.predict("camera-7", images[:3]), api_models.PredictAnswer)
+    assert (found["stream"], found["mode"], found["differ"]) == ("camera-7", "on", None)
+    assert found["health"]["health"]["stream"] == "camera-7"
+    assert found["health"]["requests"] == 1
+    plain = digits_network(to_tensor(images[:3])).softmax(1)
+    assert [each["class"] for each in found["predictions"]] == plain.argmax(1).tolist()
+    assert [each["name"] for each in found["predictions"]] == [
+        str(each["class"]) for each in found["predictions"]
+    ]
+    assert all(0.5 < each["probability"] <= 1 for each in found["predictions"])
+
+
+def test_predict_adapts_and_shadow_answers_as_the_bare_network(
+    client: Client, images: NDArray[np.uint8], digits_network: nn.Module
+) -> None:
+    given = noisy(images[:200])
+    on = ok(client.predict("on", given), api_models.PredictAnswer)
+    assert on["adapted"]
+    assert on["health"]["health"]["shift"] > 0.9
+    assert on["health"]["adapted_share"] == 1
+    assert min(on["health"]["gains"]) < 0.9
+
+    ok(client.ask("PUT", "/v1/streams/shadow", json={"mode": "shadow"}), api_models.StreamFacts)
+    shadow = ok(client.predict("shadow", given), api_models.PredictAnswer)
+    assert (shadow["mode"], shadow["adapted"]) == ("shadow", False)
+    plain = digits_network(to_tensor(given)).softmax(1).max(1)
+    assert [each["probability"] for each in shadow["predictions"]] == plain.values.tolist()
+    adapted = [each["class"] for each in on["predictions"]]
+    assert shadow["differ"] == sum(
+        one != other for one, other in zip(adapted, plain.indices.tolist(), strict=True)
+    )
+    assert shadow["health"]["disagreement"] == shadow["differ"] / 200
+
+
+def test_all_bodies_lead_to_the_same_answer(client: Client, images: NDArray[np.uint8]) -> None:
+    expected = ok(client.predict("npy", images[:2]))["predictions"]
+    files = [("images", ("a.png", picture(each[..., 0]), "image/png")) for each in images[:2]]
+    form = ok(client.ask("POST", "/v1/predict?stream=form", files=files))
+    numbers = {"images": images[:2].tolist(), "scale": 255}
+    as_json = ok(client.ask("POST", "/v1/predict?stream=json", json=numbers))
+    assert form["predictions"] == as_json["predictions"] == expected
+
+
+def test_requests_of_many_streams_at_once(client: Client, images: NDArray[np.uint8]) -> None:
+    requests = [
+        (
+            "POST",
+            f"/v1/predict?stream=camera-{number % 5}",
+            None,
+            {"json": {"images": images[number : number + 1].tolist(), "scale": 255}},
+        )
+        for number in range(20)
+    ]
+    answers = [ok(response) for response in client.together(*requests)]
+    assert [answer["stream"] for answer in answers] == [f"camera-{n % 5}" for n in range(20)]
+    listed = ok(client.ask("GET", "/v1/streams"), api_models.StreamList)
+    assert [each["health"]["images"] for each in listed["streams"]] == [4] * 5
+
+
+def test_streams_are_listed_by_name_in_pages(client: Client) -> None:
+    for name in ("b", "c", "a"):
+        ok(client.ask("PUT", f"/v1/streams/{name}", json={"mode": "off"}))
+
+    def page(query: str) -> tuple[list[str], int]:
+        found = ok(client.ask("GET", f"/v1/streams{query}"), api_models.StreamList)
+        return [each["health"]["stream"] for each in found["streams"]], found["total"]
+
+    assert page("") == (["a", "b", "c"], 3)
+    assert page("?limit=2") == (["a", "b"], 3)
+    assert page("?offset=2&limit=2") == (["c"], 3)
+    assert page("?offset=9") == ([], 3)
+
+
+def test_a_brief_list_tells_the_same_numbers(client: Client, images: NDArray[np.uint8]) -> None:
+    ok(client.predict("busy", noisy(images[:200])))
+    ok(client.ask("PUT", "/v1/streams/quiet", json={"mode": "off"}))
+    brief = ok(client.ask("GET", "/v1/streams?brief=true"), api_models.StreamList)
+    full = ok(client.ask("GET", "/v1/streams"), api_models.StreamList)
+    assert brief["total"] == full["total"] == 2
+    for short, long in zip(brief["streams"], full["streams"], strict=True):
+        everything = {**long["health"], **long}
+        assert short == {name: everything[name] for name in short}
+        assert len(short) == 7
+
+
+def test_look_switch_reset_and_delete(client: Client, images: NDArray[np.uint8]) -> None:
+    before = ok(client.predict("camera-7", images[:40]))["health"]
+    assert ok(client.ask("GET", STREAM), api_models.StreamFacts) == before
+    switched = ok(client.ask("PUT", STREAM, json={"mode": "off"}), api_models.StreamFacts)
+    assert switched == {**before, "mode": "off"}
+    assert ok(client.predict("camera-7", images[:1]))["mode"] == "off"
+    anew = ok(client.ask("POST", f"{STREAM}/reset"), api_models.StreamFacts)
+    assert (anew["mode"], anew["health"]["images"], anew["requests"]) == ("off", 0, 0)
+    gone = client.ask("DELETE", STREAM)
+    assert (gone.status_code, gone.content) == (204, b"")
+    assert client.ask("GET", STREAM).status_code == 404
+    assert client.ask("DELETE", STREAM).status_code == 404
+
+
+def test_a_state_moves_from_one_service_to_another(
+    serving: Serving, images: NDArray[np.uint8]
+) -> None:
+    one, other = serving(), serving()
+    ok(one.predict("camera-7", noisy(images[:100])))
+    state = one.ask("GET", f"{STREAM}/state")
+    assert state.headers["content-type"] == "application/octet-stream"
+    loaded = ok(other.ask("PUT", "/v1/streams/copy/state", content=state.content))
+    api_models.StreamFacts.model_validate(loaded)
+    assert loaded["health"]["images"] == 100
+    assert other.ask("GET", "/v1/streams/copy/state").content == state.content
+    more = noisy(images[100:120], seed=1)
+    first, second = (
+        ok(each.predict(name, more)) for each, name in ((one, "camera-7"), (other, "copy"))
+    )
+    assert first["predictions"] == second["predictions"]
+
+
+def test_save_writes_to_disk_at_once(serving: Serving, images: NDArray[np.uint8]) -> None:
+    client = serving(stored=True)
+    ok(client.predict("camera-7", images[:1]))
+    ok(client.ask("POST", f"{STREAM}/save"), api_models.StreamFacts)
+    store = client.service.pool._store
+    assert store is not None
+    assert store.read("camera-7") == client.service.pool.dump("camera-7")
+
+
+def test_pictures(client: Client, images: NDArray[np.uint8]) -> None:
+    ok(client.predict("camera-7", noisy(images[:100])))
+    shown = {}
+    for which in ("before", "after"):
+        response = client.ask("GET", f"{STREAM}/pictures/{which}.png")
+        assert response.headers["content-type"] == "image/png"
+        shown[which] = np.asarray(Image.open(io.BytesIO(response.content)))
+        assert shown[which].shape == (8, 8, 3)
+    expected = client.service.pool.pictures("camera-7")
+    assert expected is not None
+    both = ok(client.ask("GET", f"{STREAM}/pictures"), api_models.Pictures)
+    for which, url in both.items():
+        kind, _, data = url.partition(",")
+        assert kind == "data:image/png;base64"
+        decoded = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+        np.testing.assert_array_equal(decoded, shown[which])
+    ok(client.ask("PUT", "/v1/streams/quiet", json={"mode": "off"}))
+    none = ok(client.ask("GET", "/v1/streams/quiet/pictures"), api_models.Pictures)
+    assert none == {"before": None, "after": None}
+    np.testing.assert_array_equal(shown["before"], expected[0])
+    np.testing.assert_array_equal(shown["after"], expected[1])
+    assert (shown["before"] != shown["after"]).any()
+
+
+def test_info(client: Client) -> None:
+    found = ok(client.ask("GET", "/v1/info"), api_models.Info)
+    assert found == {
+        "model": "digits",
+        "filter": "conv1",
+        "classes": list("0123456789"),
+        "input_shape": [1, 8, 8],
+        "version": ttapca.__version__,
+        "bands": [{"first": 1, "last": 1}, {"first": 2, "last": 3}],
+    }
+
+
+def test_alive_and_ready(client: Client) -> None:
+    assert ok(client.ask("GET", "/healthz"), api_models.Alive) == {"status": "ok"}
+    assert ok(client.ask("GET", "/readyz"), api_models.Alive) == {"status": "ready"}
+    client.service.draining = True
+    assert client.ask("GET", "/readyz").status_code == 503
+    assert client.ask("GET", "/healthz").status_code == 200
+    client.service.draining = False
+    client.service.pool.close()
+    refused = ok(client.ask("GET", "/readyz"), api_models.ErrorAnswer, 503)
+    assert refused["error"]["code"] == "closing"
+
+
+def test_the_page_and_its_files(client: Client) -> None:
+    page = client.ask("GET", "/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "<title>" in page.text
+    assert page.headers["content-security-policy"].startswith("default-src 'self';")
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert client.ask("GET", "/static/index.html").content == page.content
+    for path in ("/static/../http_app.py", "/static/%2e%2e/http_app.py", "/static/", "/static/a"):
+        assert client.ask("GET", path).status_code == 404
+
+
+def test_a_request_has_an_id(client: Client) -> None:
+    given = client.ask("GET", "/healthz", headers={"X-Request-ID": "trace-1.a_b"})
+    assert given.headers["x-request-id"] == "trace-1.a_b"
+    drawn = {client.ask("GET", "/healthz").headers["x-request-id"] for _ in range(3)}
+    assert len(drawn) == 3
+    for bad in ("a b", "x" * 65, "a,b"):
+        changed = client.ask("GET", "/healthz", headers={"X-Request-ID": bad})
+        assert changed.headers["x-request-id"] != bad
+
+
+def test_logits_that_are_not_finite_are_null() -> None:
+    from ttapca.adaptation.health import Health
+    from ttapca.serving.answers import Answer, StreamStatus
+    from ttapca.serving.rendering import answer_facts, json_bytes
+    from ttapca.serving.tokens import ANYBODY
+
+    status = StreamStatus(
+        Health("a", 1, 1, size=float("inf")), "on", (float("nan"),), 1, 0.0, None, None, None
+    )
+    answer = Answer(
+        "a", "on", torch.tensor([[torch.nan, 1.0]]), False, None, 0.0, False, lambda: status
+    )
+    found = json.loads(json_bytes(answer_facts(answer, ANYBODY, ())))
+    api_models.PredictAnswer.model_validate(found)
+    assert found["predictions"] == [{"class": 0, "name": None, "probability": None}]
+    assert found["health"]["gains"] == [None]
+    assert found["health"]["health"]["size"] is None
+
+
+def test_the_document_names_every_route_with_examples(client: Client) -> None:
+    document = ok(client.ask("GET", "/openapi.json"))
+    routes = {
+        (method.upper(), path) for path, methods in document["paths"].items() for method in methods
+    }
+    one = "/v1/streams/{name}"
+    assert routes == {
+        ("POST", "/v1/predict"),
+        ("GET", "/v1/streams"),
+        *((method, one) for method in ("GET", "PUT", "DELETE")),
+        ("POST", f"{one}/reset"),
+        ("POST", f"{one}/save"),
+        ("GET", f"{one}/state"),
+        ("PUT", f"{one}/state"),
+        ("GET", f"{one}/pictures"),
+        ("GET", f"{one}/pictures/before.png"),
+        ("GET", f"{one}/pictures/after.png"),
+        *(("GET", path) for path in ("/v1/info", "/metrics", "/healthz", "/readyz")),
+    }
+    predict = document["paths"]["/v1/predict"]["post"]
+    assert len(predict["requestBody"]["content"]) == 5
+    assert predict["requestBody"]["content"]["application/json"]["examples"]
+    assert predict["security"] == [{"HTTPBearer": []}]
+    schemas = document["components"]["schemas"]
+    assert "HTTPValidationError" not in schemas
+    for name in ("Prediction", "HealthFacts", "StreamFacts", "Info", "ErrorFacts"):
+        properties = schemas[name]["properties"].values()
+        assert any("examples" in each for each in properties), name
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            assert operation["summary"]
+            refusals = {int(status) for status in operation["responses"]} - {200, 204}
+            assert not refusals or all(
+                operation["responses"][str(status)]["content"]["application/json"]["schema"]["$ref"]
+                == "#/components/schemas/ErrorAnswer"
+                for status in refusals
+            )

@@ -1,0 +1,326 @@
+"""Whatever is refused has a reason, and leaves every stream as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from serving.clients import Kept, in_pieces, npy, npy_bytes, picture
+from serving.conftest import Serving
+from serving.test_decoding import bomb
+from ttapca.serving.api_models import ErrorAnswer
+from ttapca.serving.decoding import NPY
+from ttapca.serving.http_app import create_app
+
+PREDICT = "/v1/predict?stream=camera-7"
+STREAM = "/v1/streams/camera-7"
+DIGITS = np.zeros((2, 8, 8, 1), np.uint8)
+JSON_BODY = {"headers": {"Content-Type": "application/json"}}
+
+
+def refused(response: Any, status: int, code: str, message: str = "") -> Any:
+    assert response.status_code == status, response.text
+    content = response.json()
+    ErrorAnswer.model_validate(content)
+    assert content["error"]["code"] == code
+    assert message in content["error"]["message"]
+    return response
+
+
+REFUSED: dict[str, tuple[str, str, dict[str, Any], int, str, str]] = {
+    "no such address": ("GET", "/v2/predict", {}, 404, "not_found", "`/openapi.json` lists"),
+    "a slash more": ("GET", "/v1/streams/", {}, 404, "not_found", ""),
+    "other method": ("GET", PREDICT, {}, 405, "method_not_allowed", "This address takes POST"),
+    "no stream": ("POST", "/v1/predict", npy(DIGITS), 422, "bad_parameter", "`stream` is missing"),
+    "bad name": (
+        "POST",
+        "/v1/predict?stream=..%2Fetc",
+        npy(DIGITS),
+        422,
+        "bad_stream_name",
+        "1 to 100 of A-Z",
+    ),
+    "long name": (
+        "POST",
+        f"/v1/predict?stream={'x' * 101}",
+        npy(DIGITS),
+        422,
+        "bad_stream_name",
+        "",
+    ),
+    "bad name in the path": ("GET", "/v1/streams/.hidden", {}, 422, "bad_stream_name", ""),
+    "no type": ("POST", PREDICT, {"content": b"x"}, 415, "unsupported_type", "found ''"),
+    "no body": ("POST", PREDICT, npy(DIGITS) | {"content": b""}, 422, "bad_images", "`.npy`"),
+    "shape": ("POST", PREDICT, npy(DIGITS[:, :7]), 422, "bad_images", "(images, 1, 8, 8)"),
+    "not finite": ("POST", PREDICT, npy(np.full((1, 1, 8, 8), np.nan)), 422, "bad_images", "nan"),
+    "pickled": ("POST", PREDICT, npy(DIGITS) | {"content": b"\x80\x04."}, 422, "bad_images", ""),
+    "bad json": ("POST", PREDICT, JSON_BODY | {"content": b"{"}, 422, "bad_images", "not JSON"),
+    "bad picture": (
+        "POST",
+        PREDICT,
+        {"files": [("images", picture(DIGITS[0, ..., 0])), ("images", b"no")]},
+        422,
+        "bad_images",
+        "Picture 2",
+    ),
+    "pixels": (
+        "POST",
+        PREDICT,
+        {"content": bomb(200, 200), "headers": {"Content-Type": "image/png"}},
+        413,
+        "too_many_pixels",
+        "these have 40,000",
+    ),
+    "images": ("POST", PREDICT, npy(np.zeros((9, 8, 8, 1), np.uint8)), 422, "bad_images", "1 to 8"),
+    "stated size": (
+        "POST",
+        PREDICT,
+        npy(np.zeros(5_000, np.uint8)),
+        413,
+        "body_too_large",
+        "at most 4,000 bytes",
+    ),
+    "size": (
+        "POST",
+        PREDICT,
+        {"content": b"x" * 5_000, "headers": {"Content-Type": NPY}},
+        413,
+        "body_too_large",
+        "",
+    ),
+    "state's size": (
+        "PUT",
+        f"{STREAM}/state",
+        {"content": b"x" * 5_000},
+        413,
+        "body_too_large",
+        "",
+    ),
+    "state": (
+        "PUT",
+        f"{STREAM}/state",
+        {"content": b"x" * 50},
+        422,
+        "bad_state",
+        "no saved stream",
+    ),
+    "no mode": ("PUT", STREAM, {"json": {}}, 422, "bad_body", "an object with `mode`"),
+    "mode": ("PUT", STREAM, {"json": {"mode": "of"}}, 422, "bad_body", "Did you mean `off`"),
+    "mode and more": ("PUT", STREAM, {"json": {"mode": "on", "a": 1}}, 422, "bad_body", "'a'"),
+    "mode of a new one": ("PUT", "/v1/streams/n", {"json": {"mode": 3}}, 422, "bad_body", ""),
+    "limit": ("GET", "/v1/streams?limit=0", {}, 422, "bad_parameter", "`limit` is wrong"),
+    "most": ("GET", "/v1/streams?limit=501", {}, 422, "bad_parameter", "500"),
+    "offset": ("GET", "/v1/streams?offset=x", {}, 422, "bad_parameter", "found 'x'"),
+    "unknown": ("GET", "/v1/streams/no", {}, 404, "unknown_stream", "no stream `no`"),
+    "unknown reset": ("POST", "/v1/streams/no/reset", {}, 404, "unknown_stream", ""),
+    "unknown state": ("GET", "/v1/streams/no/state", {}, 404, "unknown_stream", ""),
+    "unknown picture": ("GET", "/v1/streams/no/pictures/after.png", {}, 404, "unknown_stream", ""),
+    "no picture": ("GET", "/v1/streams/quiet/pictures/after.png", {}, 404, "no_picture", ""),
+    "other picture": ("GET", f"{STREAM}/pictures/x.png", {}, 404, "not_found", ""),
+    "no store": ("POST", f"{STREAM}/save", {}, 409, "no_store", "--state FILE"),
+}
+
+
+def test_every_refusal_has_a_reason_and_changes_nothing(
+    serving: Serving, images: NDArray[np.uint8]
+) -> None:
+    client = serving(max_images=8, max_body=4_000, max_pixels=30_000)
+    pool = client.service.pool
+    pool.predict("camera-7", torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    pool.predict("camera-8", torch.tensor(images[:5] / 255).permute(0, 3, 1, 2).float())
+    pool.set_mode("quiet", "shadow")
+    before = Kept.of(pool)
+    for name, (method, path, rest, status, code, message) in REFUSED.items():
+        content = {**rest}
+        if name == "size":
+            content["content"] = in_pieces(rest["content"])
+        response = refused(client.ask(method, path, **content), status, code, message)
+        assert Kept.of(pool) == before, name
+        assert response.headers["x-request-id"]
+        if name == "other method":
+            assert response.headers["allow"] == "POST"
+
+
+def test_a_full_queue_asks_to_come_back(serving: Serving) -> None:
+    client = serving(pool_limits={"max_queue": 4})
+    response = refused(client.predict("new", np.zeros((5, 8, 8, 1), np.uint8)), 503, "queue_full")
+    assert response.headers["retry-after"] == "1"
+    assert client.service.pool.names() == []
+
+
+def test_too_many_streams(serving: Serving) -> None:
+    client = serving(pool_limits={"max_streams": 1})
+    assert client.predict("one", DIGITS).status_code == 200
+    refused(client.predict("two", DIGITS), 429, "too_many_streams", "at most 1 streams")
+    refused(client.ask("PUT", "/v1/streams/two", json={"mode": "on"}), 429, "too_many_streams")
+    assert client.service.pool.names() == ["one"]
+
+
+def test_a_closed_pool(serving: Serving) -> None:
+    client = serving()
+    client.service.pool.close()
+    response = refused(client.predict("one", DIGITS), 503, "closing")
+    assert "retry-after" in response.headers
+
+
+def test_an_answer_that_takes_too_long(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serving(answer_seconds=0.05)
+    never: Future[Any] = Future()
+    monkeypatch.setattr(client.service.pool, "submit", lambda *_: never)
+    response = refused(client.predict("one", DIGITS), 503, "too_late", "within 0.05 s")
+    assert response.headers["retry-after"] == "1"
+    assert never.cancelled()  # the pool need not work on it any more
+
+
+def test_a_body_that_comes_too_slowly(serving: Serving) -> None:
+    client = serving(body_seconds=0.05)
+
+    async def slow() -> Any:
+        yield npy_bytes(DIGITS)[:100]
+        await asyncio.sleep(60)
+        yield b""
+
+    response = client.ask("POST", PREDICT, content=slow(), headers={"Content-Type": NPY})
+    refused(response, 408, "body_too_slow", "within 0.05 s")
+    assert client.service.pool.names() == []
+    assert client.service._held == 0
+
+
+def test_bodies_together_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request holds its body while another one comes."""
+    client = serving(max_body=3_000, max_held=4_000)
+    monkeypatch.setattr("ttapca.serving.http_gate.DISCARD_SECONDS", 0.01)
+    others: list[int] = []
+
+    async def pieces() -> Any:
+        yield b"x" * 2_000
+        while not others:
+            await asyncio.sleep(0.001)
+
+    async def second() -> Any:
+        while client.service._held < 2_000:
+            await asyncio.sleep(0.001)
+        yield b"y" * 2_500
+        others.append(1)
+
+    kind = {"headers": {"Content-Type": NPY}}
+    first, late = client.together(
+        ("POST", PREDICT, None, {"content": pieces(), **kind}),
+        ("POST", PREDICT, None, {"content": second(), **kind}),
+    )
+    refused(first, 422, "bad_images")
+    refused(late, 503, "busy", "Too many large requests")
+    assert client.service._held == 0
+
+
+def test_requests_at_once_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serving(max_running=2)
+    release = threading.Event()
+    answer = client.service.pool.submit("x", torch.rand(1, 1, 8, 8)).result()
+
+    def submit(*_: object) -> Future[Any]:
+        release.wait(30)
+        done: Future[Any] = Future()
+        done.set_result(answer)
+        return done
+
+    monkeypatch.setattr(client.service.pool, "submit", submit)
+
+    threading.Timer(0.5, release.set).start()
+    requests = [("POST", PREDICT, None, npy(DIGITS)) for _ in range(6)]
+    statuses = [each.status_code for each in client.together(*requests)]
+    assert sorted(statuses) == [200, 200, 503, 503, 503, 503]
+
+
+def test_while_it_ends_nothing_new_begins(serving: Serving) -> None:
+    client = serving()
+    client.service.draining = True
+    for method, path in (("POST", PREDICT), ("GET", "/v1/streams"), ("GET", "/v1/info")):
+        response = refused(client.ask(method, path), 503, "closing", "about to end")
+        assert "retry-after" in response.headers
+    assert client.ask("GET", "/metrics").status_code == 200
+
+
+def test_a_fault_of_the_service_tells_nothing(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = serving()
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a secret detail")
+
+    monkeypatch.setattr(client.service.pool, "status", fail)
+    response = refused(client.ask("GET", STREAM), 500, "failure")
+    assert "secret detail" not in response.text
+    assert response.headers["x-request-id"] in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_client_that_goes_away(serving: Serving) -> None:
+    """The server says so in the middle of a body; nobody is left to read the answer."""
+    client = serving()
+    app = create_app(client.service)
+    sent: list[Any] = []
+
+    async def play() -> None:
+        messages = [
+            {"type": "http.request", "body": b"x", "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": "/v1/predict",
+            "raw_path": b"/v1/predict",
+            "query_string": b"stream=a",
+            "root_path": "",
+            "scheme": "http",
+            "headers": [(b"content-length", b"9"), (b"content-type", NPY.encode())],
+            "server": ("localhost", 80),
+            "client": ("127.0.0.1", 1),
+        }
+        await app(scope, receive, send)
+
+    asyncio.run(play())
+    assert sent[0]["status"] == 400
+    assert client.service._held == client.service.running == 0
+    assert client.service.pool.names() == []
+
+
+def test_a_server_may_announce_its_start_and_end(serving: Serving) -> None:
+    """Some ASGI servers do; the application has nothing to do then."""
+    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    sent: list[str] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    asyncio.run(create_app(serving().service)(scope, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+@pytest.mark.parametrize("length", ["x", "-1", "9" * 30])
+def test_a_length_that_is_none(length: str, serving: Serving) -> None:
+    client = serving()
+    headers = {"Content-Type": NPY, "Content-Length": length}
+    refused(client.ask("POST", PREDICT, content=b"abc", headers=headers), 400, "bad_length")

@@ -1,0 +1,228 @@
+"""The service behind real sockets: what clients do to them, and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.clients import npy_bytes
+from serving.conftest import Serving
+from serving.servers import PATIENCE, Running, until
+from ttapca.errors import OptionError
+from ttapca.serving import StreamStore, http_server
+from ttapca.serving.decoding import NPY
+from ttapca.serving.http_server import DrainingServer, is_loopback, listen, url_of
+
+DIGITS = npy_bytes(np.zeros((2, 8, 8, 1), np.uint8))
+
+
+@pytest.fixture
+def running(serving: Serving) -> Iterator[Callable[..., Running]]:
+    started = []
+
+    def start(**limits: Any) -> Running:
+        server = DrainingServer(serving(**limits).service)
+        started.append(Running(server, listen("127.0.0.1", 0)))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def head(length: int, *more: str) -> bytes:
+    lines = (
+        "POST /v1/predict?stream=a HTTP/1.1",
+        "Host: localhost",
+        f"Content-Type: {NPY}",
+        f"Content-Length: {length}",
+        *more,
+    )
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def answered(connection: socket.socket) -> tuple[int, dict[str, str], Any]:
+    """Read one answer."""
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    content = response.read()
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return response.status, headers, json.loads(content)
+
+
+def test_a_connection_is_kept(running: Callable[..., Running]) -> None:
+    with closing(running().http()) as connection:
+        for _ in range(3):
+            connection.request("POST", "/v1/predict?stream=a", DIGITS, {"Content-Type": NPY})
+            response = connection.getresponse()
+            assert response.status == 200
+            assert len(json.loads(response.read())["predictions"]) == 2
+            assert response.getheader("server") is None
+
+
+def test_a_large_body_is_refused_before_it_is_read(running: Callable[..., Running]) -> None:
+    server = running(max_body=1_000)
+    with server.connect() as connection:  # it says how much it would send, and waits
+        connection.sendall(head(10**9, "Expect: 100-continue"))
+        status, headers, content = answered(connection)
+        assert (status, content["error"]["code"]) == (413, "body_too_large")
+        assert headers["connection"] == "close"
+        assert connection.recv(1) == b""
+    with server.connect() as connection:  # it sends all, and then looks
+        connection.sendall(head(10**6) + bytes(10**6))
+        assert answered(connection)[0] == 413
+    with server.connect() as connection:  # it sends some, and waits
+        connection.sendall(head(10**9) + bytes(10))
+        status, headers, _ = answered(connection)
+        assert (status, headers["connection"]) == (413, "close")
+    until(lambda: not server.server.service.running)
+    assert server.server.service._held == 0
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00",  # a client that speaks TLS
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000,
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused(sent: bytes, running: Callable[..., Running]) -> None:
+    server = running()
+    with server.connect() as connection:
+        connection.sendall(sent)
+        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+    with closing(server.http()) as client:
+        client.request("GET", "/healthz")
+        assert client.getresponse().status == 200
+
+
+def test_a_head_that_does_not_end_is_not_waited_for(
+    running: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    server = running()
+    with server.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+        assert connection.recv(1) == b""  # the server closes it
+
+
+def test_a_request_that_runs_is_not_taken_for_a_slow_head(
+    running: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    server = running()
+    with server.connect() as connection:
+        connection.sendall(head(len(DIGITS)))
+        until(lambda: server.server.service.running)
+        for _ in range(3):
+            server.server._close_slow_heads()
+        connection.sendall(DIGITS)
+        assert answered(connection)[0] == 200
+
+
+def test_a_second_signal_ends_it_at_once(running: Callable[..., Running]) -> None:
+    server = running()
+    with server.connect() as connection:
+        connection.sendall(head(100))
+        until(lambda: server.server.service.running)
+        server.server.handle_exit(signal.SIGINT, None)
+        assert server.server.service.draining
+        server.end(signal.SIGINT)
+        assert server.server.signal == signal.SIGINT
+
+
+def test_requests_that_never_end_are_given_up(running: Callable[..., Running]) -> None:
+    server = running()
+    server.server.grace = 0.1
+    with server.connect() as connection:
+        connection.sendall(head(100))
+        until(lambda: server.server.service.running)
+        server.end()
+
+
+def test_addresses() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "localhost", "127.9.9.9")] == [True] * 3
+    assert [is_loopback(host) for host in ("0.0.0.0", "no.such.host.invalid", "")] == [False] * 3
+    with listen("127.0.0.1", 0) as listening:
+        host, port = listening.getsockname()
+        assert url_of(listening) == f"http://{host}:{port}"
+        assert listening.proto == socket.IPPROTO_TCP  # else every answer takes 40 ms
+        with pytest.raises(OptionError, match=f"127.0.0.1, port {port}: .* another port"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_ipv6() -> None:
+    try:
+        listening = listen("::1", 0)
+    except OptionError:
+        pytest.skip("this machine has no IPv6 address of its own")
+    with listening:
+        assert url_of(listening).startswith("http://[::1]:")
+        assert is_loopback("::1")
+
+
+def test_sigterm_answers_what_runs_saves_and_ends(filter_folder: Path, tmp_path: Path) -> None:
+    """The command itself, as systemd starts and stops it."""
+    words = f"serve digits --filter {filter_folder} --port 0 --state streams.sqlite --log-json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "ttapca", *words.split()],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first.startswith("http://127.0.0.1:"), first
+            port = int(first.split()[0].rpartition(":")[2])
+
+            def connect() -> socket.socket:
+                return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+
+            def ask(request: bytes) -> tuple[int, dict[str, str], Any]:
+                with connect() as connection:
+                    connection.sendall(request)
+                    return answered(connection)
+
+            ready = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            assert ask(ready)[0] == 200
+            with connect() as half:
+                half.sendall(head(len(DIGITS)) + DIGITS[:50])
+                # The next answer shows that the loop has seen the first half.
+                assert ask(ready)[0] == 200
+                process.send_signal(signal.SIGTERM)
+                until(lambda: ask(ready)[0] == 503)
+                status, headers, content = ask(head(len(DIGITS)) + DIGITS)
+                assert (status, content["error"]["code"]) == (503, "closing")
+                assert "retry-after" in headers
+                half.sendall(DIGITS[50:])
+                status, _, content = answered(half)
+                assert (status, len(content["predictions"])) == (200, 2)
+            _, errors = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert {"POST", "GET"} == {line["method"] for line in lines if "method" in line}
+    with StreamStore(tmp_path / "streams.sqlite") as store:
+        assert store.names() == ["a"]
+        assert store.read("a")

@@ -1,0 +1,133 @@
+"""Prometheus sees what happened, in a bounded number of series."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.clients import Client, series
+from serving.conftest import Serving
+from ttapca.adaptation.health import Health
+from ttapca.errors import UnknownStreamError
+from ttapca.serving.answers import StreamStatus
+from ttapca.serving.metrics import REST, StreamSeries
+from ttapca.serving.pool import check_name
+
+DIGITS = np.zeros((2, 8, 8, 1), np.uint8)
+
+
+def scraped(client: Client) -> dict[str, float]:
+    text = client.ask("GET", "/metrics").text
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in series(text)}
+
+
+def test_what_is_shown(serving: Serving) -> None:
+    client = serving()
+    client.predict("a", DIGITS)
+    client.ask("PUT", "/v1/streams/a", json={"mode": "shadow"})
+    client.predict("a", DIGITS)
+    client.ask("GET", "/v1/streams/no")
+    client.ask("BREW", "/nothing/of/the/kind")
+    found = scraped(client)
+    requests = {
+        ("POST", "/v1/predict", "2xx"): 2,
+        ("PUT", "/v1/streams/{name}", "2xx"): 1,
+        ("GET", "/v1/streams/{name}", "4xx"): 1,
+        ("other", "other", "4xx"): 1,
+    }
+    for (method, route, status), count in requests.items():
+        labels = f'method="{method}",route="{route}",status="{status}"'
+        assert found[f"ttapca_requests_total{{{labels}}}"] == count
+    assert found['ttapca_request_seconds_count{route="/v1/predict"}'] == 2
+    assert found['ttapca_refused_total{code="unknown_stream"}'] == 1
+    assert found["ttapca_pass_images_sum"] == found["ttapca_pass_images_count"] * 2 == 4
+    assert found["ttapca_pass_streams_sum"] == 2
+    assert found["ttapca_queue_seconds_count"] == 2
+    assert found["ttapca_queue_images"] == 0
+    assert found["ttapca_streams_resident"] == found["ttapca_streams_known"] == 1
+    images = {
+        name: value for name, value in found.items() if name.startswith("ttapca_images_total")
+    }
+    assert sum(images.values()) == 4
+    assert found["ttapca_resident_bytes"] > 1e6
+    assert found['ttapca_service_info{model="digits",version="1.2.3"}'] == 1
+    status = client.service.pool.status("a")
+    assert found['ttapca_stream_images{stream="a"}'] == 4
+    assert found['ttapca_stream_shift{stream="a"}'] == status.health.shift
+    assert found['ttapca_stream_skew{stream="a"}'] == status.health.skew
+    assert found['ttapca_stream_adapted_share{stream="a"}'] == status.adapted_share
+    assert found['ttapca_stream_disagreement{stream="a"}'] == status.disagreement
+    assert found['ttapca_stream_skipped{stream="a"}'] == 0
+    assert found["ttapca_streams_in_rest"] == 0
+    client.ask("DELETE", "/v1/streams/a")
+    assert not any('stream="a"' in name for name in scraped(client))
+
+
+def test_the_number_of_series_is_bounded(serving: Serving) -> None:
+    client = serving()
+    client.ask("GET", "/metrics")  # makes a few series of its own
+
+    def use(first: int, last: int) -> int:
+        for number in range(first, last):
+            client.service.pool.set_mode(f"camera-{number}", "off")
+            client.ask("GET", f"/v1/streams/camera-{number}")
+            client.ask("GET", f"/anything/{number}")
+            client.ask(f"M{number}", "/healthz")
+        return len(scraped(client))
+
+    few = use(0, 60)
+    assert use(60, 120) == few
+    found = scraped(client)
+    shown = {each for name in found for each in re.findall(r'stream="([^"]+)"', name)}
+    assert shown == {REST, *(f"camera-{number}" for number in range(70, 120))}
+    assert found["ttapca_streams_in_rest"] == 70
+
+
+def test_no_stream_can_be_called_rest() -> None:
+    with pytest.raises(ValueError, match="name of a stream"):
+        check_name(REST)
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["use", "use", "use", "drop"]),
+        st.sampled_from("abcdef"),
+        st.integers(0, 8),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+@given(ACTIONS, st.integers(1, 4))
+def test_the_rest_is_the_sum_of_all_others(actions: list[Any], most: int) -> None:
+    """A plain list of uses is the oracle."""
+    series = StreamSeries(most)
+    used: list[tuple[str, float, bool]] = []
+
+    def status(name: str) -> StreamStatus:
+        if name == "f":  # gone while it is asked
+            raise UnknownStreamError("gone")
+        return StreamStatus(Health(name, 1, 0), "on", (), 1, 0.0, None, None, None)
+
+    series.status = status
+    for action, name, eighths, shifted in actions:
+        used = [each for each in used if each[0] != name]
+        if action == "use":
+            series.used(name, eighths / 8, shifted)
+            used.append((name, eighths / 8, shifted))
+        else:
+            series.forget(name)
+    families = {family.name: family.samples for family in series.collect()}
+    own, others = used[-most:], used[:-most]
+    for place, name in ((1, "ttapca_stream_shift"), (2, "ttapca_stream_shifted")):
+        rest = [each.value for each in families[name] if each.labels["stream"] == REST]
+        assert rest == [sum(each[place] for each in others)]
+    assert families["ttapca_streams_in_rest"][0].value == len(others)
+    shown = {each.labels["stream"] for each in families["ttapca_stream_images"]}
+    assert shown == {name for name, _, _ in own} - {"f"}

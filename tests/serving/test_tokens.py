@@ -1,0 +1,189 @@
+"""Who may do what, and whose streams are whose."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.clients import SECRETS, token
+from ttapca.errors import OptionError, StreamNameError, TooManyStreamsError
+from ttapca.serving.pool import check_name
+from ttapca.serving.stream_quotas import StreamQuotas
+from ttapca.serving.tokens import ANYBODY, Token, Tokens, read_tokens
+
+SECRET = "correct horse battery staple"
+HASH = f"sha256:{hashlib.sha256(SECRET.encode()).hexdigest()}"
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "tokens.toml").write_text(text)
+    return folder / "tokens.toml"
+
+
+def test_three_ways_to_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("another secret, long enough\n")
+    path = written(
+        tmp_path,
+        f"""
+        [[token]]
+        name = "shop"
+        hash = "{HASH}"
+        rights = ["read", "predict"]
+        max_streams = 3
+        requests_per_second = 0.5
+        [[token]]
+        name = "file"
+        secret_file = "secret"
+        rights = ["control", "all"]
+        [[token]]
+        name = "variable"
+        secret_env = "MINE"
+        rights = ["read"]
+        """,
+    )
+    tokens = read_tokens(path, {"MINE": "  a secret of the environment  "})
+    shop = tokens.find(SECRET.encode())
+    assert shop is not None
+    assert (shop.name, shop.rights) == ("shop", {"read", "predict"})
+    assert (shop.max_streams, shop.requests_per_second) == (3, 0.5)
+    assert tokens.find(b"another secret, long enough").name == "file"
+    assert tokens.find(b"a secret of the environment").name == "variable"
+    assert tokens.find(b"") is tokens.find(SECRET[:-1].encode()) is None
+    assert bool(tokens)
+    assert not Tokens()
+
+
+def test_every_secret_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that a search takes does not depend on which token it is, nor on whether any is."""
+    compared = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(one)
+        return one == other
+
+    monkeypatch.setattr("ttapca.serving.tokens.hmac.compare_digest", compare)
+    tokens = Tokens([token(name, "read") for name in SECRETS])
+    for secret in (*SECRETS.values(), "none"):
+        compared.clear()
+        tokens.find(secret.encode())
+        assert compared == [each.digest for each in tokens.all]
+
+
+def test_no_secret_is_shown() -> None:
+    shown = repr(token("shop", "read"))
+    assert "shop" in shown
+    assert hashlib.sha256(SECRETS["shop"].encode()).hexdigest() not in shown
+    assert "digest" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must be an object with `token`"),
+        ("token = 3", "`token` must be a list"),
+        ("[[token]]\nrights = ['read']", r"`token\[0\]` must be an object with `name`"),
+        ("[[token]]\nname = 'a.b'\nrights = ['read']", "`token.0..name` must be 1 to 30 of A-Z"),
+        ("[[token]]\nname = 'a'\nrights = ['write']", "must be one of read, predict, control, all"),
+        ("[[token]]\nname = 'a'\nrights = []", "a list of 1 to 4 entries"),
+        ("[[token]]\nname = 'a'\nrights = ['read']\nsecret = 'x'", "found 'secret'"),
+        ("[[token]]\nname = 'a'\nrights = ['read']", "`a` needs one of hash, .*; found none"),
+        (
+            f"[[token]]\nname = 'a'\nrights = ['read']\nhash = '{HASH}'\nsecret_env = 'A'",
+            "found hash and secret_env",
+        ),
+        ("[[token]]\nname = 'a'\nrights = ['read']\nhash = 'abc'", "must be `sha256:` and 64"),
+        ("[[token]]\nname = 'a'\nrights = ['read']\nsecret_env = 'NO'", "NO; it is not set"),
+        (
+            "[[token]]\nname = 'a'\nrights = ['read']\nsecret_env = 'SHORT'",
+            "at least 20 .* found 3",
+        ),
+        ("[[token]]\nname = 'a'\nrights = ['read']\nsecret_file = 'no'", "No such file .*: no"),
+        ("[[token]]\nname = 'a'\nrights = ['read']\nsecret_file = 'bytes'", "must be text; bytes"),
+        (
+            f"[[token]]\nname = 'a'\nrights = ['all']\nhash = '{HASH}'\nmax_streams = 1",
+            "`max_streams` has no meaning",
+        ),
+        (
+            f"[[token]]\nname = 'a'\nrights = ['all']\nhash = '{HASH}'\n" * 2,
+            "Every token has a name of its own",
+        ),
+        (
+            f"[[token]]\nname = 'a'\nrights = ['all']\nhash = '{HASH}'\n"
+            f"[[token]]\nname = 'b'\nrights = ['all']\nhash = '{HASH}'\n",
+            "Every token has a secret of its own",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_says_why(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff" * 30)
+    with pytest.raises(OptionError, match=message) as raised:
+        read_tokens(written(tmp_path, text), {"SHORT": "abc"})
+    assert "abc;" not in str(raised.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"no\.toml cannot be read: No such file"):
+        read_tokens(tmp_path / "no.toml", {})
+
+
+NAMES = st.text("abAB09._-/ \0é", min_size=0, max_size=110)
+
+
+@given(NAMES, st.sampled_from(["shop", "hall"]))
+def test_a_name_is_taken_by_the_pool_or_refused(name: str, owner: str) -> None:
+    holder = Token(owner, b"", frozenset({"read"}))
+    for each in (holder, ANYBODY):
+        try:
+            full = each.full_name(name)
+        except StreamNameError:
+            continue
+        check_name(full)
+        assert each.owns(full)
+        assert each.own_name(full) == name
+
+
+@given(NAMES, NAMES)
+def test_no_token_can_name_a_stream_of_another(one: str, other: str) -> None:
+    shop, hall = (Token(name, b"", frozenset({"read"})) for name in ("shop", "shop-2"))
+    try:
+        first, second = shop.full_name(one), hall.full_name(other)
+    except StreamNameError:
+        return
+    assert first != second
+    assert not hall.owns(first)
+    assert not shop.owns(second)
+
+
+def test_a_token_begins_as_many_streams_as_it_may() -> None:
+    names = ["shop.a", "hall.x"]
+    shop = token("shop", "predict", max_streams=3)
+
+    async def begin(quotas: StreamQuotas, *streams: str, fail: bool = False) -> None:
+        async with quotas.beginning(shop, streams[0]):
+            if len(streams) > 1:
+                await begin(quotas, *streams[1:], fail=fail)
+            if fail:
+                raise KeyError(streams)
+
+    async def play() -> None:
+        quotas = StreamQuotas(lambda: list(names))
+        with pytest.raises(TooManyStreamsError, match="`shop` may have 3 streams"):
+            await begin(quotas, "shop.b", "shop.c", "shop.d")  # none of them has ended
+        with pytest.raises(KeyError, match="shop"):
+            await begin(quotas, "shop.b", "shop.c", fail=True)
+        await begin(quotas, "shop.d", "shop.d", "shop.a")
+        names.append("shop.d")
+        await begin(quotas, "shop.e")
+        names.append("shop.e")
+        with pytest.raises(TooManyStreamsError, match="Delete one"):
+            await begin(quotas, "shop.f")
+        await begin(quotas, "shop.a")  # it is there already
+        names.remove("shop.d")  # deleted in some way
+        await begin(quotas, "shop.f")
+
+    asyncio.run(play())
