@@ -38,6 +38,7 @@ from ttapca.fitting.store import (
     save_filter,
 )
 from ttapca.fitting.store import Storage as Storage
+from ttapca.spectral import closed_form as closed_form  # so that its gains are known by name
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.composition import ClassMoments

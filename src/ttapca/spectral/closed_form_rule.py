@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -39,6 +40,7 @@ LARGEST_RATIO = 64.0
 THRESHOLD = 0.8  # share of source batches that are left exactly alone
 LIKENESS = 0.1  # correlation of the energies of two images of one class
 TINY = 1e-12  # an energy of zero has no logarithm
+LARGE = 2**15  # components, from which bands are averaged one by one
 
 ODD = Such(Whole(1), lambda value: value % 2 == 1, "an odd number of components")
 _RULES = {
@@ -287,7 +289,12 @@ class ClosedFormRule(Gain):
 
         Shape (..., components) to (..., bands).
         """
-        return (energies.to(self.averages) @ self.averages).to("cpu", torch.float64)
+        precise = energies.to(self.averages)
+        if len(self.averages) < LARGE:
+            return (precise @ self.averages).to("cpu", torch.float64)
+        # Reading the matrix would take longer than reading the energies of a large image.
+        bands = [precise[..., low:high].mean(-1) for low, high in pairwise(self.edges)]
+        return torch.stack(bands, -1).to("cpu", torch.float64)
 
     def log_energies(self, energies: Tensor, rest: Tensor | None = None) -> Tensor:
         """Return the logarithms of band energies, given energies of components.
