@@ -68,11 +68,7 @@ def unpacked(
         return found
     levels, largest = found.pop(LEVELS), found.pop(LARGEST, None)
     size = math.prod(shape)
-    if tuple(levels.shape) != (size,) or levels.dtype != torch.int16:
-        raise SavedFilterError(
-            f"`{LEVELS}` of the filter in {where} must be {size:,} whole numbers of 16 bits, by "
-            f"its config; found {tuple(levels.shape)} of {levels.dtype}. Save the filter again."
-        )
+    _check_whole_numbers(LEVELS, levels, size, where)
     kept = int((levels != NOT_KEPT).sum())
     if int(levels.min()) < NOT_KEPT or kept != components:
         raise SavedFilterError(
@@ -111,11 +107,7 @@ def _steps_of(mean: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean_of(steps: Tensor, scale: Tensor | None, size: int, where: str) -> Tensor:
-    if tuple(steps.shape) != (size,) or steps.dtype != torch.int16:
-        raise SavedFilterError(
-            f"`{MEAN_STEPS}` of the filter in {where} must be {size:,} whole numbers of 16 bits, "
-            f"by its config; found {tuple(steps.shape)} of {steps.dtype}. Save the filter again."
-        )
+    _check_whole_numbers(MEAN_STEPS, steps, size, where)
     if scale is None or tuple(scale.shape) != (2,) or scale.dtype != torch.float64:
         raise SavedFilterError(
             f"`{MEAN_SCALE}` of the filter in {where} must be two numbers of 64 bits; found "
@@ -123,6 +115,14 @@ def _mean_of(steps: Tensor, scale: Tensor | None, size: int, where: str) -> Tens
         )
     step, offset = map(float, scale)
     return (steps.double() + offset) * step
+
+
+def _check_whole_numbers(name: str, tensor: Tensor, size: int, where: str) -> None:
+    if tuple(tensor.shape) != (size,) or tensor.dtype != torch.int16:
+        raise SavedFilterError(
+            f"`{name}` of the filter in {where} must be {size:,} whole numbers of 16 bits, by its "
+            f"config; found {tuple(tensor.shape)} of {tensor.dtype}. Save the filter again."
+        )
 
 
 def _order_of(levels: Tensor) -> Tensor:
