@@ -116,7 +116,7 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
 def _fit(model: nn.Module, train: Images) -> FittedFilter:
     """Fit the usual number of components, or as many as there are."""
     import ttapca
-    from ttapca.benchmark.session import FIT_BATCH, recommended_layer
+    from ttapca.benchmark.filters import FIT_BATCH, recommended_layer
     from ttapca.datasets import TensorBatches
 
     layer, batches = recommended_layer(model, train), TensorBatches(train, FIT_BATCH)
