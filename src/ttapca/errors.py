@@ -120,6 +120,10 @@ class DownloadError(TtapcaError, OSError):
     """No source of a data set delivered it."""
 
 
+class FeedError(TtapcaError, OSError):
+    """A server cannot be reached, or refuses what it is sent."""
+
+
 class StorageError(TtapcaError, OSError):
     """The target cannot be written: read-only, full, in use, or in the way."""
 

@@ -20,6 +20,7 @@ from ttapca.cli import (
     corrupt,
     data,
     evaluate,
+    feed,
     fit,
     listings,
     publish,
@@ -57,6 +58,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": publish.export,
     "figure": publish.figure,
     "serve": serve.serve,
+    "feed": feed.feed,
     "corrupt": corrupt.corrupt,
     "methods": listings.methods,
 }
