@@ -72,12 +72,13 @@ def run(asked: argparse.Namespace) -> None:
     network = network.to(memory_format=torch.channels_last)  # quicker, above all for MobileNetV2
     layer = recommended_layer(network, photos)
     asked.to.mkdir(parents=True, exist_ok=True)
-    file = asked.to / f"{asked.network}.jsonl"
+    file = asked.to / f"{asked.network}-{asked.tested}.jsonl"
     known = {tuple(row["cell"]) for row in read(file)}
     wanted = [cell for cell in cells(asked) if cell not in known]
     done = 0
     for (method, size, split), group in itertools.groupby(wanted, key=lambda cell: cell[:3]):
         tested = tested_in(split)
+        few = tested[: asked.tested]
         rest = np.setdiff1d(np.arange(len(photos)), tested)
         source = [to_tensor(photos.images[some]) for some in np.array_split(rest, len(rest) // 25)]
         options: dict[str, object] = {}
@@ -91,8 +92,8 @@ def run(asked: argparse.Namespace) -> None:
         with ttapca.adapt(network, method, forgetting="online", **options) as adapted:
             for cell in group:
                 pixels = spoilt(photos.images, tested, *cell[3:], asked.frost, asked.to)
-                right, seconds = measured(adapted, pixels, tested, size)
-                row = {"cell": cell, "seconds": seconds, "right": tested[right].tolist()}
+                right, seconds = measured(adapted, pixels[: len(few)], few, size)
+                row = {"cell": cell, "seconds": seconds, "right": few[right].tolist()}
                 with file.open("a") as to:
                     to.write(json.dumps(row) + "\n")
                 done += 1
@@ -138,13 +139,14 @@ def tables(folder: Path) -> str:
     """Markdown tables of all results, with intervals from a bootstrap over photographs."""
     parts = []
     for file in sorted(folder.glob("*.jsonl")):
+        network, _, tested = file.stem.removeprefix("photographs-").rpartition("-")
         rows = read(file)
         for severity in sorted({row["cell"][-1] for row in rows} - {0}, reverse=True):
-            parts += _table(file.stem, severity, rows)
+            parts += _table(network, severity, rows, int(tested))
     return "\n".join(parts)
 
 
-def _table(network: str, severity: int, rows: list[dict[str, Any]]) -> list[str]:
+def _table(network: str, severity: int, rows: list[dict[str, Any]], tested: int) -> list[str]:
     right = {
         tuple(row["cell"]): set(row["right"]) for row in rows if row["cell"][-1] in (0, severity)
     }
@@ -157,11 +159,12 @@ def _table(network: str, severity: int, rows: list[dict[str, Any]]) -> list[str]
         return []
     # The same photographs for all methods, so that they can be compared.
     common = sorted(set.intersection(*(splits[key] for key in measured)))
-    wrong = {key: _wrong(right, *key, common, severity) for key in measured}
-    photos = TESTED * len(common)
+    tests = [(split, photo) for split in common for photo in tested_in(split)[:tested]]
+    wrong = {key: _wrong(right, *key, tests, severity) for key in measured}
+    photos = len(tests)
     drawn = np.random.default_rng(SEED).integers(photos, size=(DRAWS, photos))
     lines = [
-        f"### {network}, severity {severity}, {photos} photographs in {photos // TESTED} splits\n",
+        f"### {network}, severity {severity}, {photos} photographs, splits {common}\n",
         "| method | batch | mean of 15 | " + " | ".join(STANDARD) + " | clean |",
         "|:--|--:|--:|" + "--:|" * (len(STANDARD) + 1),
     ]
@@ -188,19 +191,18 @@ def _conditions(severity: int) -> list[tuple[str, int]]:
 
 
 def _wrong(
-    right: dict[tuple[Any, ...], set[int]], method: str, size: int, splits: list[int], severity: int
+    right: dict[tuple[Any, ...], set[int]],
+    method: str,
+    size: int,
+    tests: list[tuple[int, int]],
+    severity: int,
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which photographs are wrong, (photographs, corruptions), and on clean ones."""
-    table = np.array(
-        [
-            [
-                photo not in right[method, size, split, *condition]
-                for split in splits
-                for photo in tested_in(split)
-            ]
-            for condition in _conditions(severity)
-        ]
-    ).T
+    columns = [
+        [photo not in right[method, size, split, *condition] for split, photo in tests]
+        for condition in _conditions(severity)
+    ]
+    table = np.array(columns).T
     return table[:, :-1], table[:, -1]
 
 
@@ -226,6 +228,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(MEASURED))
     parser.add_argument("--severities", type=int, nargs="+", default=[5, 3])
     parser.add_argument("--splits", type=int, nargs="+", default=list(range(SPLITS)))
+    parser.add_argument("--tested", type=int, default=TESTED, help="photographs of each split")
     parser.add_argument("--methods", nargs="+", default=list(MEASURED[50]))
     asked = parser.parse_args()
     if asked.network == "table":

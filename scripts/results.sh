@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that docs/results.md reports: hours on two cores; cut it off, it goes on.
 #
-#   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten ttt c10 c100 gn rank
+#   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten ttt c10 c100 gn cct rank
 #                                        steps cost streams
 #
 # c10, c100 and gn need the checkpoints of docs/networks.md in $WEIGHTS (default: ../shared/data/weights)
@@ -10,7 +10,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 to=${1:?where the results go}
 shift
-runs=${*:-own others ten ttt c10 c100 gn rank steps cost streams}
+runs=${*:-own others ten ttt c10 c100 gn cct rank steps cost streams}
 weights=${WEIGHTS:-$here/../shared/data/weights}
 mkdir -p "$to"
 
@@ -44,6 +44,8 @@ for run in $runs; do
     c100) tables "$weights/cifar100_resnet20.pth" --normalise cifar100 --data cifar100 \
         ${CIFAR100:+--in "$CIFAR100"} --to "$to/c100.sqlite" ;;
     gn) tables "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/gn.sqlite" ;;
+    cct) bench cifar10-cct2 --settings episodic,online --corruptions standard,clean --images 1000 \
+        --methods source,neo,t3a,wiener --to "$to/cct.sqlite" ;;
     rank) bench cifar10-resnet20 --preset paper-rank --images 200 --to "$to/rank.sqlite" ;;
     steps) bench cifar10-resnet20 --preset paper-steps --steps 1,2,4 --images 400 \
         --to "$to/steps.sqlite" ;;

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import scipy.fft
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
@@ -235,6 +236,19 @@ def required_options(method: str, model: nn.Module, shape: tuple[int, ...]) -> d
     if method == "pea":
         return {"source": images(64, shape=shape).to(next(model.parameters()))}
     return {"memo": {"views": 4}, "cotta": {"views": 4}}.get(method, {})
+
+
+def natural(n: int, size: tuple[int, int], seed: int = 0) -> Tensor:
+    """Images whose spectrum falls like 1 / frequency^2, as that of photographs does."""
+    height, width = size
+    generator = torch.Generator().manual_seed(seed)
+    down, across = torch.arange(height).double() / height, torch.arange(width).double() / width
+    frequency = torch.hypot(down[:, None], across)
+    frequency[0, 0] = 0.5 / (height * width) ** 0.5
+    colours = torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64).reshape(3, 1, 1)
+    noise = torch.randn(n, 3, *size, generator=generator, dtype=torch.float64)
+    coefficients = (0.01 * colours / frequency * noise).numpy()
+    return 0.5 + torch.from_numpy(scipy.fft.idctn(coefficients, axes=(2, 3), norm="ortho"))
 
 
 def scenes(n: int, seed: int = 1, channels: int = 3, side: int = 12) -> Tensor:

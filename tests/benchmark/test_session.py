@@ -14,7 +14,7 @@ from torch import nn
 from benchmark.worlds import small_subject
 from ttapca.benchmark import Benchmark, NetworkSource, Plan, Results, session
 from ttapca.benchmark.running import adapted
-from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
+from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.networks import Normalisation
 
 OLD = Path(__file__).parent / "results_0_1.sqlite"
@@ -80,6 +80,32 @@ def test_the_filter_is_fitted_once_and_kept(
     rows += Benchmark(SMALL, filter=str(kept)).run(to)
     assert [row.cell.layer for row in rows] == ["conv1", f"conv1, {kept.name}"]
     assert [unit.cells[0] for unit in Benchmark(SMALL, filter=kept).units()] == [rows[1].cell]
+
+
+def test_all_cosines_unless_the_plan_says_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ttapca.benchmark.paper.COMPONENTS", 20)
+    for route, components, expected in (("dct", (), 64), ("dct", (30,), 30), ("auto", (), 20)):
+        plan = SMALL.changed(components=components, route=route)
+        (row,) = Benchmark(plan).run(tmp_path / "r.sqlite")
+        assert row.cell.components == expected
+        assert row.cell.layer == ("conv1" if route == "auto" else "conv1, dct")
+
+
+def test_options_of_a_fit_that_is_not_made(tmp_path: Path) -> None:
+    for name, plan in (
+        ("layer", SMALL.changed(layer="conv1")),
+        ("route", SMALL.changed(route="dct")),
+    ):
+        with pytest.raises(OptionError, match=f"`{name}=` would have no effect: .*`filter=`"):
+            Benchmark(plan, filter=tmp_path).units()
+    bare = SMALL.changed(methods=("bn",), route="dct")
+    with pytest.raises(OptionError, match="`route=` would have no effect: none of the methods"):
+        Benchmark(bare).units()
+    wrong = SMALL.changed(outputs="binary")
+    with pytest.raises(LayerOutputError, match="needs one logit"):
+        Benchmark(wrong).units()
 
 
 def test_a_network_of_ones_own(tmp_path: Path) -> None:

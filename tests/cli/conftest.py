@@ -41,6 +41,34 @@ def plain():
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     for values in network.parameters(): nn.init.zeros_(values)
     return network
+def one():
+    "The same weights at every call."
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(),
+                             nn.Linear(144, 1))
+def patches():
+    class Patches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Conv2d(3, 12, 4, stride=4)
+            self.norm = nn.LayerNorm(12)
+            self.head = nn.Linear(12, 2)
+        def forward(self, x):
+            return self.head(self.norm(self.embed(x).flatten(2).transpose(1, 2)).mean(1))
+    return Patches()
+def tokens():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Linear(48, 48)
+            self.longer = nn.Linear(48, 60)
+            self.head = nn.Linear(60, 2)
+        def forward(self, x):
+            cut = nn.functional.unfold(x, 4, stride=4).transpose(1, 2)
+            more = torch.cat([cut, cut[:, :1]], 1)
+            return self.head(self.longer(self.mix(more)).mean(1))
+    return Tokens()
 def needy(width): return nn.Linear(width, 2)
 def raising(): return {}["gone"]
 """

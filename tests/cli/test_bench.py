@@ -116,6 +116,51 @@ def test_a_filter_of_ones_own_has_a_key_of_its_own(command) -> None:
     assert layers == ["conv1", "conv1", "conv1, few-images", "conv1, few-images"]
 
 
+def test_the_route_of_the_filter_is_part_of_its_key(command) -> None:
+    words = f"bench digits {SMALL} --methods source,ttapca-exp --settings online --to r.sqlite"
+    command(words)
+    command(f"{words} --route dct")
+    rows = rows_of("r.sqlite")
+    found = [row.cell.layer for row in rows if row.cell.method == "ttapca-exp"]
+    assert found == ["conv1", "conv1", "conv1, dct", "conv1, dct"]
+    assert len(rows) == 6  # a method without a filter is the same for every route
+    filters = {ttapca.load(path).route for path in Path("r.sqlite-filters").iterdir()}
+    assert filters == {"folded", "dct"}
+    # The command of a row gives the row.
+    row = rows[-1]
+    assert "--layer conv1 --route dct" in row.outcome.command
+    again = shlex.split(row.outcome.command)
+    command(shlex.join([*again[1 : again.index("--to")], "--to", "again.sqlite"]))
+    (found,) = rows_of("again.sqlite")
+    assert found.cell == row.cell
+    assert found.outcome.entropy_stream == row.outcome.entropy_stream
+    commands = [row.outcome.command for row in rows if row.cell.method == "source"]
+    assert not any("--route" in each for each in commands)
+    listed = command(f"{words} --route dct --dry-run").out.splitlines()
+    assert len(listed) == 4
+
+
+def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
+    pictures(place / "images")
+    words = (
+        "bench own:one --data images --methods source,wiener,lame --corruptions clean --settings "
+        "online --batch-sizes 20 --components 5 --to r.sqlite"
+    )
+    command(words)
+    command(f"{words} --outputs binary")
+    rows = rows_of("r.sqlite")
+    assert [row.outcome.status for row in rows] == ["done"] * 6
+    assert [row.cell.options for row in rows] == ["{}"] * 3 + ['{"outputs": "binary"}'] * 3
+    assert "--outputs binary" in rows[-1].outcome.command
+    filters = [ttapca.load(path) for path in sorted(Path("r.sqlite-filters").iterdir())]
+    assert [each.class_moments_ is None for each in filters] == [True, False]
+    labels = words.replace("own:one", "own:classes").replace("r.sqlite", "l.sqlite")
+    told = command(f"{labels} --outputs multilabel", 1).err
+    assert "lame  batch 20  FAILED: OptionError: This method is for classes that exclude" in told
+    found = [row.outcome.status for row in rows_of("l.sqlite")]
+    assert found == ["done", "done", "failed"]
+
+
 def test_a_plan_and_options(digits: Path, command) -> None:
     Path("plan.toml").write_text(
         f'model = "{digits}"\ndata = "digits"\nmethods = ["bn", "tent"]\nimages = 40\n'
@@ -221,6 +266,12 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
         ("--methods wiener --layer 9", 2, "no layer `9`"),
         ("--methods ttt", 1, "rotation"),
         ("--corruptions fogg", 2, "Did you mean `fog`"),
+        ("--route quick", 2, "`route` must be one of auto, folded, exact, gram, randomised, dct"),
+        ("--route dct --methods bn", 2, "--route NAME would have no effect: none of the methods"),
+        ("--route dct --filter home", 2, "--route NAME would have no effect: .* --filter DIR"),
+        ("--layer conv1 --filter home", 2, "--layer NAME would have no effect: .* --filter DIR"),
+        ("--outputs regression", 2, "`outputs` must be one of multiclass, binary, multilabel"),
+        ("--outputs binary --methods source", 1, "--outputs binary needs one logit"),
         ("--filter none", 2, "(?s)--filter.*does not.*exist"),
         ("--seeds a", 2, "--seeds takes whole numbers, such as 1,3 or 0-2; found `a`"),
         ("--seeds 0-99999999999", 2, "--seeds takes at most 10,000 numbers"),

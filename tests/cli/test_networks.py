@@ -265,6 +265,74 @@ def test_a_mistake_has_a_reason_and_a_code(
     assert not Path("f").exists()
 
 
+def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
+    pictures(place / "images")
+    fit = "fit own:one --data images --components 5 --to"
+    command(f"{fit} plain")
+    command(f"{fit} said --outputs binary")
+    assert ttapca.load("plain").class_moments_ is None  # it may be a regression
+    assert len(ttapca.load("said").class_moments_.shares) == 2
+    command("fit own:classes --data images --components 5 --to none --outputs regression")
+    assert ttapca.load("none").class_moments_ is None
+    words = "eval own:one --data images --method wiener --json --filter"
+    facts = json.loads(command(f"{words} said --outputs binary").out)
+    assert (facts["outputs"], facts["images"]) == ("binary", 80)
+    assert 0 < facts["entropy"] <= np.log(2)
+    assert json.loads(command(f"{words} plain").out)["outputs"] is None
+    labels = "eval own:classes --data images --json --outputs"
+    assert json.loads(command(f"{labels} multilabel").out)["images"] == 80
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (
+            "fit own:one --to f --outputs two",
+            2,
+            "one of multiclass, binary, multilabel, regression",
+        ),
+        ("fit own:one --to f --route x", 2, "`route` must be one of auto, folded"),
+        ("fit own:classes --to f --outputs binary", 1, "--outputs binary needs one logit"),
+        ("eval own:one --outputs regression", 2, "must be one of multiclass, binary, multilabel;"),
+        ("eval own:one --outputs multiclass", 1, "--outputs multiclass needs two logits or more"),
+        (
+            "eval own:classes --outputs multilabel --method shot",
+            2,
+            "of --outputs multilabel do not",
+        ),
+    ],
+)
+def test_outputs_that_cannot_be(
+    words: str, code: int, message: str, place: Path, pictures, command
+) -> None:
+    pictures(place / "images")
+    said = command(f"{words} --data images", code)
+    assert re.search(message, said.err), said.err
+    assert said.out == ""
+    assert not Path("f").exists()
+
+
+def test_without_a_number_there_are_as_many_components_as_there_can_be(digits, command) -> None:
+    told = command(f"fit {digits} --data digits --to f").out
+    assert "`conv1`, folded: 61 components of 1,024 outputs" in told  # three pixels never vary
+    told = command(f"fit {digits} --data digits --route dct --to cosines").out
+    assert "`conv1`, dct: 64 components of 64 inputs" in told
+
+
+def test_the_filter_of_a_transformer_is_at_its_images(place: Path, pictures, command) -> None:
+    pictures(place / "images", side=20)
+    told = command("fit own:patches --data images --to f")
+    assert "`embed`, dct: 1,200 components of 1,200 inputs" in told.out
+    assert "Identity" not in told.err
+    assert ttapca.load("f").outliers_ is not None
+    facts = json.loads(command("layers own:patches --input 3x20x20 --json").out)
+    assert (facts["recommended"], facts["advice"]) == ("embed", "")
+    words = "layers own:tokens --input 3x20x20"
+    assert "through an `nn.Identity` first" in " ".join(command(words).out.split())
+    told = command("fit own:tokens --data images --to g")
+    assert "filter at `longer`. No affine layer of this network takes the images" in told.err
+
+
 def test_numbers_for_the_normalisation(command) -> None:
     torch.save(build("small-cnn", input_shape=(1, 32, 32)).state_dict(), "a.pth")
     names = np.array(list("abcdefghij"))

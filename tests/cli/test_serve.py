@@ -12,10 +12,16 @@ from typing import Any
 
 import httpx
 import pytest
+from torch import nn
 
 import ttapca
 from ttapca import networks
+from ttapca.benchmark import NetworkSource
+from ttapca.cli.served_network import ServedNetwork, _described_names
 from ttapca.datasets import TensorBatches, read_digits
+from ttapca.datasets.pictures import PictureSize
+from ttapca.errors import OptionError
+from ttapca.networks.hubs import HubNetwork
 from ttapca.serving.http_app import create_app
 from ttapca.serving.service import Service
 
@@ -171,6 +177,30 @@ def test_a_mistake_has_a_reason_and_a_code(
     (place / "bytes").write_bytes(b"\xff\xfe")
     assert re.search(message, command(f"serve {words} --port 0", 2).err)
     assert served == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "shorter_side", "expected"),
+    [
+        ((3, 8, 8), None, PictureSize(8, 12)),  # as its files say
+        ((3, 8, 8), 20, PictureSize(8, 20)),
+    ],
+)
+def test_a_network_from_a_hub_says_its_size_and_its_classes(
+    shape: tuple[int, ...], shorter_side: int | None, expected: PictureSize
+) -> None:
+    inner = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    normalisation = networks.Normalisation((0.0,), (1.0,))
+    size = PictureSize(8, 12)
+    network = HubNetwork(inner, 2, normalisation, shape, size, ("cat", "dog"))
+    assert _described_names(NetworkSource("hf:cats"), network) == ("cat", "dog")
+    served = ServedNetwork("hf:cats", network, None, ())  # type: ignore[arg-type]
+    assert served.picture_size(shape, shorter_side) == expected
+    with pytest.raises(
+        OptionError,
+        match="take square pictures, of which the centre is cut out; this one takes 3 x 8",
+    ):
+        served.picture_size((3, 8, 9), 20)
 
 
 def test_a_port_in_use_is_said(

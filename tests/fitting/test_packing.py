@@ -7,12 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ttapca
 from oracles import images, small_convnet
 from ttapca.errors import SavedFilterError
 from ttapca.fitting import store
-from ttapca.fitting.packing import LARGEST, LEVELS, STEPS, packed, unpacked
+from ttapca.fitting.packing import (
+    LARGEST,
+    LEVELS,
+    MEAN_SCALE,
+    MEAN_STEPS,
+    STEPS,
+    packed,
+    unpacked,
+)
 
 
 @pytest.mark.parametrize("layer", ["conv1", "act"])
@@ -35,7 +45,7 @@ def test_a_saved_filter_is_the_same_filter(
             table = torch.zeros(each.center_.numel(), dtype=torch.float64)
             table[each.basis.order] = getattr(each, name).double()
             tables.append(table)
-        torch.testing.assert_close(tables[1], tables[0], rtol=1e-3, atol=0)
+        torch.testing.assert_close(tables[1], tables[0], rtol=1e-3, atol=1e-7)
     plain = ttapca.attach(model, fitted)
     with torch.no_grad():
         first = model(x)
@@ -48,6 +58,38 @@ def test_a_saved_filter_is_the_same_filter(
     assert torch.equal(again.singular_values_, loaded.singular_values_)
     assert torch.equal(again.basis.order, loaded.basis.order)
     assert torch.equal(again.center_, loaded.center_)
+    assert torch.equal(again.class_reach_, loaded.class_reach_)
+
+
+@given(
+    mean=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30),
+    scale=st.sampled_from([1e-9, 1.0, 1e9]),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_mean_keeps_its_digits(mean: list[float], scale: float) -> None:
+    size = len(mean)
+    values = scale * torch.tensor(mean, dtype=torch.float64)
+    full = {
+        "order": torch.arange(size),
+        "singular_values": torch.linspace(9, 1, size, dtype=torch.float64),
+        "input_mean": values,
+    }
+    found = unpacked(packed(full, size), (1, 1, size), size, "x")
+    step = max((values.max() - values.min()).item() / 32_767, 1e-11 * values.abs().max().item())
+    torch.testing.assert_close(found["input_mean"], values, rtol=0, atol=step + 1e-37)
+    again = unpacked(packed(found, size), (1, 1, size), size, "x")
+    assert torch.equal(again["input_mean"], found["input_mean"])
+
+
+def test_what_was_saved_in_full_is_read() -> None:
+    """As before means and the reach of classes had 16 bits."""
+    values = torch.tensor([4.0, 2.0], dtype=torch.float64)
+    full = {"order": torch.tensor([1, 0]), "singular_values": values}
+    reach, mean = torch.tensor([0.3, 7.0]), torch.tensor([0.1, 0.2])
+    older = packed(full, 2) | {"input_mean": mean, "class_reach": reach}
+    found = unpacked(older, (1, 1, 2), 2, "x")
+    assert torch.equal(found["input_mean"], mean.double())
+    assert torch.equal(found["class_reach"], reach)
 
 
 def test_what_it_takes_at_224_pixels() -> None:
@@ -56,8 +98,8 @@ def test_what_it_takes_at_224_pixels() -> None:
     order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
     mean = torch.zeros(size, dtype=torch.float64)
     full = {"order": order, "singular_values": values, "input_mean": mean, "output_mean": mean}
-    small = packed(full, size, torch.float32)
-    assert sum(each.numel() * each.element_size() for each in small.values()) < 1e6
+    small = packed(full, size)
+    assert sum(each.numel() * each.element_size() for each in small.values()) < 0.61e6
     assert unpacked(full, (3, 224, 224), size, "x").keys() == full.keys()  # as saved before
 
 
@@ -68,6 +110,11 @@ def test_what_it_takes_at_224_pixels() -> None:
         (LEVELS, lambda t: t.float(), "must be .* whole numbers of 16 bits"),
         (LEVELS, lambda t: torch.full_like(t, -1), "but for its 50 components"),
         (LEVELS, lambda t: t - 5, "but for its 50 components"),
+        (MEAN_STEPS, lambda t: t[:-1], "`mean_steps` .* must be .* whole numbers of 16 bits"),
+        (MEAN_STEPS, lambda t: t.int(), "`mean_steps` .* must be .* whole numbers of 16 bits"),
+        (MEAN_SCALE, lambda t: t[:1], "`mean_scale` .* two numbers of 64 bits"),
+        (MEAN_SCALE, lambda t: t.float(), "`mean_scale` .* two numbers of 64 bits"),
+        (MEAN_SCALE, lambda t: t * torch.inf, "finite numbers"),
         (LARGEST, lambda t: t.float(), "one number of 64 bits"),
         (LARGEST, lambda t: t * 0, "above 0 and falling"),
         (LARGEST, lambda t: t * torch.nan, "finite numbers"),

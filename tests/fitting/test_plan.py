@@ -24,14 +24,14 @@ STEM_224 = ((3, 224, 224), (64, 112, 112))
 
 
 @pytest.mark.parametrize(
-    ("shapes", "affine", "components", "samples", "route"),
+    ("shapes", "folds", "components", "samples", "route"),
     [
         (STEM_32, True, None, 50_000, "folded"),
         (STEM_32, True, 2000, 50_000, "folded"),
         (STEM_32, True, 20, 100, "folded"),  # within seconds, as it always was
         (STEM_32, True, None, None, "folded"),
         (((1, 8, 8), (4, 8, 8)), False, None, 1797, "exact"),
-        (((16, 32, 32), (32, 16, 16)), True, 500, 50_000, "exact"),
+        (((16, 32, 32), (32, 16, 16)), False, 500, 50_000, "exact"),
         (STEM_32, True, None, 3000, "dct"),  # too few for components of their own
         (STEM_32, True, 0.99, 3000, "dct"),
         (STEM_64, True, 299, 300, "dct"),
@@ -52,12 +52,12 @@ STEM_224 = ((3, 224, 224), (64, 112, 112))
 )
 def test_the_route_follows_from_the_sizes(
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    affine: bool,
+    folds: bool,
     components: int | float | None,
     samples: int | None,
     route: str,
 ) -> None:
-    problem = Problem(*shapes, affine, components, samples, 200)
+    problem = Problem(*shapes, folds, components, samples, 200)
     plan = plan_of(problem, memory=10**13)
     assert plan.route == route
     if route == "dct":

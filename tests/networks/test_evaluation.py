@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ttapca.datasets import Images, TensorBatches, to_tensor
-from ttapca.errors import NotEnoughDataError, OptionError, ShapeError
+from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError, ShapeError
 from ttapca.networks import Evaluation, build, evaluate, expected_calibration_error
 from ttapca.networks.evaluation import Predict, predict_all
 
@@ -91,6 +91,68 @@ def test_measured_as_one_by_one(batch_size: int) -> None:
     assert outcome.calibration_error == pytest.approx(100 * slow, abs=1e-4)
     assert outcome.images_per_second == pytest.approx(50 / outcome.seconds)
     assert Evaluation(100, 0.0, 0.0, (), 0.0, (), (), 0.0).images_per_second == float("inf")
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_one_logit_is_measured_as_two(flat: bool) -> None:
+    """A logit z and the two logits 0 and z have the same probabilities."""
+    images, model = random_images(50, classes=2), network(1)
+
+    def one(x: Tensor) -> Tensor:
+        return model(x).flatten() if flat else model(x)
+
+    def two(x: Tensor) -> Tensor:
+        return torch.cat([torch.zeros(len(x), 1), model(x)], 1)
+
+    expected = evaluate(two, images)
+    for outputs in (None, "binary"):
+        found = evaluate(one, images, outputs=outputs)
+        for name in ("error", "calibration_error", "entropy", "error_stream", "entropy_stream"):
+            assert getattr(found, name) == pytest.approx(getattr(expected, name)), name
+
+
+def test_labels_are_measured_one_by_one() -> None:
+    images, model = random_images(40), network()
+    found = evaluate(model, images, outputs="multilabel")
+    wrong, entropies, confidence = [], [], []
+    for pixels, label in zip(images.images, images.labels, strict=True):
+        with torch.no_grad():
+            chances = model(to_tensor(pixels[None])).double().sigmoid()[0]
+        wrong.append(int(chances.argmax()) != label)
+        confidence.append(float(chances.max()))
+        both = [-(p * np.log(p) + (1 - p) * np.log(1 - p)) for p in chances.tolist()]
+        entropies.append(np.mean(both))
+    assert found.error == pytest.approx(100 * np.mean(wrong))
+    assert found.entropy == pytest.approx(np.mean(entropies))
+    slow = slow_calibration(confidence, [not each for each in wrong], 15)
+    assert found.calibration_error == pytest.approx(100 * slow, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("logits", "outputs", "error", "message"),
+    [
+        (1, None, OptionError, r"each of the 3 classes .*, or one for two .* gives \(1,\)"),
+        (2, "multilabel", OptionError, r"each of the 3 classes .* gives \(2,\)"),
+        (3, "binary", LayerOutputError, '`outputs="binary"` needs one logit'),
+        (3, "regression", OptionError, "one of multiclass, binary, multilabel; found 'regr"),
+    ],
+)
+def test_outputs_that_are_something_else(
+    logits: int, outputs: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        evaluate(network(logits), random_images(5), outputs=outputs)
+
+
+def test_predictions_of_pixels_are_not_one_class_for_each_image() -> None:
+    with pytest.raises(OptionError, match=r"gives \(3, 4, 3\) for each image"):
+        evaluate(lambda x: x[..., :3], random_images(5))
+
+
+def test_a_single_class_is_certain() -> None:
+    images = Images(np.zeros((4, 4, 4, 3), np.uint8), np.zeros(4, np.int64), ("all",))
+    found = evaluate(network(1), images)
+    assert (found.error, found.entropy, found.calibration_error) == (0, 0, 0)
 
 
 def mine(images: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
+from small_networks import smooth_images
 from ttapca.benchmark.session import NetworkSource
 from ttapca.errors import CheckpointError, OptionError
 from ttapca.networks import describe_layers, load
@@ -304,3 +305,12 @@ def test_a_transformer_of_transformers(tmp_path: Path) -> None:
     torch.testing.assert_close(network(IMAGES), made((IMAGES - mean) / std).logits)
     with pytest.raises(OptionError, match="nothing is downloaded here"):
         load(f"hf:{tmp_path / 'nothing'}")
+    # Its filter is at the patch embedding, which has far fewer outputs than inputs.
+    table = describe_layers(network, (3, 16, 16))
+    assert table.recommended == "model.vit.embeddings.patch_embeddings.projection"
+    fitted = ttapca.fit(network, table.recommended, smooth_images(60, 16))
+    assert fitted.basis.at_input
+    assert fitted.outliers_ is not None
+    assert len(fitted.layer_norm_) == 3
+    with ttapca.adapt(network, "wiener", filter=fitted) as adapted:
+        assert adapted(IMAGES).shape == (len(IMAGES), 5)

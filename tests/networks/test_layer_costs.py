@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ttapca
+from small_networks import PatchTransformer
 from ttapca.errors import ShapeError
 from ttapca.networks import LayerFacts, build, describe_layers
 
@@ -89,6 +90,41 @@ def test_layers_that_cannot_carry_a_filter() -> None:
     nothing = describe_layers(nn.Identity(), (4,))
     assert (nothing.recommended, nothing.layers) == (None, ())
     assert facts(nn.Sequential(nn.ReLU()), (4,), 2)["0"].relative_cost is None
+
+
+@pytest.mark.parametrize(
+    ("network", "layer"),
+    [
+        (PatchTransformer(32, 4, 48), "embed"),  # as many outputs as inputs
+        (PatchTransformer(32, 4, 12), "embed"),  # fewer
+        (nn.Sequential(nn.Identity(), nn.Conv2d(3, 4, 3)), "1"),
+        (nn.Sequential(nn.Identity(), PatchTransformer(32, 4, 48, linear=True)), "0"),
+        (nn.Sequential(nn.Unfold(4, stride=4), nn.Linear(64, 4)), "0"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 4)), "0"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 4000)), "1"),
+    ],
+)
+def test_the_layer_that_takes_the_images_is_recommended(network: nn.Module, layer: str) -> None:
+    table = describe_layers(network, (3, 32, 32))
+    assert (table.recommended, table.advice) == (layer, "")
+
+
+def test_advice_where_no_layer_takes_the_images() -> None:
+    table = describe_layers(PatchTransformer(32, 4, 48, linear=True), (3, 32, 32))
+    assert table.recommended == "block.linear1"
+    assert "through an `nn.Identity` first" in table.advice
+    # Patches of large images that are made longer: all of the numbers are there, but too many.
+    table = describe_layers(PatchTransformer(128, 16, 1024, linear=True), (3, 128, 128))
+    assert table.recommended == "embed"
+    assert "through an `nn.Identity` first" in table.advice
+    assert describe_layers(nn.Sequential(nn.ReLU(), nn.Linear(4, 9)), (4,)).advice == ""
+
+
+def test_cosines_may_be_more_than_outputs() -> None:
+    layers = facts(PatchTransformer(64, 16, 12), (3, 64, 64), 5000)
+    assert (layers["embed"].components, layers["embed"].outputs) == (5000, 192)
+    layers = facts(PatchTransformer(16, 8, 12), (3, 16, 16), 5000)
+    assert (layers["embed"].components, layers["embed"].folds) == (48, True)
 
 
 def test_an_image_of_another_shape() -> None:

@@ -56,7 +56,7 @@ def test_a_packaged_network_has_its_card_and_reaches_its_number(name: str) -> No
     assert facts["command"] in path.with_suffix(".md").read_text()
     network = load(name)
     assert network.input_shape == tuple(facts["input_shape"])
-    assert network.conv1.weight.shape == (16, facts["input_shape"][0], 3, 3)
+    assert network.conv1.weight.shape[1:] == (facts["input_shape"][0], 3, 3)
     if facts["data"]["name"] == "digits":
         found = evaluate(network, read_digits("test")).accuracy
         assert found == pytest.approx(facts["accuracy"], abs=0.2)  # one image of 596: rounding

@@ -187,10 +187,13 @@ def test_a_line_for_each_request_and_no_token_in_it(as_json: bool, client: Clien
         client.ask("GET", f"/v1/streams/x?token={SECRETS['shop']}", "hall")
         client.ask("GET", f"/v1/{SECRETS['shop'].replace(' ', '-')}", "a wrong secret")
         client.ask("BREW", "/healthz%0Aforged", headers={"X-Request-ID": "mine"})
-        LOGGER.warning("something else")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            LOGGER.exception("something else")
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     lines = written.getvalue().splitlines()
-    assert len(lines) == 6
+    assert len(lines) == (6 if as_json else 10)
     for secret in (*SECRETS.values(), "a wrong secret", "the-long-secret", "forged"):
         assert secret not in written.getvalue()
     if not as_json:
@@ -216,7 +219,8 @@ def test_a_line_for_each_request_and_no_token_in_it(as_json: bool, client: Clien
     assert (second["status"], second["code"], second["stream"]) == (404, "unknown_stream", "hall.x")
     assert (third["route"], third["status"]) == ("other", 404)
     assert (fourth["request"], fourth["status"]) == ("mine", 404)
-    assert fifth["message"] == "something else"
+    assert (fifth["level"], fifth["message"]) == ("error", "something else")
+    assert "ValueError: broken" in fifth["traceback"]
 
 
 def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from serving.conftest import Serving
 from serving.test_decoding import bomb
 from ttapca.serving.api_models import ErrorAnswer
 from ttapca.serving.decoding import NPY
+from ttapca.serving.http_app import create_app
 
 PREDICT = "/v1/predict?stream=camera-7"
 STREAM = "/v1/streams/camera-7"
@@ -264,8 +265,6 @@ def test_a_fault_of_the_service_tells_nothing(
 
 def test_a_client_that_goes_away(serving: Serving) -> None:
     """The server says so in the middle of a body; nobody is left to read the answer."""
-    from ttapca.serving.http_app import create_app
-
     client = serving()
     app = create_app(client.service)
     sent: list[Any] = []
@@ -302,6 +301,22 @@ def test_a_client_that_goes_away(serving: Serving) -> None:
     assert sent[0]["status"] == 400
     assert client.service._held == client.service.running == 0
     assert client.service.pool.names() == []
+
+
+def test_a_server_may_announce_its_start_and_end(serving: Serving) -> None:
+    """Some ASGI servers do; the application has nothing to do then."""
+    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    sent: list[str] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    asyncio.run(create_app(serving().service)(scope, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 @pytest.mark.parametrize("length", ["x", "-1", "9" * 30])

@@ -39,8 +39,10 @@ class Cell:
         severity: 1 to 5; 0 for clean images.
         setting: How the images arrive, and when adaptation forgets.
         method: One of `ttapca.METHODS`.
-        options: The method's own options as JSON with sorted names.
-        layer: Where the filter sits, and its name if the user brought it; empty without a filter.
+        options: The method's own options as JSON with sorted names, and what the outputs of the
+            network mean if the plan says it.
+        layer: Where the filter sits, and its name if the user brought it, or the route of its fit
+            if the plan says it; empty without a filter.
         components: How many the filter has; 0 without a filter.
         batch_size: Images per batch.
         steps: Gradient steps on each batch; 0 for a method without gradients.

@@ -20,6 +20,7 @@ from ttapca.benchmark.cells import Cell, Observation
 from ttapca.benchmark.subject import Subject
 from ttapca.datasets import Images, to_tensor
 from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.networks.evaluation import explained_shape
 from ttapca.networks.network import ImageNetwork
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.support.modules import device_and_dtype, find_layer, stopped_at
@@ -61,6 +62,20 @@ def observe(
     )
 
 
+@torch.no_grad()
+def check_shape(subject: Subject) -> None:
+    """Refuse a filter that does not take what the network makes of the images, before any work.
+
+    Raises:
+        ShapeError: It does not, or the network does not take the images.
+    """
+    if subject.fitted is not None:
+        one = subject.source.clean.subset(np.arange(1))
+        with explained_shape(tuple(to_tensor(one.images).shape[1:])):
+            samples = _filter_input(subject, subject.fitted, one)
+        subject.fitted.check_shape(tuple(samples.shape[1:]))
+
+
 def _filter_input(subject: Subject, fitted: FittedFilter, images: Images) -> Tensor:
     layer = find_layer(subject.network, fitted.layer)
     device, _ = device_and_dtype(layer, subject.network)
@@ -72,8 +87,7 @@ def _filter_input(subject: Subject, fitted: FittedFilter, images: Images) -> Ten
 
 def _deviations(fitted: FittedFilter, samples: Tensor) -> Tensor:
     """Return the standard deviation of every component."""
-    whole = fitted.spectral_filter()
-    components = whole.basis.project(samples.flatten(1).float() - whole.mean)
+    components = fitted.spectral_filter().components(samples)
     return components.std(0) if len(components) > 1 else components[0].abs()
 
 
@@ -81,8 +95,7 @@ def _filtered_pictures(
     subject: Subject, acting: SpectralFilter, gains: Tensor, images: Tensor, samples: Tensor
 ) -> tuple[bytes, ...]:
     """Return the images after the filter, if it acts on images, normalised or not."""
-    basis, mean = acting.basis, acting.mean
-    if not basis.at_input or samples.shape != images.shape or samples.shape[1] not in (1, 3):
+    if not acting.basis.at_input or samples.shape != images.shape or samples.shape[1] not in (1, 3):
         return ()
     shift, scale = torch.zeros(1), torch.ones(1)
     if not torch.equal(images, samples):
@@ -92,8 +105,7 @@ def _filtered_pictures(
         shift, scale = normalise.mean.cpu(), normalise.std.cpu()
         if not torch.allclose(samples, (images - shift) / scale, atol=1e-5):
             return ()
-    components = basis.project(samples.flatten(1).to(mean) - mean)
-    filtered = basis.add_rebuilt(mean, components * gains).reshape(samples.shape).cpu()
+    filtered = acting.scaled_by(gains, samples.to(acting.mean)).cpu()
     pixels = (255 * (filtered * scale + shift).clamp(0, 1)).round().to(torch.uint8)
     return tuple(map(_png, pixels.permute(0, 2, 3, 1).numpy()))
 

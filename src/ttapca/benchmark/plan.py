@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from ttapca._checks import (
     Flag,
@@ -31,7 +31,10 @@ from ttapca.benchmark.subject import Condition, Subject
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
 from ttapca.corruptions.catalogue import find, unknown
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
+from ttapca.fitting.fit_plan import RouteName
 from ttapca.methods.method import registration
+from ttapca.networks.evaluation import EvaluatedKind
+from ttapca.spectral.basis import ROUTE_NAMES
 from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
 GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA, CLEAN: (CLEAN,)}
@@ -59,8 +62,12 @@ class Plan:
         steps: Gradient steps on each batch, for methods that take them; empty for each method's
             own number.
         lr: Learning rate of these methods; None for each method's own, 1e-3 for the paper's.
-        components: How many the filter has; empty for 2,000, or as many as there are.
+        components: How many the filter has; empty for 2,000, or as many as there are, or all
+            cosines.
         layer: Where the filter sits; None for the layer that `ttapca layers` recommends.
+        route: How the filter is fitted; see `ttapca.fit`.
+        outputs: What the outputs of the network mean: `multiclass`, `binary` or `multilabel`; None
+            to tell by their shape.
         images: How many test images, chosen as `ttapca.datasets.choose` does; None for all.
         corrupted: A folder in the CIFAR-C layout; None to make the corrupted images.
         corruption_seed: For making corrupted images.
@@ -91,6 +98,8 @@ class Plan:
     lr: float | None = None
     components: tuple[int, ...] = ()
     layer: str | None = None
+    route: RouteName | Literal["auto"] = "auto"
+    outputs: EvaluatedKind | None = None
     images: int | None = None
     corrupted: str | None = None
     corruption_seed: int = 0
@@ -145,6 +154,8 @@ SCHEMA = Record(
         "lr": Maybe(Number(above=0, high=1e9)),
         "components": ListOf(Whole(1, 10**9)),
         "layer": Maybe(_NAME),
+        "route": OneOf(["auto", *ROUTE_NAMES]),
+        "outputs": Maybe(OneOf(get_args(EvaluatedKind))),
         "images": Maybe(Whole(1, 10**9)),
         "corrupted": Maybe(_NAME),
         "corruption_seed": Whole(0),
@@ -254,8 +265,7 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
     """
     single = [setting for setting in plan.settings if setting not in JOINT]
     joint = [setting for setting in plan.settings if setting in JOINT]
-    most = subject.fitted.n_components_ if subject.fitted else paper.COMPONENTS
-    ranks = plan.components or (min(paper.COMPONENTS, most),)
+    ranks = plan.components or (_usual_rank(subject),)
     units: list[Unit] = []
     for severity in plan.severities:
         conditions = [(name, 0 if name == CLEAN else severity) for name in plan.corruptions]
@@ -283,6 +293,16 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
     return list(dict.fromkeys(units))  # a method without a filter is the same at every rank
 
 
+def _usual_rank(subject: Subject) -> int:
+    """Return how many components a filter has if the plan does not say it."""
+    fitted = subject.fitted
+    if fitted is None:
+        return paper.COMPONENTS
+    # All cosines: they cost nothing, and noise shows in the last of them.
+    all_of_them = fitted.route == "dct"
+    return fitted.n_components_ if all_of_them else min(paper.COMPONENTS, fitted.n_components_)
+
+
 def _method_facts(
     plan: Plan, subject: Subject, method: str, components: int, steps: int | None
 ) -> dict[str, Any]:
@@ -298,6 +318,8 @@ def _method_facts(
             options.setdefault(name, value)
     made = found.make(**options)
     own = {name: value for name, value in given.items() if name not in ("steps", "lr")}
+    if plan.outputs is not None:
+        own["outputs"] = plan.outputs
     place = [fitted.layer, subject.filter_name] if fitted else []
     return {
         "options": json.dumps({**subject.stated.get(method, {}), **own}, sort_keys=True),

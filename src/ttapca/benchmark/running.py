@@ -189,13 +189,14 @@ def measure(
     """
     cell = unit.cells[0]
     labels = subject.source.clean.labels
+    outputs = json.loads(cell.options).get("outputs")
     found: list[Measured] = []
     with adapted(cell, subject) as adapter:
         for segment in segments(cell.setting, labels, len(unit.cells), cell.seed):
             adapter.start_condition()
             updates, skipped = adapter.updates, adapter.skipped
             batches = TensorBatches(images, cell.batch_size, segment)
-            predictions = predict_all(adapter, batches, watch=watch)
+            predictions = predict_all(adapter, batches, outputs=outputs, watch=watch)
             corruption = segment // len(labels)  # of every image, by its number
             for number in sorted(set(corruption.tolist())):
                 own = corruption == number

@@ -15,6 +15,8 @@ import ttapca
 from ttapca import networks
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import Row
+from ttapca.benchmark.filters import recommended_layer, usual_fit
+from ttapca.benchmark.inspection import check_shape
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.running import estimate_seconds, run, unfinished
@@ -22,13 +24,12 @@ from ttapca.benchmark.subject import ImageSource, Subject
 from ttapca.datasets import DIGITS, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.fitting.routes import plan_fit
+from ttapca.networks.evaluation import predict_all
 from ttapca.networks.factories import call_factory, is_factory
 from ttapca.networks.hubs import is_hub_name
 from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent
-from ttapca.support.timed_stages import TimedStages
 
 DIGITS_NETWORK = "digits-small-cnn"
 FIT_BATCH = 250
@@ -48,6 +49,7 @@ class NetworkSource:
             it: a name, or a mean and a deviation.
         eps: What the norms of a file's network add to variances, if it is not what the architecture
             is known for.
+        any_size: Whether it is to take images of another size than it is known for.
 
     Example:
         >>> NetworkSource("digits").load().classes
@@ -59,6 +61,7 @@ class NetworkSource:
     architecture: str | None = None
     normalisation: str | Normalisation | None = None
     eps: float | None = None
+    any_size: bool = False
 
     def load(self, *, assumed: str | None = None, doubt: bool = True) -> nn.Module:
         """Load the network, in evaluation mode.
@@ -75,18 +78,27 @@ class NetworkSource:
         for name in ("architecture", "normalisation", "eps") if made else ("weights",):
             if getattr(self, name) is not None:
                 raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
+        if made and self.any_size:
+            raise OptionError(
+                f"`any_size=` has no meaning for `{self.name}`: your own network is given images "
+                "of any size."
+            )
         if made:
             network = call_factory(self.name)
             network = networks.load_weights(network, self.weights) if self.weights else network
         else:
-            stated = self.normalisation or assumed
-            network = networks.load(
-                self.file, self.architecture, normalisation=stated, eps=self.eps
-            )
+            network = self._from_file(assumed)
         if doubt and (reason := self._doubt(network)):
             advice = "Give trained ones with `weights=`."
             warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
         return network.eval()
+
+    def _from_file(self, assumed: str | None) -> ImageNetwork:
+        stated = self.normalisation or assumed
+        network = networks.load(self.file, self.architecture, normalisation=stated, eps=self.eps)
+        if self.any_size:
+            network.take_any_size()
+        return network
 
     @property
     def file(self) -> str:
@@ -118,19 +130,6 @@ class NetworkSource:
                 "it does not load any, they are UNTRAINED, and all numbers those of random weights."
             )
         return ""
-
-
-def recommended_layer(network: nn.Module, images: Images) -> str:
-    """Return the layer that `ttapca layers` recommends for images of this size.
-
-    Raises:
-        OptionError: No layer can carry a filter.
-    """
-    height, width, channels = images.images.shape[1:]
-    layer = networks.describe_layers(network, (channels, height, width)).recommended
-    if layer is None:
-        raise OptionError("No layer of this network can carry a filter: name one with `layer=`.")
-    return layer
 
 
 @dataclass(eq=False)
@@ -185,6 +184,7 @@ class Benchmark:
             subject = self._subject()
             if self.plan.needs_filter:
                 subject.fitted = self._fitted(subject, to)
+                check_shape(subject)
             units = expand(self.plan, subject)
             if self.plan.images is not None:
                 self.reporter.note(f"{self._chosen.selection} of `{self.plan.data}`")
@@ -247,7 +247,24 @@ class Benchmark:
         """Which test images are used; the setting decides about their order."""
         return choose(self._test.labels, self.plan.images, order="stored")
 
+    def _check(self) -> None:
+        """Refuse options about the fit of a filter where none is fitted."""
+        plan = self.plan
+        given = {"layer": plan.layer is not None, "route": plan.route != "auto"}
+        for name in (name for name, is_given in given.items() if is_given):
+            if self.filter is not None:
+                raise OptionError(
+                    f"`{name}=` would have no effect: it is about fitting a filter, and one is "
+                    "given with `filter=`. Leave one of the two out."
+                )
+            if name == "route" and not plan.needs_filter:
+                raise OptionError(
+                    "`route=` would have no effect: none of the methods has a filter. Leave it "
+                    "out, or name a method that has one, such as wiener."
+                )
+
     def _subject(self) -> Subject:
+        self._check()
         plan, chosen = self.plan, self._chosen
         if plan.images is not None and chosen.total < plan.images:
             raise NotEnoughDataError(
@@ -260,10 +277,17 @@ class Benchmark:
             Path(self.root).expanduser() / FROST if self.root else None,
             None if chosen.first else chosen.rows,
         )
+        # Other sizes and others of the images are other data.
         data = Path(plan.data).name
-        data = f"{data}, {chosen.per_class}" if chosen.drawn else data  # not the same images
-        filter_name = "" if self.filter is None else Path(self.filter).absolute().name
+        data += "".join(f" {side}" for side in (self.size, self.shorter_side) if side is not None)
+        data = f"{data}, {chosen.per_class}" if chosen.drawn else data
+        filter_name: str = "" if plan.route == "auto" else plan.route
+        if self.filter is not None:
+            filter_name = Path(self.filter).absolute().name
         subject = Subject(*self._named_network(), data, source, filter_name=filter_name)
+        if plan.outputs is not None:  # else every measurement would fail in turn
+            few = TensorBatches(subject.source.clean[:2], 2)
+            predict_all(subject.network, few, outputs=plan.outputs)
         self._provide(subject)
         return subject
 
@@ -300,36 +324,29 @@ class Benchmark:
             subject.provided["ttt"] = {"head": rotation.head, "split": rotation.split}
 
     def _layer(self, network: nn.Module) -> str:
-        return self.plan.layer or recommended_layer(network, self._training)
+        return self.plan.layer or recommended_layer(network, self._training, self.reporter)
 
     def _fitted(self, subject: Subject, to: Path) -> FittedFilter:
         """Load the filter that was named or kept, or fit one now and keep it."""
         if self.filter is not None:
             return ttapca.load(self.filter)
         layer = self._layer(subject.network)
-        wanted = max(self.plan.components, default=None)
-        name = f"{subject.data}-{subject.weights}-{layer}-{wanted or 'most'}"
-        kept = to.with_name(f"{to.name}-filters") / name
+        plan = self.plan
+        wanted = max(plan.components, default=None)
+        parts = [subject.data, subject.weights, layer, str(wanted or "most")]
+        parts += [word for word in (subject.filter_name, plan.outputs) if word]
+        kept = to.with_name(f"{to.name}-filters") / "-".join(parts)
         if not kept.exists():
-            self._fit(subject.network, layer, wanted).save(kept)
+            usual_fit(
+                subject.network,
+                layer,
+                TensorBatches(self._training, FIT_BATCH),
+                wanted,
+                route=plan.route,
+                outputs=plan.outputs,
+                reporter=self.reporter,
+            ).save(kept)
         return ttapca.load(kept)  # also a new one, so that a resumed run rounds alike
-
-    def _fit(self, network: nn.Module, layer: str, wanted: int | None) -> FittedFilter:
-        def fit(count: int | None) -> FittedFilter:
-            batches = TensorBatches(self._training, FIT_BATCH)
-            with TimedStages(self.reporter, f"fitting {layer}") as progress:
-                return ttapca.fit(network, layer, batches, count, progress=progress)
-
-        if wanted is None:
-            batches = TensorBatches(self._training, FIT_BATCH)
-            if plan_fit(network, layer, batches, paper.COMPONENTS).route == "dct":
-                return fit(None)  # all cosines: they cost nothing, and show noise best
-        try:
-            return fit(wanted or paper.COMPONENTS)
-        except NotEnoughDataError:
-            if wanted is not None:
-                raise
-            return fit(None)  # as many as there are
 
     def _tell_how_long(self, todo: list[Unit], subject: Subject) -> None:
         self.reporter.note("trying each method on one batch, to say how long the run will take")
@@ -343,6 +360,8 @@ class Benchmark:
         origin, plan, cell = self._origin, self.plan, unit.cells[0]
         if isinstance(origin, nn.Module):
             return []
+        # What follows the path tells the filter from others at the same layer.
+        layer = None if self.filter else cell.layer.partition(", ")[0] or None
         options = {
             "--data": plan.data,
             "--methods": cell.method,
@@ -354,7 +373,9 @@ class Benchmark:
             "--steps": cell.steps or None,
             "--lr": cell.lr or None,
             "--components": cell.components or None,
-            "--layer": cell.layer or None if self.filter is None else None,
+            "--layer": layer,
+            "--route": plan.route if layer and plan.route != "auto" else None,
+            "--outputs": plan.outputs,
             "--images": cell.images,
             "--corrupted": plan.corrupted,
             "--corruption-seed": plan.corruption_seed or None,
@@ -368,6 +389,7 @@ class Benchmark:
         for name, value in plan.method.get(cell.method, {}).items():
             if name not in ("steps", "lr"):
                 words += ["--option", f"{cell.method}.{name}={_toml(value)}"]
+        words += ["--any-size"] * origin.any_size
         return ["ttapca", "bench", origin.name, *words, "--to", str(to)]
 
 

@@ -56,8 +56,9 @@ class Subject:
         data: The data set's name.
         source: The test images, clean and corrupted.
         fitted: The filter, with at least as many components as the plan asks for.
-        filter_name: Names a filter that the user brought, to tell it from others of the same layer
-            and rank; empty for the one that is fitted on the training images.
+        filter_name: Tells the filter from others of the same layer and rank: the name of one that
+            the user brought, or the route that was asked for; empty for the one that is fitted on
+            the training images by the usual route.
         provided: Options of methods that are objects and not text: `{"ttt": {"head": head}}`.
         stated: What a `Cell` says about these options, by method.
     """

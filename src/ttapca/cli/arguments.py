@@ -32,6 +32,7 @@ MODEL = "A packaged network, a file of weights, hf:NAME, timm:NAME, or package.m
 ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
 NORMALISE = "Normalisation, if the file states none: none, half, cifar10, imagenet, ..."
 EPS = "What norms add to variances (default: as usual for the network); 1e-3 from Keras."
+ANY_SIZE = "Let it take images of another size than it is known for."
 DataArgument = Annotated[str, Argument(metavar="DATA", help=DATA)]
 DataFolder = Annotated[
     Path | None,
@@ -59,6 +60,15 @@ LayerOption = Annotated[
 ]
 ROUTE = "auto, folded, exact, gram, randomised or dct (cosines, for large images)."
 RouteOption = Annotated[str, Option(metavar="NAME", help=ROUTE)]
+OUTPUTS = "What outputs mean: multiclass, binary, multilabel"
+FitOutputsOption = Annotated[
+    str | None,
+    Option("--outputs", metavar="KIND", help=f"{OUTPUTS} or regression (default: by their shape)."),
+]
+OutputsOption = Annotated[
+    str | None,
+    Option("--outputs", metavar="KIND", help=f"{OUTPUTS} (default: by their shape)."),
+]
 FilterOption = Annotated[
     Path | None,
     Option(metavar="DIR", exists=True, file_okay=False, help="A filter from `ttapca fit`."),
@@ -108,10 +118,12 @@ class NetworkOptions(ModelOptions):
     mean: Annotated[str | None, Option(metavar="M[,M,M]", help="Mean of the normalisation.")] = None
     std: Annotated[str | None, Option(metavar="S[,S,S]", help="Its standard deviation.")] = None
     eps: Annotated[float | None, Option(metavar="NUMBER", help=EPS)] = None
+    any_size: Annotated[bool, Option("--any-size", help=ANY_SIZE)] = False
 
     def source(self, default: str | None = None) -> NetworkSource:
         """Return the named network, or else the default, with all that is said about it."""
-        return dataclasses.replace(super().source(default), eps=self.eps)
+        source = super().source(default)
+        return dataclasses.replace(source, eps=self.eps, any_size=self.any_size)
 
     def normalisation(self) -> str | Normalisation | None:
         """Return the stated normalisation of images; None where none is stated."""

@@ -49,6 +49,8 @@ class PlanOptions:
     lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None
     components: Annotated[str | None, Option(help="Components of the filter.")] = None
     layer: arguments.LayerOption = None
+    route: Annotated[str | None, Option(metavar="NAME", help=arguments.ROUTE)] = None
+    outputs: arguments.OutputsOption = None
     images: Annotated[int | None, Option(help="Test images, equally of each class.")] = None
     corrupted: Annotated[
         str | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: made in memory).")

@@ -105,10 +105,12 @@ OPTIONS = {
     "n_components": "--components",
     "images": "--images N",
     "layer": "--layer NAME",
+    "route": "--route NAME",
     "weights": "--weights FILE",
     "architecture": "--architecture",
     "normalisation": "--normalise",
     "eps": "--eps",
+    "any_size": "--any-size",
     "input_shape": "--input CxHxW",
 }
 
@@ -118,6 +120,8 @@ PHRASES = (
     (r"Pass the module as `head=`, and as `split=` the layer whose output it takes\.",
      "`ttapca bench` takes it from weights that `ttapca train --rotation-head LAYER` wrote."),
     (r"`fitted\.save\(path\)`", "`ttapca fit`"),
+    (r"call `network\.take_any_size\(\)`", "say --any-size"),
+    (r"`route=\"dct\"`", "--route dct"),
     (r"`ttapca\.(fit|adapt|load)`", r"`ttapca \1`"),
     (r", or None for all", ""),
     (r"Say what the model takes of a batch: prepare=.*by name\.",
@@ -132,6 +136,7 @@ PHRASES = (
      r"State it: --normalise NAME (\1), or --mean and --std."),
 )  # fmt: skip
 
+QUOTE = '"'
 ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
 
 
@@ -145,6 +150,8 @@ def on_the_command_line(text: str) -> str:
         'All pictures must have one size. Give --size N to resize them.'
         >>> on_the_command_line("Switch them off with `consistency=False`.")
         'Switch them off with --option consistency=False.'
+        >>> on_the_command_line('The labels of `outputs="multilabel"` do not.')
+        'The labels of --outputs multilabel do not.'
     """
     for phrase, words in PHRASES:
         text = re.sub(phrase, words, text)
@@ -153,6 +160,8 @@ def on_the_command_line(text: str) -> str:
 
 def _option(found: re.Match[str]) -> str:
     name, value = found[1] or found[3], found[2] or found[4]
+    if name == "outputs":  # the value says what is meant
+        return f"--outputs {value.strip(QUOTE) or 'KIND'}"
     if name in OPTIONS:
         return f"{OPTIONS[name]} {value}" if found[4] else OPTIONS[name]
     return f"--option {name}={value or 'VALUE'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from typer import Option
@@ -17,6 +17,7 @@ from ttapca.support.progress import Steps
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
     from ttapca.datasets import TensorBatches
+    from ttapca.networks.evaluation import EvaluatedKind
 
 
 def evaluate(
@@ -39,6 +40,7 @@ def evaluate(
         list[str] | None,
         Option(metavar="NAME=VALUE", help="An option of the method; may be repeated."),
     ] = None,
+    outputs: arguments.OutputsOption = None,
     explain: Annotated[
         bool, Option("--explain", help="Show what a closed-form filter did at the end.")
     ] = False,
@@ -46,13 +48,18 @@ def evaluate(
 ) -> None:
     """Measure error, calibration and speed on the test images of a data set."""
     import ttapca
+    from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.datasets import TensorBatches
+    from ttapca.networks.evaluation import EvaluatedKind
 
+    check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
+    meaning = cast("EvaluatedKind | None", outputs)
     setting = _setting(forgetting, episodic)
     source = network.source()
     test, chosen = images.read("test", corruption=corruption, severity=severity)
     wishes = {"forgetting": setting, "steps": steps, "lr": lr, **_options(option or [])}
     fitted = None if filter is None else ttapca.load(filter)
+    wishes["outputs"] = outputs
     adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
     facts = {
         "model": source.name,
@@ -62,8 +69,9 @@ def evaluate(
         "method": method,
         "setting": setting,
         "batch_size": batch_size,
+        "outputs": outputs,
         "chosen": str(chosen),
-        **_measured(adapted, TensorBatches(test, batch_size, chosen.rows)),
+        **_measured(adapted, TensorBatches(test, batch_size, chosen.rows), meaning),
         "parameters_adapted": adapted.n_parameters,
     }
     reports = ttapca.explain(adapted) if explain else []
@@ -97,12 +105,15 @@ def _options(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def _measured(adapted: Adapter, batches: TensorBatches) -> dict[str, Any]:
+def _measured(
+    adapted: Adapter, batches: TensorBatches, outputs: EvaluatedKind | None
+) -> dict[str, Any]:
     from ttapca.networks.evaluation import predict_all
 
     with ConsoleReporter() as reporter:
         progress = Steps(reporter, "evaluating")
-        outcome = predict_all(adapted, batches, progress=progress).evaluation()
+        predictions = predict_all(adapted, batches, outputs=outputs, progress=progress)
+        outcome = predictions.evaluation()
     values = dataclasses.asdict(outcome)
     for stream in ("error_stream", "entropy_stream"):  # too long to print
         del values[stream]

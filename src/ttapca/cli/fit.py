@@ -13,12 +13,12 @@ from typer import Option
 
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
-from ttapca.support.timed_stages import TimedStages
 
 if TYPE_CHECKING:
     from ttapca.datasets import Choice, Images
     from ttapca.fitting.fit_plan import RouteName
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
+    from ttapca.support.outputs import OutputKind
 
 BATCH = 250  # images
 BATCH_NUMBERS = 2**23
@@ -31,9 +31,10 @@ def fit(
     layer: arguments.LayerOption = None,
     components: Annotated[
         int | None,
-        Option(min=1, help="How many (default: 2,000, fewer of few images; all cosines)."),
+        Option(min=1, help="How many (default: 2,000, or as many as there are; all cosines)."),
     ] = None,
     route: arguments.RouteOption = "auto",
+    outputs: arguments.FitOutputsOption = None,
     batch_size: Annotated[
         int | None, Option(min=1, help="Images read at once (default: 250, fewer if large).")
     ] = None,
@@ -42,26 +43,34 @@ def fit(
     as_json: arguments.AsJson = False,
 ) -> None:
     """Fit a spectral filter on the training images of a data set, and save it to a folder."""
-    import ttapca
-    from ttapca.benchmark.session import recommended_layer
+    from ttapca._checks import OneOf, check_option
+    from ttapca.benchmark.filters import recommended_layer, usual_fit
     from ttapca.datasets import TensorBatches
-    from ttapca.fitting.routes import plan_fit
+    from ttapca.fitting.routes import ROUTES
     from ttapca.fitting.store import check_target, stored_dtype
+    from ttapca.support.outputs import Outputs
 
-    stored_dtype(dtype)  # refuse now what saving would refuse at the end
+    # Refuse now what would be refused after minutes.
+    stored_dtype(dtype)
     check_target(to, overwrite=force)
+    check_option("route", route, OneOf(["auto", *ROUTES]))
+    meaning = cast("OutputKind | None", outputs)
+    Outputs(meaning)
     source = network.source()
     train, chosen = images.read("train")
     model = source.load()
     start = time.perf_counter()
     batches = TensorBatches(train, batch_size or _together(train), chosen.rows)
-    layer = layer or recommended_layer(model, train)
-    way = cast("RouteName", route)
-    count: int | None = components or min(arguments.PAPERS_COMPONENTS, max(1, len(chosen.rows) - 1))
-    if components is None and plan_fit(model, layer, batches, count, route=way).route == "dct":
-        count = None  # cosines cost no memory, and noise shows in the last of them
-    with ConsoleReporter() as reporter, TimedStages(reporter, f"fitting {layer}") as progress:
-        fitted = ttapca.fit(model, layer, batches, count, progress=progress, route=way)
+    with ConsoleReporter() as reporter:
+        fitted = usual_fit(
+            model,
+            layer or recommended_layer(model, train, reporter),
+            batches,
+            components,
+            route=cast("RouteName", route),
+            outputs=meaning,
+            reporter=reporter,
+        )
     fitted.save(to, dtype=cast("Storage", dtype), overwrite=force)
     _print(fitted, to, chosen, time.perf_counter() - start, as_json)
 
@@ -93,8 +102,8 @@ def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_js
         return
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "
-        f"{math.prod(fitted.output_shape):,} outputs hold {100 * variance:.2f} % of the "
-        f"variance of {fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)\n"
+        f"{fitted.space_in_words()} hold {100 * variance:.2f} % of the variance of "
+        f"{fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)\n"
         f"  images: {chosen}\n"
         f"  with learned gains it {fitted.loss_in_words()}"
     )

@@ -20,7 +20,6 @@ def planned_fits(
     network: nn.Module,
     shape: tuple[int, ...],
     table: LayerTable,
-    components: int,
     images: int,
     route: str,
 ) -> dict[str, FitPlan | None]:
@@ -33,7 +32,7 @@ def planned_fits(
 
     check_option("route", route, OneOf(["auto", *ROUTE_NAMES]))
     asked = None if route == "auto" else cast("RouteName", route)
-    whole, measured = _passes(network, shape, images)
+    whole, measured, classes = _passes(network, shape, images)
     most = KEPT_NUMBERS // KEPT_PARTS // math.prod(shape)
     kept = KEPT_PARTS * max(1, min(KEPT_SAMPLES, most))
     plans: dict[str, FitPlan | None] = {}
@@ -42,8 +41,9 @@ def planned_fits(
             layer.input_shape,
             layer.output_shape,
             layer.folds,
-            min(components, images - 1, layer.outputs),
+            min(layer.components, images - 1),
             images,
+            classes=classes,
         )
         impossible = asked == "folded" and not problem.folds
         impossible |= asked == "dct" and not Cosine.takes(problem.filtered_shape)
@@ -65,8 +65,8 @@ def planned_fits(
     return plans
 
 
-def _passes(network: nn.Module, shape: tuple[int, ...], images: int) -> tuple[float, int]:
-    """Return how long the network takes for an image, and how many run through all of it."""
+def _passes(network: nn.Module, shape: tuple[int, ...], images: int) -> tuple[float, int, int]:
+    """Return seconds for an image, how many run through the whole network, and its classes."""
     import torch
 
     from ttapca.fitting.network_cost import seconds_of, watched
@@ -83,4 +83,4 @@ def _passes(network: nn.Module, shape: tuple[int, ...], images: int) -> tuple[fl
     expected = SourceChannels(network).expect(
         images, classes, numbers=math.prod(shape), multiply_adds=cost.multiply_adds
     )
-    return seconds, expected or 0
+    return seconds, expected or 0, classes

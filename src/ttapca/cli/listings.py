@@ -61,7 +61,7 @@ def layers(
         raise OptionError(f"{error} Name it with --input CxHxW.") from error
     from ttapca.cli.fit_estimates import planned_fits
 
-    plans = planned_fits(network, shape, table, components, images, route)
+    plans = planned_fits(network, shape, table, images, route)
     if as_json:
         facts = dataclasses.asdict(table)
         for layer in facts["layers"]:
@@ -102,6 +102,8 @@ def _print(
         console.print("No layer returns one tensor per forward pass, so none can carry a filter.")
     else:
         console.print(f"Recommended: {table.recommended}")
+    if table.advice:
+        console.print(table.advice)
 
 
 def _cells(layer: LayerFacts) -> tuple[str, ...]:

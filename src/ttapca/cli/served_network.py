@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets.pictures import PictureSize
-from ttapca.errors import DataNotFoundError, NotEnoughDataError, OptionError
+from ttapca.errors import DataNotFoundError, OptionError
 from ttapca.support.parsing import read_bounded
-from ttapca.support.timed_stages import TimedStages
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ttapca.benchmark.session import NetworkSource
-    from ttapca.datasets import Images
     from ttapca.fitting.fitted_filter import FittedFilter
 
 KEPT_FILTERS = "filters"  # a folder beside the data sets
@@ -88,7 +86,10 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
     """Return the filter of a packaged network: the one that was kept, or a new one."""
     import ttapca
     from ttapca import networks
+    from ttapca.benchmark.filters import recommended_layer, usual_fit
+    from ttapca.benchmark.session import FIT_BATCH
     from ttapca.benchmark.subject import fingerprint
+    from ttapca.datasets import TensorBatches
     from ttapca.networks.checkpoints import describe_weights
 
     words = [f"{name} {value}" for name, value in source.words().items() if value is not None]
@@ -109,23 +110,11 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
             f"Without --filter, one is fitted on the images that `{source.name}` was trained with; "
             f"they are not there: {error} Or name a filter that you have: --filter DIR"
         ) from error
-    _fit(model, train).save(kept)
+    with ConsoleReporter() as reporter:
+        layer = recommended_layer(model, train, reporter)
+        batches = TensorBatches(train, FIT_BATCH)
+        usual_fit(model, layer, batches, reporter=reporter).save(kept)
     return ttapca.load(kept)  # also a new one, so that a restart has the same bits
-
-
-def _fit(model: nn.Module, train: Images) -> FittedFilter:
-    """Fit the usual number of components, or as many as there are."""
-    import ttapca
-    from ttapca.benchmark.session import FIT_BATCH, recommended_layer
-    from ttapca.datasets import TensorBatches
-
-    layer, batches = recommended_layer(model, train), TensorBatches(train, FIT_BATCH)
-    with ConsoleReporter() as reporter, TimedStages(reporter, f"fitting {layer}") as progress:
-        try:
-            count = arguments.PAPERS_COMPONENTS
-            return ttapca.fit(model, layer, batches, count, progress=progress)
-        except NotEnoughDataError:
-            return ttapca.fit(model, layer, batches, None, progress=progress)
 
 
 def _described_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:

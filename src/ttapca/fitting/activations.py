@@ -29,6 +29,7 @@ from ttapca.fitting.fit_plan import FitPlan, NetworkTimes
 from ttapca.fitting.fitted_filter import carries_filter
 from ttapca.fitting.network_cost import NetworkCost, seconds_of, watched
 from ttapca.fitting.source_channels import SourceChannels, found_logits
+from ttapca.spectral.affine import acts_on_input
 from ttapca.support.batches import SAMPLES, arguments_in, array_batches, as_tensor, precision_of
 from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
 
@@ -59,10 +60,14 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Shapes:
-    """Shapes of one sample at a layer; the input is None if it is not a single tensor."""
+    """Shapes of one sample at a layer; the input is None if it is not a single tensor.
+
+    `folds` is whether a filter acts on the input; see `acts_on_input`.
+    """
 
     input: tuple[int, ...] | None
     output: tuple[int, ...]
+    folds: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,7 +228,10 @@ class SourceActivations:
                 f"is {times}. Choose another layer, or use a separate module for each call."
             )
         self._look_ahead(batch, output)
-        self._shapes = calls[0]
+        taken, given = calls[0].input, calls[0].output
+        # Not before the hook is gone: with one, a layer does not count as affine.
+        folds = acts_on_input(self.layer, taken, given, self.data_shape)
+        self._shapes = Shapes(taken, given, folds)
         return self._shapes
 
     def _look_ahead(self, batch: ModelInputs, output: Any) -> None:

@@ -15,6 +15,7 @@ the memory for it:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -143,6 +144,7 @@ def plan_of(
     route: RouteName | None = None,
     *,
     network_bytes: int = 0,
+    norm_bytes: int = 0,
     times: NetworkTimes | None = None,
     memory: int | None = None,
 ) -> FitPlan:
@@ -152,6 +154,7 @@ def plan_of(
         problem: What is known beforehand.
         route: The route, for whoever wants to say it.
         network_bytes: Memory that running the network takes.
+        norm_bytes: Size of what is stored about normalisation layers.
         times: How long the network takes; without, the plan does not tell the time.
         memory: Bytes at hand; by default what the system says.
 
@@ -167,7 +170,8 @@ def plan_of(
     candidates = [(route, "")] if route else list(_candidates(problem))
     for name, reason in candidates:
         if most is None or needs(name) <= most:
-            return _plan(name, reason, problem, needs(name), times)
+            plan = _plan(name, reason, problem, needs(name), times)
+            return dataclasses.replace(plan, filter_bytes=plan.filter_bytes + norm_bytes)
     name = candidates[-1][0] if route else min((each for each, _ in candidates), key=needs)
     raise OutOfMemoryError(
         f"A fit must not take more memory than there is: the {name} route takes up to "
@@ -177,10 +181,18 @@ def plan_of(
 
 
 def _way_out(problem: Problem, route: str | None) -> str:
-    less = "Ask for fewer components, read smaller batches, or fit at a layer with fewer inputs or "
-    if route not in (None, "dct") and _is_image(problem):
-        return f"Take `route='dct'`, or leave `route` at auto. {less}outputs."
-    return f"{less}outputs."
+    less = (
+        "Ask for fewer components, read smaller batches, or fit at a layer with fewer inputs or "
+        "outputs."
+    )
+    if not _is_image(problem):
+        return (
+            f"{less} Images take cosines, which need little memory: fit at the layer that takes "
+            "them; if there is none, pass them through an `nn.Identity` first, and fit at that."
+        )
+    if route not in (None, "dct"):
+        return f"Take `route='dct'`, or leave `route` at auto. {less}"
+    return less
 
 
 def _is_image(problem: Problem) -> bool:

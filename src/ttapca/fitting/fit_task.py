@@ -15,12 +15,12 @@ from torch import Tensor
 from ttapca.errors import OptionError
 from ttapca.fitting.activations import Shapes, SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.spectral.affine import LinearPart, acts_on_input
+from ttapca.spectral.affine import LinearPart, takes_images
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import Calibration, EvenSample
 from ttapca.spectral.cosine import CoefficientMoments
 from ttapca.spectral.moments import Moments
-from ttapca.spectral.outliers import is_image, measure
+from ttapca.spectral.outliers import measure
 from ttapca.spectral.pca import Spectrum
 from ttapca.spectral.textures import textures
 
@@ -37,11 +37,6 @@ class FitTask:
     generator: torch.Generator | None
     on_demand: bool
     _begun: Iterator[Tensor] | None = None
-
-    @property
-    def folds(self) -> bool:
-        """Whether the filter acts on the layer's input: it is affine, with a smaller input."""
-        return acts_on_input(self.source.layer, self.shapes.input, self.shapes.output)
 
     def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
         """Return the shape of a sample at one side of the layer."""
@@ -103,7 +98,7 @@ class FitTask:
     def with_images(self, fitted: FittedFilter, sample: EvenSample) -> FittedFilter:
         """Measure a sample of the layer's input too, where that is the model's input images."""
         shape = self.shapes.input
-        if shape is None or shape != self.source.data_shape or not is_image(shape):
+        if shape is None or not takes_images(shape, self.source.data_shape):
             return fitted
         images = sample.all().view(-1, *shape)
         # Those whose energies were measured, which `calibrate` may have held out of the basis.

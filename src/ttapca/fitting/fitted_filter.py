@@ -38,6 +38,7 @@ from ttapca.fitting.store import (
     save_filter,
 )
 from ttapca.fitting.store import Storage as Storage
+from ttapca.spectral import closed_form as closed_form  # so that its gains are known by name
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.composition import ClassMoments
@@ -72,8 +73,8 @@ class FittedFilter:
         layer: Dotted path of the layer.
         basis: From samples to components and back; `basis.at_input` says whether samples are the
             layer's input or its output.
-        shape: Shape of one sample that is filtered.
-        output_shape: Shape of one sample of the layer's output.
+        shape: Shape of one sample that is filtered, at the fit. Cosines take images of other sizes.
+        output_shape: Shape of one sample of the layer's output, at the fit.
         mean_: Mean of the layer's output, flattened, float64, shape (p,). None for cosines at the
             input of a layer that were saved: it follows from the layer and `center_`.
         center_: Mean of the samples that are filtered, float64, shape (d,).
@@ -202,12 +203,33 @@ class FittedFilter:
             return self.agreement_ < LEAST_AGREEMENT
         return self.dropped_variance_ > MOST_DROPPED
 
+    def space_in_words(self) -> str:
+        """Say what it has components of: so many outputs of the layer, or inputs."""
+        if self.basis.of_input:
+            return f"{math.prod(self.shape):,} inputs"
+        return f"{math.prod(self.output_shape):,} outputs"
+
     def loss_in_words(self) -> str:
         """Say what dropping the variance outside the basis does to source samples."""
         words = f"drops {100 * self.dropped_variance_:.2f} % of the source variance"
         if self.agreement_ is None:
             return words
         return f"{words} and changes {100 * (1 - self.agreement_):.1f} % of the source predictions"
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise unless samples of this shape can be filtered: those of the fit, or allowed others.
+
+        Raises:
+            ShapeError: They cannot. Cosines (`route="dct"`) take images of any size with the
+                channels of the fit, other bases samples of one shape.
+
+        Example:
+            >>> import ttapca
+            >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
+            >>> images = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+            >>> ttapca.fit(model, "0", images, route="dct").check_shape((1, 12, 9))
+        """
+        self.basis.check_shape(tuple(shape), self.shape)
 
     def truncated(self, n_components: int) -> FittedFilter:
         """Return the same filter with its first components only, without a new fit.

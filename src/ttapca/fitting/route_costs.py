@@ -17,9 +17,13 @@ from ttapca.spectral.pca import MOST_BYTES, MOST_SAMPLES
 from ttapca.spectral.randomised import MAX_PASSES, OVERSAMPLING
 
 FLOAT32, FLOAT64 = 4, 8
+PACKED = 2  # a number of a saved filter of cosines; see `ttapca.fitting.packing`
 
 # Passes of the randomised route that real activations take (docs/scaling.md).
 USUAL_PASSES = 5
+
+# Numbers that are stored of a sample of the calibration: energies of bands, textures, outliers.
+CALIBRATED = 36
 
 # Medians and textures of images are measured a few at a time, which takes this many bytes.
 MEASURING = 1e8
@@ -32,7 +36,7 @@ class Problem:
     Attributes:
         input_shape: Shape of a sample of the layer's input; None if that is not a single tensor.
         output_shape: Shape of a sample of its output.
-        affine: Whether the output is an affine function of the input.
+        folds: Whether a filter acts on the layer's input; see `acts_on_input`.
         components: How many to keep: a number, a share of the variance, or None for all.
         samples: How many there are; None where the data do not tell.
         batch: Samples in the first batch.
@@ -41,17 +45,11 @@ class Problem:
 
     input_shape: tuple[int, ...] | None
     output_shape: tuple[int, ...]
-    affine: bool
+    folds: bool
     components: int | float | None = None
     samples: int | None = None
     batch: int = 1
     classes: int = 0
-
-    @property
-    def folds(self) -> bool:
-        """Whether a filter acts on the layer's input, which is smaller than its output."""
-        fits = self.affine and self.input_shape is not None
-        return fits and math.prod(self.input_shape or ()) < self.outputs
 
     @property
     def outputs(self) -> int:
@@ -69,8 +67,10 @@ class Problem:
         return math.prod(self.filtered_shape)
 
     def kept(self) -> int:
-        """How many components there will be, at most."""
-        most = self.filtered if self.samples is None else min(self.filtered, self.samples - 1)
+        """How many principal components there will be, at most; cosines are not counted so."""
+        most = min(self.filtered, self.outputs)
+        if self.samples is not None:
+            most = min(most, self.samples - 1)
         return max(1, min(most, self.components) if isinstance(self.components, int) else most)
 
 
@@ -104,19 +104,23 @@ def route_cost(route: str, problem: Problem) -> RouteCost:
     # The kept samples, the batch that is read and its copy in float64.
     common += kept_samples * problem.filtered * FLOAT32
     common += min(problem.batch, 4096) * problem.filtered * (FLOAT32 + 2 * FLOAT64)
-    if problem.classes * problem.filtered <= MOST_CLASS_MEANS:
+    knows_classes = 0 < problem.classes * problem.filtered <= MOST_CLASS_MEANS
+    if knows_classes:
         common += 4 * problem.classes * problem.filtered * FLOAT64
     found = _COSTS[route](problem, samples, held)
-    means = FLOAT64 * (problem.outputs + problem.filtered * problem.folds)
+    beside = FLOAT64 * (problem.outputs + problem.filtered * problem.folds)  # means
     if route == "dct" and problem.folds:
-        means = FLOAT32 * problem.filtered
+        beside = PACKED * problem.filtered
+    if knows_classes:  # their reach, for each component
+        beside += PACKED * problem.filtered if route == "dct" else FLOAT32 * problem.kept()
+    beside += FLOAT32 * kept_samples * CALIBRATED
     return RouteCost(
         passes=found.passes,
         reading=found.reading,
         decomposing=found.decomposing,
         calibrating=found.calibrating,
         memory=found.memory + common,
-        stored=found.stored + means,
+        stored=found.stored + beside,
     )
 
 
@@ -189,7 +193,7 @@ def _dct(problem: Problem, _samples: int, held: int) -> RouteCost:
         decomposing=(2.0 * size * channels**2, 0.0),
         calibrating=(float(held * transform * 10), 0.0),
         memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
-        stored=2.0 * size,  # see `ttapca.fitting.packing`
+        stored=float(PACKED * size),
     )
 
 

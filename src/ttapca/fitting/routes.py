@@ -108,7 +108,7 @@ def _exact(task: FitTask) -> FittedFilter:
 
 def _gram(task: FitTask) -> FittedFilter | None:
     """Decompose few samples; None where they turn out to be many."""
-    at_input = task.folds
+    at_input = task.shapes.folds
     size = math.prod(task.shape(at_input=at_input))
     sample, batches = EvenSample(size), task.read(at_input=at_input)
     held, complete = hold(sample.of(batches), limited=not task.on_demand)
@@ -167,7 +167,7 @@ def _randomised(task: FitTask) -> FittedFilter:
 
 
 def _dct(task: FitTask) -> FittedFilter:
-    at_input = task.folds
+    at_input = task.shapes.folds
     shape = task.shape(at_input=at_input)
     moments = CoefficientMoments(shape, device=task.source.device)
     moments, sample = task.accumulate(moments, at_input=at_input)
@@ -260,7 +260,7 @@ def fit(
     """
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
-    find_classes = logits if outputs is None else Outputs(outputs, logits).of_classes
+    find_classes = _finder(logits, outputs)
     source = SourceActivations(model, layer, data, progress, prepare, find_classes)
     # Tensors made in inference mode could not be used under gradients later.
     with (
@@ -293,6 +293,8 @@ def plan_fit(
     n_components: int | float | None = None,
     *,
     prepare: Prepare | None = None,
+    logits: Callable[[Any], Tensor] | None = None,
+    outputs: OutputKind | None = None,
     route: RouteName | Literal["auto"] = "auto",
 ) -> FitPlan:
     """Say what `fit` would do with these arguments, without doing it.
@@ -309,10 +311,17 @@ def plan_fit(
     """
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
-    source = SourceActivations(model, layer, data, None, prepare)
+    source = SourceActivations(model, layer, data, None, prepare, _finder(logits, outputs))
     with torch.inference_mode(False), torch.no_grad(), evaluation_mode(model):
         asked = None if route == "auto" else route
         return _plan(source, source.probe(), n_components, asked)
+
+
+def _finder(
+    logits: Callable[[Any], Tensor] | None, outputs: OutputKind | None
+) -> Callable[[Any], Tensor | None] | None:
+    """Return what finds the logits of classes in what a model returns; None for the output."""
+    return logits if outputs is None else Outputs(outputs, logits).of_classes
 
 
 def _plan(
@@ -325,7 +334,7 @@ def _plan(
     problem = Problem(
         shapes.input,
         shapes.output,
-        is_affine(source.layer),
+        shapes.folds,
         n_components,
         source.samples,
         min(source.batch_size, source.cost.together),
@@ -334,7 +343,13 @@ def _plan(
     times = None
     if source.wants_plan:
         times = source.times("input" if problem.folds else "output")
-    return plan_of(problem, route, network_bytes=source.bytes_to_run(), times=times)
+    return plan_of(
+        problem,
+        route,
+        network_bytes=source.bytes_to_run(),
+        norm_bytes=source.channels.stored_bytes(),
+        times=times,
+    )
 
 
 def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import LayerOutputError
-from ttapca.spectral.composition import ClassMoments
-from ttapca.support.sample_norms import is_sample_norm, normalised_alone
+from ttapca.spectral.composition import LARGEST_RANK, ClassMoments
+from ttapca.support.sample_norms import channels_of, is_sample_norm, normalised_alone
 
 # The first images are all measured, some for each class, and then one in 32: fitting reads many
 # more images than moments need, and runs only a part of the network on them.
@@ -36,6 +36,8 @@ LEAST_NUMBERS = 2**23
 # With fewer images a class, the classes cannot be told from the chance that chose the images, and a
 # thousand of them would take most of the time, memory and disk of a fit.
 IMAGES_A_CLASS = 2
+
+NUMBER_BYTES = 4  # float32
 
 
 def found_logits(output: Any, find: Callable[[Any], Tensor | None] | None = None) -> Tensor | None:
@@ -96,6 +98,7 @@ class SourceChannels:
         self._by_class: dict[str, Tensor] = {}
         self._most = MOST_MEASURED_FIRST
         self._needed = True
+        self._classes = 0  # whose moments will be stored, as far as is known
 
     def expect(
         self, images: int | None, classes: int, *, numbers: int = 1, multiply_adds: int = 0
@@ -111,13 +114,25 @@ class SourceChannels:
         least = max(LEAST_IMAGES, LEAST_NUMBERS // numbers)
         self._most = max(least, int(MOST_MULTIPLY_ADDS / max(1, multiply_adds)))
         first = min(self._most, _measured_first(classes))
+        self._classes = classes
         if images is None:
             return None
         measured = min(images, max(first, images // ONE_IN))
-        self._needed = measured >= IMAGES_A_CLASS * classes or any(
+        self._classes = classes if measured >= IMAGES_A_CLASS * classes else 0
+        self._needed = self._classes == classes or any(
             isinstance(layer, nn.GroupNorm | nn.LayerNorm) for layer in self._layers.values()
         )
         return measured if self._needed else 0
+
+    def stored_bytes(self) -> int:
+        """Return the size of what is measured in a saved filter, about; `expect` comes first."""
+        if not self._needed:
+            return 0
+        layers = self._layers.values()
+        alone = sum(channels_of(layer) for layer in layers if is_sample_norm(layer))
+        batch = sum(layer.num_features for layer in layers if isinstance(layer, _BatchNorm))
+        directions = 1 + min(self._classes, LARGEST_RANK) if self._classes else 0
+        return NUMBER_BYTES * 2 * (alone + directions * (alone + batch))
 
     @property
     def _first(self) -> int:

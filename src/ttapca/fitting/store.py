@@ -148,7 +148,7 @@ def _stored_tensors(fitted: FittedFilter, stored: torch.dtype) -> tuple[dict[str
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if "order" not in present:
         return present, fitted.singular_values_
-    small = packed(present, math.prod(fitted.shape), stored)
+    small = packed(present, math.prod(fitted.shape))
     again = unpacked(small, fitted.shape, fitted.n_components_, "memory")
     return small, again["singular_values"]
 
@@ -183,7 +183,9 @@ def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _card(fitted: FittedFilter, storage: str) -> str:
-    applied = "input of the layer (folded)" if fitted.basis.at_input else "output of the layer"
+    side = "input" if fitted.basis.of_input else "output"
+    folded = fitted.basis.at_input and not fitted.basis.of_input
+    applied = "input of the layer (folded)" if folded else f"{side} of the layer"
     kept = 100 * float(fitted.explained_variance_ratio_.sum())
     agreement = ""
     if fitted.agreement_ is not None:
@@ -191,12 +193,12 @@ def _card(fitted: FittedFilter, storage: str) -> str:
     return f"""\
 # Spectral filter for `{fitted.layer}`
 
-Principal components of the output of layer `{fitted.layer}` on source data, for test-time
+{fitted.basis.kind} of the {side} of layer `{fitted.layer}` on source data, for test-time
 adaptation with the Python package `ttapca`. It belongs to the network that it was fitted on.
 
 | | |
 |---|---|
-| components | {fitted.n_components_:,} of {math.prod(fitted.output_shape):,} outputs |
+| components | {fitted.n_components_:,} of {fitted.space_in_words()} |
 | variance kept | {kept:.2f} % |
 {agreement}| fitted on | {fitted.n_samples_:,} samples |
 | shape of a layer's output | {fitted.output_shape} |

@@ -62,8 +62,20 @@ class LayeredNetwork(ImageNetwork):
         input_shape: Sequence[int] = CIFAR_SHAPE,
     ) -> None:
         super().__init__(classes, normalisation, input_shape)
+        self.normalise.any_size = False
         for name, layer in recipe(self.input_shape[0], classes).items():
             self.add_module(name, layer)
+
+    def take_any_size(self) -> None:
+        """Take images of any height and width from now on, instead of those of `input_shape`.
+
+        Example:
+            >>> network = build("resnet20").eval()
+            >>> network.take_any_size()
+            >>> network(torch.zeros(1, 3, 40, 24)).shape
+            torch.Size([1, 10])
+        """
+        self.normalise.any_size = True
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of shape (batch, classes) for images in [0, 1]."""

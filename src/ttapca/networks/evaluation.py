@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from ttapca._checks import Maybe, OneOf, check_option
 from ttapca.datasets import Images, Order, TensorBatches, choose
 from ttapca.errors import NotEnoughDataError, OptionError, ShapeError, TtapcaError, refused_memory
 from ttapca.support.logits import softmax_entropy
+from ttapca.support.outputs import Outputs
 
 CALIBRATION_BINS = 15
 DEFAULT_BATCH = 200  # the batch of the paper
+
+# Outputs that can be compared with one class for each image.
+EvaluatedKind = Literal["multiclass", "binary", "multilabel"]
 
 Predict = Callable[[Tensor], Tensor]
 Watch = Callable[[int, int], None]
@@ -68,6 +74,7 @@ def evaluate(
     batch_size: int = DEFAULT_BATCH,
     order: Order = "auto",
     seed: int = 0,
+    outputs: EvaluatedKind | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Predict all images and compare with their labels.
@@ -77,15 +84,19 @@ def evaluate(
 
     Args:
         predict: A model in evaluation mode, an `Adapter`, or any function from images in [0, 1] to
-            logits of shape (batch, classes).
+            logits of shape (batch, classes); or one logit, for two classes.
         data: Labelled images.
         batch_size: How many images are predicted at once; the last batch may have fewer.
         order: The order of the images, see `ttapca.datasets.choose`.
         seed: Of the shuffle, where there is one.
+        outputs: What the logits mean. By default one is `binary`, and more are `multiclass`. Where
+            they are `multilabel`, the label with the highest logit is predicted, its confidence is
+            its sigmoid, and the entropy is the mean over labels.
         progress: Wraps the batches while they are read; silent by default.
 
     Raises:
         OptionError: The number of logits is not the number of classes.
+        LayerOutputError: The logits are not what `outputs` says.
         ShapeError: The network does not take images of this shape.
         NotEnoughDataError: There are no images.
 
@@ -98,7 +109,7 @@ def evaluate(
     """
     rows = choose(data.labels, order=order, seed=seed).rows
     batches = TensorBatches(data, batch_size, rows)
-    return predict_all(predict, batches, progress=progress).evaluation()
+    return predict_all(predict, batches, outputs=outputs, progress=progress).evaluation()
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +153,7 @@ def predict_all(
     predict: Predict,
     batches: TensorBatches,
     *,
+    outputs: EvaluatedKind | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Predictions:
@@ -150,19 +162,19 @@ def predict_all(
     Arguments and errors are those of `evaluate`. `watch` is called after each batch with the number
     of its images and of wrong predictions.
     """
+    check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
     if not len(batches):
         raise NotEnoughDataError("Evaluation needs images; found none.")
+    read_as = Outputs(outputs, reads="probabilities")
     n_classes = len(batches.data.class_names)
     parts: list[tuple[Tensor, ...]] = []
     seconds = 0.0
     read: Iterable[Any] = progress(batches) if progress else batches
     for number, (images, labels) in enumerate(read):
         start = time.perf_counter()
-        logits = _logits(predict, images, n_classes).double().cpu()
+        logits = _logits(predict, images).double().cpu()
         seconds += time.perf_counter() - start
-        confidence, predicted = logits.softmax(1).max(1)
-        # With a single class nothing is uncertain.
-        entropy = softmax_entropy(logits) if n_classes > 1 else logits.new_zeros(len(labels))
+        predicted, confidence, entropy = _predicted(logits, read_as, n_classes)
         parts.append((labels, predicted, confidence, entropy, torch.full_like(labels, number)))
         if watch:
             watch(len(labels), int((predicted != labels).sum()))
@@ -193,25 +205,43 @@ def expected_calibration_error(
     return float(gaps.abs().sum() / len(confidence))
 
 
-@torch.no_grad()
-def _logits(predict: Predict, images: Tensor, classes: int) -> Tensor:
+@contextmanager
+def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
+    """Say that a network does not take images of this shape if it fails inside the block."""
     try:
-        logits = predict(images)
+        yield
     except TtapcaError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:  # the shapes do not fit
         if refused_memory(error) is not None:
             raise
-        raise ShapeError(
-            f"The network cannot take images of shape {tuple(images.shape[1:])}: {error}"
-        ) from error
-    if logits.dim() != 2 or logits.shape[1] != classes:
+        raise ShapeError(f"The network cannot take images of shape {shape}: {error}") from error
+
+
+@torch.no_grad()
+def _logits(predict: Predict, images: Tensor) -> Tensor:
+    with explained_shape(tuple(images.shape[1:])):
+        return predict(images)
+
+
+def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the class of each image, its probability and the entropy, each of shape (batch,)."""
+    if classes == 1 and logits.dim() == 2 and logits.shape[1] == 1 and read_as.kind is None:
+        nothing = logits.new_zeros(len(logits))  # with a single class nothing is uncertain
+        return nothing.long(), nothing + 1, nothing
+    # (batch, classes), or for labels (batch, 2, labels)
+    found: Tensor = read_as(logits)
+    if found.shape[-1] != classes or read_as.of_pixels(found):
         raise OptionError(
-            f"The network must give one logit for each of the {classes} classes of the labels; "
-            f"it gives {tuple(logits.shape[1:])} for each image. Choose the data set or the "
-            "network that fits the other."
+            f"The network must give one logit for each of the {classes} classes of the labels, or "
+            f"one for two of them; it gives {tuple(logits.shape[1:])} for each image. Choose the "
+            "data set or the network that fits the other."
         )
-    return logits
+    if found.dim() == 2:
+        confidence, predicted = found.softmax(1).max(1)
+        return predicted, confidence, softmax_entropy(found)
+    confidence, predicted = found.softmax(1)[:, 1].max(1)
+    return predicted, confidence, softmax_entropy(found).mean(1)
 
 
 def _means(values: Tensor, groups: Tensor, count: int = 0) -> list[float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.errors import ShapeError, TtapcaError
-from ttapca.spectral.basis import usual_basis
+from ttapca.spectral.affine import WEIGHTED, takes_images
+from ttapca.spectral.basis import LARGEST_DENSE, usual_basis
+from ttapca.spectral.outliers import is_image
 from ttapca.support.modules import device_and_dtype, evaluation_mode, multiply_adds
 
 DEFAULT_COMPONENTS = 2000  # as in the paper
@@ -29,7 +31,8 @@ class LayerFacts:
         output_shape: Shape for one sample.
         outputs: How many values the output has (the paper's p).
         calls: How often the layer runs in one forward pass; a filter needs exactly one call.
-        folds: Whether the filter works in the layer's input, because that is smaller.
+        folds: Whether the filter works in the layer's input, because that is smaller or is the
+            images themselves.
         components: How many components the cost is for: as asked, or as many as there can be.
         filter_bytes: Memory of the filter.
         multiply_adds: What the filter adds to the forward pass of one image.
@@ -58,12 +61,14 @@ class LayerTable:
         multiply_adds: In convolutions and linear layers, for one image.
         parameters: Number of parameters of the network.
         recommended: Name of the layer to start with; None if no layer can carry a filter.
+        advice: What would be better than that layer; empty where it is as good as any.
     """
 
     layers: tuple[LayerFacts, ...]
     multiply_adds: int
     parameters: int
     recommended: str | None
+    advice: str = ""
 
 
 @dataclass
@@ -82,8 +87,10 @@ def describe_layers(
 ) -> LayerTable:
     """Run one image through a network and list its layers.
 
-    The recommended layer is the first affine one whose input is smaller than its output, usually
-    the stem: there a filter is exact, small and fast. Otherwise it is the first layer called once.
+    The recommended layer is the stem: the first affine one that takes the images, be it a
+    convolution or the patch embedding of a transformer. There a filter is small and fast, and sees
+    single pixels. Otherwise it is the first affine one whose input is smaller than its output, or
+    else the first layer called once.
 
     Args:
         model: Any module; left as it was.
@@ -101,14 +108,41 @@ def describe_layers(
     """
     seen = _run(model, input_shape)
     total = sum(entry.multiply_adds for entry in seen.values())
-    layers = tuple(_facts(name, entry, components, total) for name, entry in seen.items())
-    usable = [layer for layer in layers if layer.calls == 1]
-    best = next((layer for layer in usable if layer.folds), next(iter(usable), None))
+    image = tuple(input_shape)
+    layers = tuple(_facts(name, entry, components, total, image) for name, entry in seen.items())
+    best = _best(layers, seen, image)
     return LayerTable(
         layers=layers,
         multiply_adds=total,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         recommended=best.name if best else None,
+        advice=_advice(best, image),
+    )
+
+
+def _best(
+    layers: Sequence[LayerFacts], seen: Mapping[str, _Seen], image: tuple[int, ...]
+) -> LayerFacts | None:
+    usable = [layer for layer in layers if layer.calls == 1]
+    folding = [layer for layer in usable if layer.folds]
+    on_images = [layer for layer in folding if takes_images(layer.input_shape, image)]
+    # A layer that only passes the images on is second to one that makes something of them.
+    weighted = [layer for layer in on_images if isinstance(seen[layer.name].module, WEIGHTED)]
+    return next(iter([*weighted, *on_images, *folding, *usable]), None)
+
+
+def _advice(best: LayerFacts | None, image: tuple[int, ...]) -> str:
+    """Say what to do where no affine layer takes the images, but a filter of them is worth it."""
+    if best is None or not is_image(image):
+        return ""
+    shape = best.input_shape if best.folds else best.output_shape
+    # A filter on the images as one vector does the same, unless there are too many for a matrix.
+    same_numbers = math.prod(shape or ()) == math.prod(image)
+    if same_numbers and (shape == image or best.filter_bytes <= LARGEST_DENSE):
+        return ""
+    return (
+        "No affine layer of this network takes the images themselves, where a filter is small and "
+        "repairs most: pass them through an `nn.Identity` first, and fit at that."
     )
 
 
@@ -143,10 +177,10 @@ def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
     return seen
 
 
-def _facts(name: str, seen: _Seen, wish: int, total: int) -> LayerFacts:
+def _facts(name: str, seen: _Seen, wish: int, total: int, image: tuple[int, ...]) -> LayerFacts:
     outputs = math.prod(seen.output_shape)
-    basis, shape = usual_basis(seen.module, seen.input_shape, seen.output_shape, wish)
-    components = min(wish, math.prod(shape))
+    basis, shape = usual_basis(seen.module, seen.input_shape, seen.output_shape, wish, image)
+    components = min(wish, basis.most_components(shape, outputs))
     cost = basis.cost(shape, components)
     return LayerFacts(
         name=name,

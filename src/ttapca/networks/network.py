@@ -115,10 +115,16 @@ def normalisation_of(images: Images) -> Normalisation:
 
 
 class Normalise(nn.Module):
-    """The first layer of a network: it checks the shape of the images and normalises them."""
+    """The first layer of a network: it checks the shape of the images and normalises them.
+
+    Attributes:
+        any_size: Whether images may have another height and width than those of `input_shape`; None
+            where the network cannot take others.
+    """
 
     mean: Tensor
     std: Tensor
+    any_size: bool | None = None
 
     def __init__(self, normalisation: str | Normalisation, input_shape: Sequence[int]) -> None:
         super().__init__()
@@ -138,11 +144,13 @@ class Normalise(nn.Module):
                 f"This network takes floating-point images in [0, 1]; found {kind}. Convert pixels "
                 "from 0 to 255 with images.float() / 255."
             )
-        if tuple(images.shape[1:]) != self.input_shape:
+        kept = 1 if self.any_size and images.dim() == 4 else 3
+        if tuple(images.shape[1:])[:kept] != self.input_shape[:kept]:
+            others = "" if self.any_size is None else " call `network.take_any_size()`,"
             raise ShapeError(
                 f"This network takes batches of images of shape {_times(self.input_shape)}; found "
-                f"{_times(images.shape[1:])}. Resize the images (pictures: `size=`), or choose "
-                "a network for them."
+                f"{_times(images.shape[1:])}. Resize the images (pictures: `size=`),{others} or "
+                "choose a network for them."
             )
         return (images - self.mean) / self.std
 
@@ -176,6 +184,18 @@ class ImageNetwork(nn.Module):
     def input_shape(self) -> tuple[int, int, int]:
         """The shape of one image: channels, height, width."""
         return self.normalise.input_shape
+
+    def take_any_size(self) -> None:
+        """Take images of any height and width from now on, instead of those of `input_shape`.
+
+        Raises:
+            OptionError: The network needs images of one size.
+        """
+        raise OptionError(
+            f"Networks that average over pixels before their classifier take images of any size; "
+            f"{type(self).__name__} takes those of {_times(self.input_shape)} only. Resize the "
+            "images, or choose another network."
+        )
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:

@@ -231,7 +231,7 @@ class GatheredNetwork:
 
     def _p_value(self, energies: Tensor, images: float, skew: float) -> Tensor:
         gain = self._gain
-        normal = gain.normal.batches_of(independent_images(float(images), skew))
+        normal = gain.normal.batches_of(independent_images(float(images), skew), gain.leeway)
         return normal.p_value(gain.with_rest(energies, None).clamp(min=1e-12).log())
 
     def status(self, name: str, state: StreamState) -> StreamStatus:
@@ -254,7 +254,7 @@ class GatheredNetwork:
         gain, skew = self._gain, self.skew_of(state)
         energies = gain.by_band(state.shown.energies[0])
         samples = float(state.shown.samples)
-        normal = gain.normal.batches_of(independent_images(samples, skew))
+        normal = gain.normal.batches_of(independent_images(samples, skew), gain.leeway)
         log_energy = gain.log_energies(state.shown.energies[0])
         p_values = normal.band_p_values(log_energy)[: len(energies)]
         columns = (gain.edges, gain.edges[1:], energies.tolist(), p_values.tolist())
@@ -279,7 +279,8 @@ class GatheredNetwork:
         gain = self._gain
         if not state.images:
             return tuple(1.0 for _ in gain.edges[1:])
-        found = gain.verdict(state.shown, state.shown.samples.clamp(min=1)).gains[0]
+        counts = state.shown.samples.clamp(min=1)
+        found = gain.verdict(state.shown, counts, leeway=gain.leeway).gains[0]
         by_band = (found.log() @ gain.averages).exp()
         return tuple(by_band.tolist())
 

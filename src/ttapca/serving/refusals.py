@@ -87,6 +87,8 @@ def refusal_of(error: TtapcaError) -> Refusal | None:
     Example:
         >>> refusal_of(ShapeError("Images have 3 axes.")).status
         422
+        >>> refusal_of(TtapcaError("Something else.")) is None
+        True
     """
     for kind, (status, code) in STATUS_OF_ERROR.items():
         if isinstance(error, kind):

@@ -25,9 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.spectral.moments import Moments
+from ttapca.spectral.outliers import is_image
 from ttapca.spectral.pca import Spectrum, choose_components, eigh_descending, signs, total_variance
 
-AFFINE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+WEIGHTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+# These pass numbers on, or cut images into patches, which is linear without any weights.
+REARRANGING = (nn.Identity, nn.Unfold, nn.PixelUnshuffle)
+AFFINE = (*WEIGHTED, *REARRANGING)
 
 # Numbers in one chunk of work, which keeps the memory for it near 64 MB.
 CHUNK_NUMBERS = 8_000_000
@@ -128,12 +132,44 @@ def is_affine(layer: nn.Module) -> bool:
 
 
 def acts_on_input(
-    layer: nn.Module, input_shape: tuple[int, ...] | None, output_shape: tuple[int, ...]
+    layer: nn.Module,
+    input_shape: tuple[int, ...] | None,
+    output_shape: tuple[int, ...],
+    data_shape: tuple[int, ...] | None = None,
 ) -> bool:
-    """Return whether a filter should act on a layer's input: it is affine, with a smaller input."""
-    if input_shape is None or math.prod(input_shape) >= math.prod(output_shape):
+    """Return whether a filter should act on a layer's input.
+
+    It should if the layer is affine and its input either is smaller than its output, or is the
+    images that the model is given: there cosines serve where no matrix does, and single pixels that
+    have gone wrong can be seen. The patch embedding of a transformer is such a layer, whose output
+    is not larger than the images.
+
+    Args:
+        layer: The layer.
+        input_shape: Shape of one sample of its input; None if that is not a single tensor.
+        output_shape: Shape of one sample of its output.
+        data_shape: Shape of one sample of what the model is given, where that is known.
+
+    Example:
+        >>> patches = nn.Conv2d(3, 768, 16, stride=16)
+        >>> image = (3, 224, 224)
+        >>> acts_on_input(patches, image, (768, 14, 14), image)
+        True
+        >>> acts_on_input(nn.Linear(768, 768), (196, 768), (196, 768), image)
+        False
+    """
+    if input_shape is None or not is_affine(layer):
         return False
-    return is_affine(layer)
+    smaller = math.prod(input_shape) < math.prod(output_shape)
+    return smaller or takes_images(input_shape, data_shape)
+
+
+def takes_images(input_shape: tuple[int, ...] | None, data_shape: tuple[int, ...] | None) -> bool:
+    """Return whether what a layer is given is the images that the model is given.
+
+    Judged by the shape alone: a layer before it may have normalised them.
+    """
+    return input_shape == data_shape and is_image(input_shape)
 
 
 @torch.no_grad()

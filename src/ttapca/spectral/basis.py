@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from ttapca._checks import ListOf, Rule, Whole
-from ttapca.errors import AttachError
+from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.affine import LinearPart, acts_on_input, is_affine
-from ttapca.spectral.cosine import dct_coefficients, dct_images, dct_matrix
+from ttapca.spectral.cosine import coefficients_of, dct_matrix, images_of
+from ttapca.spectral.other_sizes import OtherSize
 
 # The first columns of a folded basis are checked against the layer's weights, and this is how far
 # they may be from orthonormal: a bfloat16 copy of the weights passes, other weights do not.
@@ -75,6 +76,7 @@ class Basis(nn.Module, abc.ABC):
         file_names: What its tensors are called in a saved filter, by attribute.
         shape_rule: Rule for the shape of a sample in a saved filter.
         accuracy: How exact the components are when the route that found them is exact.
+        kind: What the components are.
     """
 
     at_input: bool
@@ -83,11 +85,17 @@ class Basis(nn.Module, abc.ABC):
     file_names: ClassVar[dict[str, str]]
     shape_rule: ClassVar[Rule] = ListOf(Whole(1), 1, 8)
     accuracy: ClassVar[str] = "exact up to rounding"
+    kind: ClassVar[str] = "Principal components"
 
     @property
     @abc.abstractmethod
     def n_components(self) -> int:
         """Number of components."""
+
+    @property
+    def of_input(self) -> bool:
+        """Whether components are those of the layer's input, and not of what it makes of it."""
+        return False
 
     @abc.abstractmethod
     def project(self, centred: Tensor) -> Tensor:
@@ -119,6 +127,16 @@ class Basis(nn.Module, abc.ABC):
         return torch.ones(self.n_components, dtype=torch.float64)
 
     @classmethod
+    def most_components(cls, shape: tuple[int, ...], output_size: int) -> int:
+        """Return how many components such a basis has at most.
+
+        Args:
+            shape: Shape of one sample that is filtered.
+            output_size: Numbers in one sample of the layer's output.
+        """
+        return min(math.prod(shape), output_size)
+
+    @classmethod
     @abc.abstractmethod
     def cost(cls, shape: tuple[int, ...], n_components: int) -> BasisCost:
         """Return the cost of such a basis for samples of this shape."""
@@ -130,6 +148,32 @@ class Basis(nn.Module, abc.ABC):
 
         At the fit, a sample of the layer's output had `output_size` numbers.
         """
+
+    def check_shape(self, shape: tuple[int, ...], fitted: tuple[int, ...]) -> None:
+        """Raise `ShapeError` unless samples of this shape can be filtered.
+
+        Args:
+            shape: Of one sample.
+            fitted: Shape of the samples of the fit, which every basis takes.
+        """
+        if shape == fitted:
+            return
+        way_out = "Resize the input, or fit a filter for this shape"
+        if Cosine.takes(fitted) and len(shape) == 3 and shape[0] == fitted[0]:
+            way_out += ', or fit it with `route="dct"`, whose cosines take images of any size'
+        raise ShapeError(
+            "Principal components take samples of one shape. The filter was fitted on samples of "
+            f"shape {fitted}; found {shape}. {way_out}."
+        )
+
+    def for_shape(self, shape: tuple[int, ...], mean: Tensor) -> OtherSize:
+        """Return what leads from samples of another shape to those of the fit, and back.
+
+        Args:
+            shape: Of one sample, which `check_shape` allows.
+            mean: Source mean of the samples of the fit, shape (d,).
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes samples of one shape.")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to save, by their name in the file."""
@@ -329,6 +373,7 @@ class Cosine(Basis):
     file_names: ClassVar[dict[str, str]] = {"rotation": "project", "order": "order"}
     shape_rule = ListOf(Whole(1, LONGEST_DCT), 3, 3)
     accuracy = "cosines, not principal components; their variances are exact"
+    kind = "Cosines"
     rotation: Tensor
     order: Tensor
     height: Tensor
@@ -352,23 +397,50 @@ class Cosine(Basis):
         return len(shape) == 3 and max(shape) <= LONGEST_DCT
 
     @property
+    def of_input(self) -> bool:
+        """See `Basis`: it does not know the layer."""
+        return self.at_input
+
+    @property
     def n_components(self) -> int:
         """Number of components."""
         return len(self.order)
 
     def project(self, centred: Tensor) -> Tensor:
         """See `Basis`."""
-        images = centred.reshape(-1, *self.shape)
-        coefficients = dct_coefficients(images, self.height, self.width).flatten(2)
-        return (self.rotation.T @ coefficients).flatten(1).index_select(1, self.order)
+        return self.coefficients(centred).index_select(1, self.order)
 
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         """See `Basis`."""
         every = components.new_zeros(len(components), math.prod(self.shape))
         every = every.index_copy(1, self.order[: components.shape[1]], components)
-        coefficients = self.rotation @ every.reshape(len(every), self.shape[0], -1)
-        images = dct_images(coefficients.reshape(-1, *self.shape), self.height, self.width)
-        return base + images.flatten(1)
+        return base + self.rebuilt(every)
+
+    def coefficients(self, centred: Tensor) -> Tensor:
+        """Return all coefficients, also those that are no components, both (batch, d)."""
+        images = centred.reshape(-1, *self.shape)
+        return coefficients_of(images, self.rotation, self.height, self.width)
+
+    def rebuilt(self, coefficients: Tensor) -> Tensor:
+        """Return the samples that coefficients stand for, both (batch, d)."""
+        table = coefficients.reshape(-1, *self.shape)
+        return images_of(table, self.rotation, self.height, self.width).flatten(1)
+
+    def check_shape(self, shape: tuple[int, ...], fitted: tuple[int, ...]) -> None:
+        """Raise unless these are images with the channels of the fit; they may have any size."""
+        if shape == fitted:
+            return
+        images = len(shape) == 3 and shape[0] == fitted[0] and min(shape) > 0
+        if not images or max(shape[1:]) > LONGEST_DCT:
+            raise ShapeError(
+                f"Cosines take images of any size with the channels that they were fitted on, up "
+                f"to {LONGEST_DCT:,} pixels a side. The filter was fitted on samples of shape "
+                f"{fitted}; found {shape}. Give it such images, or fit a filter for this shape."
+            )
+
+    def for_shape(self, shape: tuple[int, ...], mean: Tensor) -> OtherSize:
+        """See `Basis`."""
+        return OtherSize(self, shape, mean)
 
     def truncated(self, n_components: int) -> Basis:
         """See `Basis`."""
@@ -382,6 +454,11 @@ class Cosine(Basis):
     def noise(self) -> Tensor:
         """See `Basis`: for an orthonormal basis, all are 1."""
         return torch.ones(self.n_components, dtype=torch.float64)
+
+    @classmethod
+    def most_components(cls, shape: tuple[int, ...], output_size: int) -> int:  # noqa: ARG003
+        """See `Basis`: cosines are those of the samples, whatever the layer makes of them."""
+        return math.prod(shape)
 
     @classmethod
     def cost(cls, shape: tuple[int, ...], n_components: int) -> BasisCost:
@@ -431,11 +508,16 @@ def usual_basis(
     input_shape: tuple[int, ...] | None,
     output_shape: tuple[int, ...],
     n_components: int = 1,
+    data_shape: tuple[int, ...] | None = None,
 ) -> tuple[type[Basis], tuple[int, ...]]:
-    """Return the kind of basis that `ttapca.fit` finds by default, and the shape it filters."""
+    """Return the kind of basis that `ttapca.fit` finds by default, and the shape it filters.
+
+    `data_shape` is that of one sample of what the model is given; see `acts_on_input`.
+    """
     kind: type[Basis] = Dense
     shape = output_shape
-    if input_shape is not None and acts_on_input(layer, input_shape, output_shape):
+    at_input = acts_on_input(layer, input_shape, output_shape, data_shape)
+    if at_input and input_shape is not None:
         kind, shape = Folded, input_shape
     size = math.prod(shape)
     large = 4 * kind.cost(shape, min(size, n_components)).numbers > LARGEST_DENSE

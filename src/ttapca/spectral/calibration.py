@@ -41,6 +41,11 @@ FEWEST = 32
 DRAWS = 512
 SEED = 0
 
+# What may have been done to images without harm is rounded to such parts. So many distributions of
+# it are remembered: while the sizes of images change, each batch of a stream has its own.
+LEEWAY_STEPS = 16
+MOST_WITH_LEEWAY = 256
+
 # Share of source batches that count as not shifted at all, and share of them that count as usual.
 REACH = 0.99
 USUAL = 0.5
@@ -252,34 +257,54 @@ class SourceSpectrum:
         # An energy of zero, as of a black image, has no logarithm.
         self.energies = energies.detach().to("cpu", torch.float64).clamp(min=1e-12)
         self._known: dict[int, Normality] = {}
+        self._with_leeway: dict[tuple[float, ...], Normality] = {}
         self._tables: dict[float, tuple[dict[int, int], Usual]] = {}
 
-    def batches_of(self, size: float) -> Normality:
+    def batches_of(self, size: float, leeway: Tensor | None = None) -> Normality:
         """Return the distribution of log energies for source batches of this many images.
 
         Args:
             size: At least 1, and limited to the images there are. From 64 on it is rounded down by
                 a few per cent, so that a growing count does not need new draws each time.
+            leeway: What may have been done to images without any harm, shape (kinds, bands). Each
+                row is added to the log energies of a drawn batch, times a share from 0 to 1 that is
+                drawn, too. It is rounded as well.
         """
         rounded = self._rounded(size)
+        if leeway is not None and bool(leeway.any()):
+            return self._after(leeway, rounded)
         if rounded not in self._known:
             self._known[rounded] = self._draw(rounded)
         return self._known[rounded]
+
+    def _after(self, leeway: Tensor, size: int) -> Normality:
+        """Return the distribution for batches that something may have been done to."""
+        steps = (leeway.to("cpu", torch.float64) * LEEWAY_STEPS).round()
+        key = (size, *steps.flatten().tolist())
+        if key not in self._with_leeway:
+            if len(self._with_leeway) >= MOST_WITH_LEEWAY:
+                self._with_leeway.clear()
+            self._with_leeway[key] = self._draw(size, steps / LEEWAY_STEPS)
+        return self._with_leeway[key]
 
     def _rounded(self, size: float) -> int:
         whole = max(1, min(round(size), len(self.energies)))
         step = 1 << max(0, whole.bit_length() - 7)
         return whole // step * step
 
-    def usual(self, sizes: Tensor, threshold: float) -> Usual:
+    def usual(self, sizes: Tensor, threshold: float, leeway: Tensor | None = None) -> Usual:
         """Return what is usual for several streams.
 
         Args:
             sizes: How many images each has shown, shape (streams,); see `batches_of`.
             threshold: See `Normality.usual`.
+            leeway: Of all streams; see `batches_of`.
         """
         if len(sizes) == 1:  # all that is usual broadcasts over one stream as it is
-            return self.batches_of(float(sizes)).usual(threshold)
+            return self.batches_of(float(sizes), leeway).usual(threshold)
+        if leeway is not None and bool(leeway.any()):
+            several = [self.batches_of(size, leeway) for size in sizes.tolist()]
+            return Usual.of_each([each.usual(threshold) for each in several])
         wanted = [self._rounded(size) for size in sizes.tolist()]
         rows, table = self._tables.get(threshold, ({}, None))
         new = set(wanted) - rows.keys()
@@ -289,7 +314,7 @@ class SourceSpectrum:
             self._tables[threshold] = (rows, table)
         return table.of_streams(torch.tensor([rows[size] for size in wanted]))
 
-    def _draw(self, size: int) -> Normality:
+    def _draw(self, size: int, leeway: Tensor | None = None) -> Normality:
         images = len(self.energies)
         if size == 1:
             log_energies = self.energies.log()
@@ -305,6 +330,12 @@ class SourceSpectrum:
         if size > 1:
             # The images are a sample themselves: what they tell about the source varies, too.
             away = away * math.sqrt(1 + size / images)
+        if leeway is not None:
+            generator = torch.Generator().manual_seed(SEED)
+            turns = torch.rand(len(away), len(leeway), generator=generator, dtype=torch.float64)
+            shares = (1 - torch.cos(math.pi * turns)) / 2  # it was done or not, seldom by half
+            away = away + shares @ leeway.to(away)
+            mean, away = mean + away.mean(0), away - away.mean(0)
         covariance = away.T @ away / (len(away) - 1)
         precision = torch.linalg.inv(covariance + RIDGE * torch.eye(len(mean)))
         distances = ((away @ precision) * away).mean(-1)

@@ -30,6 +30,7 @@ from ttapca.spectral.gains import (
     bounded_multiplier,
     register_gain,
 )
+from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream, surest_condition
 from ttapca.spectral.textures import textures
 
@@ -114,9 +115,10 @@ class ClosedFormGain(ClosedFormRule):
         self._gains, self._certainty = f"{name}/gains", f"{name}/certainty"
         self._mean, self._offset = f"{name}/mean", f"{name}/offset"
         self._rest, self._rest_gain = f"{name}/rest", f"{name}/rest gain"
-        self._unusual = f"{name}/unusual"
+        self._unusual, self._leeway = f"{name}/unusual", f"{name}/leeway"
         ones = torch.ones_like(self.variances)
         by_condition = {self._energies: ones, self._samples: 0.0, self._gains: ones}
+        by_condition[self._leeway] = self.no_leeway()
         if self.center:
             by_condition[self._mean] = torch.zeros_like(self.variances)
             by_condition[self._offset] = (0, torch.zeros_like(self.variances), None)
@@ -145,14 +147,14 @@ class ClosedFormGain(ClosedFormRule):
         return float(self.stream.now(self._certainty))
 
     def by_condition(
-        self, run: Callable[[Tensor, Tensor], Tensor], samples: Tensor, components: Tensor
+        self, run: Callable[..., Tensor], samples: Tensor, components: Tensor, *others: Tensor
     ) -> Tensor:
         """Tell the conditions of samples apart if this pass counts, and run; see `Gain`."""
         if len(samples) and not torch.compiler.is_exporting():
             self.last_batch = components.detach()
             if self.conditions is not None:
                 self._tell_apart(self.conditions, samples, components)
-        return self.stream.by_condition(run, samples, components)
+        return self.stream.by_condition(run, samples, components, *others)
 
     @torch.no_grad()
     def _tell_apart(self, conditions: ConditionStates, samples: Tensor, components: Tensor) -> None:
@@ -167,19 +169,26 @@ class ClosedFormGain(ClosedFormRule):
                 self.stream.route(states)
 
     @torch.no_grad()
-    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        components: Tensor | None = None,
+        rest: Tensor | None = None,
+        size: OtherSize | None = None,
+    ) -> Tensor:
         """Add a batch to the stream if this pass counts, and return the gains; see `Gain`."""
         stream = self.stream
         if components is not None and len(components) and stream.counts(self._energies):
             energies = components.square().mean(0) / self.variances
             if math.isfinite(float(energies.sum())):  # energies are never negative
-                self._add(energies, components, rest)
+                self._add(energies, components, rest, size)
             else:
                 stream.left_out = True
         gains: Tensor = stream.now(self._gains)
         return gains.to(self.variances)
 
-    def _add(self, energies: Tensor, components: Tensor, rest: Tensor | None) -> None:
+    def _add(
+        self, energies: Tensor, components: Tensor, rest: Tensor | None, size: OtherSize | None
+    ) -> None:
         """Update the energies of the stream, how surely it has shifted, and the gains."""
         stream, count = self.stream, len(components)
         samples = stream.aged(stream.past(self._samples), count) + count
@@ -195,7 +204,10 @@ class ClosedFormGain(ClosedFormRule):
         independent = shown.samples.new_tensor([independent_images(samples, stream.skew)])
         given_back = stream.given_back
         restore = self.restore * (1 - (given_back.by(samples) if given_back else 0.0))
-        found = self.verdict(shown, independent, restore)
+        leeway = self.leeway_of(size)
+        leeway = stream.past(self._leeway).to(leeway).lerp(leeway, new)
+        stream.write(self._leeway, leeway)
+        found = self.verdict(shown, independent, restore, leeway)
         stream.write(self._energies, seen)
         stream.write(self._samples, samples)
         stream.write(self._certainty, float(found.certainty))
@@ -283,10 +295,16 @@ class ClosedFormGain(ClosedFormRule):
             return None
         outside = float(values[self._rest + condition][0]) if self.watches_rest else 1.0
         energies = self.by_band(values[self._energies + condition])
-        return self.evidence(energies, samples, skew, outside)
+        leeway = values[self._leeway + condition]
+        return self.evidence(energies, samples, skew, outside, leeway)
 
     def evidence(
-        self, energies: Tensor, samples: float, skew: float = 0.0, outside: float = 1.0
+        self,
+        energies: Tensor,
+        samples: float,
+        skew: float = 0.0,
+        outside: float = 1.0,
+        leeway: Tensor | None = None,
     ) -> Evidence:
         """Return what images say about a shift.
 
@@ -295,8 +313,11 @@ class ClosedFormGain(ClosedFormRule):
             samples: How many images they are of.
             skew: How surely these are of few classes, from 0 to 1.
             outside: Energy of what lies outside the basis, where that is watched.
+            leeway: What resizing may have done to them; by default to those of the stream that the
+                gain has joined.
         """
-        normal = self.normal.batches_of(independent_images(samples, skew))
+        leeway = self.stream.now(self._leeway) if leeway is None else leeway
+        normal = self.normal.batches_of(independent_images(samples, skew), leeway)
         log_energy = self.with_rest(energies, energies.new_tensor(outside)).clamp(min=TINY).log()
         p_value = float(normal.p_value(log_energy))
         by_band = normal.band_p_values(log_energy)[: len(energies)]
@@ -332,7 +353,12 @@ class PulledGain(ClosedFormGain):
         self.limit = limit
         self.log_multiplier = nn.Parameter(torch.zeros_like(self.variances))
 
-    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        components: Tensor | None = None,
+        rest: Tensor | None = None,
+        size: OtherSize | None = None,
+    ) -> Tensor:
         """Return the gains, shape (components,)."""
-        gains = super().forward(components, rest)
+        gains = super().forward(components, rest, size)
         return gains * bounded_multiplier(self.log_multiplier, self.limit)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -31,6 +32,7 @@ from ttapca.spectral.calibration import (
 )
 from ttapca.spectral.gains import ABOVE_ONE, Gain, SourceComponents
 from ttapca.spectral.means import allowed_reach, sure_share
+from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.variance_ratios import signal_share, smoothed, two_sided_gain
 from ttapca.spectral.white_noise import with_white_noise
 
@@ -39,6 +41,7 @@ LARGEST_RATIO = 64.0
 THRESHOLD = 0.8  # share of source batches that are left exactly alone
 LIKENESS = 0.1  # correlation of the energies of two images of one class
 TINY = 1e-12  # an energy of zero has no logarithm
+LARGE = 2**15  # components, from which bands are averaged one by one
 
 ODD = Such(Whole(1), lambda value: value % 2 == 1, "an odd number of components")
 _RULES = {
@@ -217,15 +220,38 @@ class ClosedFormRule(Gain):
         self.register_buffer("floor", floor * white if floor else None)
         self._white_noise = (white @ self.averages).to("cpu", torch.float64)  # (bands,)
 
-    def verdict(self, shown: Shown, independent: Tensor, restore: float | None = None) -> Verdict:
+    def no_leeway(self) -> Tensor:
+        """Return `leeway_of` images of the fitted size: nothing has been done to them."""
+        return self.normal.energies.new_zeros(2, self.normal.energies.shape[1])
+
+    def leeway_of(self, size: OtherSize | None) -> Tensor:
+        """Return what resizing may have done to log energies, float64, shape (2, bands).
+
+        Args:
+            size: Of images; None for that of the fit.
+        """
+        if size is None:
+            return self.no_leeway()
+        bands = self.by_band(size.leeway(self.variances).exp()).log()
+        # What lies outside the basis is the end of the spectrum, as the last band is.
+        return torch.cat([bands, bands[:, -1:]], 1) if self.watches_rest else bands
+
+    def verdict(
+        self,
+        shown: Shown,
+        independent: Tensor,
+        restore: float | None = None,
+        leeway: Tensor | None = None,
+    ) -> Verdict:
         """Return what follows from what streams have shown.
 
         Args:
             shown: Of at least one sample each.
             independent: How many of the samples say something new, float64, shape (streams,).
             restore: In place of the rule's own exponent.
+            leeway: What resizing may have done to the images of all streams; see `leeway_of`.
         """
-        usual = self.normal.usual(independent, self.threshold)
+        usual = self.normal.usual(independent, self.threshold, leeway)
         log_energy = self.log_energies(shown.energies, shown.rest_energy)
         certainty, unusual = usual.certainty(log_energy), usual.unusual(log_energy)
         offset = rest_offset = None
@@ -287,7 +313,12 @@ class ClosedFormRule(Gain):
 
         Shape (..., components) to (..., bands).
         """
-        return (energies.to(self.averages) @ self.averages).to("cpu", torch.float64)
+        precise = energies.to(self.averages)
+        if len(self.averages) < LARGE:
+            return (precise @ self.averages).to("cpu", torch.float64)
+        # Reading the matrix would take longer than reading the energies of a large image.
+        bands = [precise[..., low:high].mean(-1) for low, high in pairwise(self.edges)]
+        return torch.stack(bands, -1).to("cpu", torch.float64)
 
     def log_energies(self, energies: Tensor, rest: Tensor | None = None) -> Tensor:
         """Return the logarithms of band energies, given energies of components.

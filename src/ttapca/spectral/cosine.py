@@ -58,6 +58,25 @@ def dct_images(coefficients: Tensor, height: Tensor, width: Tensor) -> Tensor:
     return height.T @ (coefficients @ width)
 
 
+def coefficients_of(images: Tensor, rotation: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Return all coefficients of images with rotated channels, (batch, C, H, W) to (batch, C H W).
+
+    Args:
+        images: The images.
+        rotation: Of the channels, shape (C, C).
+        height: The matrix for H.
+        width: The matrix for W.
+    """
+    coefficients = dct_coefficients(images, height, width).flatten(2)
+    return (rotation.T @ coefficients).flatten(1)
+
+
+def images_of(coefficients: Tensor, rotation: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Invert `coefficients_of`: both have the shape (batch, C, H, W)."""
+    channels = rotation @ coefficients.flatten(2)
+    return dct_images(channels.reshape(coefficients.shape), height, width)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChannelDCT(Spectrum):
     """A rotation of the channels, and the coefficients in order of their variance.

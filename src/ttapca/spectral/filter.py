@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttapca.errors import ShapeError
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.gains import Gain
+from ttapca.spectral.other_sizes import OtherSize
+
+# Sizes of images that a filter is ready for: a stream may have a few of them in turn.
+SIZES_KEPT = 4
 
 
 class SpectralFilter(nn.Module):
@@ -22,10 +25,13 @@ class SpectralFilter(nn.Module):
     The filter computes in its own precision and returns that of its input: a bfloat16 network keeps
     a float32 filter.
 
+    A basis of cosines takes images of other sizes as well; see `ttapca.spectral.other_sizes`. Gains
+    and all that they follow from are those of the fitted components, whatever the size.
+
     Args:
         mean: Source mean, shape (d,).
         basis: Leads from centred samples to components and back.
-        shape: Shape of one sample, with d numbers.
+        shape: Shape of one sample of the fit, with d numbers.
         gain: Returns the gains. Without one, all are 1, and the filter only drops what lies outside
             its basis.
 
@@ -49,6 +55,7 @@ class SpectralFilter(nn.Module):
         self.basis = basis
         self.gain = gain
         self._last = _LastBatch()
+        self._sizes = _LastSizes()
 
     @property
     def n_components(self) -> int:
@@ -62,30 +69,56 @@ class SpectralFilter(nn.Module):
         gains: Tensor = self.gain()
         return gains
 
+    def components(self, samples: Tensor) -> Tensor:
+        """Return the components of samples of any shape that the filter takes.
+
+        Shape (batch, *shape) to (batch, components). Images of another size have those of an image
+        of the fitted size.
+        """
+        flat = samples.flatten(1).to(self.mean.dtype)
+        if tuple(samples.shape[1:]) == self.shape:
+            return self.basis.project(flat - self.mean)
+        other = self._other_size(samples)
+        return other.components(other.like_fitted(other.project(flat - other.mean)))
+
+    def scaled_by(self, gains: Tensor, samples: Tensor) -> Tensor:
+        """Return samples of any shape that the filter takes with these gains, shape (components,).
+
+        What lies outside the basis is dropped.
+        """
+        flat = samples.flatten(1).to(self.mean.dtype)
+        if tuple(samples.shape[1:]) == self.shape:
+            scaled = self.basis.project(flat - self.mean) * gains
+            filtered = self.basis.add_rebuilt(self.mean, scaled)
+        else:
+            other = self._other_size(samples)
+            scaled = other.project(flat - other.mean) * other.gains(gains, gains.new_zeros(()))
+            filtered = other.add_rebuilt(other.mean, scaled)
+        return filtered.reshape(samples.shape).to(samples.dtype)
+
     def forward(self, samples: Tensor) -> Tensor:
         """Filter a batch of shape (batch, *shape), without writing into it.
 
         Raises:
-            ShapeError: The samples have another shape than those of the fit.
+            ShapeError: The basis does not take samples of this shape.
         """
-        if samples.shape[1:] != self.shape:
-            raise ShapeError(
-                f"The filter was fitted on samples of shape {self.shape}; found "
-                f"{tuple(samples.shape[1:])} (batch {tuple(samples.shape)}). Resize the input, or "
-                "fit a filter for this shape."
-            )
-        mean, basis, gain = self.mean, self.basis, self.gain
-        flat = samples.flatten(1).to(mean.dtype)  # (batch, d)
-        centred = flat - mean
+        gain = self.gain
         if gain is None:
-            filtered = basis.add_rebuilt(mean, basis.project(centred))  # (batch, d)
-            return filtered.reshape(samples.shape).to(samples.dtype)
+            return self.scaled_by(self.gains(), samples)
+        if tuple(samples.shape[1:]) != self.shape:
+            return self._forward_other_size(gain, samples)
+        components = self._projected(gain, samples, self.mean, self.basis)
+        return gain.by_condition(functools.partial(self._scaled, gain), samples, components)
+
+    def _projected(
+        self, gain: Gain, samples: Tensor, mean: Tensor, basis: Basis | OtherSize
+    ) -> Tensor:
+        """Return what a basis makes of samples less their mean, shape (batch, any number)."""
+        precise = samples.to(mean.dtype)
         # Learned gains have parameters, and see a batch more than once.
         if gain._parameters:
-            components = self._last.components(flat, centred, mean, basis)
-        else:
-            components = basis.project(centred)
-        return gain.by_condition(functools.partial(self._scaled, gain), samples, components)
+            return self._last.components(precise, mean, basis)
+        return basis.project(precise.flatten(1) - mean)
 
     def _scaled(self, gain: Gain, samples: Tensor, components: Tensor) -> Tensor:
         """Return samples, given with their components, as they are after scaling these."""
@@ -99,9 +132,7 @@ class SpectralFilter(nn.Module):
         if gain.watches_rest:
             outside = centred - basis.add_rebuilt(torch.zeros_like(mean), components)
         gains, offset, scale = gain(components, outside), gain.offset(), gain.rest_gain()
-        rest = gains[..., -1:]
-        if scale is not None:
-            rest = scale if isinstance(scale, Tensor) else gains.new_tensor(scale)
+        rest = _rest_gains(gains, scale)
         # Written as a correction: gains of 1 leave every bit as it was.
         if offset is None:
             changed = _differ_from(gains, rest)
@@ -117,9 +148,57 @@ class SpectralFilter(nn.Module):
                 filtered = filtered - rest * away_outside.to(filtered)
         return filtered.reshape(samples.shape).to(samples.dtype)
 
+    def _other_size(self, samples: Tensor) -> OtherSize:
+        shape = tuple(samples.shape[1:])
+        self.basis.check_shape(shape, self.shape)
+        return self._sizes.of(shape, self.mean, self.basis)
+
+    def _forward_other_size(self, gain: Gain, samples: Tensor) -> Tensor:
+        other = self._other_size(samples)
+        coefficients = self._projected(gain, samples, other.mean, other)
+        fitted = other.like_fitted(coefficients)
+        # What the gain sees are components of images of the fitted size.
+        run = functools.partial(self._scaled_other_size, gain, other)
+        return gain.by_condition(run, samples, other.components(fitted), coefficients)
+
+    def _scaled_other_size(
+        self,
+        gain: Gain,
+        other: OtherSize,
+        samples: Tensor,
+        components: Tensor,
+        coefficients: Tensor,
+    ) -> Tensor:
+        """Do what `_scaled` does, where samples have another size and all their coefficients."""
+        if not gain.keeps_rest:
+            gains = gain(components)
+            scaled = coefficients * other.gains(gains, gains.new_zeros(()))
+            filtered = other.add_rebuilt(other.mean, scaled)
+            return filtered.reshape(samples.shape).to(samples.dtype)
+        outside = None
+        if gain.watches_rest:
+            outside = other.outside(other.like_fitted(coefficients))
+        gains, offset, scale = gain(components, outside, other), gain.offset(), gain.rest_gain()
+        own = other.gains(gains, _rest_gains(gains, scale))
+        if offset is None and not _differ_from(own, own.new_ones(())):
+            return samples
+        change = coefficients * (own - 1)
+        if offset is not None:
+            away, away_outside = offset
+            change = change - own * other.offset(away.to(own), away_outside)
+        flat = samples.flatten(1).to(self.mean.dtype)
+        return other.add_rebuilt(flat, change).reshape(samples.shape).to(samples.dtype)
+
     def extra_repr(self) -> str:
         """Return what `print(model)` shows."""
         return f"shape={self.shape}"
+
+
+def _rest_gains(gains: Tensor, scale: Tensor | float | None) -> Tensor:
+    """Return the gain of what lies outside the basis, or one for each sample; see `Gain`."""
+    if scale is None:
+        return gains[..., -1:]
+    return scale if isinstance(scale, Tensor) else gains.new_tensor(scale)
 
 
 def _differ_from(gains: Tensor, rest: Tensor) -> int:
@@ -148,22 +227,49 @@ class _LastBatch:
         """Let copies and pickles start without a kept batch."""
         return {"_kept": None}
 
-    def components(self, flat: Tensor, centred: Tensor, mean: Tensor, basis: Basis) -> Tensor:
-        """Return the components of samples, given with and without their mean."""
+    def components(self, samples: Tensor, mean: Tensor, basis: Basis | OtherSize) -> Tensor:
+        """Return what a basis makes of samples, in the precision of the mean, less the mean."""
         if torch.compiler.is_compiling():
-            return basis.project(centred)
+            return basis.project(samples.flatten(1) - mean)
         state = [_identity(each) for each in (mean, *basis.tensors().values())]
-        wants_graph = torch.is_grad_enabled() and flat.requires_grad
+        wants_graph = torch.is_grad_enabled() and samples.requires_grad
         if self._kept is not None and not wants_graph:
-            samples, components, kept_state = self._kept
-            alike = samples.shape == flat.shape and samples.device == flat.device
-            if alike and kept_state == state and torch.equal(samples, flat):
+            seen, components, kept_state = self._kept
+            alike = seen.shape == samples.shape and seen.device == samples.device
+            if alike and kept_state == state and torch.equal(seen, samples):
                 return components
-        components = basis.project(centred)
+        components = basis.project(samples.flatten(1) - mean)
         if not torch.is_inference_mode_enabled():
             # A copy: the caller may fill the same memory with the next batch.
-            self._kept = (flat.detach().clone(), components.detach(), state)
+            self._kept = (samples.detach().clone(), components.detach(), state)
         return components
+
+
+class _LastSizes:
+    """What leads from the last other sizes to that of the fit: made once for many batches."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, ...], tuple[Any, OtherSize]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Let copies and pickles start without kept sizes."""
+        return {"_kept": {}}
+
+    def of(self, shape: tuple[int, ...], mean: Tensor, basis: Basis) -> OtherSize:
+        """Return what leads from samples of this shape to those of the fit."""
+        if torch.compiler.is_compiling():
+            return basis.for_shape(shape, mean)
+        state = [_identity(each) for each in (mean, *basis.tensors().values())]
+        kept_state, other = self._kept.get(shape, (None, None))
+        if other is None or kept_state != state:
+            # Tensors made in inference mode could not be used under gradients later.
+            with torch.inference_mode(False), torch.no_grad():
+                other = basis.for_shape(shape, mean)
+        others = {key: kept for key, kept in self._kept.items() if key != shape}
+        recent = dict(list(others.items())[1 - SIZES_KEPT :])
+        # Replaced as a whole: threads may share a filter.
+        self._kept = {**recent, shape: (state, other)}
+        return other
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from ttapca._checks import Number, OneOf, check_option
 from ttapca.errors import OptionError, did_you_mean
+from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream
 
 GainName = Literal[
@@ -118,7 +119,12 @@ class Gain(nn.Module):
     keeps_rest = False
     watches_rest = False
 
-    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        components: Tensor | None = None,
+        rest: Tensor | None = None,
+        size: OtherSize | None = None,
+    ) -> Tensor:
         """Return the gains, which must not be written into.
 
         Shape (components,), or (batch, components) where each sample has its own.
@@ -127,6 +133,7 @@ class Gain(nn.Module):
             components: Components of the batch to be scaled, shape (batch, components). Without
                 them, the gains are returned as they are now.
             rest: What lies outside the basis, shape (batch, d), for gains that `watches_rest`.
+            size: Given where the components are of images of another size than that of the fit.
         """
         raise NotImplementedError
 
@@ -149,16 +156,17 @@ class Gain(nn.Module):
         return None
 
     def by_condition(
-        self, run: Callable[[Tensor, Tensor], Tensor], samples: Tensor, components: Tensor
+        self, run: Callable[..., Tensor], samples: Tensor, components: Tensor, *others: Tensor
     ) -> Tensor:
         """Run a piece of work that uses the gains, for the samples of one condition at a time.
 
         Args:
-            run: Takes samples and their components, and returns filtered samples.
+            run: Takes some rows of each tensor, and returns filtered samples.
             samples: Shape (batch, *shape).
             components: Shape (batch, components).
+            *others: Whatever else `run` needs, with a row for each sample.
         """
-        return run(samples, components)
+        return run(samples, components, *others)
 
     @property
     def closed_form(self) -> Any:
@@ -261,6 +269,7 @@ class LearnedGain(Gain):
         self,
         components: Tensor | None = None,  # noqa: ARG002 - see `Gain`
         rest: Tensor | None = None,  # noqa: ARG002
+        size: OtherSize | None = None,  # noqa: ARG002
     ) -> Tensor:
         """Return the gains, shape (components,), whatever the batch."""
         return self.curve(self.gamma, self.spectrum)
@@ -314,6 +323,7 @@ class MultiplicativeGain(Gain):
         self,
         components: Tensor | None = None,  # noqa: ARG002 - see `Gain`
         rest: Tensor | None = None,  # noqa: ARG002
+        size: OtherSize | None = None,  # noqa: ARG002
     ) -> Tensor:
         """Return the gains, shape (components,), whatever the batch."""
         gains: Tensor = self.penalty()

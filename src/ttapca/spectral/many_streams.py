@@ -15,6 +15,7 @@ from ttapca._checks import Number, check_option
 from ttapca.spectral.closed_form import MEMORY
 from ttapca.spectral.closed_form_rule import ClosedFormRule, Shown, Verdict
 from ttapca.spectral.gains import SourceComponents
+from ttapca.spectral.other_sizes import OtherSize
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,8 @@ class ManyStreamsGain(ClosedFormRule):
         shown: What each stream has shown, with this batch.
         newly_shown: What the batch alone shows of each.
         verdict_: What follows from `shown`.
+        leeway: What resizing may have done to images of the size of the last batch. Streams are to
+            have images of one size.
 
     Example:
         >>> data = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
@@ -67,6 +70,7 @@ class ManyStreamsGain(ClosedFormRule):
         check_option("memory", memory, Number(above=0))
         super().__init__(source, **options)  # type: ignore[arg-type]
         self.memory = memory
+        self.leeway = self.no_leeway()
         self.begin(self.nothing_shown(0), None)
 
     def nothing_shown(self, streams: int, sample_size: int = 0) -> Shown:
@@ -98,7 +102,12 @@ class ManyStreamsGain(ClosedFormRule):
         self._rows = rows
 
     @torch.no_grad()
-    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        components: Tensor | None = None,
+        rest: Tensor | None = None,
+        size: OtherSize | None = None,
+    ) -> Tensor:
         """Add the batch to its streams, and return the gains of each sample.
 
         Shape (samples, components); see `Gain`.
@@ -109,7 +118,9 @@ class ManyStreamsGain(ClosedFormRule):
         if self.verdict_ is None:
             self.newly_shown = self._show(components, rest, rows)
             self.shown = self.shown.joined(self.newly_shown, self.memory)
-            self.verdict_ = self.verdict(self.shown, self.shown.samples.clamp(min=1))
+            self.leeway = self.leeway_of(size)
+            counts = self.shown.samples.clamp(min=1)
+            self.verdict_ = self.verdict(self.shown, counts, leeway=self.leeway)
         return torch.where(rows.filtered[:, None], self.verdict_.gains[rows.stream], 1.0)
 
     def _show(self, components: Tensor, rest: Tensor | None, rows: Rows) -> Shown:

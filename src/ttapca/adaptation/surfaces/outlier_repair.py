@@ -67,8 +67,9 @@ class OutlierRepair(Surface):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the images with outliers replaced, and count these if this pass counts."""
-        if not len(images) or images.shape[1:] != self._fitted.shape:
-            return images  # the filter explains what is wrong with them
+        self._fitted.check_shape(tuple(images.shape[1:]))
+        if not len(images):
+            return images
         mended, share = self._source.repaired(images)
         stream, count = self._stream, len(images)
         if stream.counts(self._name):

@@ -1,0 +1,91 @@
+"""The filter of a network where nobody says its layer, or how many components it has."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+import ttapca
+from ttapca import networks
+from ttapca.benchmark import paper
+from ttapca.datasets import Images, TensorBatches
+from ttapca.errors import NotEnoughDataError, OptionError
+from ttapca.fitting.fit_plan import RouteName
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.fitting.routes import plan_fit
+from ttapca.support.outputs import OutputKind
+from ttapca.support.progress import Reporter, Silent
+from ttapca.support.timed_stages import TimedStages
+
+
+def recommended_layer(network: nn.Module, images: Images, reporter: Reporter | None = None) -> str:
+    """Return the layer that `ttapca layers` recommends for images of this size.
+
+    Args:
+        network: Any module.
+        images: Those that it is to take.
+        reporter: Told what would be better, if anything.
+
+    Raises:
+        OptionError: No layer can carry a filter.
+    """
+    height, width, channels = images.images.shape[1:]
+    table = networks.describe_layers(network, (channels, height, width))
+    if table.recommended is None:
+        raise OptionError("No layer of this network can carry a filter: name one with `layer=`.")
+    if table.advice and reporter is not None:
+        reporter.note(f"filter at `{table.recommended}`. {table.advice}")
+    return table.recommended
+
+
+def usual_fit(
+    network: nn.Module,
+    layer: str,
+    batches: TensorBatches,
+    components: int | None = None,
+    *,
+    route: RouteName | Literal["auto"] = "auto",
+    outputs: OutputKind | None = None,
+    reporter: Reporter | None = None,
+) -> FittedFilter:
+    """Fit a filter with so many components, or with the usual number.
+
+    That is all of them for cosines, which cost next to nothing and of which the last show noise;
+    otherwise it is as many as in the paper, or as there are.
+
+    Args:
+        network: Any module.
+        layer: Dotted path of the layer.
+        batches: Source images; read more than once.
+        components: How many components; the usual number by default.
+        route: See `ttapca.fit`.
+        outputs: See `ttapca.fit`.
+        reporter: Told how it goes.
+
+    Raises:
+        TtapcaError: As `ttapca.fit` does.
+
+    Example:
+        >>> from ttapca.datasets import read_digits
+        >>> batches = TensorBatches(read_digits("train"), 250)
+        >>> usual_fit(networks.load("digits-small-cnn"), "conv1", batches)
+        FittedFilter(layer='conv1', 61 components, 1201 samples, folded (1, 8, 8) -> (16, 8, 8))
+    """
+
+    def fit(count: int | None) -> FittedFilter:
+        with TimedStages(reporter or Silent(), f"fitting {layer}") as progress:
+            return ttapca.fit(
+                network, layer, batches, count, route=route, outputs=outputs, progress=progress
+            )
+
+    if components is not None:
+        return fit(components)
+    most = min(paper.COMPONENTS, max(1, len(batches.dataset) - 1))
+    plan = plan_fit(network, layer, batches, most, route=route, outputs=outputs)
+    if plan.route == "dct":
+        return fit(None)
+    try:
+        return fit(most)
+    except NotEnoughDataError:  # of components, or of images, which the second try says again
+        return fit(None)

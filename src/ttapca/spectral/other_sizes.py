@@ -1,0 +1,239 @@
+"""Images of another size than that of the fit, for a filter of cosines.
+
+A cosine is known by its frequency, and images of every size have cosines. So a filter that was
+fitted at 224 x 224 can serve images of 160 x 256, once it is settled which of their cosines stands
+for which of the fitted ones:
+
+- **Texture.** A cosine of index u along H pixels has u / (2 H) waves a pixel. Along h pixels the
+  nearest one has the index u h / H, rounded. Noise, blur and compression act on waves a pixel.
+- **Layout.** The first cosines of either direction keep their index, whatever the size: eight, or
+  one in eight. They say where an image is bright. So the mean of a stream, and what fog or a loss
+  of contrast does to it, mean the same at every size.
+
+The variance of an orthonormal coefficient is the spectral density at its frequency, whatever the
+size. The density of natural images falls like 1 / frequency^2 (Field, "Relations between the
+statistics of natural images and the response properties of cortical cells", 1987). So where two
+cosines that stand for each other differ in frequency, coefficients are multiplied by the ratio of
+the frequencies, and have the same variance again.
+
+This makes of every image the coefficients of an image of the fitted size, and all that is learned
+from a stream is learned from those: one stream may hold images of many sizes. On the way back, a
+cosine of any size has the gain of the fitted one that stands for it.
+
+Clean images of another size may have been cut out of larger ones, or resized, which changes the end
+of their spectrum. `OtherSize.leeway` says by how much, and what lies between counts as no shift.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Tensor
+
+from ttapca.spectral.cosine import coefficients_of, dct_matrix, images_of
+
+if TYPE_CHECKING:
+    from ttapca.spectral.basis import Cosine
+
+# Cosines of each direction that belong to the layout of an image: so many, or one in so many.
+LAYOUT = 8
+
+# Logarithm of the energy that the softest resizing leaves at least.
+SOFTEST = -3.0
+
+
+class OtherSize:
+    """Leads from images of another size to coefficients of the fitted size, and back.
+
+    Args:
+        basis: The fitted basis, for images of shape (C, H, W).
+        shape: Shape of the images at hand, (C, h, w).
+        mean: Source mean at the fitted size, shape (C H W,).
+
+    Attributes:
+        mean: Source mean at the size at hand, shape (C h w,).
+
+    Example:
+        >>> from ttapca.spectral.basis import Cosine
+        >>> basis = Cosine(torch.eye(1), torch.arange(256), (1, 16, 16))
+        >>> larger = OtherSize(basis, (1, 32, 32), torch.zeros(256))
+        >>> wave = torch.zeros(1, 32, 32)
+        >>> wave[0, 20, 24] = 1.0
+        >>> fitted = larger.like_fitted(wave.reshape(1, -1))
+        >>> divmod(int(fitted.argmax()), 16), round(float(fitted.max()), 6)
+        ((10, 12), 1.0)
+    """
+
+    def __init__(self, basis: Cosine, shape: tuple[int, ...], mean: Tensor) -> None:
+        self.shape = shape
+        self._basis = basis
+        like = basis.rotation
+        (rows, columns), (height, width) = shape[1:], basis.shape[1:]
+        self._height, self._width = dct_matrix(rows).to(like), dct_matrix(columns).to(like)
+        down, across = _partners(height, rows), _partners(width, columns)
+        here, fitted = _frequencies(rows, columns), _frequencies(height, width)
+        self._ratio = (here[down[:, None], across] / fitted).to(like)  # (H, W)
+        # For every fitted cosine the one here that stands for it, and the other way round.
+        self._down, self._across = down.to(like.device), across.to(like.device)
+        self._fitted_down = _partners(rows, height).to(like.device)
+        self._fitted_across = _partners(columns, width).to(like.device)
+        # By so much the coefficients of a resized image are larger.
+        self._growth = math.sqrt(rows * columns / (height * width))
+        self.mean = self._resized(mean)
+
+    def project(self, centred: Tensor) -> Tensor:
+        """Return all coefficients of centred images, both of shape (batch, C h w)."""
+        images = centred.reshape(-1, *self.shape)
+        return coefficients_of(images, self._basis.rotation, self._height, self._width)
+
+    def add_rebuilt(self, base: Tensor, coefficients: Tensor) -> Tensor:
+        """Return a new tensor: `base`, (C h w,) or (batch, C h w), plus images by coefficients."""
+        table = coefficients.reshape(-1, *self.shape)
+        images = images_of(table, self._basis.rotation, self._height, self._width)
+        return base + images.flatten(1)
+
+    def like_fitted(self, coefficients: Tensor) -> Tensor:
+        """Return the coefficients of images of the fitted size: (batch, C h w) to (batch, C H W).
+
+        Their variances are those of the source if the images at hand are like those of the source.
+        """
+        table = coefficients.reshape(-1, *self.shape)
+        table = table.index_select(2, self._down).index_select(3, self._across)
+        return (table * self._ratio).flatten(1)
+
+    def components(self, fitted: Tensor) -> Tensor:
+        """Return those coefficients of the fitted size that are components of the basis."""
+        return fitted.index_select(1, self._basis.order)
+
+    def outside(self, fitted: Tensor) -> Tensor:
+        """Return what lies outside the basis of images of the fitted size, shape unchanged.
+
+        Args:
+            fitted: Coefficients of the images.
+        """
+        left = fitted.index_fill(1, self._basis.order, 0.0)
+        return self._basis.rebuilt(left)
+
+    def gains(self, gains: Tensor, rest: Tensor) -> Tensor:
+        """Return the gain of every coefficient here, shape (..., C h w).
+
+        Args:
+            gains: Of the components, shape (..., components).
+            rest: Of what lies outside the basis, a single number or shape (..., 1).
+        """
+        before = gains.shape[:-1]
+        every = rest.expand(*before, math.prod(self._basis.shape))
+        every = every.index_copy(-1, self._basis.order, gains)
+        table = every.reshape(*before, *self._basis.shape)
+        table = table.index_select(-2, self._fitted_down).index_select(-1, self._fitted_across)
+        return table.flatten(-3)
+
+    def offset(self, inside: Tensor, outside: Tensor | None) -> Tensor:
+        """Return the coefficients here of a mean image that is known at the fitted size.
+
+        Its layout alone counts: what the mean has of texture belongs to one size.
+
+        Args:
+            inside: Its components, shape (..., components).
+            outside: What of it lies outside the basis, shape (..., C H W).
+
+        Returns:
+            Shape (..., C h w).
+        """
+        before = inside.shape[:-1]
+        every = inside.new_zeros(*before, math.prod(self._basis.shape))
+        every = every.index_copy(-1, self._basis.order, inside)
+        if outside is not None:
+            every = every + self._basis.coefficients(outside.to(every)).reshape(every.shape)
+        rows, columns = map(_layout, self.shape[1:], self._basis.shape[1:])
+        layout = every.reshape(*before, *self._basis.shape)[..., :rows, :columns]
+        found = inside.new_zeros(*before, *self.shape)
+        found[..., :rows, :columns] = layout / self._ratio[:rows, :columns]
+        return found.flatten(-3)
+
+    def leeway(self, variances: Tensor) -> Tensor:
+        """Return what resizing may have done to the energies of images without any harm.
+
+        Nobody knows whether images were cut out of larger ones or resized. If they were resized,
+        their cosines have kept their indices, and energies differ where the spectrum of the source
+        does not fall like 1 / frequency^2. Resizing also makes images softer: by linear
+        interpolation at most, among usual ways.
+
+        Args:
+            variances: Of the components in the source, shape (components,).
+
+        Returns:
+            Logarithms of the energies of clean images, for each of the two, (2, components).
+        """
+        basis, fitted = self._basis, self._basis.shape
+        unknown = variances.new_full((math.prod(fitted),), math.nan)
+        source = unknown.index_copy(0, basis.order, variances).reshape(fitted)
+        # An image that was enlarged has nothing beyond the last cosine of the fitted size.
+        source = F.pad(source, (0, 1, 0, 1))
+        down, across = (
+            partners.clamp(max=side)
+            for partners, side in zip((self._down, self._across), fitted[1:], strict=True)
+        )
+        law = self._ratio * self._growth
+        resized = source[:, down][:, :, across] * law.square() / source[:, :-1, :-1]
+        kernel = _softness(self._down, self.shape[1], fitted[1])[:, None]
+        kernel = kernel * _softness(self._across, self.shape[2], fitted[2])
+        both = torch.stack([resized, kernel.to(resized).expand(fitted)]).flatten(1)
+        # Where a neighbour was dropped from the basis, its variance is not known.
+        return both[:, basis.order].log().nan_to_num(0.0).clamp(min=SOFTEST)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what coefficients depend on; see `Basis.tensors`."""
+        return self._basis.tensors()
+
+    def _resized(self, mean: Tensor) -> Tensor:
+        """Return an image at this size: its cosines keep their index, its pixels their values."""
+        every = self._basis.coefficients(mean[None]).reshape(self._basis.shape)
+        rows, columns = map(min, self.shape[1:], self._basis.shape[1:])
+        found = every.new_zeros(self.shape)
+        found[:, :rows, :columns] = every[:, :rows, :columns]
+        found *= self._growth
+        return self.add_rebuilt(torch.zeros_like(found.flatten()), found[None])[0]
+
+
+def _layout(size: int, other: int) -> int:
+    """Return how many cosines belong to the layout of images of both sizes."""
+    return max(1, min(LAYOUT, size // LAYOUT, other // LAYOUT))
+
+
+def _partners(size: int, other: int) -> Tensor:
+    """Return for every cosine along `size` pixels the one along `other` that stands for it.
+
+    Example:
+        >>> _partners(20, 10).tolist()
+        [0, 1, 1, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9, 9]
+    """
+    index = torch.arange(size)
+    nearest = (index.double() * (other / size)).round().long()
+    nearest[1:].clamp_(min=1)  # the constant stands for itself alone
+    return torch.where(index < _layout(size, other), index, nearest).clamp(max=other - 1)
+
+
+def _frequencies(height: int, width: int) -> Tensor:
+    """Return the frequency of every cosine, in half waves a pixel, float64, (height, width).
+
+    The constant has none. Its variance in photographs is about four times that of the first
+    cosines, as if it had half their frequency.
+    """
+    down = torch.arange(height, dtype=torch.float64) / height
+    across = torch.arange(width, dtype=torch.float64) / width
+    square = down[:, None].square() + across.square()
+    square[0, 0] = 0.25 / (height * width)
+    return square.sqrt()
+
+
+def _softness(partners: Tensor, size: int, fitted: int) -> Tensor:
+    """Return which share of energy linear interpolation leaves to cosines along `size` pixels.
+
+    An image that was enlarged is softer, by the ratio of the sizes.
+    """
+    waves = partners.cpu().double() / (2 * size) * max(1.0, size / fitted)  # a pixel
+    return torch.sinc(waves) ** 4
