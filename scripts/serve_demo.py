@@ -38,7 +38,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000)
     asked = parser.parse_args()
     if is_taken(asked.port):
-        print(f"error: port {asked.port} is taken. Choose another: make serve PORT=8001")
+        taken = f"error: port {asked.port} is taken. Choose another: make serve PORT=8001"
+        print(taken, file=sys.stderr)
         return 1
     url = f"http://127.0.0.1:{asked.port}"
     log = Path(tempfile.mkdtemp(prefix="ttapca-serve-")) / "serve.log"
@@ -48,7 +49,7 @@ def main() -> int:
         service = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
     try:
         if not is_up(service, url):
-            print(log.read_text(), end="")
+            print(log.read_text(), end="", file=sys.stderr)
             return 1
         print(f"Open {url} and watch: camera-1 degrades after 15 s, camera-2 after 35 s.")
         print(f"Switch a camera off there, and see its share of right answers here. Log: {log}")

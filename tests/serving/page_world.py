@@ -23,7 +23,7 @@ from ttapca.serving.page_files import PageFile, page_files
 HOME = "http://page.test/"
 NOON = 1_763_294_400.0  # 16 November 2025, 12:00:00 UTC
 POLICY = "default-src 'self'; img-src 'self' data:"
-STEP = 0.25  # seconds
+STEP = 0.5  # seconds
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"]
 
 
