@@ -152,8 +152,7 @@ def test_reset_asks_first(browser: Any) -> None:
             else:
                 dialog.get_by_role("button", name=way).click()
             expect(dialog).to_be_hidden()
-        pass_time(page, 0.2)
-        assert world.changes == [("POST", "/v1/streams/camera-1/reset", None)]
+        soon(page, lambda: world.changes == [("POST", "/v1/streams/camera-1/reset", None)])
         expect(page.locator("#reset")).to_be_focused()  # where the dialog was opened
 
 
