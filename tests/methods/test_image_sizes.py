@@ -108,6 +108,19 @@ def test_outliers_are_replaced_and_principal_components_take_one_size() -> None:
         assert adapted(SOURCE[:4]).shape == (4, 4)
 
 
+def test_everything_may_be_made_in_inference_mode() -> None:
+    x = noisy(natural(12, (28, 24), seed=4))
+    expected = ttapca.adapt(fully_convolutional(), "wiener", filter=FITTED["0"])(x)
+    with torch.inference_mode():
+        model = fully_convolutional()
+        with ttapca.adapt(model, "wiener", filter=FITTED["0"]) as adapted:
+            assert torch.equal(adapted(x), expected)
+        attachment = ttapca.attach(model, FITTED["0"], "relu")
+        for batch in (x, SOURCE[:4]):
+            assert model(batch).shape == (len(batch), 4)
+        attachment.detach()
+
+
 @torch.no_grad()
 def test_exported_and_compiled_models_take_the_size_they_were_made_for() -> None:
     model, x = fully_convolutional(), noisy(natural(12, (16, 16), seed=4))

@@ -117,7 +117,8 @@ class StreamPool:
         save_every: Seconds after which changed states are written to the store.
         observer: Is told what happens.
         logits: Finds the logits in what the model returns, where that is more than one tensor.
-        input_shape: Shape of one image, for a filter that does not act on the images themselves.
+        input_shape: Shape of one image, for a filter that does not act on the images themselves, or
+            where images have another size than those of the fit.
 
     Attributes:
         input_shape: Shape of one image.

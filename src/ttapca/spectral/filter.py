@@ -274,4 +274,6 @@ class _LastSizes:
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
     """Return something that changes whenever a tensor is written, cast or moved."""
-    return tensor.data_ptr(), tensor._version, tensor.dtype, tensor.device
+    # Tensors that were made in inference mode do not count how often they are written.
+    version = None if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.dtype, tensor.device
