@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
@@ -321,10 +322,13 @@ class SourceSpectrum:
         else:
             generator = torch.Generator().manual_seed(SEED)
             chosen = torch.randint(images, (DRAWS, size), generator=generator)
-            total = torch.zeros(DRAWS, self.energies.shape[1], dtype=torch.float64)
-            for column in chosen.T:  # one image of every batch: no (draws, size, bands) tensor
-                total += self.energies[column]
-            log_energies = (total / size).log()
+            # By numpy, the same sums bit for bit: torch would share each of these small steps among
+            # its threads, which takes seconds in all where the cores are busy with other work.
+            energies = self.energies.numpy()
+            total = np.zeros((DRAWS, energies.shape[1]))
+            for column in chosen.numpy().T:  # one image of every batch at a time: little memory
+                total += energies[column]
+            log_energies = (torch.from_numpy(total) / size).log()
         mean = log_energies.mean(0)
         away = log_energies - mean
         if size > 1:
