@@ -146,7 +146,8 @@ class Usual:
 
     def of_streams(self, numbers: Tensor) -> Usual:
         """Return what is usual for some of the streams, by their numbers."""
-        return Usual(*(getattr(self, each.name)[numbers] for each in dataclasses.fields(self)))
+        tensors = (getattr(self, each.name) for each in dataclasses.fields(self))
+        return Usual(*(each.index_select(0, numbers) for each in tensors))
 
     def distance(self, log_energy: Tensor) -> Tensor:
         """Return squared Mahalanobis distance / number of bands, near 1 for source batches.
@@ -314,6 +315,20 @@ class SourceSpectrum:
             table = Usual.of_each([self.batches_of(size).usual(threshold) for size in rows])
             self._tables[threshold] = (rows, table)
         return table.of_streams(torch.tensor([rows[size] for size in wanted]))
+
+    def usual_of_all(self, threshold: float) -> tuple[Tensor, Usual]:
+        """Return what is usual for every size, to be looked up without drawing anything more.
+
+        Args:
+            threshold: See `Normality.usual`.
+
+        Returns:
+            For 0, 1, 2, ... images, up to all there are, the number of a row; and a table of rows.
+        """
+        rounded = [self._rounded(size) for size in range(len(self.energies) + 1)]
+        sizes = sorted(set(rounded))
+        rows = torch.searchsorted(torch.tensor(sizes), torch.tensor(rounded))
+        return rows, Usual.of_each([self.batches_of(size).usual(threshold) for size in sizes])
 
     def _draw(self, size: int, leeway: Tensor | None = None) -> Normality:
         images = len(self.energies)
