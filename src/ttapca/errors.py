@@ -128,6 +128,10 @@ class StorageError(TtapcaError, OSError):
     """The target cannot be written: read-only, full, in use, or in the way."""
 
 
+class ExportError(TtapcaError, RuntimeError):
+    """A network cannot be written in the form that was asked for."""
+
+
 class PoolFullError(TtapcaError, RuntimeError):
     """More images wait for an answer than a pool may hold."""
 

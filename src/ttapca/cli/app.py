@@ -20,6 +20,7 @@ from ttapca.cli import (
     corrupt,
     data,
     evaluate,
+    export_onnx,
     feed,
     fit,
     listings,
@@ -59,6 +60,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "figure": publish.figure,
     "serve": serve.serve,
     "feed": feed.feed,
+    "export-onnx": export_onnx.export_onnx,
     "corrupt": corrupt.corrupt,
     "methods": listings.methods,
 }
