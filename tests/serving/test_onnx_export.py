@@ -160,8 +160,8 @@ def test_what_the_command_says_and_the_file_states(said: tuple[Path, str]) -> No
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     facts = {each.key: each.value for each in model.metadata_props}
-    state = json.loads(facts["ttapca.state"])
-    assert facts["ttapca.layer"] == "conv1"
+    state = json.loads(facts["ttapca_state"])
+    assert facts["ttapca_layer"] == "conv1"
     sizes = {"stream_samples": 1, "stream_energies": 61, "stream_mean": 61}
     assert {name: each["shape"] for name, each in state.items()} == {
         name: ["streams", size] for name, size in sizes.items()
@@ -209,7 +209,7 @@ def test_the_documented_configuration_of_triton_fits_the_file(path: Path) -> Non
     }
     pairs = dict(re.findall(r'input_name: "(\w+)" output_name: "(\w+)"', config))
     facts = {each.key: each.value for each in model.metadata_props}
-    state = json.loads(facts["ttapca.state"])
+    state = json.loads(facts["ttapca_state"])
     assert pairs == {name: each["next"] for name, each in state.items()}
     initial = {name: stated[name.removeprefix("stream_")] for name in state}
     assert initial == {name: sizes[name] for name in state}

@@ -52,7 +52,7 @@ def export_onnx(
     of zeros; a stream with an image that is not finite keeps its state.
 
     Gains and means follow the streams as in a `StreamPool`; normalisation layers keep the
-    statistics of the source. The metadata of the file say under `ttapca.state` which output
+    statistics of the source. The metadata of the file say under `ttapca_state` which output
     belongs to which input.
 
     Args:
@@ -131,7 +131,7 @@ def _written(
         _name_sizes(written.graph)
         _remove_traces(written.graph)
         written.producer_name, written.producer_version = "ttapca", __version__
-        facts = {"ttapca.layer": layer, "ttapca.state": json.dumps(_described(network, sizes))}
+        facts = {"ttapca_layer": layer, "ttapca_state": json.dumps(_described(network, sizes))}
         onnx.helper.set_model_props(written, facts)
         content: bytes = written.SerializeToString()
         onnx.checker.check_model(content, full_check=True)
