@@ -1,5 +1,7 @@
-# Two commands do everything on a machine that has Python 3.11+ and make:
+# Three commands do everything on a machine that has Python 3.11+ and make:
 #   make demo    install, then show the library at work on real data
+#   make serve   install, then show many cameras on a live page, some of which degrade; Ctrl-C ends it
+#                (PORT=8001: another port; DATA=cifar10: our ResNet-20, once CIFAR-10 is there)
 #   make test    install, then run every check that CI runs
 # And for an afternoon:
 #   make cifar10 the paper's tables on CIFAR-10, from data to report; run it again to continue
@@ -11,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo cifar10 cifar100 test test-elsewhere lowest newest pythons lint types contracts unit format bench release clean
+.PHONY: help install demo serve cifar10 cifar100 test test-elsewhere lowest newest pythons lint types contracts unit format bench release clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -27,6 +29,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/ttapca demo
+
+serve: $(STAMP)
+	@$(BIN)/python scripts/serve_demo.py $(if $(PORT),--port $(PORT)) $(if $(DATA),--data $(DATA))
 
 cifar10 cifar100: $(STAMP)
 	$(BIN)/ttapca reproduce $@ $(MODEL) $(if $(QUICK),--quick) $(OPTIONS)

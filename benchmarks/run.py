@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "structured": ["structured.py"],
     "inference-resnet20": ["inference.py", "--network", "resnet20"],
     "large-inference": ["large_inference.py"],
+    "serving": ["serving.py"],
     "harness": ["harness.py"],
     "detector": ["detector.py"],
     "fit": ["fit.py"],

@@ -139,7 +139,7 @@ def tables(folder: Path) -> str:
     """Markdown tables of all results, with intervals from a bootstrap over photographs."""
     parts = []
     for file in sorted(folder.glob("*.jsonl")):
-        network, _, tested = file.stem.rpartition("-")
+        network, _, tested = file.stem.removeprefix("photographs-").rpartition("-")
         rows = read(file)
         for severity in sorted({row["cell"][-1] for row in rows} - {0}, reverse=True):
             parts += _table(network, severity, rows, int(tested))

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 import torch
+
+from browsing import CHROMIUM
 
 # The matrices of these tests are small: a second thread costs more than it brings.
 torch.set_num_threads(1)
@@ -18,3 +23,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Each test decides on the width and colours of output, and on the place of data.
 for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTAPCA_HOME"):
     os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, without a window."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        # Containers and CI run as root, where the sandbox cannot start; the pages are our own.
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()

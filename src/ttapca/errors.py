@@ -120,8 +120,16 @@ class DownloadError(TtapcaError, OSError):
     """No source of a data set delivered it."""
 
 
+class FeedError(TtapcaError, OSError):
+    """A server cannot be reached, or refuses what it is sent."""
+
+
 class StorageError(TtapcaError, OSError):
     """The target cannot be written: read-only, full, in use, or in the way."""
+
+
+class ExportError(TtapcaError, RuntimeError):
+    """A network cannot be written in the form that was asked for."""
 
 
 class PoolFullError(TtapcaError, RuntimeError):

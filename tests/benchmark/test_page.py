@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any, Literal
 import pytest
 
 from benchmark.synthetic_rows import everything, observations
+from browsing import contrast, luminance, needs_chromium
 from ttapca.benchmark.report_page import report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; .ci/run installs it")
+pytestmark = needs_chromium
 
 Opener = Callable[..., Any]
 
@@ -25,16 +23,6 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(report(everything(), observations()), encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        # Containers and CI run as root, where the sandbox cannot start; the page is our own.
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -132,18 +120,6 @@ def test_the_first_column_stays_while_a_wide_table_scrolls(opened: Opener) -> No
         assert box.evaluate("each => each.scrollLeft") == 200
         assert first.bounding_box()["x"] == pytest.approx(left)
         assert box.locator("caption span").bounding_box()["x"] == pytest.approx(left)
-
-
-def luminance(colour: str) -> float:
-    """As WCAG defines it, of `rgb(r, g, b)`."""
-    parts = [float(each) / 255 for each in colour.split("(")[1].rstrip(")").split(",")[:3]]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, two: str) -> float:
-    dark, bright = sorted((luminance(one), luminance(two)))
-    return (bright + 0.05) / (dark + 0.05)
 
 
 COLOURS = """() => {

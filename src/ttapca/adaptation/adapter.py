@@ -192,7 +192,8 @@ class Adapter(nn.Module):
     def _call(self, stream: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self._attached:
             raise AttachError("This adapter was detached. Make a new one with `ttapca.adapt`.")
-        # An exported program is frozen: it predicts with the surfaces as they are now.
+        # An exported program is frozen: it predicts with the surfaces as they are now. One that
+        # goes on adapting is made by `ttapca.serving.export_onnx`.
         if torch.compiler.is_exporting():
             return self._run_plain(*inputs, **options)
         with self._streams.lock:

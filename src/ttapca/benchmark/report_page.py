@@ -29,6 +29,7 @@ from ttapca.benchmark.tables import (
     paper_tables,
     setting_tables,
 )
+from ttapca.support.page_colours import page_colours
 
 PAGE = Path(__file__).with_name("page")
 REFERENCES = {SOURCE: "for the untouched network", "bn": "with batch statistics alone"}
@@ -82,9 +83,8 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
 
     every = frame(rows)
     found = comparisons(every)
-    script, colours, style = (
-        (PAGE / name).read_text(encoding="utf-8")
-        for name in ("report.js", "colours.css", "report.css")
+    script, style = (
+        (PAGE / name).read_text(encoding="utf-8") for name in ("report.js", "report.css")
     )
     environment = Environment(
         loader=FileSystemLoader(PAGE),
@@ -113,7 +113,7 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
         costs=[table for each in found if (table := cost_table(each)) is not None],
         failures=failure_table(every),
         commands=condensed(every.command),
-        style=Markup(colours + style),  # noqa: S704
+        style=Markup(page_colours() + style),  # noqa: S704
         script=Markup(script),  # noqa: S704
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )

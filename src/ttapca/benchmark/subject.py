@@ -19,15 +19,8 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Forgetting
 from ttapca.benchmark.cells import CHANGE_EVERY, CLEAN, Setting
-from ttapca.corruptions import (
-    CIFAR_C,
-    SMALLEST_SIDE,
-    corrupt,
-    default_table,
-    find,
-    load_textures,
-)
-from ttapca.corruptions.pixels import Pixels
+from ttapca.corruptions import CIFAR_C, default_table, load_textures
+from ttapca.corruptions.small_images import corrupt_any_size, needs_photographs
 from ttapca.datasets import Images, read_cifar_c
 from ttapca.errors import DataFormatError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
@@ -50,7 +43,6 @@ SORTED = ("correlated", "episodic-sorted")
 CONCENTRATIONS: dict[Setting, float] = {"dirichlet-0.1": 0.1, "dirichlet-1": 1.0}
 MOST_STRETCHES = 100  # as in RoTTA's code
 
-TEXTURE_SIDE = 256  # pixels of a drawn frost texture
 FINGERPRINT_LENGTH = 16  # hexadecimal digits
 
 
@@ -166,7 +158,7 @@ class ImageSource:
         if self.folder is not None:
             for condition in corrupted:
                 self._read(self.folder, *condition)
-        elif not self._small and any(find(name).needs_textures for name, _ in corrupted):
+        elif any(needs_photographs(self.clean.images, name) for name, _ in corrupted):
             load_textures(self.textures)
 
     def images(self, conditions: Sequence[Condition]) -> Images:
@@ -193,18 +185,10 @@ class ImageSource:
             return self.clean
         if self.folder is not None:
             return self._read(self.folder, corruption, severity)
-        clean, seed = self.clean.images, self.seed
-        if self._small:
-            pixels = _corrupt_small(clean, corruption, severity, seed)
-        else:
-            pixels = corrupt(clean, corruption, severity, seed, textures=self.textures)
+        pixels = corrupt_any_size(
+            self.clean.images, corruption, severity, self.seed, textures=self.textures
+        )
         return Images(pixels, self.clean.labels, self.clean.class_names)
-
-    @property
-    def _small(self) -> bool:
-        """Whether the images are too small for the corruptions, or grey."""
-        height, width, channels = self.clean.images.shape[1:]
-        return bool(min(height, width) < SMALLEST_SIDE or channels == 1)
 
     def _read(self, folder: Path, corruption: str, severity: int) -> Images:
         found = read_cifar_c(folder, corruption, severity, class_names=self.clean.class_names)
@@ -300,32 +284,3 @@ def dirichlet_stretches(
         stretch[images] = np.searchsorted(ends, np.arange(len(images)), side="right")
     order = np.lexsort((turns[stretch, own], stretch))  # by stretch, then by turn; it is stable
     return np.split(order, np.searchsorted(stretch[order], np.arange(1, count)))
-
-
-def _corrupt_small(images: Pixels, corruption: str, severity: int, seed: int) -> Pixels:
-    """Corrupt images that are smaller than 32 by 32, or grey.
-
-    They are mirrored at their edges until they are large enough, corrupted, and cut out again, so
-    noise and blur are as strong, pixel for pixel, as on CIFAR. Frost is drawn: these images belong
-    to no published benchmark, so photographs need not be downloaded for them.
-    """
-    height, width, channels = images.shape[1:]
-    above, left = (max(0, SMALLEST_SIDE - side + 1) // 2 for side in (height, width))
-    large = np.pad(images, [(0, 0), (above, above), (left, left), (0, 0)], mode="symmetric")
-    if channels == 1:
-        large = np.repeat(large, 3, axis=3)
-    frost = tuple(_drawn_frost(np.random.default_rng(number)) for number in range(6))
-    spoilt = corrupt(large, corruption, severity, seed, textures=frost)
-    middle = spoilt[:, above : above + height, left : left + width]
-    return np.ascontiguousarray(middle[..., 1:2] if channels == 1 else middle)
-
-
-def _drawn_frost(random: np.random.Generator) -> Pixels:
-    """Draw a pale texture with the spectrum of clouds and the bright ridges of ice."""
-    frequency = np.hypot(np.fft.fftfreq(TEXTURE_SIDE)[:, None], np.fft.rfftfreq(TEXTURE_SIDE)[None])
-    amplitude = 1 / np.maximum(frequency, 1 / TEXTURE_SIDE) ** 1.5
-    noise = np.fft.rfft2(random.standard_normal((TEXTURE_SIDE, TEXTURE_SIDE))) * amplitude
-    cloud = np.fft.irfft2(noise, s=(TEXTURE_SIDE, TEXTURE_SIDE))
-    ridges = np.exp(-np.abs(cloud) / cloud.std())  # 1 where the cloud changes sign
-    grey: Pixels = np.rint(60 + 195 * ridges).astype(np.uint8)
-    return np.repeat(grey[..., None], 3, axis=2)

@@ -11,8 +11,9 @@ import html
 import io
 import math
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ttapca.support.page_colours import page_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,8 +83,7 @@ def file_svg(figure: ReportFigure) -> str:
     """Return the text of an SVG file, with size, caption, and colours for light and dark pages."""
     svg = page_svg(figure)
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
-    colours = Path(__file__).with_name("page") / "colours.css"
-    style = f"<style>{colours.read_text(encoding='utf-8')}svg {{ color: var(--ink); }}</style>"
+    style = f"<style>{page_colours()}svg {{ color: var(--ink); }}</style>"
     start, _, rest = svg.partition(">")
     size = f'width="{width}pt" height="{height}pt"'
     return f"{start} {size}><desc>{html.escape(figure.caption)}</desc>{style}{rest}\n"

@@ -25,6 +25,8 @@ EXTRA_OF_PACKAGE = {
     "uvicorn": "serve",
     "prometheus_client": "serve",
     "python_multipart": "serve",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
 }
 
 

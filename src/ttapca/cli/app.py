@@ -20,6 +20,8 @@ from ttapca.cli import (
     corrupt,
     data,
     evaluate,
+    export_onnx,
+    feed,
     fit,
     listings,
     publish,
@@ -57,6 +59,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": publish.export,
     "figure": publish.figure,
     "serve": serve.serve,
+    "feed": feed.feed,
+    "export-onnx": export_onnx.export_onnx,
     "corrupt": corrupt.corrupt,
     "methods": listings.methods,
 }

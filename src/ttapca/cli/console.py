@@ -104,6 +104,7 @@ OPTIONS = {
     "overwrite": "--force",
     "n_components": "--components",
     "images": "--images N",
+    "streams": "--streams N",
     "layer": "--layer NAME",
     "route": "--route NAME",
     "weights": "--weights FILE",

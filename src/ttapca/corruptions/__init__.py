@@ -5,7 +5,8 @@
   and `zooming` how images are enlarged;
 - `catalogue` lists them and reads the strength of each from a table, `cifar_c.toml` or
   `imagenet_c.toml`;
-- `apply` corrupts images and draws a contact sheet; `writing` writes whole data sets.
+- `apply` corrupts images and draws a contact sheet; `small_images` does it for small and grey
+  ones too; `writing` writes whole data sets.
 
 Nothing here prints, reads the environment or knows of adaptation.
 """

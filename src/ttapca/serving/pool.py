@@ -154,7 +154,7 @@ class StreamPool:
         check_option("save_every", save_every, Number(above=0))
         self.mode: Mode = mode
         self.limits = limits or PoolLimits()
-        self.input_shape = input_shape or _image_shape(filter)
+        self.input_shape = input_shape or image_shape(filter)
         self._store, self._observer = store, observer or PoolObserver()
         self._network = GatheredNetwork(model, filter, logits=logits)
         self._kind = self._network.kind
@@ -626,7 +626,7 @@ def check_name(name: object) -> None:
         )
 
 
-def _image_shape(fitted: FittedFilter) -> tuple[int, ...]:
+def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
     """Return the shape of the images that the model takes, where the filter knows it."""
     if fitted.outliers_ is None:
         raise OptionError(

@@ -206,11 +206,11 @@ def half_product(row: Tensor, matrix: Tensor | None) -> Tensor | None:
         None where float32 must be used: for batches, under gradients, while a model is compiled, on
         other devices than the CPU, and where float16 cannot hold the numbers.
     """
-    if matrix is None or len(row) != 1 or torch.is_grad_enabled():
+    # While a model is exported, nobody may ask how many rows there are.
+    if matrix is None or torch.compiler.is_compiling() or len(row) != 1 or torch.is_grad_enabled():
         return None
     # `.to(...)` may have moved or widened what was float16 on the CPU.
-    on_cpu = matrix.dtype == torch.float16 and matrix.device.type == "cpu"
-    if not on_cpu or torch.compiler.is_compiling():
+    if matrix.dtype != torch.float16 or matrix.device.type != "cpu":
         return None
     product = (row.half() @ matrix.T).to(row.dtype)
     return product if math.isfinite(float(product.sum())) else None
@@ -412,7 +412,8 @@ class Cosine(Basis):
 
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         """See `Basis`."""
-        every = components.new_zeros(len(components), math.prod(self.shape))
+        samples = components.shape[0]  # not `len`: exporters would fix it
+        every = components.new_zeros(samples, math.prod(self.shape))
         every = every.index_copy(1, self.order[: components.shape[1]], components)
         return base + self.rebuilt(every)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
@@ -145,7 +146,8 @@ class Usual:
 
     def of_streams(self, numbers: Tensor) -> Usual:
         """Return what is usual for some of the streams, by their numbers."""
-        return Usual(*(getattr(self, each.name)[numbers] for each in dataclasses.fields(self)))
+        tensors = (getattr(self, each.name) for each in dataclasses.fields(self))
+        return Usual(*(each.index_select(0, numbers) for each in tensors))
 
     def distance(self, log_energy: Tensor) -> Tensor:
         """Return squared Mahalanobis distance / number of bands, near 1 for source batches.
@@ -314,6 +316,20 @@ class SourceSpectrum:
             self._tables[threshold] = (rows, table)
         return table.of_streams(torch.tensor([rows[size] for size in wanted]))
 
+    def usual_of_all(self, threshold: float) -> tuple[Tensor, Usual]:
+        """Return what is usual for every size, to be looked up without drawing anything more.
+
+        Args:
+            threshold: See `Normality.usual`.
+
+        Returns:
+            For 0, 1, 2, ... images, up to all there are, the number of a row; and a table of rows.
+        """
+        rounded = [self._rounded(size) for size in range(len(self.energies) + 1)]
+        sizes = sorted(set(rounded))
+        rows = torch.searchsorted(torch.tensor(sizes), torch.tensor(rounded))
+        return rows, Usual.of_each([self.batches_of(size).usual(threshold) for size in sizes])
+
     def _draw(self, size: int, leeway: Tensor | None = None) -> Normality:
         images = len(self.energies)
         if size == 1:
@@ -321,10 +337,13 @@ class SourceSpectrum:
         else:
             generator = torch.Generator().manual_seed(SEED)
             chosen = torch.randint(images, (DRAWS, size), generator=generator)
-            total = torch.zeros(DRAWS, self.energies.shape[1], dtype=torch.float64)
-            for column in chosen.T:  # one image of every batch: no (draws, size, bands) tensor
-                total += self.energies[column]
-            log_energies = (total / size).log()
+            # By numpy, the same sums bit for bit: torch would share each of these small steps among
+            # its threads, which takes seconds in all where the cores are busy with other work.
+            energies = self.energies.numpy()
+            total = np.zeros((DRAWS, energies.shape[1]))
+            for column in chosen.numpy().T:  # one image of every batch at a time: little memory
+                total += energies[column]
+            log_energies = (torch.from_numpy(total) / size).log()
         mean = log_energies.mean(0)
         away = log_energies - mean
         if size > 1:

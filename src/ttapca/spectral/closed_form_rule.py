@@ -251,7 +251,7 @@ class ClosedFormRule(Gain):
             restore: In place of the rule's own exponent.
             leeway: What resizing may have done to the images of all streams; see `leeway_of`.
         """
-        usual = self.normal.usual(independent, self.threshold, leeway)
+        usual = self.usual(independent, leeway)
         log_energy = self.log_energies(shown.energies, shown.rest_energy)
         certainty, unusual = usual.certainty(log_energy), usual.unusual(log_energy)
         offset = rest_offset = None
@@ -268,6 +268,10 @@ class ClosedFormRule(Gain):
         if self.watches_rest:
             rest_gain = self._undo(-usual.excess(log_energy)[:, -1], restore)
         return Verdict(gains, certainty, unusual, offset, rest_gain, rest_offset)
+
+    def usual(self, independent: Tensor, leeway: Tensor | None = None) -> Usual:
+        """Return what is usual for streams of so many images, shape (streams,); see `verdict`."""
+        return self.normal.usual(independent, self.threshold, leeway)
 
     def _undo(self, log_ratio: Tensor, restore: float) -> Tensor:
         exponents = {"shrink": self.shrink, "restore": restore}
@@ -313,12 +317,15 @@ class ClosedFormRule(Gain):
 
         Shape (..., components) to (..., bands).
         """
-        precise = energies.to(self.averages)
+        return self.band_means(energies.to(self.averages)).to("cpu", torch.float64)
+
+    def band_means(self, values: Tensor) -> Tensor:
+        """Return the mean of every band, (..., components) to (..., bands)."""
         if len(self.averages) < LARGE:
-            return (precise @ self.averages).to("cpu", torch.float64)
+            return values @ self.averages
         # Reading the matrix would take longer than reading the energies of a large image.
-        bands = [precise[..., low:high].mean(-1) for low, high in pairwise(self.edges)]
-        return torch.stack(bands, -1).to("cpu", torch.float64)
+        bands = [values[..., low:high].mean(-1) for low, high in pairwise(self.edges)]
+        return torch.stack(bands, -1)
 
     def log_energies(self, energies: Tensor, rest: Tensor | None = None) -> Tensor:
         """Return the logarithms of band energies, given energies of components.

@@ -1,0 +1,228 @@
+"""`ttapca feed`: play a data set against a server, as cameras whose images get worse."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from typer import Argument, Option
+
+from ttapca.cli import arguments
+from ttapca.datasets import FROST
+from ttapca.errors import OptionError
+
+if TYPE_CHECKING:
+    from ttapca.datasets import Order
+    from ttapca.serving.feeding import FedStream, Feeder, StreamPlan, Tally
+
+TOKEN_VARIABLE = "TTAPCA_TOKEN"  # noqa: S105 - the name of a variable
+LOOK = 0.25  # seconds between two looks at the streams
+DEFAULT_SCHEDULE = "clean 20s, gaussian_noise:5 20s, clean 20s"
+SCHEDULE = "Conditions and how long they last; once for each stream, or one for all."
+
+
+@dataclass(kw_only=True)
+class StreamOptions:
+    """Options that say which streams are fed with what."""
+
+    stream: Annotated[str, Option(metavar="NAME", help="Name of the stream.")] = "camera-1"
+    streams: Annotated[
+        int, Option(min=1, help="Feed so many at once: NAME-1, NAME-2, ... (camera-1, ...).")
+    ] = 1
+    schedule: Annotated[list[str] | None, Option(metavar="TEXT", help=SCHEDULE)] = None
+    stagger: Annotated[
+        str, Option(metavar="TIME", help="Each further stream begins so much later.")
+    ] = "0s"
+    rate: Annotated[float, Option(help="Images a second, in each stream.")] = 10.0
+    batch: Annotated[int, Option(min=1, help="Images a request.")] = 1
+    loop: Annotated[bool, Option("--loop", help="Begin again when the schedule is over.")] = False
+
+    def plans(self, seed: int) -> list[StreamPlan]:
+        """Return what each stream sends."""
+        from ttapca.serving.feed_schedule import parse_schedule, parse_seconds
+        from ttapca.serving.feeding import StreamPlan
+
+        texts = self.schedule or [DEFAULT_SCHEDULE]
+        if len(texts) > self.streams:
+            raise OptionError(
+                f"There is at most one --schedule for each stream; found {len(texts)} for "
+                f"{self.streams}. Feed more with --streams."
+            )
+        schedules = [parse_schedule(text) for text in texts]
+        stagger = parse_seconds(self.stagger, "--stagger")
+        if stagger and self.streams == 1:
+            raise OptionError("--stagger has no effect on one stream; feed more with --streams.")
+        base = self.stream.removesuffix("-1")
+        names = [f"{base}-{n + 1}" for n in range(self.streams)]
+        return [
+            StreamPlan(name, schedules[n % len(schedules)], seed + 1000 * n, n * stagger)
+            for n, name in enumerate(names if self.streams > 1 else [self.stream])
+        ]
+
+
+def feed(
+    images: arguments.ImageOptions,
+    streams: StreamOptions,
+    url: Annotated[
+        str, Argument(metavar="URL", help="The server's address.")
+    ] = "http://127.0.0.1:8000",
+    token: Annotated[
+        str | None,
+        Option(metavar="TOKEN", help=f"A token of the server (default: {TOKEN_VARIABLE})."),
+    ] = None,
+    wait: Annotated[
+        str, Option(metavar="TIME", help="How long to wait for a server that is not there.")
+    ] = "10s",
+    as_json: arguments.AsJson = False,
+) -> None:
+    """Play a data set against a server, as cameras whose images get worse and better again.
+
+    The labels are known, so that it shows how many answers are right. A schedule is a list such as
+    "clean 20s, fog:5 20s, clean 20s"; Ctrl-C ends it, and prints what was found so far.
+    """
+    from ttapca.serving.feed_schedule import parse_seconds
+    from ttapca.serving.feeding import Feeder, Pace, check_fits
+    from ttapca.serving.server_client import ServerClient
+
+    plans = streams.plans(images.seed)
+    token = token or os.environ.get(TOKEN_VARIABLE) or None
+    client = ServerClient(url, token, parse_seconds(wait, "--wait"))
+    test, chosen = images.read("test")
+    test = chosen.of(test)
+    pace = Pace(streams.rate, streams.batch, cast("Order", images.order), streams.loop)
+    feeder = Feeder(test, plans, client, pace, arguments.cache_root() / FROST)
+    with client:
+        info = client.info()
+    for remark in check_fits(info, test):
+        typer.echo(f"note: {remark}", err=True)
+    typer.echo(f"{chosen.selection} of `{images.data}` to {url} ({info.get('model')})", err=True)
+    try:
+        _play(feeder)
+    finally:
+        _summarise(feeder.streams, as_json)
+
+
+def _play(feeder: Feeder) -> None:
+    """Feed, and show each stream in a line on a terminal, or each new condition elsewhere."""
+    log = Console(file=sys.stderr, highlight=False)
+    if log.is_terminal:
+        with Live(console=log, refresh_per_second=1 / LOOK) as live, feeder:
+            while feeder.running(LOOK):
+                live.update(_lines(feeder.streams))
+            live.update(_lines(feeder.streams))
+        return
+    told: dict[str, Tally] = {}
+    with feeder:
+        going = True
+        while going:
+            going = feeder.running(LOOK)
+            for stream in feeder.streams:
+                _tell_change(stream, told)
+
+
+def _tell_change(stream: FedStream, told: dict[str, Tally]) -> None:
+    """Write a line when the condition of a stream has changed; `told`: the last of each stream."""
+    name, now = stream.plan.name, stream.current
+    if now is None or told.get(name) is now:
+        return
+    before = told.get(name)
+    told[name] = now
+    result = "" if before is None else f", after {_in_words(before)}"
+    typer.echo(f"{name}: {now.step.title}{result}", err=True)
+
+
+def _in_words(tally: Tally) -> str:
+    return f"{tally.images:,} images of {tally.step.title}, {_percent(tally.accuracy)} right"
+
+
+def _lines(streams: list[FedStream]) -> Table:
+    """Return a line for each stream: what it sends, and what comes back."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("stream", "condition"):
+        table.add_column(name, no_wrap=True)
+    for name in ("sent", "right"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("mode", "shift", "state"):
+        table.add_column(name, no_wrap=True)
+    for stream in streams:
+        status = _flat(stream.health)
+        shift = status.get("shift")
+        tally = stream.current
+        table.add_row(
+            stream.plan.name,
+            "" if tally is None else tally.step.title,
+            f"{stream.sent:,}",
+            "" if tally is None else _percent(tally.accuracy),
+            str(status.get("mode", "")),
+            "" if shift is None else f"{shift:.2f}",
+            _state(stream, status),
+        )
+    return table
+
+
+def _flat(status: dict[str, Any]) -> dict[str, Any]:
+    """Return a stream's status with the fields of its health beside the others."""
+    return {**status.get("health", {}), **status}
+
+
+def _state(stream: FedStream, status: dict[str, Any]) -> str:
+    if stream.current is None:
+        return f"begins {stream.plan.delay:.0f} s after the first"
+    since = status.get("shifted_since")
+    words = "as usual"
+    if status.get("shifted"):
+        words = "shifted" + (
+            f" since {time.strftime('%H:%M:%S', time.localtime(since))}" * bool(since)
+        )
+    words += f", {stream.late:.0f} s late" if stream.late else ""
+    words += f", {stream.retries} retries" if stream.retries else ""
+    return f"{words}, done" if stream.finished else words
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1f} %"
+
+
+def _summarise(streams: list[FedStream], as_json: bool) -> None:
+    """Print what was answered under each condition of each stream."""
+    if as_json:
+        found = [
+            {
+                "stream": stream.plan.name,
+                "condition": tally.step.title,
+                "mode": tally.mode,
+                "images": tally.images,
+                "right": tally.right,
+                "adapted": tally.adapted,
+                "late_seconds": round(stream.late, 3),
+                "retries": stream.retries,
+            }
+            for stream in streams
+            for tally in stream.totals.values()
+        ]
+        typer.echo(json.dumps(found, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("stream", "condition", "mode"):
+        table.add_column(name, no_wrap=True)
+    for name in ("images", "right", "adapted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for stream in streams:
+        for tally in stream.totals.values():
+            table.add_row(
+                stream.plan.name,
+                tally.step.title,
+                tally.mode,
+                f"{tally.images:,}",
+                _percent(tally.accuracy),
+                _percent(100 * tally.adapted / tally.images),
+            )
+    Console(highlight=False).print(table)

@@ -1,0 +1,205 @@
+"""A small client of `ttapca serve`, with nothing but the standard library.
+
+It keeps its connection, waits when the server says so (429 and 503 with `Retry-After`), and tries
+again for a while when the server cannot be reached, as while it is restarted. A request whose
+answer was lost is sent again; its images then count twice in the stream.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import math
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+from urllib.parse import SplitResult, quote, urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttapca.errors import FeedError, OptionError
+
+# Answers after which the same request may succeed; a proxy says 502 or 504 for a missing server.
+PASSING = (429, 502, 503, 504)
+TIMEOUT = 60.0  # seconds without an answer
+LONGEST_MESSAGE = 500  # letters of a refusal that are shown
+FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0  # seconds between attempts at a server that is not there
+
+
+def parse_address(url: str) -> SplitResult:
+    """Return the parts of a server's address; `http://` may be left out.
+
+    Raises:
+        OptionError: It is no address.
+
+    Example:
+        >>> parse_address("127.0.0.1:8000").netloc
+        '127.0.0.1:8000'
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username:
+        raise OptionError(f"A server has an address such as http://127.0.0.1:8000; found `{url}`.")
+    return parts
+
+
+@dataclass
+class ServerClient:
+    """Talks to one server, from one thread.
+
+    Args:
+        url: The server's address.
+        token: Sent with every request; None to send none.
+        patience: How many seconds a request is tried for while the server does not answer, or is
+            too busy.
+        stopped: Set by another thread to give up waiting.
+        clock: Seconds that only grow; for tests.
+
+    Raises:
+        OptionError: The address is none.
+    """
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    patience: float = 10.0
+    stopped: threading.Event = field(default_factory=threading.Event)
+    clock: Callable[[], float] = time.monotonic
+    retries: int = field(default=0, init=False)
+    _connection: http.client.HTTPConnection | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Read the address."""
+        self._address = parse_address(self.url)
+
+    def __enter__(self) -> Self:
+        """Use it; the connection is opened with the first request."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self.close()
+
+    def info(self) -> dict[str, Any]:
+        """Return what the server says about itself, its network and its classes."""
+        return self._ask("GET", "/v1/info")
+
+    def predict(self, stream: str, images: NDArray[np.uint8]) -> dict[str, Any]:
+        """Send images of a stream, uint8 (n, height, width, channels), and return the answer.
+
+        Raises:
+            FeedError: The server cannot be reached, or refuses them.
+        """
+        body = io.BytesIO()
+        np.save(body, images, allow_pickle=False)
+        path = f"/v1/predict?stream={quote(stream, safe='')}"
+        return self._ask("POST", path, body.getvalue(), "application/x-npy")
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None = None, kind: str | None = None
+    ) -> dict[str, Any]:
+        """Send a request until it is answered, refused for good, or patience is over."""
+        headers = {"Accept": "application/json"}
+        if kind is not None:
+            headers["Content-Type"] = kind
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        began, pause = self.clock(), FIRST_WAIT
+        while True:
+            try:
+                status, told, answer = self._once(method, path, body, headers)
+                if status < 300:
+                    return _parsed(answer, self.url)
+                trouble = _refusal(status, answer, self.url, bool(self.token))
+                if status not in PASSING:
+                    raise FeedError(trouble)
+            except FeedError:
+                raise
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                told, trouble = None, _unreachable(self.url, error)
+            if told is None:
+                wait, pause = pause, min(2 * pause, LONGEST_WAIT)
+            else:
+                wait = told
+            if self.clock() - began + wait > self.patience or self.stopped.is_set():
+                raise FeedError(trouble)
+            self.retries += 1
+            self.stopped.wait(wait)
+
+    def _once(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, float | None, bytes]:
+        if self._connection is None:
+            self._connection = self._connect()
+        self._connection.request(method, self._address.path.rstrip("/") + path, body, headers)
+        response = self._connection.getresponse()
+        answer = response.read()
+        return response.status, _seconds(response.getheader("Retry-After")), answer
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = self._address.hostname or "", self._address.port
+        if self._address.scheme == "https":
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
+        return http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Return the seconds of a `Retry-After`; None if there is none, or it is a date."""
+    try:
+        seconds = float(retry_after or "nan")
+    except ValueError:
+        return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _parsed(answer: bytes, url: str) -> dict[str, Any]:
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise FeedError(
+            f"A server of ttapca answers in JSON; {url} answers with something else. Name the "
+            "address that `ttapca serve` prints."
+        )
+    return found
+
+
+def _refusal(status: int, answer: bytes, url: str, token: bool) -> str:
+    """Return a sentence that says why the server refused."""
+    if status == 401:
+        found = "refuses this token" if token else "asks for a token"
+        return f"{url} {found}. Give one with --token, or in the variable TTAPCA_TOKEN."
+    try:
+        message = str(json.loads(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = http.client.responses.get(status, "an error without a name")
+    return f"{url} refuses with {status}: {message[:LONGEST_MESSAGE]}"
+
+
+def _unreachable(url: str, error: Exception) -> str:
+    """Return a sentence that says why there was no answer."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, TimeoutError):
+        reason = f"no answer within {TIMEOUT:.0f} s"
+    elif isinstance(error, OSError) and error.strerror:
+        reason = error.strerror.lower()
+    return (
+        f"{url} cannot be reached: {reason}. Start a server there with `ttapca serve`, or name "
+        "another address."
+    )

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.scripted_server import Asked, Reply, prediction, refusal, reply, scripted
+from ttapca.benchmark.subject import ImageSource
+from ttapca.datasets import Images, choose, read_digits
+from ttapca.errors import DataNotFoundError, FeedError, OptionError
+from ttapca.serving import feeding
+from ttapca.serving.feed_schedule import parse_schedule
+from ttapca.serving.feeding import Feeder, Pace, StreamPlan, check_fits
+from ttapca.serving.server_client import ServerClient
+
+DIGITS = read_digits()[:60]
+FAST = 100_000.0  # images a second: nothing waits
+
+
+def plan(text: str, name: str = "camera-1", **options: Any) -> StreamPlan:
+    return StreamPlan(name, parse_schedule(text), **options)
+
+
+def feeder(url: str, *plans: StreamPlan, data: Images = DIGITS, **pace: Any) -> Feeder:
+    return Feeder(data, plans, ServerClient(url, patience=0), Pace(rate=FAST, **pace))
+
+
+def play(found: Feeder) -> None:
+    with found:
+        while found.running(0.05):
+            pass
+
+
+def always(answer: int) -> Any:
+    return lambda asked: prediction([answer] * len(asked.images))
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sorted"])
+def test_images_are_sent_in_order_and_corrupted_as_in_the_benchmark(order: Any) -> None:
+    with scripted(always(4)) as server:
+        found = feeder(
+            server.url,
+            plan("clean 50 images, frost:3 21 images, clean 4 images", seed=7),
+            batch=8,
+            order=order,
+        )
+        play(found)
+    sent = [asked.images for asked in server.asked]
+    assert [len(each) for each in sent] == [8, 8, 8, 8, 8, 8, 2, 8, 8, 5, 4]
+    # The whole data set as the benchmark corrupts it; a second round begins after 60 images.
+    rows = np.concatenate([choose(DIGITS.labels, order=order, seed=7 + n).rows for n in range(2)])
+    frosty = ImageSource(DIGITS).images([("frost", 3)]).images
+    expected = np.concatenate(
+        [DIGITS.images[rows[:50]], frosty[rows[50:71]], DIGITS.images[rows[71:75]]]
+    )
+    assert np.array_equal(np.concatenate(sent), expected)
+    (stream,) = found.streams
+    labels = DIGITS.labels[rows]
+    clean, frost = stream.totals["clean", "on"], stream.totals["frost:3", "on"]
+    assert (clean.images, frost.images, stream.sent) == (54, 21, 75)
+    assert frost.right == int((labels[50:71] == 4).sum())
+    assert clean.right == int((labels[:50] == 4).sum() + (labels[71:75] == 4).sum())
+    assert clean.adapted == 54
+    assert stream.current is not None
+    assert stream.current.images == 4  # since the last condition began
+    assert stream.finished
+    assert stream.health["mode"] == "on"
+
+
+def test_streams_do_not_wait_for_each_other() -> None:
+    gate, reached = threading.Event(), threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        if asked.path.endswith("slow"):
+            reached.set()
+            assert gate.wait(10)
+        return prediction([0] * len(asked.images))
+
+    slow, quick = plan("clean 3 images", "slow"), plan("clean 30 images", "quick", seed=1000)
+    with scripted(answer) as server, feeder(server.url, slow, quick) as found:
+        assert reached.wait(10)
+        while not found.streams[1].finished:
+            assert found.running(0.02)
+        assert found.streams[0].sent == 0
+        gate.set()
+        while found.running(0.02):
+            pass
+    assert [stream.sent for stream in found.streams] == [3, 30]
+
+
+def test_a_loop_goes_on_until_it_is_stopped() -> None:
+    with scripted(always(0)) as server, feeder(server.url, plan("fog 2 images"), loop=True) as two:
+        while two.streams[0].sent < 11:
+            assert two.running(0.01)
+    assert not two.streams[0].finished
+    assert list(two.streams[0].totals) == [("fog:5", "on")]
+    count = len(server.asked)
+    assert count >= 11
+    assert not two.running(0)
+
+
+def test_what_comes_after_a_switch_is_counted_by_itself() -> None:
+    def answer(asked: Asked) -> Reply:
+        return prediction([0], mode="off" if 5 < len(server.asked) <= 9 else "on")
+
+    with scripted(answer) as server:
+        found = feeder(server.url, plan("clean 12 images"))
+        play(found)
+    (stream,) = found.streams
+    assert {key: tally.images for key, tally in stream.totals.items()} == {
+        ("clean", "on"): 8,
+        ("clean", "off"): 4,
+    }
+    assert stream.current is not None
+    assert (stream.current.mode, stream.current.images) == ("on", 3)
+
+
+def test_a_delay_is_waited_for_and_can_be_ended() -> None:
+    with scripted(always(0)) as server, feeder(server.url, plan("fog 2 images", delay=900)) as late:
+        assert late.running(0.05)
+        assert late.streams[0].current is None
+    assert not late.running(0)
+    assert server.asked == []
+
+
+def test_time_that_is_lost_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "LATE", 0.02)
+    gate = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        gate.wait(0.2)  # longer than a stream tries to make up for
+        gate.set()
+        return prediction([0])
+
+    with scripted(answer) as server:
+        found = feeder(server.url, plan("clean 3 images"))
+        play(found)
+    assert found.streams[0].late > 0.02
+    assert found.streams[0].sent == 3
+
+
+def test_a_refusal_ends_it() -> None:
+    with (
+        scripted(lambda asked: refusal(422, "Too large.")) as server,
+        pytest.raises(FeedError, match="refuses with 422: Too large"),
+    ):
+        play(feeder(server.url, plan("clean 3 images")))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"predictions": [{"class": 1}], "adapted": True},
+        {"predictions": [], "adapted": True, "mode": "on", "health": {}},
+        {"predictions": [1], "adapted": True, "mode": "on", "health": {}},
+        {"predictions": [{"class": 1}], "adapted": True, "mode": "on", "health": 3},
+    ],
+)
+def test_an_answer_of_something_else(content: Any) -> None:
+    with (
+        scripted(lambda asked: reply(content)) as server,
+        pytest.raises(FeedError, match="answers with a class for each image"),
+    ):
+        play(feeder(server.url, plan("clean 3 images")))
+
+
+def test_mistakes_are_found_before_anything_is_sent(tmp_path: Any) -> None:
+    two = [plan("clean 1s"), plan("fog 1s")]
+    with pytest.raises(OptionError, match="Every stream needs a name of its own"):
+        feeder("http://127.0.0.1:1", *two)
+    colour = Images(np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int64), ("a",))
+    client = ServerClient("http://127.0.0.1:1")
+    with pytest.raises(DataNotFoundError, match="frost"):
+        Feeder(colour, [plan("frost 1s")], client, Pace(), tmp_path)
+    for options, complaint in (({"rate": 0.0}, "rate"), ({"batch": 0}, "batch")):
+        with pytest.raises(OptionError, match=f"`{complaint}`"):
+            Pace(**options)
+
+
+def test_what_does_not_fit_the_server() -> None:
+    names = list(DIGITS.class_names)
+    with pytest.raises(OptionError, match=r"takes images of 3x32x32; these are 1x8x8"):
+        check_fits({"input_shape": [3, 32, 32], "classes": names}, DIGITS)
+    assert check_fits({"input_shape": [1, 8, 8], "classes": []}, DIGITS) == []
+    assert check_fits({}, DIGITS) == []
+    (remark,) = check_fits({"input_shape": [1, 8, 8], "classes": names[::-1]}, DIGITS)
+    assert "other names" in remark

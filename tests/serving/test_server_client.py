@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.scripted_server import Asked, Reply, prediction, refusal, reply, scripted
+from ttapca.errors import FeedError, OptionError
+from ttapca.serving.server_client import ServerClient, parse_address
+
+IMAGES = np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1)
+
+
+class Waiting:
+    """Stands for time and for the event that ends it: waiting takes none."""
+
+    def __init__(self) -> None:
+        self.now, self.waited = 0.0, []  # type: ignore[var-annotated]
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.waited.append(seconds)
+        self.now += seconds
+        return False
+
+    def is_set(self) -> bool:
+        return False
+
+
+Make = Callable[..., tuple[ServerClient, Waiting]]
+
+
+@pytest.fixture
+def client() -> Iterator[Make]:
+    with ExitStack() as opened:
+
+        def make(url: str, **options: Any) -> tuple[ServerClient, Waiting]:
+            time: Any = Waiting()
+            made = ServerClient(url, stopped=time, clock=time, **options)
+            return opened.enter_context(made), time
+
+        yield make
+
+
+def in_turn(*answers: Reply) -> Any:
+    left: Iterator[Reply] = iter(answers)
+    return lambda asked: next(left)
+
+
+def test_images_arrive_as_they_are_with_the_token(client: Make) -> None:
+    with scripted(lambda asked: prediction([3])) as server:
+        ours, _ = client(f"{server.url}/", token="a-secret-word")
+        answer = ours.predict("hall 1/door", IMAGES)
+        ours.info()
+    assert answer["predictions"][0]["class"] == 3
+    first, second = server.asked
+    assert (first.method, first.path) == ("POST", "/v1/predict?stream=hall%201%2Fdoor")
+    assert first.headers["Content-Type"] == "application/x-npy"
+    assert np.array_equal(first.images, IMAGES)
+    assert (second.method, second.path) == ("GET", "/v1/info")
+    assert {each.headers["Authorization"] for each in server.asked} == {"Bearer a-secret-word"}
+    assert "a-secret-word" not in repr(ours)
+
+
+def test_it_waits_as_long_as_the_server_says(client: Make) -> None:
+    answers = in_turn(
+        refusal(503, Retry_After="3"),
+        refusal(429, Retry_After="2"),
+        refusal(503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"),
+        refusal(502),
+        prediction([1]),
+    )
+    with scripted(answers) as server:
+        ours, time = client(server.url)
+        assert ours.predict("a", IMAGES)["adapted"]
+    assert ours.retries == 4
+    assert time.waited[:2] == [3, 2]
+    assert all(0 < seconds <= 5 for seconds in time.waited[2:])
+    assert len(server.asked) == 5
+
+
+def test_patience_ends(client: Make) -> None:
+    with scripted(lambda asked: refusal(503, "The queue is full.", Retry_After="4")) as server:
+        ours, time = client(server.url, patience=10.0)
+        with pytest.raises(FeedError, match="refuses with 503: The queue is full"):
+            ours.predict("a", IMAGES)
+    assert time.waited == [4, 4]
+
+
+def test_a_server_that_is_not_there(client: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    ours, time = client(f"127.0.0.1:{port}", patience=3.0)
+    with pytest.raises(FeedError, match="cannot be reached: connection refused"):
+        ours.info()
+    assert time.waited == sorted(time.waited)
+    assert 2 < sum(time.waited) <= 3
+
+
+def test_a_connection_that_breaks_is_opened_again(client: Make) -> None:
+    def answer(asked: Asked) -> Reply:
+        if len(server.asked) == 1:
+            raise ConnectionResetError  # closes the connection without an answer
+        return prediction([1])
+
+    with scripted(answer) as server:
+        ours, _ = client(server.url)
+        assert ours.predict("a", IMAGES)["predictions"][0]["class"] == 1
+    assert ours.retries == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "token", "complaint"),
+    [
+        (refusal(401), None, "asks for a token. Give one with --token"),
+        (refusal(401), "mine", "refuses this token. Give one with --token"),
+        (refusal(403, "Reading only."), "mine", "refuses with 403: Reading only."),
+        (refusal(422, "x" * 9000), None, f"422: {'x' * 500}$"),
+        ((500, {}, b"<html>"), None, "refuses with 500: Internal Server Error"),
+        ((404, {}, b"[1]"), None, "refuses with 404: Not Found"),
+        ((200, {}, b"<html>"), None, "answers with something else"),
+        (reply([1]), None, "answers with something else"),
+    ],
+)
+def test_what_is_final_is_said_at_once(
+    client: Make, answer: Reply, token: str | None, complaint: str
+) -> None:
+    with scripted(lambda asked: answer) as server:
+        ours, time = client(server.url, token=token)
+        with pytest.raises(FeedError, match=complaint) as caught:
+            ours.predict("a", IMAGES)
+    assert time.waited == []
+    assert "mine" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "ftp://host", "http://", "http://host:port", "http://host:0", "http://a?b", "a@b"]
+)
+def test_addresses_that_are_none(url: str) -> None:
+    with pytest.raises(OptionError, match="A server has an address such as http"):
+        ServerClient(url)
+
+
+def test_https_is_spoken_where_it_is_asked_for() -> None:
+    assert parse_address("https://host/prefix").scheme == "https"
+    ours = ServerClient("https://host:1")
+    assert type(ours._connect()).__name__ == "HTTPSConnection"
