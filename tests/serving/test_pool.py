@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import ttapca
 from ttapca.errors import (
+    CallbackWarning,
     InputTypeError,
     NonFiniteError,
     OptionError,
@@ -18,6 +20,7 @@ from ttapca.errors import (
     PoolFullError,
     SavedStreamError,
     ShapeError,
+    StorageError,
     StreamNameError,
     TooManyStreamsError,
     UnknownStreamError,
@@ -326,6 +329,48 @@ def test_a_pass_that_fails_hurts_only_the_culprit(
             bad.result(60)
         assert pool.dump("bad") == before
         assert pool.status("good").health.images == 4
+
+
+def test_a_disk_that_cannot_be_written_stops_no_answer(
+    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Seen(PoolObserver):
+        reasons: list[str] = []
+
+        def refused(self, reason: str) -> None:
+            self.reasons.append(reason)
+
+    def full(states: object) -> None:
+        raise StorageError("no space")
+
+    limits = PoolLimits(max_resident=4)
+    with StreamStore(tmp_path / "s.sqlite") as store:
+        pool = StreamPool(network, fitted, store=store, limits=limits, observer=Seen())
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "write", full)
+            for number in range(10):
+                pool.predict(f"s{number}", pictures(1, number))
+            assert pool.resident == 10  # rather too many in memory than one lost
+            assert "StorageError" in Seen.reasons
+            with pytest.raises(StorageError, match="no space"):
+                pool.save()
+        pool.predict("s10", pictures(1, 10))  # there is room again
+        assert pool.resident <= 4
+        assert [pool.status(f"s{number}").health.images for number in range(11)] == [1] * 11
+        pool.close()
+
+
+def test_an_observer_that_raises_stops_no_answer(
+    network: nn.Module, fitted: ttapca.FittedFilter
+) -> None:
+    class Broken(PoolObserver):
+        def passed(self, images: int, streams: int, seconds: float) -> None:
+            raise RuntimeError("broken")
+
+    with StreamPool(network, fitted, observer=Broken()) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CallbackWarning)
+        for turn in range(3):
+            assert pool.predict("a", pictures(1, turn), timeout=60).logits.shape == (1, 5)
 
 
 def test_a_closed_pool_answers_what_waits_and_leaves_the_model_as_it_was(

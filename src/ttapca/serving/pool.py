@@ -15,6 +15,7 @@ import dataclasses
 import re
 import threading
 import time
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.errors import (
+    CallbackWarning,
     InputTypeError,
     NonFiniteError,
     OptionError,
@@ -81,7 +83,10 @@ class PoolLimits:
 
 
 class PoolObserver:
-    """Is told what a pool does, by the thread that does it; by default it does nothing."""
+    """Is told what a pool does, by the thread that does it; by default it does nothing.
+
+    Where it raises an `Exception`, a `CallbackWarning` tells so, and the pool goes on.
+    """
 
     def passed(self, images: int, streams: int, seconds: float) -> None:
         """Take notice of a forward pass."""
@@ -211,7 +216,7 @@ class StreamPool:
                 self._waiting += len(images)
                 self._news.notify_all()
         except TtapcaError as error:
-            self._observer.refused(type(error).__name__)
+            self._tell(self._observer.refused, type(error).__name__)
             raise
         return request.answer
 
@@ -432,9 +437,9 @@ class StreamPool:
         keep = max(0, int(most * (1 - EVICTED)) - coming)
         with self._lock:
             idle = list(self._states)[: len(self._states) - keep]
-        self.save()
+        self._try_to_save()
         with self._lock:
-            for name in idle:
+            for name in idle:  # what could not be saved stays
                 if name not in self._changed:
                     self._states.pop(name, None)
                     self._looks.pop(name, None)
@@ -458,10 +463,13 @@ class StreamPool:
 
     def _save_now_and_then(self, seconds: float) -> None:
         while not self._rest.wait(seconds):
-            try:
-                self.save()
-            except TtapcaError as error:  # a full disk may have room again later
-                self._observer.refused(type(error).__name__)
+            self._try_to_save()
+
+    def _try_to_save(self) -> None:
+        try:
+            self.save()
+        except TtapcaError as error:  # a full disk may have room again later
+            self._tell(self._observer.refused, type(error).__name__)
 
     # Passes ----------------------------------------------------------------------------------
 
@@ -547,7 +555,8 @@ class StreamPool:
                 _settle(requests[0].answer, error)
             return
         seconds = time.perf_counter() - begun
-        self._observer.passed(sum(len(each.images) for each in requests), len(requests), seconds)
+        images = sum(len(each.images) for each in requests)
+        self._tell(self._observer.passed, images, len(requests), seconds)
         for request, one in zip(requests, served, strict=True):
             self._finish(request, one)
 
@@ -573,7 +582,18 @@ class StreamPool:
             _status=lambda: self._network.status(name, state),
         )
         _settle(request.answer, answer)
-        self._observer.answered(answer, time.perf_counter() - request.came)
+        self._tell(self._observer.answered, answer, time.perf_counter() - request.came)
+
+    def _tell(self, notice: Callable[..., None], *facts: object) -> None:
+        """Tell the observer; the threads of the pool outlive an error in it."""
+        try:
+            notice(*facts)
+        except Exception as error:
+            warnings.warn(
+                f"The observer of a pool must not raise; it did: {error!r}. The pool goes on.",
+                CallbackWarning,
+                stacklevel=2,
+            )
 
     def close(self, *, drain: bool = True) -> None:
         """Take no more requests, answer those that wait, save all streams, and free the model.
