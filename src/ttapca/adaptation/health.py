@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains
 from ttapca.adaptation.surfaces.statistics import MixedStatistics
-from ttapca.spectral.closed_form import ClosedFormGain, Evidence
+from ttapca.spectral.closed_form_rule import ClosedFormRule, Evidence
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
@@ -149,20 +149,32 @@ def health_of(adapter: Adapter, name: str) -> Health:
 
 def _shift(surfaces: list[Any], values: Mapping[str, Any], skew: float) -> dict[str, Any]:
     """Return what closed-form filters say about a shift, by names of `Health`."""
-    found: list[tuple[str, ClosedFormGain, Evidence]] = []
+    found: list[tuple[str, ClosedFormRule, Evidence]] = []
+    shifts = []
     for surface in surfaces:
         gain = surface.closed_form if isinstance(surface, SpectralGains) else None
         evidence = None if gain is None else gain.evidence_in(values, skew)
         if gain is not None and evidence is not None:
             found.append((surface.layer, gain, evidence))
-    if not found:
-        return {}
+            shifts.append(gain.shift_in(values))
+    return shift_facts(found, max(shifts)) if found else {}
+
+
+def shift_facts(
+    found: Sequence[tuple[str, ClosedFormRule, Evidence]], shift: float
+) -> dict[str, Any]:
+    """Return what is known about a shift, by names of `Health`.
+
+    Args:
+        found: The layer of each filter, its rule, and what the images say by it.
+        shift: How surely the data have shifted, from 0 to 1.
+    """
     bands = tuple(
         BandHealth(layer, first + 1, last, ratio, p_value)
-        for layer, gain, evidence in found
+        for layer, rule, evidence in found
         for first, last, ratio, p_value in zip(
-            gain.edges,
-            gain.edges[1:],
+            rule.edges,
+            rule.edges[1:],
             evidence.energies.tolist(),
             evidence.band_p_values.tolist(),
             strict=False,
@@ -171,7 +183,7 @@ def _shift(surfaces: list[Any], values: Mapping[str, Any], skew: float) -> dict[
     squares = [math.log2(max(band.ratio, 1e-12)) ** 2 for band in bands]
     return {
         "p_value": joint_p_value([evidence.p_value for _, _, evidence in found]),
-        "shift": max(gain.shift_in(values) for _, gain, _ in found),
+        "shift": shift,
         "size": math.sqrt(sum(squares) / len(squares)),
         "bands": bands,
     }

@@ -179,14 +179,9 @@ class ShiftWatch:
             return
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] != len(shares):
             return
-        places = [d for d in range(logits.dim()) if d != 1]
-        counts = size * logits.detach().double().softmax(1).mean(places).cpu()
-        before, skew = stream.past(CLASSES)
-        if before is not None:
-            counts = counts + before.to(counts) * math.exp(-size / CLASS_MEMORY)
-        if stream.shift == 0 and float(counts.sum()) >= ENOUGH:
-            skew = skew_of(counts, shares)
-        stream.write(CLASSES, (counts, skew))
+        stream.write(
+            CLASSES, classes_after(stream.past(CLASSES), logits, size, stream.shift, shares)
+        )
 
     def counts_in(self, values: Mapping[str, Any]) -> Tensor | None:
         """Return how often each class was predicted of late; None where nobody looked."""
@@ -227,6 +222,33 @@ class ShiftWatch:
                 CallbackWarning,
                 stacklevel=2,
             )
+
+
+def classes_after(
+    before: tuple[Tensor | None, float],
+    logits: Tensor,
+    size: int,
+    shift: float,
+    shares: Tensor | None,
+) -> tuple[Tensor, float]:
+    """Return what is known about the classes of a stream after one more batch.
+
+    Args:
+        before: How often each class was predicted of late, shape (classes,), or None; and how
+            surely classes were not those of the source when nothing had shifted.
+        logits: Of the batch, shape (batch, classes, ...).
+        size: How many samples it has.
+        shift: How surely the stream has shifted, from 0 to 1.
+        shares: Share of each class in the source data; None where unknown.
+    """
+    places = [d for d in range(logits.dim()) if d != 1]
+    counts = size * logits.detach().double().softmax(1).mean(places).cpu()
+    past, skew = before
+    if past is not None and len(past) == len(counts):
+        counts = counts + past.to(counts) * math.exp(-size / CLASS_MEMORY)
+    if shares is not None and shift == 0 and float(counts.sum()) >= ENOUGH:
+        skew = skew_of(counts, shares)
+    return counts, skew
 
 
 def make_alarm(on_shift: ShiftAlarm | Callable[[Health], object] | None) -> ShiftAlarm | None:

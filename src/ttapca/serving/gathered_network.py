@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttapca.adaptation.health import BandHealth, Health
-from ttapca.adaptation.shift_alarm import ENOUGH, ShiftAlarm
+from ttapca.adaptation.health import Health, shift_facts
+from ttapca.adaptation.shift_alarm import ShiftAlarm, classes_after
 from ttapca.errors import AttachError, LayerOutputError
 from ttapca.fitting.fitted_filter import FittedFilter, attach
 from ttapca.serving.answers import Mode, StreamStatus
 from ttapca.serving.stream_state import StreamState
 from ttapca.spectral.closed_form import WIENER
-from ttapca.spectral.closed_form_rule import Shown, independent_images
-from ttapca.spectral.composition import CLASS_MEMORY, skew_of
+from ttapca.spectral.closed_form_rule import Shown
+from ttapca.spectral.composition import skew_of
 from ttapca.spectral.many_streams import ManyStreamsGain, Rows
 from ttapca.support.modules import device_and_dtype, restore_training_flags, training_flags
 
@@ -201,14 +201,8 @@ class GatheredNetwork:
         self, state: StreamState, energy: Tensor, logits: Tensor, shift: float, now: float
     ) -> StreamState:
         """Return the state after the alarm has looked at a request; see `ShiftWatch`."""
-        size = len(logits)
-        counts = logits.double().softmax(1).sum(0)
-        if state.counts is not None and len(state.counts) == len(counts):
-            counts += state.counts * math.exp(-size / CLASS_MEMORY)
-        skew, shares = state.skew, self._shares
-        sure = shift == 0 and float(counts.sum()) >= ENOUGH
-        if sure and shares is not None and len(shares) == len(counts):
-            skew = skew_of(counts, shares)
+        size, shares = len(logits), self._known_shares(logits.shape[1])
+        counts, skew = classes_after((state.counts, state.skew), logits, size, shift, shares)
         block = size * energy
         if state.block is not None:
             block = block + state.block
@@ -216,23 +210,24 @@ class GatheredNetwork:
         after = dataclasses.replace(state, counts=counts, skew=skew, block=block)
         if images < self._alarm.images:
             return dataclasses.replace(after, block_images=images)
-        p_value = float(self._p_value(block / images, images, self.skew_of(after)))
-        shifted, run = self._alarm.next(state.shifted, state.run, p_value)
+        evidence = self._gain.evidence(block / images, images, self.skew_of(after))
+        shifted, run = self._alarm.next(state.shifted, state.run, evidence.p_value)
         since = state.shifted_since if shifted == state.shifted else (now if shifted else None)
         return dataclasses.replace(
             after, block=None, block_images=0, shifted=shifted, run=run, shifted_since=since
         )
 
+    def _known_shares(self, classes: int) -> Tensor | None:
+        """Return the shares of classes in the source, where they are of so many classes."""
+        known = self._shares is not None and len(self._shares) == classes
+        return self._shares if known else None
+
     def skew_of(self, state: StreamState) -> float:
         """Return how surely the classes of a stream are not those of the source; 1 if unknown."""
-        if state.counts is None or self._shares is None or len(self._shares) != len(state.counts):
+        shares = None if state.counts is None else self._known_shares(len(state.counts))
+        if state.counts is None or shares is None:
             return 1.0
-        return max(state.skew, skew_of(state.counts, self._shares))
-
-    def _p_value(self, energies: Tensor, images: float, skew: float) -> Tensor:
-        gain = self._gain
-        normal = gain.normal.batches_of(independent_images(float(images), skew), gain.leeway)
-        return normal.p_value(gain.with_rest(energies, None).clamp(min=1e-12).log())
+        return max(state.skew, skew_of(state.counts, shares))
 
     def status(self, name: str, state: StreamState) -> StreamStatus:
         """Say how a stream is; any thread may call this."""
@@ -251,26 +246,14 @@ class GatheredNetwork:
         seen = {"stream": name, "images": state.images, "skipped": state.skipped}
         if not state.images:
             return Health(**seen, shifted=state.shifted, shift=0.0)  # type: ignore[arg-type]
-        gain, skew = self._gain, self.skew_of(state)
-        energies = gain.by_band(state.shown.energies[0])
-        samples = float(state.shown.samples)
-        normal = gain.normal.batches_of(independent_images(samples, skew), gain.leeway)
-        log_energy = gain.log_energies(state.shown.energies[0])
-        p_values = normal.band_p_values(log_energy)[: len(energies)]
-        columns = (gain.edges, gain.edges[1:], energies.tolist(), p_values.tolist())
-        bands = tuple(
-            BandHealth(self._fitted.layer, first + 1, last, ratio, p_value)
-            for first, last, ratio, p_value in zip(*columns, strict=False)
-        )
-        size = energies.clamp(min=1e-12).log2().square().mean().sqrt()
-        counts = state.counts
+        gain, skew, shown, counts = self._gain, self.skew_of(state), state.shown, state.counts
+        outside = 1.0 if shown.rest_energy is None else float(shown.rest_energy)
+        energies = gain.by_band(shown.energies[0])
+        evidence = gain.evidence(energies, float(shown.samples), skew, outside)
         return Health(
             **seen,  # type: ignore[arg-type]
             shifted=state.shifted,
-            p_value=float(self._p_value(energies, samples, skew)),
-            shift=state.shift,
-            size=float(size),
-            bands=bands,
+            **shift_facts([(self._fitted.layer, gain, evidence)], state.shift),
             composition=None if counts is None else tuple((counts / counts.sum()).tolist()),
             skew=skew,
         )
@@ -281,8 +264,7 @@ class GatheredNetwork:
             return tuple(1.0 for _ in gain.edges[1:])
         counts = state.shown.samples.clamp(min=1)
         found = gain.verdict(state.shown, counts, leeway=gain.leeway).gains[0]
-        by_band = (found.log() @ gain.averages).exp()
-        return tuple(by_band.tolist())
+        return tuple(gain.gains_by_band(found).tolist())
 
     def _see(self, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._seen = [(inputs[0], output)]

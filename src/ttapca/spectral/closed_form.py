@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 
 from ttapca._checks import Number, Whole, check_option
 from ttapca.spectral.closed_form_rule import (
-    TINY,
     ClosedFormRule,
+    Evidence,
     Shown,
     independent_images,
 )
@@ -37,23 +36,6 @@ from ttapca.spectral.textures import textures
 # Chosen by scripts/tune_closed_form.py; so are the exponents that the names stand for.
 MEMORY = 200.0  # samples
 WIENER = {"shrink": 1.0, "restore": 0.6}
-
-
-@dataclass(frozen=True, eq=False)
-class Evidence:
-    """What the energies of some images say about a shift.
-
-    Attributes:
-        samples: How many images there are; in a stream, older ones count less.
-        energies: Their energies, shape (bands,): variance over that of the source.
-        p_value: Share of source batches of that size that are as far from the mean source batch.
-        band_p_values: The same for single bands, shape (bands,).
-    """
-
-    samples: float
-    energies: Tensor
-    p_value: float
-    band_p_values: Tensor
 
 
 @register_gain("wiener", **WIENER)
@@ -146,6 +128,12 @@ class ClosedFormGain(ClosedFormRule):
         """How surely the data have shifted, from 0 (like the source) to 1."""
         return float(self.stream.now(self._certainty))
 
+    @property
+    def leeway(self) -> Tensor:
+        """What resizing may have done to the images of the stream; see `leeway_of`."""
+        leeway: Tensor = self.stream.now(self._leeway)
+        return leeway
+
     def by_condition(
         self, run: Callable[..., Tensor], samples: Tensor, components: Tensor, *others: Tensor
     ) -> Tensor:
@@ -191,28 +179,25 @@ class ClosedFormGain(ClosedFormRule):
     ) -> None:
         """Update the energies of the stream, how surely it has shifted, and the gains."""
         stream, count = self.stream, len(components)
-        samples = stream.aged(stream.past(self._samples), count) + count
-        new = count / samples
-        seen = stream.past(self._energies).to(energies).lerp(energies, new)
-        mean = seen_rest = None
-        if self.center:
-            mean = stream.past(self._mean).to(components).lerp(components.mean(0), new)
-            stream.write(self._mean, mean)
-        if rest is not None:
-            seen_rest = self._add_rest(rest, new)
-        shown = self._shown(samples, seen, mean, seen_rest)
+        newer = self._newly_shown(energies, components, rest)
+        shown = self._shown_before(newer).joined(newer, stream.memory)
+        samples = float(shown.samples)
         independent = shown.samples.new_tensor([independent_images(samples, stream.skew)])
         given_back = stream.given_back
         restore = self.restore * (1 - (given_back.by(samples) if given_back else 0.0))
         leeway = self.leeway_of(size)
-        leeway = stream.past(self._leeway).to(leeway).lerp(leeway, new)
-        stream.write(self._leeway, leeway)
+        leeway = stream.past(self._leeway).to(leeway).lerp(leeway, count / samples)
         found = self.verdict(shown, independent, restore, leeway)
-        stream.write(self._energies, seen)
+        stream.write(self._energies, shown.energies[0])
         stream.write(self._samples, samples)
+        stream.write(self._leeway, leeway)
         stream.write(self._certainty, float(found.certainty))
         stream.write(self._unusual, float(found.unusual))
         stream.write(self._gains, found.gains[0])
+        if shown.mean is not None:
+            stream.write(self._mean, shown.mean[0])
+        if shown.rest_energy is not None and shown.rest_mean is not None:
+            stream.write(self._rest, (float(shown.rest_energy), shown.rest_mean[0]))
         if found.offset is not None:
             outside = found.rest_offset
             if outside is not None:
@@ -222,32 +207,27 @@ class ClosedFormGain(ClosedFormRule):
         if found.rest_gain is not None:
             stream.write(self._rest_gain, float(found.rest_gain))
 
-    def _shown(
-        self,
-        samples: float,
-        energies: Tensor,
-        mean: Tensor | None,
-        rest: tuple[float, Tensor | None] | None,
-    ) -> Shown:
-        """Return what the stream has shown, as the rule wants it."""
-        energy, rest_mean = (None, None) if rest is None else rest
-        count = torch.tensor([samples], dtype=torch.float64)
+    def _newly_shown(self, energies: Tensor, components: Tensor, rest: Tensor | None) -> Shown:
+        """Return what a batch shows, given with its energies."""
+        count = torch.tensor([len(components)], dtype=torch.float64)
+        mean = components.mean(0, keepdim=True) if self.center else None
+        if rest is None:
+            return Shown(count, energies[None], mean)
+        energy = float(rest.square().sum(1).mean()) / (self.rest_energy or 1.0)
         return Shown(
-            count,
-            energies[None],
-            None if mean is None else mean[None],
-            None if energy is None else count.new_tensor([energy]),
-            None if rest_mean is None else rest_mean[None],
+            count, energies[None], mean, count.new_tensor([energy]), rest.mean(0, keepdim=True)
         )
 
-    def _add_rest(self, rest: Tensor, new: float) -> tuple[float, Tensor]:
-        """Return the energy of what lies outside the basis and its mean, in the stream so far."""
-        energy, mean = self.stream.past(self._rest)
-        now = float(rest.square().sum(1).mean()) / (self.rest_energy or 1.0)
-        start = torch.zeros_like(rest[0]) if mean is None else mean.to(rest)
-        seen = (energy + (now - energy) * new, start.lerp(rest.mean(0), new))
-        self.stream.write(self._rest, seen)
-        return seen
+    def _shown_before(self, like: Shown) -> Shown:
+        """Return what the stream has shown before this batch, as far as the batch shows it."""
+        past = self.stream.past
+        samples = torch.tensor([past(self._samples)], dtype=torch.float64)
+        mean = past(self._mean)[None] if self.center else None
+        if like.rest_mean is None:
+            return Shown(samples, past(self._energies)[None], mean)
+        energy, away = past(self._rest)
+        away = torch.zeros_like(like.rest_mean) if away is None else away[None]
+        return Shown(samples, past(self._energies)[None], mean, samples.new_tensor([energy]), away)
 
     def offset(self) -> tuple[Tensor, Tensor | None] | None:
         """See `Gain`."""
@@ -298,39 +278,13 @@ class ClosedFormGain(ClosedFormRule):
         leeway = values[self._leeway + condition]
         return self.evidence(energies, samples, skew, outside, leeway)
 
-    def evidence(
-        self,
-        energies: Tensor,
-        samples: float,
-        skew: float = 0.0,
-        outside: float = 1.0,
-        leeway: Tensor | None = None,
-    ) -> Evidence:
-        """Return what images say about a shift.
-
-        Args:
-            energies: Of bands, shape (bands,).
-            samples: How many images they are of.
-            skew: How surely these are of few classes, from 0 to 1.
-            outside: Energy of what lies outside the basis, where that is watched.
-            leeway: What resizing may have done to them; by default to those of the stream that the
-                gain has joined.
-        """
-        leeway = self.stream.now(self._leeway) if leeway is None else leeway
-        normal = self.normal.batches_of(independent_images(samples, skew), leeway)
-        log_energy = self.with_rest(energies, energies.new_tensor(outside)).clamp(min=TINY).log()
-        p_value = float(normal.p_value(log_energy))
-        by_band = normal.band_p_values(log_energy)[: len(energies)]
-        return Evidence(samples, energies, p_value, by_band)
-
     def shift_in(self, values: Mapping[str, Any]) -> float:
         """Return `shift` for the values of a stream: the surest of its conditions."""
         return float(values[self._certainty + surest_condition(values, self._certainty)])
 
     def band_gains(self) -> Tensor:
         """Return the gains in the middle of every band, shape (bands,)."""
-        gains: Tensor = self.stream.now(self._gains)
-        return (gains.to(self.averages).log() @ self.averages).exp()
+        return self.gains_by_band(self.stream.now(self._gains))
 
 
 @register_gain("pulled", **WIENER)

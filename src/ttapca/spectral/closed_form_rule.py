@@ -145,6 +145,23 @@ class Verdict:
     rest_offset: Tensor | None
 
 
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the energies of some images say about a shift.
+
+    Attributes:
+        samples: How many images there are; in a stream, older ones count less.
+        energies: Their energies, shape (bands,): variance over that of the source.
+        p_value: Share of source batches of that size that are as far from the mean source batch.
+        band_p_values: The same for single bands, shape (bands,).
+    """
+
+    samples: float
+    energies: Tensor
+    p_value: float
+    band_p_values: Tensor
+
+
 class ClosedFormRule(Gain):
     """What the source says about gains, and the rule that leads to them.
 
@@ -166,6 +183,9 @@ class ClosedFormRule(Gain):
         floor: Variance of noise that every image has. Detail is restored as far as it exceeds that
             noise; see `signal_share`.
 
+    Attributes:
+        leeway: What resizing may have done to the images that were seen; see `leeway_of`.
+
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
     """
@@ -177,6 +197,11 @@ class ClosedFormRule(Gain):
     rest_energy: float | None  # mean squared length of what lies outside, where it is watched
     reach: Tensor
     floor: Tensor | None
+
+    @property
+    def leeway(self) -> Tensor:
+        """What resizing may have done to the images that were seen; see `leeway_of`."""
+        return self.no_leeway()
 
     def __init__(
         self,
@@ -343,6 +368,34 @@ class ClosedFormRule(Gain):
             return bands
         last = torch.ones_like(bands[..., :1]) if rest is None else rest[..., None].to(bands)
         return torch.cat([bands, last], -1)
+
+    def gains_by_band(self, gains: Tensor) -> Tensor:
+        """Return the gains in the middle of every band, (..., components) to (..., bands)."""
+        return self.band_means(gains.to(self.averages).log()).exp()
+
+    def evidence(
+        self,
+        energies: Tensor,
+        samples: float,
+        skew: float = 0.0,
+        outside: float = 1.0,
+        leeway: Tensor | None = None,
+    ) -> Evidence:
+        """Return what images say about a shift.
+
+        Args:
+            energies: Of bands, shape (bands,).
+            samples: How many images they are of.
+            skew: How surely these are of few classes, from 0 to 1.
+            outside: Energy of what lies outside the basis, where that is watched.
+            leeway: What resizing may have done to them; by default to those that were seen last.
+        """
+        leeway = self.leeway if leeway is None else leeway
+        normal = self.normal.batches_of(independent_images(samples, skew), leeway)
+        log_energy = self.with_rest(energies, energies.new_tensor(outside)).clamp(min=TINY).log()
+        p_value = float(normal.p_value(log_energy))
+        by_band = normal.band_p_values(log_energy)[: len(energies)]
+        return Evidence(samples, energies, p_value, by_band)
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows."""

@@ -49,8 +49,6 @@ class ManyStreamsGain(ClosedFormRule):
         shown: What each stream has shown, with this batch.
         newly_shown: What the batch alone shows of each.
         verdict_: What follows from `shown`.
-        leeway: What resizing may have done to images of the size of the last batch. Streams are to
-            have images of one size.
 
     Example:
         >>> data = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
@@ -70,8 +68,13 @@ class ManyStreamsGain(ClosedFormRule):
         check_option("memory", memory, Number(above=0))
         super().__init__(source, **options)  # type: ignore[arg-type]
         self.memory = memory
-        self.leeway = self.no_leeway()
+        self._leeway = self.no_leeway()
         self.begin(self.nothing_shown(0), None)
+
+    @property
+    def leeway(self) -> Tensor:
+        """That of the last batch: all streams are to have images of one size."""
+        return self._leeway
 
     def nothing_shown(self, streams: int, sample_size: int = 0) -> Shown:
         """Return what new streams have shown.
@@ -118,7 +121,7 @@ class ManyStreamsGain(ClosedFormRule):
         if self.verdict_ is None:
             self.newly_shown = self._show(components, rest, rows)
             self.shown = self.shown.joined(self.newly_shown, self.memory)
-            self.leeway = self.leeway_of(size)
+            self._leeway = self.leeway_of(size)
             counts = self.shown.samples.clamp(min=1)
             self.verdict_ = self.verdict(self.shown, counts, leeway=self.leeway)
         return torch.where(rows.filtered[:, None], self.verdict_.gains[rows.stream], 1.0)
