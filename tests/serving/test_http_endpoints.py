@@ -164,7 +164,7 @@ def test_save_writes_to_disk_at_once(serving: Serving, images: NDArray[np.uint8]
     client = serving(stored=True)
     ok(client.predict("camera-7", images[:1]))
     ok(client.ask("POST", f"{STREAM}/save"), api_models.StreamFacts)
-    store = client.service.pool._store
+    store = client.service.pool._shelf._store
     assert store is not None
     assert store.read("camera-7") == client.service.pool.dump("camera-7")
 

@@ -82,7 +82,7 @@ def assert_same(session: Session, pool: StreamPool, images: Tensor) -> list[floa
         torch.testing.assert_close(logits[0], answer.logits, rtol=0, atol=TOLERANCE)
         shifts.append(answer.status.health.shift)
         assert float(shift) == pytest.approx(shifts[-1], abs=TOLERANCE)
-    shown = pool._states["camera"].shown.tensors()
+    shown = pool._shelf.get("camera").shown.tensors()
     assert {f"stream_{name}" for name in shown} == session.state.keys()
     for name, value in shown.items():
         found = torch.from_numpy(session.state[f"stream_{name}"])

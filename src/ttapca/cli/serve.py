@@ -96,7 +96,8 @@ def serve(
     from ttapca.serving.http_server import listen, url_of
     from ttapca.serving.http_server import serve as run
     from ttapca.serving.metrics import Metrics
-    from ttapca.serving.pool import PoolLimits, StreamPool
+    from ttapca.serving.pool import StreamPool
+    from ttapca.serving.pool_limits import PoolLimits
     from ttapca.serving.request_limits import RequestLimits
     from ttapca.serving.request_log import logging_to
     from ttapca.serving.service import Service

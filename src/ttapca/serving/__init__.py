@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
     from ttapca.serving.onnx_export import export_onnx
-    from ttapca.serving.pool import PoolLimits, PoolObserver, StreamPool
+    from ttapca.serving.pool import StreamPool
+    from ttapca.serving.pool_limits import PoolLimits, PoolObserver
     from ttapca.serving.stream_store import StreamStore
 
 # They need torch, which takes long to import: the command line shows its help without it.
 _LAZY = {
     "answers": ("Answer", "Mode", "StreamGlance", "StreamStatus"),
     "onnx_export": ("export_onnx",),
-    "pool": ("PoolLimits", "PoolObserver", "StreamPool"),
+    "pool": ("StreamPool",),
+    "pool_limits": ("PoolLimits", "PoolObserver"),
     "stream_store": ("StreamStore",),
 }
 

@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ttapca.errors import PoolClosedError, UnknownStreamError
-from ttapca.serving.pool import PoolObserver
+from ttapca.serving.pool_limits import PoolObserver
 from ttapca.support.machine_memory import resident_memory
 
 if TYPE_CHECKING:

@@ -5,14 +5,13 @@ there are and fit, and answers them; so the requests of a stream are answered in
 stream waits for another one longer than a pass. What controls a stream (mode, reset, restore) is
 done by the same thread, between two passes.
 
-The states of streams that were used last are in memory, the others in a `StreamStore`. Another
-thread writes what has changed there every few seconds.
+States are in a `StreamShelf`. Another thread writes what has changed to disk every few seconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
+import functools
 import threading
 import time
 import warnings
@@ -27,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ttapca._checks import Number, OneOf, Whole, check_option
+from ttapca._checks import Number, OneOf, check_option
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -36,66 +35,19 @@ from ttapca.errors import (
     PoolClosedError,
     PoolFullError,
     ShapeError,
-    StreamNameError,
-    TooManyStreamsError,
     TtapcaError,
-    UnknownStreamError,
 )
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.filtered_images import before_and_after
 from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
-from ttapca.serving.stream_state import StreamState, read_state
+from ttapca.serving.pool_limits import PoolLimits, PoolObserver, check_name
+from ttapca.serving.stream_shelf import StreamShelf
+from ttapca.serving.stream_state import StreamState
 from ttapca.serving.stream_store import StreamStore
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 PICTURES = 32  # streams whose last image is kept to be shown
-EVICTED = 0.1  # share of the resident streams that is put to disk at once
-MOST_CLASSES = 1_000_000
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True)
-class PoolLimits:
-    """What a pool may hold.
-
-    Attributes:
-        max_batch: Images that are gathered into one pass; a request may have more.
-        max_wait: Seconds to wait for other streams, where there were others of late.
-        max_queue: Images that may wait.
-        max_images: Images in a request.
-        max_streams: Streams that are known, in memory or on disk.
-        max_resident: Streams in memory.
-    """
-
-    max_batch: int = 64
-    max_wait: float = 0.002
-    max_queue: int = 1024
-    max_images: int = 256
-    max_streams: int = 100_000
-    max_resident: int = 2_000
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        for each in dataclasses.fields(self):
-            rule = Number(0) if each.name == "max_wait" else Whole(1)
-            check_option(each.name, getattr(self, each.name), rule)
-
-
-class PoolObserver:
-    """Is told what a pool does, by the thread that does it; by default it does nothing.
-
-    Where it raises an `Exception`, a `CallbackWarning` tells so, and the pool goes on.
-    """
-
-    def passed(self, images: int, streams: int, seconds: float) -> None:
-        """Take notice of a forward pass."""
-
-    def answered(self, answer: Answer, waited: float) -> None:
-        """Take notice of an answer, and of the seconds since its request came."""
-
-    def refused(self, reason: str) -> None:
-        """Take notice of a request that was not taken."""
 
 
 @dataclass(eq=False)
@@ -160,21 +112,18 @@ class StreamPool:
         self.mode: Mode = mode
         self.limits = limits or PoolLimits()
         self.input_shape = input_shape or image_shape(filter)
-        self._store, self._observer = store, observer or PoolObserver()
+        self._observer = observer or PoolObserver()
         self._network = GatheredNetwork(model, filter, logits=logits)
-        self._kind = self._network.kind
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._queue: deque[_Request] = deque()
         self._controls: deque[Callable[[], None]] = deque()
         self._waiting = 0  # images in the queue
-        self._states: OrderedDict[str, StreamState] = OrderedDict()  # the last used is the last
-        self._changed: set[str] = set()  # since they were written to the store
-        self._known = set(() if store is None else store.names())
+        new_state = functools.partial(self._network.new_state, mode)
+        self._shelf = StreamShelf(self.limits, self._network.kind, new_state, store)
         self._looks: OrderedDict[str, Look] = OrderedDict()
         self._lately = 1  # streams in a pass
         self._closing = self._closed = False
-        self._saving = threading.Lock()
         self._worker = threading.Thread(target=self._work, name="ttapca pool", daemon=True)
         self._worker.start()
         self._saver: threading.Thread | None = None
@@ -211,7 +160,7 @@ class StreamPool:
                         f"At most {self.limits.max_queue:,} images may wait for an answer; "
                         f"{self._waiting:,} do already. Try again in a moment."
                     )
-                self._admit(stream)
+                self._shelf.admit(stream)
                 self._queue.append(request)
                 self._waiting += len(images)
                 self._news.notify_all()
@@ -262,26 +211,11 @@ class StreamPool:
         if not bool(torch.isfinite(images).all()):
             raise NonFiniteError("Images must be finite; found NaN or infinity.")
 
-    def _admit(self, name: str) -> None:
-        """Make a stream known, or refuse it."""
-        if name in self._known:
-            return
-        most = self.limits.max_streams
-        if self._store is None:  # there is no other place than memory
-            most = min(most, self.limits.max_resident)
-        if len(self._known) >= most:
-            raise TooManyStreamsError(
-                f"There may be at most {most:,} streams, and there are; `{name}` would be one "
-                "more. Drop some that are over."
-            )
-        self._known.add(name)
-
     # What controls streams -------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """Return the names of all streams, in memory or on disk, sorted."""
-        with self._lock:
-            return sorted(self._known)
+        return self._shelf.names()
 
     def status(self, stream: str) -> StreamStatus:
         """Say how a stream is.
@@ -289,10 +223,7 @@ class StreamPool:
         Raises:
             UnknownStreamError: There is no such stream.
         """
-        with self._lock:
-            self._check_known(stream)
-            state = self._peek(stream)
-        return self._network.status(stream, state)
+        return self._network.status(stream, self._shelf.known(stream))
 
     def glance(self, stream: str) -> StreamGlance:
         """Say the little about a stream that takes no computing; `status` says all.
@@ -300,9 +231,7 @@ class StreamPool:
         Raises:
             UnknownStreamError: There is no such stream.
         """
-        with self._lock:
-            self._check_known(stream)
-            state = self._peek(stream)
+        state = self._shelf.known(stream)
         return StreamGlance(
             stream,
             state.mode,
@@ -328,7 +257,7 @@ class StreamPool:
         Raises:
             SavedStreamError: The bytes are something else, or of another network or filter.
         """
-        state = self._read(data)
+        state = self._shelf.read(data)
         return self._change(stream, lambda _: state, new=True)
 
     def dump(self, stream: str) -> bytes:
@@ -337,9 +266,7 @@ class StreamPool:
         Raises:
             UnknownStreamError: There is no such stream.
         """
-        with self._lock:
-            self._check_known(stream)
-            return self._peek(stream).to_bytes(self._kind)
+        return self._shelf.dump(stream)
 
     def drop(self, stream: str) -> None:
         """Forget a stream.
@@ -349,14 +276,9 @@ class StreamPool:
         """
 
         def forget() -> None:
-            with self._saving, self._lock:
-                self._check_known(stream)
-                self._states.pop(stream, None)
+            self._shelf.drop(stream)
+            with self._lock:
                 self._looks.pop(stream, None)
-                self._changed.discard(stream)
-                self._known.discard(stream)
-                if self._store is not None:
-                    self._store.drop([stream])
 
         check_name(stream)
         self._between_passes(forget)
@@ -366,17 +288,10 @@ class StreamPool:
 
         uint8, (height, width, 3).
         """
+        self._shelf.check_known(stream)
         with self._lock:
-            self._check_known(stream)
             look = self._looks.get(stream)
         return None if look is None else before_and_after(*look)
-
-    def _check_known(self, name: str) -> None:
-        check_name(name)
-        if name not in self._known:
-            raise UnknownStreamError(
-                f"There is no stream `{name}`; it begins with its first image."
-            )
 
     def _change(
         self, name: str, change: Callable[[StreamState], StreamState], *, new: bool = False
@@ -384,13 +299,10 @@ class StreamPool:
         """Replace the state of a stream between two passes."""
 
         def work() -> StreamStatus:
-            with self._lock:
-                if new:
-                    self._admit(name)
-                else:
-                    self._check_known(name)
-                state = change(self._peek(name))
-                self._put(name, state)
+            if new:
+                self._shelf.admit(name)
+            state = change(self._shelf.known(name))
+            self._shelf.put(name, state)
             return self._network.status(name, state)
 
         check_name(name)
@@ -411,55 +323,11 @@ class StreamPool:
             self._news.notify_all()
         return done.result()
 
-    # States ----------------------------------------------------------------------------------
-
-    def _peek(self, name: str) -> StreamState:
-        """Return the state of a stream, from memory, from disk, or a new one."""
-        state = self._states.get(name)
-        if state is None:
-            data = None if self._store is None else self._store.read(name)
-            state = self._network.new_state(self.mode) if data is None else self._read(data)
-        return state
-
-    def _read(self, data: bytes) -> StreamState:
-        return read_state(data, self._kind, self._network.new_state(self.mode), MOST_CLASSES)
-
-    def _put(self, name: str, state: StreamState) -> None:
-        self._states[name] = state
-        self._states.move_to_end(name)
-        self._changed.add(name)
-
-    def _make_room(self, coming: int) -> None:
-        """Put the streams to disk that were not used for longest, where there would be too many."""
-        most = self.limits.max_resident
-        if self._store is None or len(self._states) + coming <= most:
-            return
-        keep = max(0, int(most * (1 - EVICTED)) - coming)
-        with self._lock:
-            idle = list(self._states)[: len(self._states) - keep]
-        self._try_to_save()
-        with self._lock:
-            for name in idle:  # what could not be saved stays
-                if name not in self._changed:
-                    self._states.pop(name, None)
-                    self._looks.pop(name, None)
+    # Saving ----------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write all states that have changed to the store, in one transaction."""
-        if self._store is None:
-            return
-        with self._saving:
-            with self._lock:
-                states = {name: self._states[name] for name in self._changed}
-                self._changed.clear()
-            try:
-                if states:
-                    data = {name: state.to_bytes(self._kind) for name, state in states.items()}
-                    self._store.write(data)
-            except BaseException:
-                with self._lock:
-                    self._changed.update(states)
-                raise
+        self._shelf.save()
 
     def _save_now_and_then(self, seconds: float) -> None:
         while not self._rest.wait(seconds):
@@ -481,7 +349,7 @@ class StreamPool:
     @property
     def resident(self) -> int:
         """How many streams are in memory."""
-        return len(self._states)
+        return len(self._shelf)
 
     @property
     def closed(self) -> bool:
@@ -501,7 +369,7 @@ class StreamPool:
             for control in controls:
                 control()
             if chosen:
-                self._make_room(len(chosen))
+                self._shelf.make_room(len(chosen), self._try_to_save)
                 self._answer(chosen)
 
     def _gathered(self) -> list[_Request]:
@@ -542,8 +410,7 @@ class StreamPool:
         """Run a pass; where it fails, run one for each, so that only the culprit gets the error."""
         try:
             begun = time.perf_counter()
-            with self._lock:
-                states = [self._peek(each.stream) for each in requests]
+            states = [self._shelf.get(each.stream) for each in requests]
             served = self._network.serve(
                 [(state, each.images) for state, each in zip(states, requests, strict=True)]
             )
@@ -563,14 +430,13 @@ class StreamPool:
     def _finish(self, request: _Request, served: Served) -> None:
         """Remember what a pass made of a request, and answer it."""
         name, state = request.stream, served.state
-        with self._lock:
-            if name in self._known:
-                self._put(name, state)
-                if served.look is not None:
-                    self._looks[name] = served.look
-                    self._looks.move_to_end(name)
-                    if len(self._looks) > PICTURES:
-                        self._looks.popitem(last=False)
+        self._shelf.put(name, state)
+        if served.look is not None:
+            with self._lock:
+                self._looks[name] = served.look
+                self._looks.move_to_end(name)
+                if len(self._looks) > PICTURES:
+                    self._looks.popitem(last=False)
         answer = Answer(
             stream=name,
             mode=state.mode,
@@ -628,22 +494,6 @@ class StreamPool:
     def __exit__(self, *exception: object) -> None:
         """Close the pool."""
         self.close()
-
-
-def check_name(name: object) -> None:
-    """Raise `StreamNameError` unless a stream may have this name.
-
-    Example:
-        >>> check_name("camera-7")
-        >>> check_name("../etc/passwd")
-        Traceback (most recent call last):
-        ttapca.errors.StreamNameError: The name of a stream must have 1 to 100 letters of ...
-    """
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise StreamNameError(
-            "The name of a stream must have 1 to 100 letters of A-Z, a-z, 0-9, dot, hyphen and "
-            f"underscore, and begin with a letter or a digit; found {str(name)[:100]!r}."
-        )
 
 
 def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
