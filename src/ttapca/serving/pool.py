@@ -231,16 +231,7 @@ class StreamPool:
         Raises:
             UnknownStreamError: There is no such stream.
         """
-        state = self._shelf.known(stream)
-        return StreamGlance(
-            stream,
-            state.mode,
-            state.images,
-            state.shift,
-            state.shifted,
-            state.shifted_since,
-            state.last_seen,
-        )
+        return _glance(stream, self._shelf.known(stream))
 
     def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
         """Switch a stream; a new name begins a new stream."""
@@ -438,13 +429,10 @@ class StreamPool:
                 if len(self._looks) > PICTURES:
                     self._looks.popitem(last=False)
         answer = Answer(
-            stream=name,
-            mode=state.mode,
             logits=served.logits,
             adapted=served.adapted,
             differ=served.differ,
-            shift=state.shift,
-            shifted=state.shifted,
+            glance=_glance(name, state),
             _status=lambda: self._network.status(name, state),
         )
         _settle(request.answer, answer)
@@ -504,6 +492,23 @@ def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
             "was fitted by an older ttapca. Say what shape an image has with `input_shape=`."
         )
     return fitted.shape
+
+
+def _glance(name: str, state: StreamState) -> StreamGlance:
+    """Return what a state says without computing."""
+    return StreamGlance(
+        stream=name,
+        mode=state.mode,
+        images=state.images,
+        requests=state.requests,
+        skipped=state.skipped,
+        shift=state.shift,
+        shifted=state.shifted,
+        adapted_share=state.adapted / max(1, state.images),
+        disagreement=state.differed / state.shadowed if state.shadowed else None,
+        shifted_since=state.shifted_since,
+        last_seen=state.last_seen,
+    )
 
 
 def _settle(future: Future[Answer], outcome: Answer | BaseException) -> None:
