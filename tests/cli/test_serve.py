@@ -218,3 +218,14 @@ def test_a_file_of_something_else_keeps_no_streams(
     (place / "s.sqlite").write_text("hello, this is no database, but text of some length " * 50)
     said = command(f"serve digits --filter {filter_of_digits} --port 0 --state s.sqlite", 1).err
     assert "s.sqlite is no file of streams" in said
+
+
+def test_a_file_of_another_filter_is_refused_at_the_start(
+    served: list[dict[str, Any]], place: Path, filter_of_digits: Path, command: Any
+) -> None:
+    network = networks.load("digits-small-cnn")
+    ttapca.fit(network, "conv1", TensorBatches(read_digits("test"), 250), 20).save(place / "g")
+    command(f"serve digits --filter {filter_of_digits} --port 0 --state s.sqlite")
+    said = command("serve digits --filter g --port 0 --state s.sqlite", 1).err
+    assert "s.sqlite keeps others" in said
+    assert len(served) == 1

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
+from oracles import left_untouched
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -193,6 +194,21 @@ def test_states_survive_in_a_store_bit_for_bit(
         pool.drop("b")
     with StreamStore(path) as store:
         assert store.names() == ["a"]
+
+
+def test_a_store_of_another_filter_is_refused_at_once(
+    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+) -> None:
+    path = tmp_path / "streams.sqlite"
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        pool.predict("a", pictures(3, seed=0))
+    other = ttapca.fit(network, "0", pictures(300, seed=2))
+    with StreamStore(path) as store, left_untouched(network, pictures(2, seed=0)):
+        with pytest.raises(SavedStreamError, match=r"streams\.sqlite keeps others.* another file"):
+            StreamPool(network, other, store=store)
+        store.drop(["a"])  # a file without streams is anybody's
+        with StreamPool(network, other, store=store) as pool:
+            assert pool.names() == []
 
 
 def test_many_streams_go_to_disk_and_come_back_as_they_were(

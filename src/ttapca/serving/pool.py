@@ -83,6 +83,7 @@ class StreamPool:
     Raises:
         OptionError: An option makes no sense.
         AttachError: The filter does not fit the model.
+        SavedStreamError: The store keeps streams of another network or filter.
 
     Example:
         >>> import ttapca
@@ -120,7 +121,11 @@ class StreamPool:
         self._controls: deque[Callable[[], None]] = deque()
         self._waiting = 0  # images in the queue
         new_state = functools.partial(self._network.new_state, mode)
-        self._shelf = StreamShelf(self.limits, self._network.kind, new_state, store)
+        try:
+            self._shelf = StreamShelf(self.limits, self._network.kind, new_state, store)
+        except BaseException:
+            self._network.detach()
+            raise
         self._looks: OrderedDict[str, Look] = OrderedDict()
         self._lately = 1  # streams in a pass
         self._closing = self._closed = False

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from ttapca.errors import TooManyStreamsError, UnknownStreamError
+from ttapca.errors import SavedStreamError, TooManyStreamsError, UnknownStreamError
 from ttapca.serving.pool_limits import PoolLimits, check_name
 from ttapca.serving.stream_state import StreamState, read_state
 from ttapca.serving.stream_store import StreamStore
@@ -23,6 +23,9 @@ class StreamShelf:
         kind: Which pools can read the states.
         new_state: Returns the state of a stream that has shown nothing.
         store: Where states are kept; without, there is no other place than memory.
+
+    Raises:
+        SavedStreamError: The store keeps streams of another network or filter.
     """
 
     def __init__(
@@ -38,6 +41,21 @@ class StreamShelf:
         self._states: OrderedDict[str, StreamState] = OrderedDict()  # the last used is the last
         self._changed: set[str] = set()  # since they were written to the store
         self._known = set(() if store is None else store.names())
+        if store is not None and self._known:
+            self._check_kind(store)
+
+    def _check_kind(self, store: StreamStore) -> None:
+        """Look at one stream on disk: all were written by pools of one kind."""
+        data = store.read(min(self._known))
+        try:
+            if data is not None:
+                self.read(data)
+        except SavedStreamError as error:
+            raise SavedStreamError(
+                f"A pool goes on with streams of its own network and filter; {store.path} keeps "
+                f"others. {error} Use the network and filter that it was begun with, or another "
+                "file."
+            ) from error
 
     def __len__(self) -> int:
         """Return how many streams are in memory."""
