@@ -65,6 +65,32 @@ def test_a_request_that_finds_no_room_begins_no_stream(
         assert pool.names() == []
 
 
+def test_a_request_that_was_given_up_begins_no_stream(pool: StreamPool) -> None:
+    one = pictures(1, seed=0)
+    with pool._lock:  # nothing is gathered before all have asked
+        given_up = [pool.submit(name, one) for name in ("gone", "gone", "kept")]
+        kept = pool.submit("kept", one)
+        for each in given_up:
+            assert each.cancel()
+    assert kept.result(60).status.health.images == 1
+    assert pool.names() == ["kept"]
+
+
+def test_a_place_that_is_given_back_is_that_of_its_own_request(pool: StreamPool) -> None:
+    shelf, state = pool._shelf, pool._network.new_state("on")
+    first = shelf.admit("a")
+    shelf.drop("a")
+    second = shelf.admit("a")
+    shelf.withdraw("a", first)  # of a stream that was dropped since
+    assert shelf.names() == ["a"]
+    shelf.put("a", state)
+    shelf.withdraw("a", second)  # its stream has begun by another request
+    assert shelf.names() == ["a"]
+    later = shelf.admit("a")
+    shelf.withdraw("a", later)
+    assert shelf.names() == ["a"]
+
+
 def test_threads_get_what_each_stream_would_get_alone(
     network: nn.Module, fitted: ttapca.FittedFilter
 ) -> None:
@@ -337,6 +363,9 @@ def test_a_pass_that_fails_hurts_only_the_culprit(
             for name in ("good", "bad"):
                 pool.predict(name, pictures(1, turn))
         before = pool.dump("bad")
+        with pytest.raises(RuntimeError, match="too bright"):
+            pool.predict("new", torch.full((1, *SHAPE), 99.0))
+        assert pool.names() == ["bad", "good"]
         with pool._lock:
             good = pool.submit("good", pictures(1, 5))
             bad = pool.submit("bad", torch.full((1, *SHAPE), 99.0))

@@ -42,7 +42,7 @@ from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.filtered_images import before_and_after
 from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
 from ttapca.serving.pool_limits import PoolLimits, PoolObserver, check_name
-from ttapca.serving.stream_shelf import StreamShelf
+from ttapca.serving.stream_shelf import Place, StreamShelf
 from ttapca.serving.stream_state import StreamState
 from ttapca.serving.stream_store import StreamStore
 
@@ -56,6 +56,7 @@ class _Request:
     images: Tensor
     answer: Future[Answer]
     came: float
+    place: Place
 
 
 class StreamPool:
@@ -157,7 +158,7 @@ class StreamPool:
         try:
             check_name(stream)
             self._check_images(images)
-            request = _Request(stream, images.detach(), Future(), time.perf_counter())
+            came = time.perf_counter()
             with self._news:
                 self._check_open()
                 if self._waiting + len(images) > self.limits.max_queue:
@@ -165,7 +166,8 @@ class StreamPool:
                         f"At most {self.limits.max_queue:,} images may wait for an answer; "
                         f"{self._waiting:,} do already. Try again in a moment."
                     )
-                self._shelf.admit(stream)
+                place = self._shelf.admit(stream)
+                request = _Request(stream, images.detach(), Future(), came, place)
                 self._queue.append(request)
                 self._waiting += len(images)
                 self._news.notify_all()
@@ -295,9 +297,13 @@ class StreamPool:
         """Replace the state of a stream between two passes."""
 
         def work() -> StreamStatus:
-            if new:
-                self._shelf.admit(name)
-            state = change(self._shelf.known(name))
+            place = self._shelf.admit(name) if new else None
+            try:
+                state = change(self._shelf.known(name))
+            except BaseException:
+                if place is not None:
+                    self._shelf.withdraw(name, place)
+                raise
             self._shelf.put(name, state)
             return self._network.status(name, state)
 
@@ -384,6 +390,7 @@ class StreamPool:
                 continue
             if not request.answer.set_running_or_notify_cancel():
                 self._waiting -= len(request.images)
+                self._shelf.withdraw(request.stream, request.place)
                 continue
             chosen[request.stream] = request
             images += len(request.images)
@@ -415,13 +422,18 @@ class StreamPool:
                 for each in requests:
                     self._answer([each])
             else:
-                _settle(requests[0].answer, error)
+                self._give_up(requests[0], error)
             return
         seconds = time.perf_counter() - begun
         images = sum(len(each.images) for each in requests)
         self._tell(self._observer.passed, images, len(requests), seconds)
         for request, one in zip(requests, served, strict=True):
             self._finish(request, one)
+
+    def _give_up(self, request: _Request, error: BaseException) -> None:
+        """Tell whoever waits why there is no answer; a stream that would have begun has not."""
+        self._shelf.withdraw(request.stream, request.place)
+        _settle(request.answer, error)
 
     def _finish(self, request: _Request, served: Served) -> None:
         """Remember what a pass made of a request, and answer it."""
@@ -466,7 +478,7 @@ class StreamPool:
             self._closing = True
             if not drain:
                 for request in self._queue:
-                    _settle(request.answer, PoolClosedError("This pool was closed."))
+                    self._give_up(request, PoolClosedError("This pool was closed."))
                 self._queue.clear()
                 self._waiting = 0
             self._news.notify_all()

@@ -15,6 +15,10 @@ EVICTED = 0.1  # share of the streams in memory that is put to disk at once
 MOST_CLASSES = 1_000_000
 
 
+class Place:
+    """What a request holds of a stream that it may begin."""
+
+
 class StreamShelf:
     """States by the names of their streams; any thread may call it.
 
@@ -40,6 +44,8 @@ class StreamShelf:
         self._saving = threading.Lock()
         self._states: OrderedDict[str, StreamState] = OrderedDict()  # the last used is the last
         self._changed: set[str] = set()  # since they were written to the store
+        # Streams that have no state yet, and the places of the requests that may give them one.
+        self._coming: dict[str, set[Place]] = {}
         self._known = set(() if store is None else store.names())
         if store is not None and self._known:
             self._check_kind(store)
@@ -66,8 +72,11 @@ class StreamShelf:
         with self._lock:
             return sorted(self._known)
 
-    def admit(self, name: str) -> None:
-        """Make a stream known, or raise `TooManyStreamsError`."""
+    def admit(self, name: str) -> Place:
+        """Make a stream known, or raise `TooManyStreamsError`.
+
+        It stays known once `put` was called. Whoever will not call that gives the place back.
+        """
         most = self._limits.max_streams
         if self._store is None:
             most = min(most, self._limits.max_resident)
@@ -77,7 +86,26 @@ class StreamShelf:
                     f"There may be at most {most:,} streams, and there are; `{name}` would be one "
                     "more. Drop some that are over."
                 )
+            place = Place()
+            if name in self._coming or name not in self._known:
+                self._coming.setdefault(name, set()).add(place)
             self._known.add(name)
+            return place
+
+    def withdraw(self, name: str, place: Place) -> None:
+        """Give back the place of a request that came to nothing, and forget a stream of no other.
+
+        Args:
+            name: Of the stream.
+            place: From `admit`.
+        """
+        with self._lock:
+            waiting = self._coming.get(name, set())
+            if place in waiting:
+                waiting.remove(place)
+                if not waiting:
+                    del self._coming[name]
+                    self._known.discard(name)
 
     def check_known(self, name: str) -> None:
         """Raise `StreamNameError` or `UnknownStreamError` unless there is such a stream."""
@@ -117,6 +145,7 @@ class StreamShelf:
                 self._states[name] = state
                 self._states.move_to_end(name)
                 self._changed.add(name)
+                self._coming.pop(name, None)
 
     def drop(self, name: str) -> None:
         """Forget a stream that is known, also on disk."""
@@ -125,6 +154,7 @@ class StreamShelf:
             self._states.pop(name, None)
             self._changed.discard(name)
             self._known.discard(name)
+            self._coming.pop(name, None)
             if self._store is not None:
                 self._store.drop([name])
 
