@@ -154,8 +154,10 @@ class World:
             query = parse_qs(url.query)
             assert query["brief"] == ["true"]
             offset, limit = (int(query[name][0]) for name in ("offset", "limit"))
-            part = [_brief(each) for each in list(self.streams.values())[offset:][:limit]]
-            route.fulfill(json={"streams": part, "total": len(self.streams)})
+            some = [_brief(each) for each in self.streams.values()]
+            if query.get("shifted") == ["true"]:
+                some = [each for each in some if each["shifted"]]
+            route.fulfill(json={"streams": some[offset:][:limit], "total": len(some)})
             return
         name, _, rest = unquote(url.path.removeprefix("/v1/streams/")).partition("/")
         if name not in self.streams:

@@ -140,6 +140,25 @@ def test_a_brief_list_tells_the_same_numbers(client: Client, images: NDArray[np.
         assert len(short) == 11
 
 
+def test_streams_with_an_alarm_can_be_listed_alone(
+    client: Client, images: NDArray[np.uint8]
+) -> None:
+    for turn in range(6):
+        ok(client.predict("busy", noisy(images[:100], turn)))
+    ok(client.predict("quiet", images[:100]))
+
+    def listed(query: str) -> tuple[list[str], int]:
+        found = ok(client.ask("GET", f"/v1/streams?brief=true{query}"), api_models.StreamList)
+        return [each["stream"] for each in found["streams"]], found["total"]
+
+    assert listed("") == (["busy", "quiet"], 2)
+    assert listed("&shifted=true") == (["busy"], 1)
+    assert listed("&shifted=false") == (["quiet"], 1)
+    ok(client.ask("POST", "/v1/streams/busy/reset"))
+    assert listed("&shifted=true") == ([], 0)
+    assert client.ask("GET", "/v1/streams?shifted=perhaps").status_code == 422
+
+
 def test_look_switch_reset_and_delete(client: Client, images: NDArray[np.uint8]) -> None:
     ok(client.predict("camera-7", images[:40]))
     before = ok(client.ask("GET", STREAM), api_models.StreamFacts)

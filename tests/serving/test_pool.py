@@ -222,6 +222,28 @@ def test_states_survive_in_a_store_bit_for_bit(
         assert store.names() == ["a"]
 
 
+def test_streams_with_an_alarm_are_known_without_reading_all_states(
+    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+) -> None:
+    path = tmp_path / "streams.sqlite"
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        for turn in range(8):
+            pool.predict("noisy", pictures(60, turn, noise=0.5))
+            pool.predict("gone", pictures(60, turn, noise=0.5))
+            pool.predict("clean", pictures(60, turn))
+        assert pool.names(shifted=True) == ["gone", "noisy"]
+        pool.save()
+        pool.drop("gone")
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        assert store.shifted() == pool.names(shifted=True) == ["noisy"]
+        assert pool.names(shifted=False) == ["clean"]
+        assert pool.resident == 0
+        pool.reset("noisy")
+        assert pool.names(shifted=True) == []
+    with StreamStore(path) as store:
+        assert (store.shifted(), store.names()) == ([], ["clean", "noisy"])
+
+
 def test_a_store_of_another_filter_is_refused_at_once(
     network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
 ) -> None:
@@ -385,7 +407,7 @@ def test_a_disk_that_cannot_be_written_stops_no_answer(
         def refused(self, reason: str) -> None:
             self.reasons.append(reason)
 
-    def full(states: object) -> None:
+    def full(*_: object) -> None:
         raise StorageError("no space")
 
     limits = PoolLimits(max_resident=4)

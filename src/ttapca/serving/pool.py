@@ -220,9 +220,13 @@ class StreamPool:
 
     # What controls streams -------------------------------------------------------------------
 
-    def names(self) -> list[str]:
-        """Return the names of all streams, in memory or on disk, sorted."""
-        return self._shelf.names()
+    def names(self, *, shifted: bool | None = None) -> list[str]:
+        """Return the names of streams, in memory or on disk, sorted.
+
+        Args:
+            shifted: Only those whose alarm is on, or only those whose alarm is off; None for all.
+        """
+        return self._shelf.names(shifted)
 
     def status(self, stream: str) -> StreamStatus:
         """Say how a stream is.

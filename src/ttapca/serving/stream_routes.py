@@ -56,6 +56,9 @@ Name = Annotated[
 ]
 Offset = Annotated[int, Query(ge=0, le=10**9, description="How many streams to leave out.")]
 Brief = Annotated[bool, Query(description="Whether to tell only what costs nothing.")]
+Shifted = Annotated[
+    bool | None, Query(description="Only streams whose alarm is on, or only those whose is off.")
+]
 Full = Annotated[
     bool,
     Query(description="Whether to tell all about the stream, as `GET /v1/streams/NAME` does."),
@@ -165,7 +168,12 @@ class StreamRoutes:
         return _json(await service.in_thread(lambda: json_bytes(facts(full=True))))
 
     async def list_streams(
-        self, request: Request, offset: Offset = 0, limit: Limit = 100, brief: Brief = False
+        self,
+        request: Request,
+        offset: Offset = 0,
+        limit: Limit = 100,
+        brief: Brief = False,
+        shifted: Shifted = None,
     ) -> Response:
         """List the streams that the token can name, sorted by name, a page at a time."""
         token = self.service.admit(request, "read")
@@ -176,7 +184,7 @@ class StreamRoutes:
             return status_facts(self.pool.status(name), token)
 
         def work() -> bytes:
-            names = sorted(name for name in self.pool.names() if token.owns(name))
+            names = [name for name in self.pool.names(shifted=shifted) if token.owns(name)]
             found = []
             for name in names[offset : offset + limit]:
                 try:

@@ -47,6 +47,7 @@ class StreamShelf:
         # Streams that have no state yet, and the places of the requests that may give them one.
         self._coming: dict[str, set[Place]] = {}
         self._known = set(() if store is None else store.names())
+        self._shifted = set(() if store is None else store.shifted())
         if store is not None and self._known:
             self._check_kind(store)
 
@@ -67,10 +68,16 @@ class StreamShelf:
         """Return how many streams are in memory."""
         return len(self._states)
 
-    def names(self) -> list[str]:
-        """Return the names of all streams, in memory or on disk, sorted."""
+    def names(self, shifted: bool | None = None) -> list[str]:
+        """Return the names of streams, in memory or on disk, sorted.
+
+        Args:
+            shifted: Only those that have shifted, or only those that have not; None for all.
+        """
         with self._lock:
-            return sorted(self._known)
+            if shifted is None:
+                return sorted(self._known)
+            return sorted(self._shifted if shifted else self._known - self._shifted)
 
     def admit(self, name: str) -> Place:
         """Make a stream known, or raise `TooManyStreamsError`.
@@ -145,6 +152,7 @@ class StreamShelf:
                 self._states[name] = state
                 self._states.move_to_end(name)
                 self._changed.add(name)
+                (self._shifted.add if state.shifted else self._shifted.discard)(name)
                 self._coming.pop(name, None)
 
     def drop(self, name: str) -> None:
@@ -154,6 +162,7 @@ class StreamShelf:
             self._states.pop(name, None)
             self._changed.discard(name)
             self._known.discard(name)
+            self._shifted.discard(name)
             self._coming.pop(name, None)
             if self._store is not None:
                 self._store.drop([name])
@@ -188,7 +197,8 @@ class StreamShelf:
             try:
                 if states:
                     data = {name: state.to_bytes(self._kind) for name, state in states.items()}
-                    self._store.write(data)
+                    shifted = [name for name, state in states.items() if state.shifted]
+                    self._store.write(data, shifted)
             except BaseException:
                 with self._lock:
                     self._changed.update(states)
