@@ -145,14 +145,20 @@ def test_a_broken_image_leaves_its_stream_and_others_as_they_were(
     path: Path, digits: Tensor, value: float
 ) -> None:
     session, sound = Session(path, streams=2), Session(path)
-    images = digits[:12].reshape(2, 6, 1, 8, 8)
-    session(images)
+    images = digits[:12].reshape(2, 6, 1, 8, 8).clone()
+    images[0] += 0.4 * torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    broken = torch.full_like(images, value)
+    assert session(broken)[1].tolist() == [[0], [0]]  # nothing was seen of them
+    assert not any(each.any() for each in session.state.values())
+    _, earlier = session(images)
     sound(images[1:])
     before = session.state
     broken = images.clone()
     broken[0, 3, 0, 4, 4] = value
-    logits, _ = session(broken)
-    expected, _ = sound(broken[1:])
+    logits, shift = session(broken)
+    expected, its_shift = sound(broken[1:])
+    assert earlier[0] > 0.5
+    torch.testing.assert_close(shift, torch.cat([earlier[:1], its_shift]), rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(logits[1], expected[0], rtol=0, atol=TOLERANCE)
     for name, value_now in session.state.items():
         assert np.array_equal(value_now[0], before[name][0])

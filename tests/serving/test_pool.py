@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
+from oracles import left_untouched
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -62,6 +63,32 @@ def test_a_request_that_finds_no_room_begins_no_stream(
         with pytest.raises(PoolFullError, match="At most 2 images may wait"):
             pool.submit("new", pictures(3, seed=0))
         assert pool.names() == []
+
+
+def test_a_request_that_was_given_up_begins_no_stream(pool: StreamPool) -> None:
+    one = pictures(1, seed=0)
+    with pool._lock:  # nothing is gathered before all have asked
+        given_up = [pool.submit(name, one) for name in ("gone", "gone", "kept")]
+        kept = pool.submit("kept", one)
+        for each in given_up:
+            assert each.cancel()
+    assert kept.result(60).status.health.images == 1
+    assert pool.names() == ["kept"]
+
+
+def test_a_place_that_is_given_back_is_that_of_its_own_request(pool: StreamPool) -> None:
+    shelf, state = pool._shelf, pool._network.new_state("on")
+    first = shelf.admit("a")
+    shelf.drop("a")
+    second = shelf.admit("a")
+    shelf.withdraw("a", first)  # of a stream that was dropped since
+    assert shelf.names() == ["a"]
+    shelf.put("a", state)
+    shelf.withdraw("a", second)  # its stream has begun by another request
+    assert shelf.names() == ["a"]
+    later = shelf.admit("a")
+    shelf.withdraw("a", later)
+    assert shelf.names() == ["a"]
 
 
 def spoilt(number: int, turn: int) -> Tensor:
@@ -208,6 +235,43 @@ def test_states_survive_in_a_store_bit_for_bit(
         assert store.names() == ["a"]
 
 
+def test_streams_with_an_alarm_are_known_without_reading_all_states(
+    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+) -> None:
+    path = tmp_path / "streams.sqlite"
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        for turn in range(8):
+            pool.predict("noisy", pictures(60, turn, noise=0.5))
+            pool.predict("gone", pictures(60, turn, noise=0.5))
+            pool.predict("clean", pictures(60, turn))
+        assert pool.names(shifted=True) == ["gone", "noisy"]
+        pool.save()
+        pool.drop("gone")
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        assert store.shifted() == pool.names(shifted=True) == ["noisy"]
+        assert pool.names(shifted=False) == ["clean"]
+        assert pool.resident == 0
+        pool.reset("noisy")
+        assert pool.names(shifted=True) == []
+    with StreamStore(path) as store:
+        assert (store.shifted(), store.names()) == ([], ["clean", "noisy"])
+
+
+def test_a_store_of_another_filter_is_refused_at_once(
+    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+) -> None:
+    path = tmp_path / "streams.sqlite"
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        pool.predict("a", pictures(3, seed=0))
+    other = ttapca.fit(network, "0", pictures(300, seed=2))
+    with StreamStore(path) as store, left_untouched(network, pictures(2, seed=0)):
+        with pytest.raises(SavedStreamError, match=r"streams\.sqlite keeps others.* another file"):
+            StreamPool(network, other, store=store)
+        store.drop(["a"])  # a file without streams is anybody's
+        with StreamPool(network, other, store=store) as pool:
+            assert pool.names() == []
+
+
 @pytest.mark.parametrize("limits", [PoolLimits(max_resident=8), PoolLimits(max_memory=10_000)])
 def test_many_streams_go_to_disk_and_come_back_as_they_were(
     network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path, limits: PoolLimits
@@ -345,6 +409,9 @@ def test_a_pass_that_fails_hurts_only_the_culprit(
             for name in ("good", "bad"):
                 pool.predict(name, pictures(1, turn))
         before = pool.dump("bad")
+        with pytest.raises(RuntimeError, match="too bright"):
+            pool.predict("new", torch.full((1, *SHAPE), 99.0))
+        assert pool.names() == ["bad", "good"]
         with pool._lock:
             good = pool.submit("good", pictures(1, 5))
             bad = pool.submit("bad", torch.full((1, *SHAPE), 99.0))
@@ -364,7 +431,7 @@ def test_a_disk_that_cannot_be_written_stops_no_answer(
         def refused(self, reason: str) -> None:
             self.reasons.append(reason)
 
-    def full(states: object) -> None:
+    def full(*_: object) -> None:
         raise StorageError("no space")
 
     limits = PoolLimits(max_resident=4)

@@ -42,7 +42,7 @@ from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.filtered_images import before_and_after
 from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
 from ttapca.serving.pool_limits import PoolLimits, PoolObserver, check_name
-from ttapca.serving.stream_shelf import StreamShelf
+from ttapca.serving.stream_shelf import Place, StreamShelf
 from ttapca.serving.stream_state import StreamState
 from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.conditions import MOST_STATES
@@ -58,6 +58,7 @@ class _Request:
     images: Tensor
     answer: Future[Answer]
     came: float
+    place: Place
 
 
 class StreamPool:
@@ -89,6 +90,7 @@ class StreamPool:
     Raises:
         OptionError: An option makes no sense.
         AttachError: The filter does not fit the model.
+        SavedStreamError: The store keeps streams of another network or filter.
 
     Example:
         >>> import ttapca
@@ -131,7 +133,11 @@ class StreamPool:
         self._controls: deque[Callable[[], None]] = deque()
         self._waiting = 0  # images in the queue
         new_state = functools.partial(self._network.new_state, mode)
-        self._shelf = StreamShelf(self.limits, self._network.kind, new_state, store)
+        try:
+            self._shelf = StreamShelf(self.limits, self._network.kind, new_state, store)
+        except BaseException:
+            self._network.detach()
+            raise
         self._looks: OrderedDict[str, Look] = OrderedDict()
         self._lately = 1  # streams in a pass
         self._closing = self._closed = False
@@ -163,7 +169,7 @@ class StreamPool:
         try:
             check_name(stream)
             self._check_images(images)
-            request = _Request(stream, images.detach(), Future(), time.perf_counter())
+            came = time.perf_counter()
             with self._news:
                 self._check_open()
                 if self._waiting + len(images) > self.limits.max_queue:
@@ -171,7 +177,8 @@ class StreamPool:
                         f"At most {self.limits.max_queue:,} images may wait for an answer; "
                         f"{self._waiting:,} do already. Try again in a moment."
                     )
-                self._shelf.admit(stream)
+                place = self._shelf.admit(stream)
+                request = _Request(stream, images.detach(), Future(), came, place)
                 self._queue.append(request)
                 self._waiting += len(images)
                 self._news.notify_all()
@@ -224,9 +231,13 @@ class StreamPool:
 
     # What controls streams -------------------------------------------------------------------
 
-    def names(self) -> list[str]:
-        """Return the names of all streams, in memory or on disk, sorted."""
-        return self._shelf.names()
+    def names(self, *, shifted: bool | None = None) -> list[str]:
+        """Return the names of streams, in memory or on disk, sorted.
+
+        Args:
+            shifted: Only those whose alarm is on, or only those whose alarm is off; None for all.
+        """
+        return self._shelf.names(shifted)
 
     def status(self, stream: str) -> StreamStatus:
         """Say how a stream is.
@@ -242,16 +253,7 @@ class StreamPool:
         Raises:
             UnknownStreamError: There is no such stream.
         """
-        state = self._shelf.known(stream)
-        return StreamGlance(
-            stream,
-            state.mode,
-            state.images,
-            state.shift,
-            state.shifted,
-            state.shifted_since,
-            state.last_seen,
-        )
+        return _glance(stream, self._shelf.known(stream))
 
     def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
         """Switch a stream; a new name begins a new stream."""
@@ -310,9 +312,13 @@ class StreamPool:
         """Replace the state of a stream between two passes."""
 
         def work() -> StreamStatus:
-            if new:
-                self._shelf.admit(name)
-            state = change(self._shelf.known(name))
+            place = self._shelf.admit(name) if new else None
+            try:
+                state = change(self._shelf.known(name))
+            except BaseException:
+                if place is not None:
+                    self._shelf.withdraw(name, place)
+                raise
             self._shelf.put(name, state)
             return self._network.status(name, state)
 
@@ -399,6 +405,7 @@ class StreamPool:
                 continue
             if not request.answer.set_running_or_notify_cancel():
                 self._waiting -= len(request.images)
+                self._shelf.withdraw(request.stream, request.place)
                 continue
             chosen[request.stream] = request
             images += len(request.images)
@@ -430,13 +437,18 @@ class StreamPool:
                 for each in requests:
                     self._answer([each])
             else:
-                _settle(requests[0].answer, error)
+                self._give_up(requests[0], error)
             return
         seconds = time.perf_counter() - begun
         images = sum(len(each.images) for each in requests)
         self._tell(self._observer.passed, images, len(requests), seconds)
         for request, one in zip(requests, served, strict=True):
             self._finish(request, one)
+
+    def _give_up(self, request: _Request, error: BaseException) -> None:
+        """Tell whoever waits why there is no answer; a stream that would have begun has not."""
+        self._shelf.withdraw(request.stream, request.place)
+        _settle(request.answer, error)
 
     def _finish(self, request: _Request, served: Served) -> None:
         """Remember what a pass made of a request, and answer it."""
@@ -449,13 +461,10 @@ class StreamPool:
                 if len(self._looks) > PICTURES:
                     self._looks.popitem(last=False)
         answer = Answer(
-            stream=name,
-            mode=state.mode,
             logits=served.logits,
             adapted=served.adapted,
             differ=served.differ,
-            shift=state.shift,
-            shifted=state.shifted,
+            glance=_glance(name, state),
             _status=lambda: self._network.status(name, state),
         )
         _settle(request.answer, answer)
@@ -484,7 +493,7 @@ class StreamPool:
             self._closing = True
             if not drain:
                 for request in self._queue:
-                    _settle(request.answer, PoolClosedError("This pool was closed."))
+                    self._give_up(request, PoolClosedError("This pool was closed."))
                 self._queue.clear()
                 self._waiting = 0
             self._news.notify_all()
@@ -515,6 +524,23 @@ def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
             "was fitted by an older ttapca. Say what shape an image has with `input_shape=`."
         )
     return fitted.shape
+
+
+def _glance(name: str, state: StreamState) -> StreamGlance:
+    """Return what a state says without computing."""
+    return StreamGlance(
+        stream=name,
+        mode=state.mode,
+        images=state.images,
+        requests=state.requests,
+        skipped=state.skipped,
+        shift=state.shift,
+        shifted=state.shifted,
+        adapted_share=state.adapted / max(1, state.images),
+        disagreement=state.differed / state.shadowed if state.shadowed else None,
+        shifted_since=state.shifted_since,
+        last_seen=state.last_seen,
+    )
 
 
 def _settle(future: Future[Answer], outcome: Answer | BaseException) -> None:

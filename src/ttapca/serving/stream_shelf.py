@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ttapca.errors import TooManyStreamsError, UnknownStreamError
+from ttapca.errors import SavedStreamError, TooManyStreamsError, UnknownStreamError
 from ttapca.serving.pool_limits import PoolLimits, check_name
 from ttapca.serving.stream_state import StreamState, read_state
 from ttapca.serving.stream_store import StreamStore
 
 EVICTED = 0.1  # share of the streams in memory that is put to disk at once
 MOST_CLASSES = 1_000_000
+
+
+class Place:
+    """What a request holds of a stream that it may begin."""
 
 
 class StreamShelf:
@@ -22,6 +26,9 @@ class StreamShelf:
         kind: Which pools can read the states.
         new_state: Returns the state of a stream that has shown nothing.
         store: Where states are kept; without, there is no other place than memory.
+
+    Raises:
+        SavedStreamError: The store keeps streams of another network or filter.
     """
 
     def __init__(
@@ -38,19 +45,46 @@ class StreamShelf:
         self._sizes: dict[str, int] = {}  # of the states in memory, in bytes
         self._memory = 0  # their sum
         self._changed: set[str] = set()  # since they were written to the store
+        # Streams that have no state yet, and the places of the requests that may give them one.
+        self._coming: dict[str, set[Place]] = {}
         self._known = set(() if store is None else store.names())
+        self._shifted = set(() if store is None else store.shifted())
+        if store is not None and self._known:
+            self._check_kind(store)
+
+    def _check_kind(self, store: StreamStore) -> None:
+        """Look at one stream on disk: all were written by pools of one kind."""
+        data = store.read(min(self._known))
+        try:
+            if data is not None:
+                self.read(data)
+        except SavedStreamError as error:
+            raise SavedStreamError(
+                f"A pool goes on with streams of its own network and filter; {store.path} keeps "
+                f"others. {error} Use the network and filter that it was begun with, or another "
+                "file."
+            ) from error
 
     def __len__(self) -> int:
         """Return how many streams are in memory."""
         return len(self._states)
 
-    def names(self) -> list[str]:
-        """Return the names of all streams, in memory or on disk, sorted."""
-        with self._lock:
-            return sorted(self._known)
+    def names(self, shifted: bool | None = None) -> list[str]:
+        """Return the names of streams, in memory or on disk, sorted.
 
-    def admit(self, name: str) -> None:
-        """Make a stream known, or raise `TooManyStreamsError`."""
+        Args:
+            shifted: Only those that have shifted, or only those that have not; None for all.
+        """
+        with self._lock:
+            if shifted is None:
+                return sorted(self._known)
+            return sorted(self._shifted if shifted else self._known - self._shifted)
+
+    def admit(self, name: str) -> Place:
+        """Make a stream known, or raise `TooManyStreamsError`.
+
+        It stays known once `put` was called. Whoever will not call that gives the place back.
+        """
         most = self._limits.max_streams
         if self._store is None:
             most = min(most, self._limits.max_resident)
@@ -66,7 +100,26 @@ class StreamShelf:
                     f"`{name}` would be one more. Drop some that are over, or keep them in a "
                     "`StreamStore`."
                 )
+            place = Place()
+            if name in self._coming or name not in self._known:
+                self._coming.setdefault(name, set()).add(place)
             self._known.add(name)
+            return place
+
+    def withdraw(self, name: str, place: Place) -> None:
+        """Give back the place of a request that came to nothing, and forget a stream of no other.
+
+        Args:
+            name: Of the stream.
+            place: From `admit`.
+        """
+        with self._lock:
+            waiting = self._coming.get(name, set())
+            if place in waiting:
+                waiting.remove(place)
+                if not waiting:
+                    del self._coming[name]
+                    self._known.discard(name)
 
     def check_known(self, name: str) -> None:
         """Raise `StreamNameError` or `UnknownStreamError` unless there is such a stream."""
@@ -108,6 +161,8 @@ class StreamShelf:
                 self._sizes[name] = state.size
                 self._memory += self._sizes[name]
                 self._changed.add(name)
+                (self._shifted.add if state.shifted else self._shifted.discard)(name)
+                self._coming.pop(name, None)
 
     def _forget(self, name: str) -> None:
         """Let go of a state in memory, if it is there."""
@@ -124,6 +179,8 @@ class StreamShelf:
             self._forget(name)
             self._changed.discard(name)
             self._known.discard(name)
+            self._shifted.discard(name)
+            self._coming.pop(name, None)
             if self._store is not None:
                 self._store.drop([name])
 
@@ -165,7 +222,8 @@ class StreamShelf:
             try:
                 if states:
                     data = {name: state.to_bytes(self._kind) for name, state in states.items()}
-                    self._store.write(data)
+                    shifted = [name for name, state in states.items() if state.shifted]
+                    self._store.write(data, shifted)
             except BaseException:
                 with self._lock:
                     self._changed.update(states)
