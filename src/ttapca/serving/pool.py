@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ttapca._checks import Number, OneOf, check_option
+from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -45,7 +45,9 @@ from ttapca.serving.pool_limits import PoolLimits, PoolObserver, check_name
 from ttapca.serving.stream_shelf import Place, StreamShelf
 from ttapca.serving.stream_state import StreamState
 from ttapca.serving.stream_store import StreamStore
+from ttapca.spectral.conditions import MOST_STATES
 
+STATES = 8  # conditions of a stream: each takes memory
 PICTURES = 32  # streams whose last image is kept to be shown
 Found = TypeVar("Found")
 
@@ -75,6 +77,10 @@ class StreamPool:
         save_every: Seconds after which changed states are written to the store.
         observer: Is told what happens.
         logits: Finds the logits in what the model returns, where that is more than one tensor.
+        states: How many conditions of a stream are told apart at most, such as noise and fog: each
+            has gains of its own.
+        outliers: Whether to repair single pixels that have gone wrong before filtering. By default
+            where the filter acts on the images that the model takes.
         input_shape: Shape of one image, for a filter that does not act on the images themselves, or
             where images have another size than those of the fit.
 
@@ -107,15 +113,20 @@ class StreamPool:
         save_every: float = 10.0,
         observer: PoolObserver | None = None,
         logits: Callable[[Any], Tensor] | None = None,
+        states: int = STATES,
+        outliers: bool | None = None,
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
         check_option("mode", mode, OneOf(get_args(Mode)))
         check_option("save_every", save_every, Number(above=0))
+        check_option("states", states, Whole(1, MOST_STATES))
         self.mode: Mode = mode
         self.limits = limits or PoolLimits()
         self.input_shape = input_shape or image_shape(filter)
         self._observer = observer or PoolObserver()
-        self._network = GatheredNetwork(model, filter, logits=logits)
+        self._network = GatheredNetwork(
+            model, filter, logits=logits, states=states, outliers=outliers
+        )
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._queue: deque[_Request] = deque()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 
 from ttapca.errors import SavedStreamError, TooManyStreamsError, UnknownStreamError
@@ -42,7 +41,9 @@ class StreamShelf:
         self._limits, self._kind, self._new_state, self._store = limits, kind, new_state, store
         self._lock = threading.RLock()
         self._saving = threading.Lock()
-        self._states: OrderedDict[str, StreamState] = OrderedDict()  # the last used is the last
+        self._states: dict[str, StreamState] = {}  # the last used is the last
+        self._sizes: dict[str, int] = {}  # of the states in memory, in bytes
+        self._memory = 0  # their sum
         self._changed: set[str] = set()  # since they were written to the store
         # Streams that have no state yet, and the places of the requests that may give them one.
         self._coming: dict[str, set[Place]] = {}
@@ -92,6 +93,12 @@ class StreamShelf:
                 raise TooManyStreamsError(
                     f"There may be at most {most:,} streams, and there are; `{name}` would be one "
                     "more. Drop some that are over."
+                )
+            if name not in self._known and self._store is None and self._is_full():
+                raise TooManyStreamsError(
+                    f"All streams may take {self._limits.max_memory:,} bytes, and they do; "
+                    f"`{name}` would be one more. Drop some that are over, or keep them in a "
+                    "`StreamStore`."
                 )
             place = Place()
             if name in self._coming or name not in self._known:
@@ -149,17 +156,27 @@ class StreamShelf:
         """Replace the state of a stream; of one that was dropped meanwhile, nothing is kept."""
         with self._lock:
             if name in self._known:
-                self._states[name] = state
-                self._states.move_to_end(name)
+                self._forget(name)
+                self._states[name] = state  # as the last one
+                self._sizes[name] = state.size
+                self._memory += self._sizes[name]
                 self._changed.add(name)
                 (self._shifted.add if state.shifted else self._shifted.discard)(name)
                 self._coming.pop(name, None)
+
+    def _forget(self, name: str) -> None:
+        """Let go of a state in memory, if it is there."""
+        self._states.pop(name, None)
+        self._memory -= self._sizes.pop(name, 0)
+
+    def _is_full(self) -> bool:
+        return self._memory >= self._limits.max_memory
 
     def drop(self, name: str) -> None:
         """Forget a stream that is known, also on disk."""
         with self._saving, self._lock:
             self.check_known(name)
-            self._states.pop(name, None)
+            self._forget(name)
             self._changed.discard(name)
             self._known.discard(name)
             self._shifted.discard(name)
@@ -175,16 +192,24 @@ class StreamShelf:
             save: Calls `save`, and takes care of its errors: what could not be saved stays.
         """
         most = self._limits.max_resident
-        if self._store is None or len(self._states) + coming <= most:
+        fits = len(self._states) + coming <= most and not self._is_full()
+        if self._store is None or fits:
             return
         keep = max(0, int(most * (1 - EVICTED)) - coming)
+        memory = self._limits.max_memory * (1 - EVICTED)
+        idle: list[str] = []
         with self._lock:
-            idle = list(self._states)[: len(self._states) - keep]
+            left, used = len(self._states), self._memory
+            for name in self._states:  # those that were not used for longest come first
+                if left <= keep and used <= memory:
+                    break
+                idle.append(name)
+                left, used = left - 1, used - self._sizes[name]
         save()
         with self._lock:
             for name in idle:
                 if name not in self._changed:
-                    self._states.pop(name, None)
+                    self._forget(name)
 
     def save(self) -> None:
         """Write all states that have changed to the store, in one transaction."""
