@@ -75,6 +75,7 @@ class JoblibEngine:
         *,
         needs: Sequence[Parcel[Any]] = (),
         ready: Callable[[], object] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task; see `Engine.run`."""
         del needs, ready  # all processes of this machine see its files
@@ -98,6 +99,8 @@ class JoblibEngine:
                     died = isinstance(error, BrokenProcessPool)
                     if died and deaths < RETRIES:
                         again.append((task, deaths + 1))
+                        if tell is not None:
+                            tell(f"a process died{_code(error)}; what it was at is tried once more")
                     start()  # first: nobody need wait for whoever takes the results
                     if not died:
                         yield Finished(task, future.result())
@@ -173,9 +176,12 @@ def _end_with(parent: int) -> None:
 
 
 def _reason(error: BaseException | None, deaths: int) -> str:
-    codes = re.search(r"\{(.*)\}", str(error))  # `{SIGKILL(-9)}`, in a message of many lines
-    code = f" ({codes[1]})" if codes else ""
     return (
-        f"WorkerDied: its process died {deaths} times{code}: it was killed, crashed, or needed "
-        "more memory than there was"
+        f"WorkerDied: its process died {deaths} times{_code(error)}: it was killed, crashed, or "
+        "needed more memory than there was"
     )
+
+
+def _code(error: BaseException | None) -> str:
+    found = re.search(r"\{(.*)\}", str(error))  # `{SIGKILL(-9)}`, in a message of many lines
+    return f" ({found[1]})" if found else ""
