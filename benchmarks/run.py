@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "large-inference": ["large_inference.py"],
     "serving": ["serving.py"],
     "harness": ["harness.py"],
+    "engines": ["engines.py"],
     "detector": ["detector.py"],
     "fit": ["fit.py"],
     "long-layer": ["long_layer.py"],
