@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "inference-resnet20": ["inference.py", "--network", "resnet20"],
     "large-inference": ["large_inference.py"],
     "serving": ["serving.py"],
+    "http-serving": ["http_serving.py"],
     "harness": ["harness.py"],
     "engines": ["engines.py"],
     "detector": ["detector.py"],
