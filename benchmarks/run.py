@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "serving": ["serving.py"],
     "http-serving": ["http_serving.py"],
     "harness": ["harness.py"],
+    "engines": ["engines.py"],
     "detector": ["detector.py"],
     "fit": ["fit.py"],
     "long-layer": ["long_layer.py"],

@@ -1,0 +1,196 @@
+"""`JoblibEngine`: tasks in processes of this machine, which joblib's loky starts and watches."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ttapca._checks import Whole, check_option
+from ttapca.engines.engine import Finished, Lost, Result, Task
+from ttapca.engines.task_line import Attempt, TaskLine
+from ttapca.support.interrupts import interrupts_held
+
+if TYPE_CHECKING:
+    from ttapca.engines.parcels import Parcel
+
+RETRIES = 1  # of a task whose worker died
+PARENT_CHECKED_EVERY = 0.5  # seconds
+HANDED_OVER_WITHIN = 5.0  # seconds, from this process to a worker
+# Where libraries look for the number of their threads when they are loaded.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class JoblibEngine:
+    """Does several tasks at the same time, in processes of this machine.
+
+    A task whose process dies is tried once again, in a new process, and is `Lost` after that. The
+    processes start with the first task and end with the run.
+
+    Each process gets its share of the cores as threads, but no more than this process uses now:
+    with `OMP_NUM_THREADS=1` or `torch.set_num_threads(1)`, all of them use one.
+
+    Args:
+        jobs: How many processes.
+
+    Example:
+        >>> sorted(ending.result for ending in JoblibEngine(2).run([-1, 2, -3], abs))
+        [1, 2, 3]
+    """
+
+    elsewhere = True
+
+    def __init__(self, jobs: int) -> None:
+        check_option("jobs", jobs, Whole(1, 1000))
+        self.jobs = jobs
+
+    def __repr__(self) -> str:
+        """Return how to make it."""
+        return f"JoblibEngine({self.jobs})"
+
+    @property
+    def workers(self) -> int:
+        """How many tasks are done at the same time."""
+        return self.jobs
+
+    @property
+    def threads(self) -> int:
+        """How many threads each process computes with."""
+        import joblib  # knows the limits of containers, too
+
+        cores: int = joblib.cpu_count()
+        return max(1, min(torch.get_num_threads(), cores // self.jobs))
+
+    def run(
+        self,
+        tasks: Iterable[Task],
+        work: Callable[[Task], Result],
+        *,
+        needs: Sequence[Parcel[Any]] = (),
+        ready: Callable[[], object] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
+        """Do the work for every task; see `Engine.run`."""
+        del needs, ready  # all processes of this machine see its files
+        line = TaskLine(tasks)
+        seats = [_Seat(self.threads) for _ in range(self.jobs)]
+        idle = deque(seats)
+        running: dict[Future[Result], tuple[_Seat, Attempt[Task]]] = {}
+
+        def start() -> None:
+            while idle and (attempt := line.take()):
+                seat = idle.popleft()
+                running[seat.submit(work, attempt.task)] = seat, attempt
+
+        try:
+            start()
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    seat, attempt = running.pop(future)
+                    idle.append(seat)
+                    error = future.exception()
+                    died, again = _is_death(error), attempt.deaths < RETRIES
+                    if died and again:
+                        line.put_back([attempt.after_death()])
+                        if tell is not None:
+                            tell(f"a process died{_code(error)}; what it was at is tried once more")
+                    start()  # first: nobody need wait for whoever takes the results
+                    if not died:
+                        yield Finished(attempt.task, future.result())
+                    elif not again:
+                        yield Lost(attempt.task, _reason(error))
+        finally:
+            for seat in seats:
+                seat.clear()
+
+
+class _Seat:
+    """Place for one worker process.
+
+    A loky executor of several processes ends all of them when one dies, and does not say what that
+    one was at. With one process each, a death is that of a known task and leaves the others alone.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._executor: Any = None
+        self._last: Future[Any] | None = None
+
+    def submit(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
+        try:
+            future = self._submitted(work, task)
+        except Exception as error:
+            if not _is_death(error):
+                raise
+            self.clear()  # its process died, at its last task or while it had none
+            future = self._submitted(work, task)
+        self._last = future
+        return future
+
+    def _submitted(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
+        if self._executor is None:
+            from joblib.externals.loky import ProcessPoolExecutor
+
+            threads = dict.fromkeys(THREAD_VARIABLES, str(self._threads))
+            self._executor = ProcessPoolExecutor(
+                1, initializer=_start, initargs=(self._threads, os.getpid()), env=threads
+            )
+        with interrupts_held():  # the first task starts the process
+            future: Future[Result] = self._executor.submit(work, task)
+        return future
+
+    def clear(self) -> None:
+        """End the process, whatever it is at."""
+        if self._executor is None:
+            return
+        end = time.monotonic() + HANDED_OVER_WITHIN
+        while self._last and not self._last.running() and not self._last.done():
+            if time.monotonic() > end:
+                break
+            time.sleep(0.001)  # loky cannot be ended while it hands over a task
+        self._executor.shutdown(wait=True, kill_workers=True)
+        self._executor = self._last = None
+
+
+def _is_death(error: BaseException | None) -> bool:
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    return isinstance(error, TerminatedWorkerError)
+
+
+def _start(threads: int, parent: int) -> None:
+    """Prepare a new worker process."""
+    from joblib.externals.loky import process_executor
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    torch.set_num_threads(threads)
+    # Files that are mapped into memory look like a leak to loky, which would end the process.
+    process_executor._USE_PSUTIL = False
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent was killed: loky's own would wait for ever."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECKED_EVERY)
+    os._exit(1)
+
+
+def _reason(error: BaseException | None) -> str:
+    return (
+        f"WorkerDied: its process died {RETRIES + 1} times{_code(error)}: it was killed, crashed, "
+        "or needed more memory than there was"
+    )
+
+
+def _code(error: BaseException | None) -> str:
+    found = re.search(r"\{(.*)\}", str(error))  # `{SIGKILL(-9)}`, in a message of many lines
+    return f" ({found[1]})" if found else ""
