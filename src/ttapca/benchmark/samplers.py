@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from ttapca._checks import Maybe, OneOf, Whole, check_option
 from ttapca.benchmark.search_space import Choices, Options, Range, SearchSpace
 from ttapca.errors import OptionError
-
-if TYPE_CHECKING:
-    import optuna
 
 SamplerName = Literal["grid", "random", "tpe"]
 PrunerName = Literal["median", "halving"]
@@ -169,7 +166,7 @@ class OptunaSampler:
         self.total, self.prunes = trials, prune is not None
         self._optuna, self._space, self._listed = optuna, space, listed
         pruners = optuna.pruners
-        pruner: optuna.pruners.BasePruner = pruners.NopPruner()
+        pruner = pruners.NopPruner()
         if prune == "median":
             pruner = pruners.MedianPruner(n_startup_trials=GENERATION)
         elif prune == "halving":
@@ -181,7 +178,7 @@ class OptunaSampler:
         self._distributions = {
             name: _distribution(optuna, each) for name, each in space.options.items()
         }
-        self._trials: dict[int, optuna.Trial] = {}
+        self._trials: dict[int, Any] = {}
 
     def ask(self) -> list[Proposal]:
         """Return the next few trials."""

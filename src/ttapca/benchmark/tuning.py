@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from ttapca._checks import Number, check_option
+from ttapca._checks import Number, OneOf, check_option
 from ttapca.benchmark.cells import CLEAN, JOINT, Cell, Outcome, Row
 from ttapca.benchmark.held_out import CONDITIONS, SEED, check_held_out, check_split
 from ttapca.benchmark.measurement import not_measured
@@ -30,6 +30,7 @@ from ttapca.benchmark.samplers import Proposal, Sampler, Search
 from ttapca.benchmark.search_space import Options, SearchSpace
 from ttapca.benchmark.session import Benchmark, toml_value
 from ttapca.benchmark.subject import Condition, Subject
+from ttapca.datasets import Split
 from ttapca.engines.engine import Engine, engine_of
 from ttapca.errors import OptionError
 
@@ -153,6 +154,7 @@ class Tuning:
     def __post_init__(self) -> None:
         """Refuse what makes no sense before any work is done."""
         check_held_out(self.conditions)
+        check_option("split", self.benchmark.split, OneOf(get_args(Split)))
         check_option("clean_weight", self.clean_weight, Number(0))
         plan = self.benchmark.plan
         joined = [setting for setting in plan.settings if setting in JOINT]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ttapca.engines import Engine
 
 IMAGES = 500
-TITLE = "Error [%] on held-out conditions: mean, deviation over conditions; clean"
+TITLE = "Error [%] on held-out conditions"
 SHOWN = 20  # trials in the table
 RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?(?::(?P<points>\d+))?")
 OPTION = "NAME=V,V | NAME=LOW..HIGH[:log][:POINTS]"
@@ -126,11 +126,12 @@ def tune(
         clean_weight,
     )
     if plot is not None:
+        from ttapca.benchmark.tuning_figure import check_format, draw
+
         arguments.check_place(plot, "--plot")
+        check_format(plot.suffix)
     tuned = _run(tuning, to, retry_failed, arguments.engine(jobs, engine))
     if plot is not None:
-        from ttapca.benchmark.tuning_figure import draw
-
         replace_file(plot, draw(tuned, space, plot.suffix))
     if as_json:
         typer.echo(json.dumps(_facts(tuned), indent=2))
@@ -202,13 +203,18 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path, plot: Path | None) -> None:
         typer.echo(f"{more:,} more trials: --json has all of them")
     plan = tuning.benchmark.plan
     typer.echo(
-        f"{to}: {len(tuned.rows):,} measurements of {len(tuned.trials):,} trials and the source; "
+        f"{to}: {_count(tuned):,} measurements of {len(tuned.trials):,} trials and the source; "
         f"{len(tuned.conditions)} conditions x {tuned.images:,} {_kind(tuning)} images of "
         f"{Path(plan.data).name}, {', '.join(plan.settings)}, batches of "
         f"{', '.join(map(str, plan.batch_sizes))}, seed {tuned.seed}"
     )
     if plot is not None:
         typer.echo(str(plot))
+    if tuned.source.clean == 0:
+        typer.echo(
+            "The network makes no mistake on these clean images: it was trained on them, and what "
+            "options cost on clean images shows less than on new ones."
+        )
     if tuned.best is None:
         return
     options = tuned.best.options
@@ -269,6 +275,10 @@ def _note(trial: Trial, conditions: int) -> str:
     if trial.status == "pruned":
         return f"left after {len(trial.errors)} of {conditions}"
     return "failed" if trial.status == "failed" else ""
+
+
+def _count(tuned: Tuned) -> int:
+    return sum(row.outcome.status != "pruned" for row in tuned.rows)
 
 
 def _kind(tuning: Tuning) -> str:
