@@ -11,9 +11,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.benchmark.held_out import CONDITIONS, SEED
 from ttapca.corruptions import corrupt
 from ttapca.datasets import Images
+
+SEED = 1
+STANDARD = (
+    *("gaussian_noise", "impulse_noise", "defocus_blur", "glass_blur", "zoom_blur", "snow"),
+    *("frost", "fog", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+CONDITIONS = [(name, 4) for name in STANDARD] + [(name, 5) for name in EXTRA]
 
 
 def held_out(train: Images, count: int, home: Path) -> dict[str, Images]:
