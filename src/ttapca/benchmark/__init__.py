@@ -22,11 +22,12 @@ from ttapca.benchmark.results import Results
 if TYPE_CHECKING:
     from ttapca.benchmark.comparisons import frame
     from ttapca.benchmark.filters import recommended_layer
+    from ttapca.benchmark.network_source import NetworkSource
     from ttapca.benchmark.plan import Plan, Unit, expand, presets, read_plan, read_preset
     from ttapca.benchmark.running import run
     from ttapca.benchmark.samplers import Search
     from ttapca.benchmark.search_space import Choices, Range, SearchSpace
-    from ttapca.benchmark.session import Benchmark, NetworkSource
+    from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.subject import ImageSource, Subject
     from ttapca.benchmark.tuning import Trial, Tuned, Tuning
 
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
 _LAZY = {
     "comparisons": ("frame",),
     "filters": ("recommended_layer",),
+    "network_source": ("NetworkSource",),
     "plan": ("Plan", "Unit", "expand", "presets", "read_plan", "read_preset"),
     "running": ("run",),
     "samplers": ("Search",),
     "search_space": ("Choices", "Range", "SearchSpace"),
-    "session": ("Benchmark", "NetworkSource"),
+    "session": ("Benchmark",),
     "subject": ("ImageSource", "Subject"),
     "tuning": ("Trial", "Tuned", "Tuning"),
 }

@@ -18,6 +18,8 @@ from ttapca.support.outputs import OutputKind
 from ttapca.support.progress import Reporter, Silent
 from ttapca.support.timed_stages import TimedStages
 
+FIT_BATCH = 250  # images
+
 
 def recommended_layer(network: nn.Module, images: Images, reporter: Reporter | None = None) -> str:
     """Return the layer that `ttapca layers` recommends for images of this size.

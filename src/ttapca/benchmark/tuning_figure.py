@@ -119,7 +119,11 @@ def _panel(axes: Axes, name: str, values: Choices | Range, groups: dict[str, lis
         if trials:
             x = [places[toml_value(trial.options[name])] for trial in trials]
             axes.plot(
-                x, [trial.mean for trial in trials], linestyle="none", label=look, **LOOKS[look]
+                x,
+                [trial.mean or 0.0 for trial in trials],
+                linestyle="none",
+                label=look,
+                **LOOKS[look],
             )
     axes.set_xlabel(name)
     if isinstance(values, Range):

@@ -92,10 +92,11 @@ def tune(
     standard ones at 4. What is reported, severity 5 of the fifteen on test images, is refused.
     """
     from ttapca.benchmark.held_out import CONDITIONS, read_conditions
+    from ttapca.benchmark.network_source import DIGITS_NETWORK
     from ttapca.benchmark.plan import Plan
     from ttapca.benchmark.samplers import Search
     from ttapca.benchmark.search_space import SearchSpace
-    from ttapca.benchmark.session import DIGITS_NETWORK, Benchmark
+    from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.tuning import Tuning
 
     if method is None and network.model_option is not None:  # then the first word is the method

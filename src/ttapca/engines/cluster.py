@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import queue
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager
-from itertools import islice
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic
 
 from distributed import Client, Future, KilledWorker
@@ -21,12 +19,15 @@ from ttapca.engines.cluster_workers import (
     versions,
 )
 from ttapca.engines.engine import Finished, Lost, Result, Task
+from ttapca.engines.task_line import Attempt, TaskLine
 from ttapca.errors import EngineError
 
 if TYPE_CHECKING:
     from ttapca.engines.parcels import Parcel
 
-PATIENCE = 120.0  # seconds
+FIRST_ANSWER = 20.0  # seconds that a scheduler has, before anything was sent
+PATIENCE = 120.0  # seconds for workers to come, or a lost connection to come back
+RETRIES = 1  # of a task that the scheduler has given up
 WAITING_PER_THREAD = 2  # tasks, so that no thread waits for the next one
 LOOKED_AFTER_EVERY = 5.0  # seconds without news
 MOST_LOSSES = 5  # of the connection, without a task that has ended
@@ -37,13 +38,14 @@ class DaskEngine:
 
     Every worker must have the same versions of ttapca, torch, numpy and Python. A task whose worker
     dies is tried again as often as the scheduler allows (`distributed.scheduler.allowed-failures`,
-    3 by default), and is `Lost` after that. If the connection breaks or the scheduler is started
+    3 by default), then all of this once more, and is `Lost` after that: tasks that only wait at a
+    worker count as well when it dies. If the connection breaks or the scheduler is started
     again, everything that had not ended is sent again.
 
     Args:
         address: Of the scheduler, `tcp://HOST:PORT` or `tls://HOST:PORT`.
-        patience: For how many seconds to wait for a scheduler and a first worker, also after the
-            connection was lost.
+        patience: For how many seconds to wait for a first worker, and for a lost connection to come
+            back.
     """
 
     elsewhere = True
@@ -51,6 +53,7 @@ class DaskEngine:
     def __init__(self, address: str, patience: float = PATIENCE) -> None:
         self.address, self.patience = address, patience
         self._client: Client | None = None
+        self._answered = False
 
     def __repr__(self) -> str:
         """Return how to make it."""
@@ -71,20 +74,19 @@ class DaskEngine:
         tell: Callable[[str], None] | None = None,
     ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task; see `Engine.run`."""
-        remaining, again, losses = iter(tasks), deque[Task](), 0
+        line, losses = TaskLine(tasks), 0
         tell = tell or (lambda _: None)
         try:
             while True:
-                connection = _Connection[Task, Result](self._connected(), work, tell)
+                connection = _Connection(self._connected(), line, work, tell)
                 try:
                     with connection.opened(needs, ready):
-                        for ending in connection.endings(_taken(again, remaining)):
+                        for ending in connection.endings():
                             losses = 0
                             yield ending
                     return
                 except _ConnectionLost as error:
                     losses += 1
-                    again.extendleft(reversed(connection.sent.values()))
                     if losses > MOST_LOSSES:
                         raise EngineError(
                             f"The connection to {self.address} must last; it was lost {losses} "
@@ -106,16 +108,17 @@ class DaskEngine:
         if self._client is not None and self._client.status == "running":
             return self._client
         self.close()
+        limit = self.patience if self._answered else min(FIRST_ANSWER, self.patience)
         with quiet_logs():
             try:
-                client = Client(self.address, timeout=self.patience, set_as_default=False)
+                client = Client(self.address, timeout=limit, set_as_default=False)
             except (OSError, ValueError) as error:
                 raise EngineError(
                     f"There must be a dask scheduler at {self.address}; none answered within "
-                    f"{self.patience:.0f} s. Start one with `dask scheduler`. What is finished is "
-                    "kept: the same command goes on."
+                    f"{limit:.0f} s. Start one with `dask scheduler`. What is finished is kept: "
+                    "the same command goes on."
                 ) from error
-            self._client = client
+            self._client, self._answered = client, True
             try:
                 client.wait_for_workers(1, timeout=self.patience)
             except TimeoutError as error:
@@ -131,41 +134,30 @@ def _threads(client: Client) -> int:
     return sum(client.nthreads().values())
 
 
-def _taken(again: deque[Task], remaining: Iterator[Task]) -> Iterator[Task]:
-    """Yield tasks one by one, first those that are to be sent again."""
-    while True:
-        if again:
-            yield again.popleft()
-        else:
-            try:
-                yield next(remaining)
-            except StopIteration:
-                return
-
-
 class _ConnectionLost(Exception):  # noqa: N818 - it is no error as long as it comes back
     """The scheduler does not answer any more, or has forgotten what it was sent."""
 
 
 class _Connection(Generic[Task, Result]):
-    """Tasks that are sent over one connection, as long as it lasts.
-
-    Attributes:
-        sent: Tasks that have not ended, by their futures.
-    """
+    """Sends tasks over one connection, as long as it lasts."""
 
     def __init__(
-        self, client: Client, work: Callable[[Task], Result], tell: Callable[[str], None]
+        self,
+        client: Client,
+        line: TaskLine[Task],
+        work: Callable[[Task], Result],
+        tell: Callable[[str], None],
     ) -> None:
-        self._client, self._call, self._tell = client, Call(work, versions()), tell
-        self.sent: dict[Future[Any], Task] = {}
+        self._client, self._line, self._tell = client, line, tell
+        self._call = Call(work, versions())
+        self._sent: dict[Future[Any], Attempt[Task]] = {}  # what has not ended
         self._ended: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
 
     @contextmanager
     def opened(
         self, needs: Sequence[Parcel[Any]], ready: Callable[[], object] | None
     ) -> Iterator[None]:
-        """Make sure that all workers can do the work; cancel at the end what has not ended."""
+        """Make sure that all workers can do the work; put back at the end what has not ended."""
         with quiet_logs(), ExitStack() as stack:
             with self._noticing_loss():
                 check_versions(self._client)
@@ -175,31 +167,46 @@ class _Connection(Generic[Task, Result]):
             try:
                 yield
             finally:
-                if self.sent and self._client.status == "running":
-                    self._client.cancel(list(self.sent))
+                self._line.put_back(self._sent.values())
+                if self._sent and self._client.status == "running":
+                    with suppress(OSError, CancelledError):
+                        self._client.cancel(list(self._sent))
 
-    def endings(self, tasks: Iterator[Task]) -> Iterator[Finished[Task, Result] | Lost[Task]]:
+    def endings(self) -> Iterator[Finished[Task, Result] | Lost[Task]]:
         """Yield how tasks ended."""
-        self._send(tasks)
-        while self.sent:
+        self._send()
+        while self._sent:
             with self._noticing_loss():
                 future = self._next()
-                if future.status == "cancelled":
-                    raise _ConnectionLost
                 ending = self._ending(future)
-            del self.sent[future]
-            self._send(tasks)
+            del self._sent[future]
             if isinstance(ending, Exception):
                 raise ending
-            yield ending
+            if isinstance(ending, Attempt):
+                self._line.put_back([ending])
+                self._tell("workers died at the same task; it is tried once more")
+            lost = None
+            try:
+                self._send()  # first: nobody need wait for whoever takes the results
+            except _ConnectionLost as error:
+                lost = error  # and yet this one has ended
+            if not isinstance(ending, Attempt):
+                yield ending
+            if lost is not None:
+                raise lost
 
-    def _send(self, tasks: Iterator[Task]) -> None:
+    def _send(self) -> None:
         with self._noticing_loss():
-            room = WAITING_PER_THREAD * max(1, _threads(self._client)) - len(self.sent)
-            for task in islice(tasks, max(0, room)):
-                future = self._client.submit(self._call, task, pure=False)
-                self.sent[future] = task
+            room = WAITING_PER_THREAD * max(1, _threads(self._client)) - len(self._sent)
+            while room > 0 and (attempt := self._line.take()):
+                try:
+                    future = self._client.submit(self._call, attempt.task, pure=False)
+                except BaseException:
+                    self._line.put_back([attempt])
+                    raise
+                self._sent[future] = attempt
                 future.add_done_callback(self._ended.put)
+                room -= 1
 
     def _next(self) -> Future[Any]:
         """Wait for a task that ends; say so if there is nobody left to do it."""
@@ -212,15 +219,23 @@ class _Connection(Generic[Task, Result]):
                     self._tell("there are no workers any more; waiting for others")
                     told = True
 
-    def _ending(self, future: Future[Any]) -> Finished[Task, Result] | Lost[Task] | Exception:
-        task = self.sent[future]
+    def _ending(
+        self, future: Future[Any]
+    ) -> Finished[Task, Result] | Lost[Task] | Attempt[Task] | Exception:
+        """Return how a task ended, what its work has raised, or the attempt that comes next."""
+        attempt = self._sent[future]
         try:
-            return Finished(task, future.result())
+            return Finished(attempt.task, future.result())
         except KilledWorker as error:
-            count, last = error.allowed_failures + 1, error.last_worker.address
-            return Lost(task, f"WorkerDied: {count} workers died at it, the last one at {last}")
+            if attempt.deaths < RETRIES:
+                return attempt.after_death()
+            count = (RETRIES + 1) * (error.allowed_failures + 1)
+            last = error.last_worker.address
+            return Lost(
+                attempt.task, f"WorkerDied: {count} workers died at it, the last one at {last}"
+            )
         except Exception as error:
-            if future.status == "error":  # what the work has raised
+            if future.status == "error":
                 return error
             raise
 

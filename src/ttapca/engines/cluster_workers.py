@@ -6,7 +6,7 @@ import asyncio
 import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -187,16 +187,19 @@ def _sent(client: Client, parcel: Parcel[Any]) -> Iterator[None]:
         yield
     finally:
         if client.status == "running":
-            client.unregister_worker_plugin(shipment.name)
+            with suppress(OSError):  # it may be lost at any moment
+                client.unregister_worker_plugin(shipment.name)
 
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
     """Keep what dask says of lost connections from the terminal: it is handled, or raised."""
-    log = logging.getLogger("distributed")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
+    logs = [logging.getLogger(name) for name in ("distributed", "distributed.client", "tornado")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        log.setLevel(before)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)

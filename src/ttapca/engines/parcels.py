@@ -116,7 +116,8 @@ def pack(
         content: Anything that can be pickled; its arrays and tensors are mapped when it is opened.
         folder: An existing folder, best one that all workers see.
         what: It is in a few words, for messages.
-        parts: Parcels of objects within it, by their `id`: only their names are written.
+        parts: Parcels of objects within it, by their `id`: only their names are written. Lists,
+            dicts and the like cannot be parts.
         otherwise: Gives the content to a worker that does not see the file.
 
     Raises:
