@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
 from unittest.mock import DEFAULT, MagicMock
 
@@ -248,3 +249,11 @@ def test_searches_that_make_no_sense() -> None:
     bench = Benchmark(PLAN.changed(corrupted="CIFAR-10-C"))
     with pytest.raises(OptionError, match="a folder of corrupted test images"):
         Tuning(bench, RATES)
+
+
+def test_the_page_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "tuning.md"
+    outcome = doctest.testfile(str(page), module_relative=False)
+    assert outcome.attempted > 5
+    assert outcome.failed == 0

@@ -6,9 +6,9 @@
 A `Plan` says what to compare. A `Benchmark` loads the network and the images, fits the filter, and
 runs what is not in the file yet. If you have network, images and filter already, put them into a
 `Subject`: `expand` then gives the units of work, and `run` runs them. A `Row` is one measurement:
-its `Cell` says what was run, its `Outcome` what came out. A `Tuning` chooses the options of a method by
-a `Search` of a `SearchSpace`, on conditions that are not reported. Nothing here prints or reads the
-environment; pass a `Reporter` to follow a run.
+its `Cell` says what was run, its `Outcome` what came out. A `Tuning` chooses the options of a
+method by a `Search` of a `SearchSpace`, on conditions that are not reported. Nothing here prints or
+reads the environment; pass a `Reporter` to follow a run.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _LAZY = {
 }
 
 __all__ = [
-    "Benchmark", "Cell", "Choices", "ImageSource", "NetworkSource", "Observation", "Outcome", "Plan",
-    "Range", "Results", "Row", "Search", "SearchSpace", "Setting", "Subject", "Trial", "Tuned",
-    "Tuning", "Unit", "expand", "frame", "presets", "read_plan", "read_preset",
+    "Benchmark", "Cell", "Choices", "ImageSource", "NetworkSource", "Observation", "Outcome",
+    "Plan", "Range", "Results", "Row", "Search", "SearchSpace", "Setting", "Subject", "Trial",
+    "Tuned", "Tuning", "Unit", "expand", "frame", "presets", "read_plan", "read_preset",
     "recommended_layer", "run",
 ]  # fmt: skip
 

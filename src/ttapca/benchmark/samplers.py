@@ -106,8 +106,8 @@ class Sampler(Protocol):
     def ask(self) -> list[Proposal]:
         """Return the next generation; an empty list when all trials were proposed."""
 
-    def leaves(self, proposal: Proposal, conditions: int, mean: float) -> bool:
-        """Return whether to leave a trial, given its mean error over its first conditions."""
+    def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
+        """Return whether to leave a trial after a stage, given its mean error so far."""
 
     def tell(self, proposal: Proposal, score: float | None) -> None:
         """Receive the score of a trial that ended; None if it failed."""
@@ -133,9 +133,9 @@ class ListedSampler:
         proposed, self._waiting = self._waiting, []
         return proposed
 
-    def leaves(self, proposal: Proposal, conditions: int, mean: float) -> bool:
+    def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
         """Return False: every trial is finished."""
-        del proposal, conditions, mean
+        del proposal, stage, mean
         return False
 
     def tell(self, proposal: Proposal, score: float | None) -> None:
@@ -199,10 +199,10 @@ class OptunaSampler:
         each = self._space.options[name]
         return each.rounded(found) if isinstance(each, Range) else each.values[found]
 
-    def leaves(self, proposal: Proposal, conditions: int, mean: float) -> bool:
+    def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
         """Return what the rule for pruning says."""
         trial = self._trials[proposal.number]
-        trial.report(mean, conditions)
+        trial.report(mean, stage)
         if not trial.should_prune():
             return False
         self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)

@@ -203,12 +203,13 @@ class Tuning:
     def stages(self, prunes: bool) -> list[tuple[Condition, ...]]:
         """Return the conditions in parts; after each of them a trial may be left.
 
-        The parts end after 1, 2, 4, ... conditions: to stop after every single one would leave
-        processes waiting for one another. Clean images come last.
+        The parts end after a quarter, half and all of the conditions. One condition says little
+        about the others, and to stop after each would leave processes waiting for one another.
+        Clean images come last.
         """
         count = len(self.conditions)
-        ends = [2**power for power in range(count.bit_length()) if 2**power < count] * prunes
-        parts = pairwise([0, *ends, count])
+        ends = {math.ceil(count / 4), math.ceil(count / 2)} if prunes else set()
+        parts = pairwise(sorted({0, *ends, count}))
         stages = [self.conditions[start:end] for start, end in parts]
         return [*stages[:-1], (*stages[-1], CLEAN_CONDITION)]
 
@@ -268,7 +269,7 @@ class _TuningRun:
         """Measure some trials, stage by stage, and return how they ended."""
         seen: list[Condition] = []
         ended: list[Trial] = []
-        for stage in stages:
+        for number, stage in enumerate(stages, start=1):
             seen += stage
             pairs = [(one, condition) for condition in stage for one in living]
             self._measure([*at_first, *pairs], announce=announce)
@@ -278,7 +279,7 @@ class _TuningRun:
             for one in living:
                 trial = self._ended(one, seen, self._source_clean if not rest else None)
                 if trial.status == "done" and rest and trial.mean is not None:
-                    if not sampler.leaves(one, len(seen), trial.mean):
+                    if not sampler.leaves(one, number, trial.mean):
                         still.append(one)
                         continue
                     ended.append(self._left(trial, rest, len(seen)))

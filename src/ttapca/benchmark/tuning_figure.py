@@ -24,7 +24,7 @@ PANEL_WIDTH, PANEL_HEIGHT = 2.9, 2.5  # inches
 POINTS_PER_INCH = 160
 LOOKS: dict[str, dict[str, Any]] = {
     "finished": {"color": svg.PALETTE[0], "marker": "o", "alpha": 0.75},
-    "left early": {"color": svg.PALETTE[6], "marker": "o", "fillstyle": "none"},
+    "left early": {"color": svg.PALETTE[6], "marker": "v", "fillstyle": "none"},
     "best": {"color": svg.PALETTE[1], "marker": "*", "markersize": 12},
 }
 
@@ -80,7 +80,8 @@ def tuning_figure(tuned: Tuned, space: SearchSpace) -> ReportFigure:
                 )
             if place % across == 0:
                 axes.set_ylabel(ERROR)
-        means = [trial.mean for trial in (tuned.source, *tuned.trials) if trial.mean is not None]
+        shown = (tuned.source, *groups["finished"], *groups["best"])
+        means = [trial.mean for trial in shown if trial.mean is not None]
         _scale_y(panels.flat[0], means)
         for axes in panels.flat[len(names) :]:
             axes.set_visible(False)
@@ -88,7 +89,8 @@ def tuning_figure(tuned: Tuned, space: SearchSpace) -> ReportFigure:
         figure.legend(handles, labels, loc="outside lower center", ncols=5)
     caption = (
         f"{len(tuned.trials):,} trials, mean error over {len(tuned.conditions)} held-out "
-        f"conditions of {tuned.images:,} images, seed {tuned.seed}. The other options vary as well."
+        f"conditions of {tuned.images:,} images, seed {tuned.seed}. Other options vary as well. "
+        "Trials that were left early are marked at the upper edge, without their error."
     )
     title = f"Error of {tuned.method} against its options"
     return ReportFigure("tuning", title, caption, figure)
@@ -116,7 +118,11 @@ def _panel(axes: Axes, name: str, values: Choices | Range, groups: dict[str, lis
     """Draw the trials against one option."""
     places = _places(name, values, [trial for some in groups.values() for trial in some])
     for look, trials in groups.items():
-        if trials:
+        if trials and look == "left early":  # with a mean over fewer conditions: not to compare
+            x = [places[toml_value(trial.options[name])] for trial in trials]
+            edge = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+            axes.plot(x, [1.0] * len(x), linestyle="none", label=look, **edge, **LOOKS[look])
+        elif trials:
             x = [places[toml_value(trial.options[name])] for trial in trials]
             axes.plot(
                 x,

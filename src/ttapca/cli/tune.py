@@ -253,6 +253,8 @@ def _table(tuned: Tuned, *, weighted: bool) -> Table:
         table.add_column("")
     for trial in tuned.trials[:SHOWN]:
         numbers = [trial.mean, trial.spread, trial.clean, *([trial.score] if weighted else [])]
+        if trial.status != "done":  # a mean over other conditions, not to be compared
+            numbers = [None] * len(numbers)
         note = [_note(trial, len(tuned.conditions))] if notes else []
         values = (_shown(trial.options[name]) for name in names)
         best = "bold" if trial is tuned.best else ""
@@ -274,7 +276,7 @@ def _shown(value: Any) -> str:
 
 def _note(trial: Trial, conditions: int) -> str:
     if trial.status == "pruned":
-        return f"left after {len(trial.errors)} of {conditions}"
+        return f"left after {len(trial.errors)} of {conditions}: {trial.mean:.2f}"
     return "failed" if trial.status == "failed" else ""
 
 
