@@ -34,6 +34,12 @@ from ttapca.networks.network import ImageNetwork
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent
 
+# Of options in a command; others follow them. Files of earlier versions have the same.
+ORDER = (
+    "--data", "--conditions", "--methods", "--corruptions", "--severities", "--settings",
+    "--batch-sizes", "--seeds", "--seed", "--steps", "--lr", "--components", "--layer", "--route",
+    "--outputs", "--images", "--corrupted", "--corruption-seed",
+)  # fmt: skip
 TRAINING = ", training images"  # in `Cell.data`, after the name of a data set
 SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper, and `pea` measures
 
@@ -362,7 +368,7 @@ class Benchmark:
             return []
         # What follows the path tells the filter from others at the same layer.
         layer = None if self.filter else cell.layer.partition(", ")[0] or None
-        every = {
+        every = dict.fromkeys(ORDER) | {
             "--data": plan.data,
             **own,
             "--settings": cell.setting,

@@ -120,7 +120,7 @@ def _panel(axes: Axes, name: str, values: Choices | Range, groups: dict[str, lis
     for look, trials in groups.items():
         if trials and look == "left early":  # with a mean over fewer conditions: not to compare
             x = [places[toml_value(trial.options[name])] for trial in trials]
-            edge = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+            edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
             axes.plot(x, [1.0] * len(x), linestyle="none", label=look, **edge, **LOOKS[look])
         elif trials:
             x = [places[toml_value(trial.options[name])] for trial in trials]
