@@ -136,7 +136,7 @@ class Tuning:
 
     Example:
         >>> import tempfile
-        >>> from ttapca.benchmark.search_space import Choices
+        >>> from ttapca.benchmark import Choices, Plan
         >>> plan = Plan("digits", "digits", settings=("online",), images=40)
         >>> space = SearchSpace("bn", {"prior": Choices((0, 16))})
         >>> tuning = Tuning(Benchmark(plan, split="train"), space, conditions=(("fog", 4),))
