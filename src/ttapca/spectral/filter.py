@@ -222,8 +222,9 @@ def _differ_from(gains: Tensor, rest: Tensor) -> int:
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return gains.shape[-1]
-    different = (gains != rest).reshape(-1, gains.shape[-1]).any(0).nonzero()
-    return int(different[-1]) + 1 if len(different) else 0
+    different = (gains != rest).reshape(-1, gains.shape[-1]).any(0)
+    last = gains.shape[-1] - 1 - int(different.flip(0).byte().argmax())  # the first from the end
+    return last + 1 if bool(different[last]) else 0
 
 
 def _few_at_a_time(
