@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.worlds import by_cell
-from engines.deadly import (
+from deadly_work import (
     ONCE,
     deadly_subject,
     kill_at_one,
