@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from ttapca.fitting.class_means import MOST_NUMBERS as MOST_CLASS_MEANS
 from ttapca.spectral.affine import CHUNK_NUMBERS as AFFINE_CHUNK
-from ttapca.spectral.calibration import HELD_OUT, SAMPLED_NUMBERS, SAMPLES, TOGETHER
+from ttapca.spectral.calibration import TOGETHER
 from ttapca.spectral.cosine import CHUNK_NUMBERS as COSINE_CHUNK
+from ttapca.spectral.even_sample import HELD_OUT, SAMPLED_NUMBERS, SAMPLES
 from ttapca.spectral.pca import MOST_BYTES, MOST_SAMPLES
 from ttapca.spectral.randomised import MAX_PASSES, OVERSAMPLING
 
