@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
@@ -46,6 +46,7 @@ from ttapca.corruptions.pixels import Pixels
 from ttapca.corruptions.weather import load_textures
 from ttapca.errors import DataFormatError, OptionError, ShapeError, StorageError, TtapcaError
 from ttapca.support.disk import STAGING_MARK, flush, locked, make_folder, replace_file, writing
+from ttapca.support.interrupts import interrupts_held
 from ttapca.support.parsing import parse_json, read_bounded
 
 LABELS = "labels.npy"
@@ -371,7 +372,7 @@ def completed(work: Callable[[T], None], tasks: Iterable[T], jobs: int) -> Gener
     remaining = iter(tasks)
     try:
         while True:
-            with _interrupts_held():  # new processes inherit the blocked signal
+            with interrupts_held():
                 for task in islice(remaining, _TASKS_PER_PROCESS * jobs - len(running)):
                     running[pool.submit(_do_task, task)] = task
             if not running:
@@ -387,19 +388,6 @@ def completed(work: Callable[[T], None], tasks: Iterable[T], jobs: int) -> Gener
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Delay Ctrl-C, so that it never reaches a process that is just being started."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start(work: Callable[[Any], None]) -> None:

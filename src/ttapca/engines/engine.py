@@ -1,0 +1,125 @@
+"""`Engine`: runs independent tasks somewhere, and tells how each ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from ttapca.errors import OptionError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+TaskOf = TypeVar("TaskOf", covariant=True)
+ResultOf = TypeVar("ResultOf", covariant=True)
+
+
+@dataclass(frozen=True)
+class Finished(Generic[TaskOf, ResultOf]):
+    """A task that was done, and what came of it.
+
+    Attributes:
+        task: As it was given.
+        result: What the work returned.
+    """
+
+    task: TaskOf
+    result: ResultOf
+
+
+@dataclass(frozen=True)
+class Lost(Generic[TaskOf]):
+    """A task whose worker died whenever it was tried.
+
+    Attributes:
+        task: As it was given.
+        reason: What became of the workers, for people.
+    """
+
+    task: TaskOf
+    reason: str
+
+
+class Engine(Protocol):
+    """Runs independent tasks.
+
+    Every task ends exactly once, as `Finished` or as `Lost`, in the order in which they end. A
+    worker that dies (killed, out of memory) takes at most the tasks with it that it was at; they
+    are tried again. What the work itself raises ends the run: the error comes out of the iterator,
+    and what is still running is stopped. So does leaving the loop, by Ctrl-C or otherwise.
+
+    Attributes:
+        elsewhere: Whether the work is done in other processes. Then work, tasks and results are
+            pickled.
+        workers: How many tasks are done at the same time, as far as is known.
+    """
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the work is done in other processes."""
+
+    @property
+    def workers(self) -> int:
+        """How many tasks are done at the same time, as far as is known."""
+
+    def run(
+        self,
+        tasks: Iterable[Task],
+        work: Callable[[Task], Result],
+    ) -> Iterator[Finished[Task, Result] | Lost[Task]]:
+        """Do the work for every task, and yield how each ended.
+
+        Args:
+            tasks: Taken as workers become free, so that a generator can decide late.
+            work: Called with a task.
+
+        Raises:
+            EngineError: There are no workers, or none that can do the work.
+        """
+
+
+class SerialEngine:
+    """Does one task after the other, in this process.
+
+    Example:
+        >>> [ending.result for ending in SerialEngine().run([1, 2], lambda task: 10 * task)]
+        [10, 20]
+    """
+
+    elsewhere = False
+    workers = 1
+
+    def run(
+        self,
+        tasks: Iterable[Task],
+        work: Callable[[Task], Result],
+    ) -> Iterator[Finished[Task, Result] | Lost[Task]]:
+        """Do the work for every task; see `Engine.run`."""
+        for task in tasks:
+            yield Finished(task, work(task))
+
+
+def engine_of(words: str | None) -> Engine:
+    """Return the engine of these words.
+
+    Args:
+        words: `joblib:4` for four processes of this machine; None for this process alone.
+
+    Raises:
+        OptionError: The words name no engine.
+
+    Example:
+        >>> engine_of("joblib:2")
+        JoblibEngine(2)
+        >>> engine_of("jobs:2")
+        Traceback (most recent call last):
+        ttapca.errors.OptionError: An engine is `joblib:N`, N processes; found `jobs:2`.
+    """
+    if words is None:
+        return SerialEngine()
+    kind, _, rest = words.partition(":")
+    if kind == "joblib" and rest.isdecimal():
+        from ttapca.engines.processes import JoblibEngine
+
+        return JoblibEngine(int(rest))
+    raise OptionError(f"An engine is `joblib:N`, N processes; found `{words}`.")

@@ -1,0 +1,174 @@
+"""`JoblibEngine`: tasks in processes of this machine, which joblib's loky starts and watches."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import torch
+
+from ttapca._checks import Whole, check_option
+from ttapca.engines.engine import Finished, Lost, Result, Task
+from ttapca.support.interrupts import interrupts_held
+
+RETRIES = 1  # of a task whose worker died
+PARENT_CHECKED_EVERY = 0.5  # seconds
+# Where libraries look for the number of their threads when they are loaded.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class JoblibEngine:
+    """Does several tasks at the same time, in processes of this machine.
+
+    A task whose process dies is tried once again, in a new process, and is `Lost` after that. The
+    processes start with the first task and end with the run.
+
+    Each process gets its share of the cores as threads, but no more than this process uses now:
+    with `OMP_NUM_THREADS=1` or `torch.set_num_threads(1)`, all of them use one.
+
+    Args:
+        jobs: How many processes.
+
+    Example:
+        >>> sorted(ending.result for ending in JoblibEngine(2).run([-1, 2, -3], abs))
+        [1, 2, 3]
+    """
+
+    elsewhere = True
+
+    def __init__(self, jobs: int) -> None:
+        check_option("jobs", jobs, Whole(1, 1000))
+        self.jobs = jobs
+
+    def __repr__(self) -> str:
+        """Return how to make it."""
+        return f"JoblibEngine({self.jobs})"
+
+    @property
+    def workers(self) -> int:
+        """How many tasks are done at the same time."""
+        return self.jobs
+
+    @property
+    def threads(self) -> int:
+        """How many threads each process computes with."""
+        import joblib  # knows the limits of containers, too
+
+        cores: int = joblib.cpu_count()
+        return max(1, min(torch.get_num_threads(), cores // self.jobs))
+
+    def run(
+        self,
+        tasks: Iterable[Task],
+        work: Callable[[Task], Result],
+    ) -> Iterator[Finished[Task, Result] | Lost[Task]]:
+        """Do the work for every task; see `Engine.run`."""
+        remaining, again = iter(tasks), deque[tuple[Task, int]]()
+        seats = [_Seat(self.threads) for _ in range(self.jobs)]
+        idle = deque(seats)
+        running: dict[Future[Result], tuple[_Seat, Task, int]] = {}
+
+        def start() -> None:
+            while idle and (found := _next(again, remaining)):
+                seat = idle.popleft()
+                running[seat.submit(work, found[0])] = seat, *found
+
+        try:
+            start()
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    seat, task, deaths = running.pop(future)
+                    idle.append(seat)
+                    error = future.exception()
+                    died = isinstance(error, BrokenProcessPool)
+                    if died and deaths < RETRIES:
+                        again.append((task, deaths + 1))
+                    start()  # first: nobody need wait for whoever takes the results
+                    if not died:
+                        yield Finished(task, future.result())
+                    elif deaths == RETRIES:
+                        yield Lost(task, _reason(error, deaths + 1))
+        finally:
+            for seat in seats:
+                seat.clear()
+
+
+def _next(again: deque[tuple[Task, int]], remaining: Iterator[Task]) -> tuple[Task, int] | None:
+    """Return the next task and how many workers died of it: first those that are tried again."""
+    if again:
+        return again.popleft()
+    for task in remaining:
+        return task, 0
+    return None
+
+
+class _Seat:
+    """Place for one worker process.
+
+    A loky executor of several processes ends all of them when one dies, and does not say what that
+    one was at. With one process each, a death is that of a known task and leaves the others alone.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._executor: Any = None
+
+    def submit(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
+        try:
+            return self._submitted(work, task)
+        except BrokenProcessPool:  # its process died, at its last task or while it had none
+            self.clear()
+            return self._submitted(work, task)
+
+    def _submitted(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
+        if self._executor is None:
+            from joblib.externals.loky import ProcessPoolExecutor
+
+            threads = dict.fromkeys(THREAD_VARIABLES, str(self._threads))
+            self._executor = ProcessPoolExecutor(
+                1, initializer=_start, initargs=(self._threads, os.getpid()), env=threads
+            )
+        with interrupts_held():  # the first task starts the process
+            future: Future[Result] = self._executor.submit(work, task)
+        return future
+
+    def clear(self) -> None:
+        """End the process, whatever it is at."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, kill_workers=True)
+            self._executor = None
+
+
+def _start(threads: int, parent: int) -> None:
+    """Prepare a new worker process."""
+    from joblib.externals.loky import process_executor
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    torch.set_num_threads(threads)
+    # Files that are mapped into memory look like a leak to loky, which would end the process.
+    process_executor._USE_PSUTIL = False
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent was killed: loky's own would wait for ever."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECKED_EVERY)
+    os._exit(1)
+
+
+def _reason(error: BaseException | None, deaths: int) -> str:
+    codes = re.search(r"\{(.*)\}", str(error))  # `{SIGKILL(-9)}`, in a message of many lines
+    code = f" ({codes[1]})" if codes else ""
+    return (
+        f"WorkerDied: its process died {deaths} times{code}: it was killed, crashed, or needed "
+        "more memory than there was"
+    )
