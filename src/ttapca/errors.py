@@ -132,6 +132,10 @@ class ExportError(TtapcaError, RuntimeError):
     """A network cannot be written in the form that was asked for."""
 
 
+class EngineError(TtapcaError, RuntimeError):
+    """An engine cannot run tasks: no workers, other versions, or data that they do not see."""
+
+
 class PoolFullError(TtapcaError, RuntimeError):
     """More images wait for an answer than a pool may hold."""
 

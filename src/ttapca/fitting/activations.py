@@ -30,11 +30,12 @@ from ttapca.fitting.fitted_filter import carries_filter
 from ttapca.fitting.measuring_rule import MeasuringRule, measuring_rule
 from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES, ModelInputs, kept_of_a_batch
 from ttapca.fitting.network_cost import NetworkCost, seconds_of, watched
-from ttapca.fitting.source_channels import SourceChannels, found_logits
+from ttapca.fitting.source_channels import FindLogits, SourceChannels, found_logits
 from ttapca.spectral.affine import acts_on_input
 from ttapca.spectral.even_sample import Positions
-from ttapca.support.batches import SAMPLES, arguments_in, array_batches, as_tensor, precision_of
+from ttapca.support.batches import SAMPLES, arguments_in, array_batches, precision_of
 from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
+from ttapca.support.progress import Counted, Step
 
 # Wraps the batches while they are read. If it has a method `plan`, that is given the `FitPlan`
 # before the work begins; if it has a method `stage`, that is told the name of work without batches,
@@ -75,7 +76,7 @@ class SourceActivations:
         data: Iterable[Any] | Tensor,
         progress: Progress | None,
         prepare: Prepare | None = None,
-        logits: Callable[[Any], Tensor | None] | None = None,
+        logits: FindLogits | None = None,
     ) -> None:
         self.model = model
         self.path = path
@@ -99,8 +100,8 @@ class SourceActivations:
         self._one_shot = isinstance(data, Iterator)
         self._data = torch.split(data, TENSOR_BATCH) if isinstance(data, Tensor) else data
         self._progress: Progress = progress or (lambda batches: batches)
-        self._prepare = prepare
-        self._find_logits = logits
+        self.prepare = prepare
+        self.find_logits = logits
         self.data_shape: tuple[int, ...] = ()  # of one sample of the data, once probed
         self.cost = NetworkCost()
         self.batch_size = 1  # samples in the first batch, once probed
@@ -171,7 +172,7 @@ class SourceActivations:
         self._first = batch.head(self.cost.timed)
         self.batch_size = max(1, len(batch.first))
         self.samples = _count_samples(self._data, self.batch_size)
-        logits = found_logits(output, self._find_logits)
+        logits = found_logits(output, self.find_logits)
         self.classes = 0 if logits is None else logits.shape[1]
 
     @property
@@ -221,7 +222,7 @@ class SourceActivations:
             with stopped_at(self.layer, before=at == "input"):
                 inputs.run(self.model)
 
-        trial = SourceChannels(self.model, self._find_logits)
+        trial = SourceChannels(self.model, self.find_logits)
         part = KEPT_PARTS * kept_of_a_batch(self._numbers)
         return NetworkTimes(
             fetching=self._fetching / self.batch_size,
@@ -289,7 +290,7 @@ class SourceActivations:
         if not bool(measured.any()):
             return
         some = inputs.chosen(measured)
-        channels = SourceChannels(self.model, self._find_logits, into.channels)
+        channels = SourceChannels(self.model, self.find_logits, into.channels)
         shares = channels.see(*some.args, **some.kwargs)
         if shares is not None:
             if len(activation) == len(measured):
@@ -323,12 +324,14 @@ class SourceActivations:
     def logits_of(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Return what the whole model predicts; None where no logits are found in its output."""
         output = self.model(*args, **kwargs)
-        return found_logits(output, self._find_logits)
+        return found_logits(output, self.find_logits)
 
     def bytes_to_run(self) -> int:
         """Return the memory that running the network takes."""
         first = self._shapes is not None and self._shapes.input == self.data_shape
-        if first and self.measuring_rule().expected == 0:  # only what is kept runs through more than one layer
+        if (
+            first and self.measuring_rule().expected == 0
+        ):  # only what is kept runs through more than one layer
             return self.cost.bytes_for(min(self.batch_size, KEPT_SAMPLES))
         return self.cost.bytes_for(self.batch_size)
 
@@ -342,6 +345,16 @@ class SourceActivations:
     def wants_plan(self) -> bool:
         """Whether the progress display wants to know how long the work will take."""
         return hasattr(self._progress, "plan")
+
+    def watched(self, steps: Iterable[Step], unit: str, count: int) -> Iterable[Step]:
+        """Let the progress display follow steps that are not batches.
+
+        Args:
+            steps: What is done, one after the other.
+            unit: What one of them is, in a word.
+            count: How many there are.
+        """
+        return self._progress(Counted(steps, unit, count))
 
     def stage(self, name: str) -> None:
         """Tell the progress display what is done while no batch is read."""
@@ -360,14 +373,14 @@ class SourceActivations:
 
     def _inputs_of(self, batch: Any, where: str = "batch 0") -> ModelInputs:
         """Return the model's arguments: what `prepare` says, else the batch or its first part."""
-        given = self._prepare(batch) if self._prepare else arguments_in(batch, self.model)
+        given = self.prepare(batch) if self.prepare else arguments_in(batch, self.model)
         if isinstance(given, Mapping):
             found = ModelInputs((), dict(given))
         else:
             found = ModelInputs(tuple(given) if isinstance(given, (tuple, list)) else (given,), {})
         found = found.converted(self._precision)
         if not any(isinstance(value, Tensor) for value in found.values):
-            whose = "`prepare` must give" if self._prepare else "Data must yield"
+            whose = "`prepare` must give" if self.prepare else "Data must yield"
             raise OptionError(
                 f"{whose} tensors or arrays, pairs that start with one, or dicts with one that the "
                 f"model has an argument for, or under `{'`, `'.join(SAMPLES[:2])}`; {where} "

@@ -136,13 +136,15 @@ class Collected:
         }
         if self.moments is not None:
             parts["moments"] = self.moments.tensors()
-        return {f"{part}/{name}": each for part, all_ in parts.items() for name, each in all_.items()}
+        return {
+            f"{part}/{name}": each for part, all_ in parts.items() for name, each in all_.items()
+        }
 
     @classmethod
     def from_tensors(
         cls, reading: Reading, tensors: Mapping[str, Tensor], like: ModelInputs
     ) -> Collected:
-        """Make of what `tensors` returned the same; `like` are arguments as the model takes them."""
+        """Make the same of `tensors`; `like` are arguments as the model takes them."""
 
         def part(name: str) -> dict[str, Tensor]:
             start = f"{name}/"

@@ -67,7 +67,11 @@ class FitTask:
         if self._collected is not None and self._collected.reading == reading:
             return self.source.batches(reading, None)  # a later pass shows nothing new
         self._collected = Collected.nothing(reading, self.source.device)
-        return self.source.batches(reading, self._collected)
+        return self._first_pass(self._collected)
+
+    def _first_pass(self, into: Collected) -> Iterator[Tensor]:
+        yield from self.source.batches(into.reading, into)
+        into.check_samples()
 
     def give_back(self, held: list[Tensor], rest: Iterator[Tensor]) -> None:
         """Leave a pass that was begun to the next route."""

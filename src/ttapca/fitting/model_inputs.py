@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +47,11 @@ class ModelInputs:
     def tensors(self) -> list[Tensor]:
         """Return all tensors, in the order of `mapped`."""
         return [value for value in self.values if isinstance(value, Tensor)]
+
+    def replaced(self, tensors: list[Tensor]) -> ModelInputs:
+        """Return the arguments with these tensors, in the order of `tensors`."""
+        following = iter(tensors)
+        return self.mapped(lambda _: next(following))
 
     def converted(self, precision: torch.dtype | None) -> ModelInputs:
         """Return the arguments with arrays as tensors, and float64 as what the model computes in.
@@ -106,7 +110,7 @@ class KeptInputs:
         """See a batch whose samples are at these positions, and keep some or none of them."""
         blocks, place = positions // self._block, positions % self._block
         wanted = (blocks % self._every == 0) & (place < self._head)
-        for block in blocks[wanted].unique():
+        for block in set(blocks[wanted].tolist()):
             chosen = wanted & (blocks == block)
             some = inputs.chosen(chosen).mapped(lambda x: x.detach().to("cpu", copy=True))
             self._kept[int(positions[chosen][0])] = some
@@ -147,8 +151,8 @@ class KeptInputs:
         """Take over what `tensors` returned; what is no tensor is as in `like`."""
         self._every, *places = tensors["places"].tolist()
         for place in places:
-            found = iter([tensors[f"{place}.{number}"] for number in range(len(like.tensors()))])
-            self._kept[place] = like.mapped(lambda _, found=found: next(found))
+            numbers = range(len(like.tensors()))
+            self._kept[place] = like.replaced([tensors[f"{place}.{number}"] for number in numbers])
 
 
 def kept_of_a_batch(numbers: int) -> int:

@@ -6,6 +6,7 @@ bound: a fit that has said how much it needs must not need more.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -86,6 +87,8 @@ class RouteCost:
         calibrating: The same for the calibration.
         memory: Bytes that the route needs beyond what the process has, at most.
         stored: Bytes of the filter on disk, as float32.
+        summed: Bytes of the sums over the samples; 0 where the route needs the samples themselves.
+        beside: Bytes that a pass takes beside these sums.
     """
 
     passes: int
@@ -94,6 +97,13 @@ class RouteCost:
     calibrating: tuple[float, float]
     memory: float
     stored: float
+    summed: float = 0.0
+    beside: float = 0.0
+
+    @property
+    def collected(self) -> float:
+        """Bytes of what a process that reads a part of the data sends back, about."""
+        return self.summed + self.beside
 
 
 def route_cost(route: str, problem: Problem) -> RouteCost:
@@ -115,13 +125,8 @@ def route_cost(route: str, problem: Problem) -> RouteCost:
     if knows_classes:  # their reach, for each component
         beside += PACKED * problem.filtered if route == "dct" else FLOAT32 * problem.kept()
     beside += FLOAT32 * kept_samples * CALIBRATED
-    return RouteCost(
-        passes=found.passes,
-        reading=found.reading,
-        decomposing=found.decomposing,
-        calibrating=found.calibrating,
-        memory=found.memory + common,
-        stored=found.stored + beside,
+    return dataclasses.replace(
+        found, memory=found.memory + common, stored=found.stored + beside, beside=common
     )
 
 
@@ -136,6 +141,7 @@ def _folded(problem: Problem, _samples: int, held: int) -> RouteCost:
         calibrating=(2 * cube + work + held * size * (kept + size / 2), cube),
         memory=FLOAT64 * (6 * size**2 + 2 * size * kept) + there_and_back,
         stored=2 * FLOAT32 * size * kept,
+        summed=FLOAT64 * size**2,
     )
 
 
@@ -149,6 +155,7 @@ def _exact(problem: Problem, _samples: int, held: int) -> RouteCost:
         calibrating=(held * size * (kept + size / 2), cube),
         memory=FLOAT64 * (6 * size**2 + 2 * size * kept),
         stored=FLOAT32 * size * kept,
+        summed=FLOAT64 * size**2,
     )
 
 
@@ -195,6 +202,7 @@ def _dct(problem: Problem, _samples: int, held: int) -> RouteCost:
         calibrating=(float(held * transform * 10), 0.0),
         memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
         stored=float(PACKED * size),
+        summed=FLOAT64 * (channels + 1) * size,
     )
 
 

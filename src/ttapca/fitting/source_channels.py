@@ -25,7 +25,10 @@ from ttapca.support.sample_norms import is_sample_norm, normalised_alone
 # thousand of them would take most of the time, memory and disk of a fit.
 IMAGES_A_CLASS = 2
 
-def found_logits(output: Any, find: Callable[[Any], Tensor | None] | None = None) -> Tensor | None:
+FindLogits = Callable[[Any], Tensor | None]
+
+
+def found_logits(output: Any, find: FindLogits | None = None) -> Tensor | None:
     """Return the logits in what a model returns, shape (batch, classes, ...); None without any.
 
     Example:
@@ -66,7 +69,7 @@ class SourceChannels:
     def __init__(
         self,
         model: nn.Module,
-        logits: Callable[[Any], Tensor | None] | None = None,
+        logits: FindLogits | None = None,
         sums: ChannelSums | None = None,
     ) -> None:
         self._model = model

@@ -158,9 +158,7 @@ class CoefficientMoments:
         }
 
     @classmethod
-    def from_tensors(
-        cls, shape: tuple[int, ...], tensors: dict[str, Tensor]
-    ) -> CoefficientMoments:
+    def from_tensors(cls, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> CoefficientMoments:
         """Make moments of what `tensors` returned for images of this shape."""
         moments = cls(shape)
         moments.count = int(tensors["count"])
