@@ -25,7 +25,7 @@ import measuring
 import ttapca
 from common import fitted_stem, natural_images
 from measuring import Goal, Result, Spread, Table
-from ttapca.benchmark import ImageSource, Plan, Results, Subject, expand, running
+from ttapca.benchmark import ImageSource, Plan, Results, Subject, expand, measurement
 from ttapca.benchmark import run as run_units
 from ttapca.datasets import Images
 from ttapca.networks import build
@@ -65,7 +65,7 @@ class Clock:
 def run(options: argparse.Namespace) -> Result:
     shared = subject(options.images)
     bare, whole = Clock(), Clock()
-    running.adapt = bare.around(running.adapt)
+    measurement.adapt = bare.around(measurement.adapt)
     ttapca.Adapter.__call__ = bare.around(ttapca.Adapter.__call__)
     timed_run = whole.around(run_units)
     seconds: dict[str, list[tuple[float, float]]] = {}

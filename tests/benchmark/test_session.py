@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmark.worlds import small_subject
 from ttapca.benchmark import Benchmark, NetworkSource, Plan, Results, session
-from ttapca.benchmark.running import adapted
+from ttapca.benchmark.measurement import adapted
 from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.networks import Normalisation
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import ttapca
-from ttapca.benchmark import Results, Row, running
+from ttapca.benchmark import Results, Row, measurement
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 SMALL = "--data digits --images 60 --batch-sizes 30 --corruptions fog,clean --components 10"
@@ -76,8 +76,8 @@ def test_many_settings_are_shown_below_one_another(command) -> None:
 
 def test_ctrl_c_and_then_the_same_command(monkeypatch: pytest.MonkeyPatch, command) -> None:
     words = f"bench digits {SMALL} --methods source,bn --settings online --to r.sqlite"
-    measure = MagicMock(wraps=running.measure)
-    monkeypatch.setattr(running, "measure", measure)
+    measure = MagicMock(wraps=measurement.measure)
+    monkeypatch.setattr(measurement, "measure", measure)
     measure.side_effect = [DEFAULT, DEFAULT, KeyboardInterrupt, DEFAULT, DEFAULT]
     told = command(words, 130).err
     assert "bench: stopped; the same command goes on after the last finished measurement\n" in told

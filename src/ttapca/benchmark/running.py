@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from datetime import timedelta
 
-import torch
-
-from ttapca.adaptation.adapter import Adapter
-from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row
-from ttapca.benchmark.inspection import machine, observe, versions
+from ttapca.benchmark.cells import Row
+from ttapca.benchmark.elsewhere import Assignment, interleaved, packed
+from ttapca.benchmark.measurement import Written, failure, run_unit
 from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.results import Results
-from ttapca.benchmark.subject import FORGETTING, Subject, segments
-from ttapca.datasets import Images, TensorBatches, to_tensor
-from ttapca.methods.adapt import MethodName, adapt
-from ttapca.methods.method import registration
-from ttapca.networks.evaluation import Watch, predict_all
-from ttapca.support.machine_memory import forget_peak_memory, peak_memory
+from ttapca.benchmark.subject import Subject
+from ttapca.engines.engine import Engine, Finished, Lost, SerialEngine
 from ttapca.support.progress import Reporter, Silent
 
-Measured = tuple[dict[str, Any], Observation | None]
-LONGEST_REASON = 1000  # letters
-
-# What an evaluation finds, and what stands there after a failure.
-EVALUATED: dict[str, Any] = {
-    "error": None, "calibration_error": None, "entropy": None,
-    "error_stream": (), "entropy_stream": (), "seconds": 0.0,
-}  # fmt: skip
-NOTHING = EVALUATED | {"updates": 0, "skipped": 0, "parameters": 0}
+Endings = Generator[Finished[Assignment, Written] | Lost[Assignment], None, None]
 
 
 def run(
@@ -46,11 +29,14 @@ def run(
     reporter: Reporter | None = None,
     retry_failed: bool = False,
     command: Callable[[Unit], Sequence[str]] | None = None,
+    engine: Engine | None = None,
 ) -> None:
     """Run what is not in the file yet.
 
     A finished unit is written in one transaction. So a run that was killed at any moment can be
-    started again, and ends with the same file as if nothing had happened.
+    started again, and ends with the same file as if nothing had happened. Only this process
+    writes, wherever units are run. A unit whose worker dies is tried again, and has failed after
+    that.
 
     Args:
         units: As `expand` returns them.
@@ -59,10 +45,13 @@ def run(
         reporter: Told how it goes. Each unit is one task, finished when its rows are in the file.
         retry_failed: Whether to run again what has failed before.
         command: Returns the words of the command that reproduces a unit, to be kept with it.
+        engine: Where they are run; by default one after the other in this process. Anywhere else
+            the same rows come in another order.
 
     Raises:
         StorageError: The disk is full or refuses; what was finished is in the file.
         DataNotFoundError: Corrupted images cannot be made or read.
+        EngineError: The engine has no workers that can do it, or the network cannot be sent.
     """
     reporter = reporter or Silent()
 
@@ -72,13 +61,43 @@ def run(
     with results.reserved(waiting):
         todo = unfinished(units, results, retry_failed=retry_failed)
         subject.source.check([condition for unit in todo for condition in unit.conditions])
-        progress = _Progress(reporter, todo, len(units))
-        for unit in todo:
-            # Missing images stop the run: that says nothing about the method.
-            images = subject.source.images(unit.conditions)
-            progress.start(unit)
-            words = shlex.join(command(unit)) if command else ""
-            rows, observations = _run_unit(unit, subject, images, progress.batch, words)
+        engine = engine or SerialEngine()
+        elsewhere = engine.elsewhere and bool(todo)
+        if elsewhere:
+            todo = interleaved(todo, engine.workers)
+        orders = [Assignment(unit, shlex.join(command(unit)) if command else "") for unit in todo]
+        if not elsewhere:
+            one = _Progress(reporter, todo, len(units))
+            _write(engine.run(orders, _work_here(subject, one)), results, one)
+            return
+        folder = results.path.with_name(f"{results.path.name}-scratch")
+        with packed(subject, todo, folder, engine) as work:
+            several = _SeveralAtOnce(reporter, todo, len(units), engine.workers)
+            needs = (work.images, work.subject)
+            ended = engine.run(orders, work, needs=needs, ready=work.check)
+            _write(ended, results, several)
+
+
+def _work_here(subject: Subject, progress: _Progress) -> Callable[[Assignment], Written]:
+    def work(assignment: Assignment) -> Written:
+        unit, command = assignment
+        # Missing images stop the run: that says nothing about the method.
+        images = subject.source.images(unit.conditions)
+        progress.start(unit)
+        return run_unit(unit, subject, images, command, progress.batch)
+
+    return work
+
+
+def _write(ended: Endings, results: Results, progress: _Progress | _SeveralAtOnce) -> None:
+    """Write down how units ended, as long as they do."""
+    with closing(ended):  # a full disk stops the workers as well
+        for ending in ended:
+            unit, command = ending.task
+            if isinstance(ending, Finished):
+                rows, observations = ending.result
+            else:
+                rows, observations = failure(unit, ending.reason, command)
             results.add(rows, observations)
             progress.end(unit, rows)
 
@@ -101,23 +120,48 @@ def seconds_left(
     return sum(unit.images * pace.get(unit.cells[0].method, typical) for unit in units)
 
 
-class _Progress:
-    """Tells a reporter how a run goes."""
+class _Remaining:
+    """What is left to do, and how long it will take."""
 
     def __init__(self, reporter: Reporter, todo: Sequence[Unit], units: int) -> None:
-        self._reporter, self._todo = reporter, list(todo)
-        self._number, self._units = units - len(todo), units
+        self._todo = dict.fromkeys(todo)
         self._spent: dict[str, float] = defaultdict(float)  # seconds by method
         self._done: dict[str, int] = defaultdict(int)  # images by method
+        self._number, self._units = units - len(todo), units
         count = sum(len(unit.cells) for unit in todo)
         before = f"; {self._number:,} runs were finished before" if self._number else ""
         runs = "" if count == len(todo) else f" in {len(todo):,} runs"
         images = sum(unit.images for unit in todo)
         reporter.note(f"{count:,} measurements to make{runs}, {images:,} images{before}")
 
-    def start(self, unit: Unit) -> None:
+    def next_label(self, unit: Unit) -> str:
         self._number += 1
-        self._label = f"{self._number}/{self._units}  {unit.title}"
+        return f"{self._number}/{self._units}  {unit.title}"
+
+    def over(self, unit: Unit) -> None:
+        self._todo.pop(unit)
+
+    def learn(self, unit: Unit, seconds: float) -> None:
+        method = unit.cells[0].method
+        self._spent[method] += seconds
+        self._done[method] += unit.images
+
+    def facts(self, error: float, speed: float, workers: int = 1) -> str:
+        facts = [f"error {error:.1f} %", f"{speed:,.0f} images/s"]
+        if self._spent and self._todo:
+            left = seconds_left(self._todo, self._spent, self._done) / workers
+            facts.append(f"{timedelta(seconds=round(left))} left")
+        return "  ".join(facts)
+
+
+class _Progress:
+    """Tells a reporter how a run goes that does one unit after the other."""
+
+    def __init__(self, reporter: Reporter, todo: Sequence[Unit], units: int) -> None:
+        self._reporter, self._remaining = reporter, _Remaining(reporter, todo, units)
+
+    def start(self, unit: Unit) -> None:
+        self._label = self._remaining.next_label(unit)
         self._total, self._images, self._wrong = unit.images, 0, 0
         self._start = time.monotonic()
         self._reporter.advance(self._label, 0, self._total)
@@ -129,128 +173,40 @@ class _Progress:
             self._reporter.advance(self._label, self._images, self._total, self._facts())
 
     def end(self, unit: Unit, rows: Sequence[Row]) -> None:
-        self._todo.pop(0)
+        self._remaining.over(unit)
         facts = ""
         if reason := rows[0].outcome.reason:
             self._reporter.note(f"{self._label}  FAILED: {reason}")
         else:
-            method = unit.cells[0].method
-            self._spent[method] += time.monotonic() - self._start
-            self._done[method] += unit.images
+            self._remaining.learn(unit, time.monotonic() - self._start)
             facts = self._facts()
         self._reporter.advance(self._label, self._total, self._total, facts)
 
     def _facts(self) -> str:
         elapsed = max(time.monotonic() - self._start, 1e-9)
-        error, speed = 100 * self._wrong / self._images, self._images / elapsed
-        facts = [f"error {error:.1f} %", f"{speed:,.0f} images/s"]
-        if self._spent and self._todo:
-            left = seconds_left(self._todo, self._spent, self._done)
-            facts.append(f"{timedelta(seconds=round(left))} left")
-        return "  ".join(facts)
+        return self._remaining.facts(100 * self._wrong / self._images, self._images / elapsed)
 
 
-def _run_unit(
-    unit: Unit, subject: Subject, images: Images, watch: Watch, command: str
-) -> tuple[list[Row], list[Observation]]:
-    """Run a unit. A method that fails is a finding too, and no reason to stop."""
-    forget_peak_memory()
-    reason = ""
-    try:
-        found = measure(unit, subject, images, watch)
-    except Exception as error:  # whatever a method or a network may raise
-        found = [(NOTHING, None)] * len(unit.cells)
-        reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
-    facts: dict[str, Any] = {
-        "status": "failed" if reason else "done",
-        "reason": reason,
-        "peak_memory": peak_memory(),
-        "versions": versions(),
-        "machine": machine(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-    }
-    rows = [
-        Row(cell, Outcome(**facts, **values))
-        for cell, (values, _) in zip(unit.cells, found, strict=True)
-    ]
-    return rows, [observation for _, observation in found if observation is not None]
+class _SeveralAtOnce:
+    """Tells a reporter how a run goes whose units are done elsewhere: when each has ended."""
 
+    def __init__(self, reporter: Reporter, todo: Sequence[Unit], units: int, workers: int) -> None:
+        self._reporter, self._remaining = reporter, _Remaining(reporter, todo, units)
+        self._workers, self._ended, self._count = workers, 0, len(todo)
+        self._task = f"{workers} at a time"
+        reporter.advance(self._task, 0, self._count)
 
-def measure(
-    unit: Unit, subject: Subject, images: Images, watch: Watch | None = None
-) -> list[Measured]:
-    """Put a unit's method on the network, send the images through it, and measure.
-
-    Returns:
-        For each cell its numbers, named as in `Outcome`, and what the filter did. Where corruptions
-        take turns in one stream, the updates are those of the whole stream; and where they change
-        from time to time, the filter is looked at for the last one only, which its gains are for.
-    """
-    cell = unit.cells[0]
-    labels = subject.source.clean.labels
-    outputs = json.loads(cell.options).get("outputs")
-    found: list[Measured] = []
-    with adapted(cell, subject) as adapter:
-        for segment in segments(cell.setting, labels, len(unit.cells), cell.seed):
-            adapter.start_condition()
-            updates, skipped = adapter.updates, adapter.skipped
-            batches = TensorBatches(images, cell.batch_size, segment)
-            predictions = predict_all(adapter, batches, outputs=outputs, watch=watch)
-            corruption = segment // len(labels)  # of every image, by its number
-            for number in sorted(set(corruption.tolist())):
-                own = corruption == number
-                evaluation = predictions.evaluation(torch.from_numpy(own))
-                values = {name: getattr(evaluation, name) for name in EVALUATED}
-                values |= {
-                    "updates": adapter.updates - updates,
-                    "skipped": adapter.skipped - skipped,
-                    "parameters": adapter.n_parameters,
-                }
-                seen = None
-                if cell.setting != "changing" or number == corruption[-1]:
-                    seen = observe(unit.cells[number], adapter, subject, images, segment[own])
-                found.append((values, seen))
-    return found
-
-
-@contextmanager
-def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
-    """Put a cell's method on the network, and take it off afterwards."""
-    own = {**json.loads(cell.options), **subject.provided.get(cell.method, {})}
-    # These two refuse a seed where they draw nothing.
-    draws = {"ttt": own.get("rotations") == "random", "roid": own.get("consistency", True)}
-    if draws.get(cell.method, True) and "seed" in registration(cell.method).options:
-        own["seed"] = cell.seed
-    forgetting = FORGETTING[cell.setting]
-    if forgetting == "episodic":
-        own.pop("guard", None)  # one plan has several settings, and a guard watches streams
-    adapter = adapt(
-        subject.network,
-        cast(MethodName, cell.method),  # which `adapt` checks
-        filter=subject.filter(cell.components) if cell.components else None,
-        forgetting=forgetting,
-        steps=cell.steps or None,
-        lr=cell.lr or None,
-        **own,
-    )
-    try:
-        yield adapter
-    finally:
-        adapter.detach()
-
-
-def estimate_seconds(units: Sequence[Unit], subject: Subject) -> float:
-    """Estimate how long the methods of these units will take, without making the images."""
-    images: dict[Cell, int] = defaultdict(int)
-    for unit in units:  # without what hardly changes the speed
-        images[replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)] += unit.images
-    seconds = 0.0
-    for cell, count in images.items():
-        batch = to_tensor(subject.source.clean.images[: cell.batch_size])
-        with adapted(cell, subject) as adapter:
-            adapter(batch[:2])  # the first call allocates and loads
-            start = time.perf_counter()
-            adapter(batch)
-            seconds += count * (time.perf_counter() - start) / len(batch)
-    return seconds
+    def end(self, unit: Unit, rows: Sequence[Row]) -> None:
+        label, facts = self._remaining.next_label(unit), ""
+        self._remaining.over(unit)
+        if reason := rows[0].outcome.reason:
+            self._reporter.note(f"{label}  FAILED: {reason}")
+        else:
+            seconds = max(sum(row.outcome.seconds for row in rows), 1e-9)
+            wrong = sum((row.outcome.error or 0) * row.cell.images for row in rows)
+            self._remaining.learn(unit, seconds)
+            error, speed = wrong / unit.images, unit.images / seconds
+            facts = self._remaining.facts(error, speed, self._workers)
+        self._reporter.advance(label, unit.images, unit.images, facts)
+        self._ended += 1
+        self._reporter.advance(self._task, self._ended, self._count)

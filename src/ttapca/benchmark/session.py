@@ -17,11 +17,13 @@ from ttapca.benchmark import paper
 from ttapca.benchmark.cells import Row
 from ttapca.benchmark.filters import recommended_layer, usual_fit
 from ttapca.benchmark.inspection import check_shape
+from ttapca.benchmark.measurement import estimate_seconds
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
-from ttapca.benchmark.running import estimate_seconds, run, unfinished
-from ttapca.benchmark.subject import ImageSource, Subject
+from ttapca.benchmark.running import run, unfinished
+from ttapca.benchmark.subject import ImageRecipe, ImageSource, Subject
 from ttapca.datasets import DIGITS, FROST, Choice, Images, Split, TensorBatches, choose, load
+from ttapca.engines.engine import Engine, engine_of
 from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.evaluation import predict_all
@@ -164,7 +166,12 @@ class Benchmark:
     reporter: Reporter = field(default_factory=Silent)
 
     def run(
-        self, to: Path | str, *, retry_failed: bool = False, estimate: bool = False
+        self,
+        to: Path | str,
+        *,
+        retry_failed: bool = False,
+        estimate: bool = False,
+        engine: Engine | str | None = None,
     ) -> list[Row]:
         """Run what is not in a file of results yet.
 
@@ -172,6 +179,8 @@ class Benchmark:
             to: The file; it is made if there is none.
             retry_failed: Whether to run again what has failed before.
             estimate: Whether to try each method first, and tell the reporter how long it will take.
+            engine: Where to run it: `joblib:4` for four processes, `dask://HOST:PORT` for a
+                cluster; see `ttapca.engines`. By default it is run in this process.
 
         Returns:
             The rows of all measurements in the plan, including those that were there before.
@@ -180,16 +189,19 @@ class Benchmark:
             TtapcaError: Network, images or filter cannot be had, or the file cannot be written.
         """
         to = Path(to)
+        engine = engine_of(engine) if engine is None or isinstance(engine, str) else engine
         with Results(to) as results:  # a file of something else is refused before any work
             subject = self._subject()
             if self.plan.needs_filter:
                 subject.fitted = self._fitted(subject, to)
                 check_shape(subject)
             units = expand(self.plan, subject)
+            if engine.elsewhere:
+                subject.source.again = self._again(subject.source.clean)
             if self.plan.images is not None:
                 self.reporter.note(f"{self._chosen.selection} of `{self.plan.data}`")
             if estimate:
-                self._tell_how_long(unfinished(units, results), subject)
+                self._tell_how_long(unfinished(units, results), subject, engine.workers)
             run(
                 units,
                 subject,
@@ -197,6 +209,7 @@ class Benchmark:
                 reporter=self.reporter,
                 retry_failed=retry_failed,
                 command=lambda unit: self._command(unit, to),
+                engine=engine,
             )
             wanted = {cell for unit in units for cell in unit.cells}
             return [row for row in results.rows() if row.cell in wanted]
@@ -234,13 +247,27 @@ class Benchmark:
     def _read(self, split: Split) -> Images:
         task = f"reading {self.plan.data}"
         self.reporter.advance(task, 0, None)
-        root = self.folder or self.root
-        root = Path(root).expanduser() if root else None
         images = load(
-            self.plan.data, split, root=root, size=self.size, shorter_side=self.shorter_side
+            self.plan.data,
+            split,
+            root=self._data_root,
+            size=self.size,
+            shorter_side=self.shorter_side,
         )
         self.reporter.advance(task, 1, 1)
         return images
+
+    @property
+    def _data_root(self) -> Path | None:
+        root = self.folder or self.root
+        return Path(root).expanduser().absolute() if root else None
+
+    def _again(self, chosen: Images) -> ImageRecipe:
+        """Return how a worker on another machine reads the test images."""
+        path, plan = Path(self.plan.data), self.plan
+        data = str(path.absolute()) if path.exists() else plan.data
+        given = (data, self._data_root, self.size, self.shorter_side, plan.images)
+        return ImageRecipe(*given, chosen.fingerprint())
 
     @cached_property
     def _chosen(self) -> Choice:
@@ -309,7 +336,8 @@ class Benchmark:
         """Give methods what they need from the source domain and a plan cannot say."""
         for method in {"eata", "pea"}.intersection(self.plan.methods):
             chosen = choose(self._training.labels, SOURCE_IMAGES)
-            batches = TensorBatches(self._training, FIT_BATCH, chosen.rows)
+            # Only these, which other processes may have to be sent.
+            batches = TensorBatches(self._training.subset(chosen.rows), FIT_BATCH)
             subject.provided[method] = {"source": batches}
             if chosen.drawn:  # unless they are simply the first ones
                 subject.stated[method] = {"source": str(chosen)}
@@ -348,9 +376,9 @@ class Benchmark:
             ).save(kept)
         return ttapca.load(kept)  # also a new one, so that a resumed run rounds alike
 
-    def _tell_how_long(self, todo: list[Unit], subject: Subject) -> None:
+    def _tell_how_long(self, todo: list[Unit], subject: Subject, workers: int) -> None:
         self.reporter.note("trying each method on one batch, to say how long the run will take")
-        seconds = timedelta(seconds=round(estimate_seconds(todo, subject)))
+        seconds = timedelta(seconds=round(estimate_seconds(todo, subject) / workers))
         self.reporter.note(
             f"about {seconds} on this machine; stop it whenever you like, the same command goes on"
         )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Forgetting
 from ttapca.benchmark.cells import CHANGE_EVERY, CLEAN, Setting
+from ttapca.benchmark.image_shelf import ImageShelf
 from ttapca.corruptions import CIFAR_C, default_table, load_textures
 from ttapca.corruptions.small_images import corrupt_any_size, needs_photographs
-from ttapca.datasets import Images, read_cifar_c
-from ttapca.errors import DataFormatError, NotEnoughDataError, OptionError
+from ttapca.datasets import Images, choose, load, read_cifar_c
+from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.settings import settings_beside_weights
 
@@ -126,6 +127,8 @@ class ImageSource:
         seed: For making corrupted images.
         textures: The folder with the photographs of frost.
         rows: Which of all test images the clean ones are; the first ones by default.
+        shelf: Where several processes share the images that they make.
+        again: Reads the clean images on another machine, or raises if they are others there.
 
     Example:
         >>> from ttapca.datasets import read_digits
@@ -141,6 +144,8 @@ class ImageSource:
     seed: int = 0
     textures: Path | None = None
     rows: NDArray[np.int64] | None = None
+    shelf: ImageShelf | None = None
+    again: Callable[[], Images] | None = None
     _kept: tuple[tuple[Condition, ...], Images] | None = field(default=None, init=False, repr=False)
 
     @property
@@ -171,14 +176,23 @@ class ImageSource:
         wanted = tuple(conditions)
         if self._kept is None or self._kept[0] != wanted:
             self._kept = None  # before the new ones are made: there may not be room for both
-            parts = [self._condition(*condition) for condition in wanted]
-            joined = parts[0]
-            if len(parts) > 1:
-                pixels = np.concatenate([part.images for part in parts])
-                labels = np.concatenate([part.labels for part in parts])
-                joined = Images(pixels, labels, self.clean.class_names)
-            self._kept = (wanted, joined)
+            self._kept = (wanted, self._gathered(wanted))
         return self._kept[1]
+
+    def _gathered(self, wanted: tuple[Condition, ...]) -> Images:
+        stored = self.folder is not None or wanted[0][0] == CLEAN
+        if len(wanted) == 1 and (stored or self.shelf is None):
+            return self._condition(*wanted[0])
+
+        def parts() -> Iterator[NDArray[np.uint8]]:
+            return (self._condition(*condition).images for condition in wanted)
+
+        if self.shelf is None:
+            pixels = np.concatenate(list(parts()))
+        else:
+            pixels = self.shelf.get(repr(wanted), len(wanted) * len(self.clean), parts)
+        labels = np.tile(self.clean.labels, len(wanted))
+        return Images(pixels, labels, self.clean.class_names)
 
     def _condition(self, corruption: str, severity: int) -> Images:
         if corruption == CLEAN:
@@ -206,6 +220,45 @@ class ImageSource:
                 f"of `{corruption}` differ. Name the folder that belongs to the data set."
             )
         return found[:count]
+
+
+@dataclass(frozen=True)
+class ImageRecipe:
+    """How to read test images on another machine, under the same path.
+
+    Attributes:
+        data: The data set, by name or path.
+        root: The folder of data sets.
+        size: Side of the centre that is cut out of pictures.
+        shorter_side: What the shorter side of a picture becomes before.
+        count: How many images; None for all.
+        fingerprint: Of the images, as `Images.fingerprint` gives it.
+    """
+
+    data: str
+    root: Path | None
+    size: int | None
+    shorter_side: int | None
+    count: int | None
+    fingerprint: str
+
+    def __call__(self) -> Images:
+        """Return the images.
+
+        Raises:
+            DataNotFoundError: There is no such data set.
+            EngineError: There are other images in its place.
+        """
+        found = load(
+            self.data, "test", root=self.root, size=self.size, shorter_side=self.shorter_side
+        )
+        found = choose(found.labels, self.count, order="stored").of(found)
+        if found.fingerprint() != self.fingerprint:
+            raise EngineError(
+                f"Every worker must have the same test images; here those of `{self.data}` are "
+                "others. Copy the data, or put the results into a folder that all workers share."
+            )
+        return found
 
 
 def segments(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ttapca.benchmark.session import NetworkSource
     from ttapca.datasets import Choice, Images, Order, Split
+    from ttapca.engines import Engine
     from ttapca.networks import Normalisation
 
 PAPERS_COMPONENTS = 2000
@@ -48,6 +49,11 @@ ShorterSide = Annotated[
 LimitOption = Annotated[
     int | None,
     Option("--limit", min=1, help="Use this many images, equally of each class (default: all)."),
+]
+Jobs = Annotated[int | None, Option(min=1, help="Processes that share the work (default: 1).")]
+EngineOption = Annotated[
+    str | None,
+    Option("--engine", metavar="ENGINE", help="dask://HOST:PORT: share it among machines."),
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 InputShape = Annotated[
@@ -187,6 +193,17 @@ def read_images(data: str, split: Split, folder: Path | None, **options: Any) ->
     with ConsoleReporter() as reporter:
         reporter.advance(f"reading {data}", 0, None)
         return load(data, split, root=(folder or cache_root()).expanduser(), **options)
+
+
+def engine(jobs: int | None, words: str | None) -> Engine:
+    """Return where work is done: in this process, in several, or on other machines."""
+    from ttapca.engines import engine_of
+
+    if jobs is not None and words is not None:
+        raise OptionError(
+            "Give --jobs N, for processes of this machine, or --engine ENGINE; found both."
+        )
+    return engine_of(f"joblib:{jobs}" if jobs is not None and jobs > 1 else words)
 
 
 def input_shape(words: str | None, network: nn.Module) -> tuple[int, ...] | None:

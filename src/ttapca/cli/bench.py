@@ -23,6 +23,7 @@ from ttapca.errors import OptionError
 if TYPE_CHECKING:
     from ttapca.benchmark.plan import Plan
     from ttapca.benchmark.session import Benchmark
+    from ttapca.engines import Engine
 
 LISTS = ("methods", "corruptions", "settings")
 NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")
@@ -82,6 +83,8 @@ def bench(
     preset: Annotated[str | None, Option(help="A plan by name: paper-tables, ...")] = None,
     filter: arguments.FilterOption = None,
     retry_failed: Annotated[bool, Option("--retry-failed", help="Repeat what failed.")] = False,
+    jobs: arguments.Jobs = None,
+    engine: arguments.EngineOption = None,
     dry_run: Annotated[bool, Option("--dry-run", help="List what would be run.")] = False,
     folder: arguments.DataFolder = None,
     size: arguments.ImageSize = None,
@@ -106,7 +109,8 @@ def bench(
     if dry_run:
         _list_units(benchmark)
         return
-    rows = run_benchmark(benchmark, to, retry_failed=retry_failed)
+    found = arguments.engine(jobs, engine)
+    rows = run_benchmark(benchmark, to, retry_failed=retry_failed, engine=found)
     if as_json:
         facts = [dataclasses.asdict(row.cell) | dataclasses.asdict(row.outcome) for row in rows]
         typer.echo(json.dumps(facts, indent=2))
@@ -123,13 +127,14 @@ def run_benchmark(
     lines: bool = True,
     retry_failed: bool = False,
     estimate: bool = False,
+    engine: Engine | None = None,
 ) -> list[Row]:
     """Run a benchmark and show its progress; `lines`: whether each finished run leaves a line."""
     arguments.check_place(to)
     with ConsoleReporter("bench", lines=lines) as reporter:
         benchmark.reporter = reporter
         try:
-            return benchmark.run(to, retry_failed=retry_failed, estimate=estimate)
+            return benchmark.run(to, retry_failed=retry_failed, estimate=estimate, engine=engine)
         except KeyboardInterrupt:
             reporter.note("stopped; the same command goes on after the last finished measurement")
             raise

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ttapca.errors import OptionError
+
+if TYPE_CHECKING:
+    from ttapca.engines.parcels import Parcel
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -50,7 +53,7 @@ class Engine(Protocol):
 
     Attributes:
         elsewhere: Whether the work is done in other processes. Then work, tasks and results are
-            pickled.
+            pickled; work that needs much is a small object which opens a `Parcel`.
         workers: How many tasks are done at the same time, as far as is known.
     """
 
@@ -66,12 +69,18 @@ class Engine(Protocol):
         self,
         tasks: Iterable[Task],
         work: Callable[[Task], Result],
-    ) -> Iterator[Finished[Task, Result] | Lost[Task]]:
+        *,
+        needs: Sequence[Parcel[Any]] = (),
+        ready: Callable[[], object] | None = None,
+    ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task, and yield how each ended.
 
         Args:
             tasks: Taken as workers become free, so that a generator can decide late.
             work: Called with a task.
+            needs: What the work opens. A worker elsewhere that does not see it is sent it.
+            ready: Called on every worker that does not share the files of this machine before any
+                task is run; it raises if the worker cannot do the work.
 
         Raises:
             EngineError: There are no workers, or none that can do the work.
@@ -93,8 +102,12 @@ class SerialEngine:
         self,
         tasks: Iterable[Task],
         work: Callable[[Task], Result],
-    ) -> Iterator[Finished[Task, Result] | Lost[Task]]:
+        *,
+        needs: Sequence[Parcel[Any]] = (),
+        ready: Callable[[], object] | None = None,
+    ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task; see `Engine.run`."""
+        del needs, ready  # what this process has packed, it can open
         for task in tasks:
             yield Finished(task, work(task))
 

@@ -8,16 +8,19 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ttapca._checks import Whole, check_option
 from ttapca.engines.engine import Finished, Lost, Result, Task
 from ttapca.support.interrupts import interrupts_held
+
+if TYPE_CHECKING:
+    from ttapca.engines.parcels import Parcel
 
 RETRIES = 1  # of a task whose worker died
 PARENT_CHECKED_EVERY = 0.5  # seconds
@@ -69,8 +72,12 @@ class JoblibEngine:
         self,
         tasks: Iterable[Task],
         work: Callable[[Task], Result],
-    ) -> Iterator[Finished[Task, Result] | Lost[Task]]:
+        *,
+        needs: Sequence[Parcel[Any]] = (),
+        ready: Callable[[], object] | None = None,
+    ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task; see `Engine.run`."""
+        del needs, ready  # all processes of this machine see its files
         remaining, again = iter(tasks), deque[tuple[Task, int]]()
         seats = [_Seat(self.threads) for _ in range(self.jobs)]
         idle = deque(seats)

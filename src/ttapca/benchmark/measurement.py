@@ -1,0 +1,152 @@
+"""One unit of work: put its method on the network, send the images through it, and measure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import torch
+
+from ttapca.adaptation.adapter import Adapter
+from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row
+from ttapca.benchmark.inspection import machine, observe, versions
+from ttapca.benchmark.plan import Unit
+from ttapca.benchmark.subject import FORGETTING, Subject, segments
+from ttapca.datasets import Images, TensorBatches, to_tensor
+from ttapca.methods.adapt import MethodName, adapt
+from ttapca.methods.method import registration
+from ttapca.networks.evaluation import Watch, predict_all
+from ttapca.support.machine_memory import forget_peak_memory, peak_memory
+
+Measured = tuple[dict[str, Any], Observation | None]
+Written = tuple[list[Row], list[Observation]]
+LONGEST_REASON = 1000  # letters
+
+# What an evaluation finds, and what stands there after a failure.
+EVALUATED: dict[str, Any] = {
+    "error": None, "calibration_error": None, "entropy": None,
+    "error_stream": (), "entropy_stream": (), "seconds": 0.0,
+}  # fmt: skip
+NOTHING = EVALUATED | {"updates": 0, "skipped": 0, "parameters": 0}
+
+
+def run_unit(
+    unit: Unit, subject: Subject, images: Images, command: str, watch: Watch | None = None
+) -> Written:
+    """Run a unit, and return what is written of it.
+
+    A method that fails is a finding too, and no reason to stop.
+    """
+    forget_peak_memory()
+    try:
+        found = measure(unit, subject, images, watch)
+    except Exception as error:  # whatever a method or a network may raise
+        return failure(unit, f"{type(error).__name__}: {error}", command)
+    rows = _rows(unit, [values for values, _ in found], "", command)
+    return rows, [observation for _, observation in found if observation is not None]
+
+
+def failure(unit: Unit, reason: str, command: str) -> Written:
+    """Return what is written of a unit that failed."""
+    return _rows(unit, [NOTHING] * len(unit.cells), reason[:LONGEST_REASON], command), []
+
+
+def _rows(unit: Unit, found: Sequence[dict[str, Any]], reason: str, command: str) -> list[Row]:
+    facts: dict[str, Any] = {
+        "status": "failed" if reason else "done",
+        "reason": reason,
+        "peak_memory": peak_memory(),
+        "versions": versions(),
+        "machine": machine(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+    }
+    return [
+        Row(cell, Outcome(**facts, **values))
+        for cell, values in zip(unit.cells, found, strict=True)
+    ]
+
+
+def measure(
+    unit: Unit, subject: Subject, images: Images, watch: Watch | None = None
+) -> list[Measured]:
+    """Put a unit's method on the network, send the images through it, and measure.
+
+    Returns:
+        For each cell its numbers, named as in `Outcome`, and what the filter did. Where corruptions
+        take turns in one stream, the updates are those of the whole stream; and where they change
+        from time to time, the filter is looked at for the last one only, which its gains are for.
+    """
+    cell = unit.cells[0]
+    labels = subject.source.clean.labels
+    outputs = json.loads(cell.options).get("outputs")
+    found: list[Measured] = []
+    with adapted(cell, subject) as adapter:
+        for segment in segments(cell.setting, labels, len(unit.cells), cell.seed):
+            adapter.start_condition()
+            updates, skipped = adapter.updates, adapter.skipped
+            batches = TensorBatches(images, cell.batch_size, segment)
+            predictions = predict_all(adapter, batches, outputs=outputs, watch=watch)
+            corruption = segment // len(labels)  # of every image, by its number
+            for number in sorted(set(corruption.tolist())):
+                own = corruption == number
+                evaluation = predictions.evaluation(torch.from_numpy(own))
+                values = {name: getattr(evaluation, name) for name in EVALUATED}
+                values |= {
+                    "updates": adapter.updates - updates,
+                    "skipped": adapter.skipped - skipped,
+                    "parameters": adapter.n_parameters,
+                }
+                seen = None
+                if cell.setting != "changing" or number == corruption[-1]:
+                    seen = observe(unit.cells[number], adapter, subject, images, segment[own])
+                found.append((values, seen))
+    return found
+
+
+@contextmanager
+def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
+    """Put a cell's method on the network, and take it off afterwards."""
+    own = {**json.loads(cell.options), **subject.provided.get(cell.method, {})}
+    # These two refuse a seed where they draw nothing.
+    draws = {"ttt": own.get("rotations") == "random", "roid": own.get("consistency", True)}
+    if draws.get(cell.method, True) and "seed" in registration(cell.method).options:
+        own["seed"] = cell.seed
+    forgetting = FORGETTING[cell.setting]
+    if forgetting == "episodic":
+        own.pop("guard", None)  # one plan has several settings, and a guard watches streams
+    adapter = adapt(
+        subject.network,
+        cast(MethodName, cell.method),  # which `adapt` checks
+        filter=subject.filter(cell.components) if cell.components else None,
+        forgetting=forgetting,
+        steps=cell.steps or None,
+        lr=cell.lr or None,
+        **own,
+    )
+    try:
+        yield adapter
+    finally:
+        adapter.detach()
+
+
+def estimate_seconds(units: Sequence[Unit], subject: Subject) -> float:
+    """Estimate how long the methods of these units will take, without making the images."""
+    images: dict[Cell, int] = defaultdict(int)
+    for unit in units:  # without what hardly changes the speed
+        images[replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)] += unit.images
+    seconds = 0.0
+    for cell, count in images.items():
+        batch = to_tensor(subject.source.clean.images[: cell.batch_size])
+        with adapted(cell, subject) as adapter:
+            adapter(batch[:2])  # the first call allocates and loads
+            start = time.perf_counter()
+            adapter(batch)
+            seconds += count * (time.perf_counter() - start) / len(batch)
+    return seconds
