@@ -232,7 +232,7 @@ def _summed(
             'process, fit at a layer with fewer inputs or outputs, or take `route="exact"` if '
             "that many fit into memory six times."
         )
-    if found[0] != candidates[0] and not found[0][1]:
+    if found[0] != candidates[0]:
         found[0] = found[0][0], "from sums, since several processes read"
     return found
 

@@ -8,21 +8,35 @@ collected. In a job of several ranks, each reads its own data: see `ttapca.fitti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 from ttapca.engines import Engine, Finished, Lost, engine_of
+from ttapca.engines.parcels import pack
 from ttapca.engines.processes import JoblibEngine
 from ttapca.errors import EngineError, OptionError
 from ttapca.fitting.activations import ALL, SourceActivations
 from ttapca.fitting.collected import Collected, Reading, merged
 from ttapca.fitting.fit_plan import FitPlan, RouteName
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.fitting.part_reader import PartedData, PartReader, PlacedPart, placed
+from ttapca.fitting.part_reader import (
+    PartedData,
+    PartReader,
+    PlacedPart,
+    SentReader,
+    placed,
+    see_parts,
+)
 from ttapca.fitting.ranks import Ranks
 from ttapca.fitting.spread import Spread
 from ttapca.support.process_group import several_ranks
 
 Found = TypeVar("Found")
+LOOKED_AT = 100  # parts, evenly spread, that a worker on another machine must see
+
 MakePlan = Callable[[RouteName | None], FitPlan]
 
 
@@ -112,8 +126,12 @@ class PartsOnEngine(OneProcess):
         if not self._engine.elsewhere:
             return reader(source.watched(self._parts, "part", len(self._parts)))
         tasks = _divided(self._parts, plan.tasks)
-        endings = self._engine.run(tasks, reader)
-        return merged(source.watched(_results(endings), "task", len(tasks)))
+        see = partial(see_parts, self._parts[:: -(-len(self._parts) // LOOKED_AT)])
+        with TemporaryDirectory(prefix="ttapca-fit-") as folder:
+            work = SentReader(pack(reader, Path(folder), "the network"))
+            run = self._engine.run(tasks, work, needs=[work.reader], ready=see)
+            with closing(run):
+                return merged(source.watched(_results(run), "task", len(tasks)))
 
 
 def _divided(parts: Sequence[PlacedPart], tasks: int) -> list[list[PlacedPart]]:
@@ -144,8 +162,14 @@ def gathering_of(data: Any, engine: Engine | str | None) -> Gathering:
         OptionError: The engine would have no effect, or there is no such engine.
     """
     chosen = engine_of(engine) if engine is None or isinstance(engine, str) else engine
-    if several_ranks() and engine is None:
-        return Ranks(data)
+    if several_ranks():
+        if engine is None:
+            return Ranks(data)
+        if chosen.elsewhere:
+            raise OptionError(
+                "A process reads on an engine, or is one of several ranks; this is a rank. Leave "
+                "`engine` out, and give each rank its own data."
+            )
     if isinstance(data, PartedData):
         return PartsOnEngine(data, chosen)
     if chosen.elsewhere:

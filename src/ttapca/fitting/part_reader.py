@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from ttapca.engines.parcels import Parcel
 from ttapca.errors import DataFormatError
 from ttapca.fitting.activations import Prepare, SourceActivations
 from ttapca.fitting.collected import Collected, Reading
@@ -21,7 +22,8 @@ from ttapca.support.modules import evaluation_mode
 class DataPart(Protocol):
     """A part of the data: knows how many samples it has, and yields batches of them.
 
-    `str(part)` names it in error messages.
+    `str(part)` names it in error messages. If it has a method `check`, that raises in a process
+    which does not see its data.
     """
 
     def __len__(self) -> int:
@@ -109,3 +111,22 @@ class PartReader:
                         "rows came. Leave its file alone while it is read."
                     )
         return into or Collected.nothing(self.reading)
+
+
+@dataclass(frozen=True)
+class SentReader:
+    """A reader for the workers of an engine, which open it once each."""
+
+    reader: Parcel[PartReader]
+
+    def __call__(self, parts: Sequence[PlacedPart]) -> Collected:
+        """Read some parts; see `PartReader`."""
+        return self.reader.open()(parts)
+
+
+def see_parts(parts: Iterable[PlacedPart]) -> None:
+    """Raise unless this process sees these parts, as far as they can tell."""
+    for part in parts:
+        check = getattr(part.data, "check", None)
+        if check is not None:
+            check()

@@ -87,7 +87,8 @@ class RouteCost:
         calibrating: The same for the calibration.
         memory: Bytes that the route needs beyond what the process has, at most.
         stored: Bytes of the filter on disk, as float32.
-        summed: Bytes of the sums over the samples; 0 where the route needs the samples themselves.
+        summed: Bytes of the sums over the samples, which processes that read parts of the data send;
+            0 where the route needs the samples themselves.
         beside: Bytes that a pass takes beside these sums.
     """
 
@@ -99,11 +100,6 @@ class RouteCost:
     stored: float
     summed: float = 0.0
     beside: float = 0.0
-
-    @property
-    def collected(self) -> float:
-        """Bytes of what a process that reads a part of the data sends back, about."""
-        return self.summed + self.beside
 
 
 def route_cost(route: str, problem: Problem) -> RouteCost:
@@ -125,8 +121,13 @@ def route_cost(route: str, problem: Problem) -> RouteCost:
     if knows_classes:  # their reach, for each component
         beside += PACKED * problem.filtered if route == "dct" else FLOAT32 * problem.kept()
     beside += FLOAT32 * kept_samples * CALIBRATED
+    by_class = FLOAT64 * problem.classes * problem.filtered if knows_classes else 0
     return dataclasses.replace(
-        found, memory=found.memory + common, stored=found.stored + beside, beside=common
+        found,
+        memory=found.memory + common,
+        stored=found.stored + beside,
+        summed=found.summed + by_class if found.summed else 0.0,
+        beside=common,
     )
 
 

@@ -37,14 +37,14 @@ class Spread:
 
     def tasks(self, cost: RouteCost) -> int:
         """Return in how many tasks the parts are read."""
-        each = 1 if cost.collected > LARGE_RESULT else TASKS_A_WORKER
+        each = 1 if cost.summed > LARGE_RESULT else TASKS_A_WORKER
         return min(self.parts, each * self.workers)
 
     def held(self, cost: RouteCost) -> float:
-        """Return the bytes of results that one process holds while they are merged, at most."""
-        # The sums of 2, 4, 8, ... tasks wait for others of their kind; one is sent, one received.
+        """Return the bytes that one process holds while results are merged, at most."""
+        # Sums of 1, 2, 4, ... tasks wait for others of as many, while one comes and is unpacked.
         waiting = math.ceil(math.log2(self.tasks(cost))) + 1 if self.by_parts else 1
-        return (waiting + 2) * cost.collected
+        return (waiting + 2) * cost.summed + cost.beside
 
     def worker_bytes(self, cost: RouteCost, network_bytes: int) -> int:
         """Return the memory of a process that only reads, at most."""

@@ -1,0 +1,128 @@
+"""Data in parts, engines that end tasks in any order, and a comparison of filters."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttapca import FittedFilter
+from ttapca.engines import Finished, Lost
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPart:
+    """A part that is in memory."""
+
+    samples: Tensor
+    batch: int
+    name: str = "a tensor"
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.samples.split(self.batch) if len(self) else ())
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Some of them."""
+
+    parts: Sequence[TensorPart]
+    batch_size: int
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (batch for part in self.parts for batch in part)
+
+
+def parts_of(samples: Tensor, cuts: Iterable[int], batch: int = 256) -> Parts:
+    """Cut samples at these places."""
+    ends = pairwise([0, *sorted(cuts), len(samples)])
+    return Parts([TensorPart(samples[a:b], batch, f"part {a}-{b}") for a, b in ends], batch)
+
+
+@dataclass
+class ShuffledEngine:
+    """Does all tasks in this process, and lets them end in a random order."""
+
+    seed: int = 0
+    workers: int = 3
+    elsewhere: bool = True
+    lost: int = 0  # tasks that end so
+    done: int = 0
+
+    def run(
+        self,
+        tasks: Iterable[Any],
+        work: Callable[[Any], Any],
+        *,
+        needs: Sequence[Any] = (),
+        ready: Callable[[], object] | None = None,
+    ) -> Generator[Any, None, None]:
+        assert len(needs) == 1
+        assert ready is not None
+        ready()
+        todo = list(tasks)
+        Random(self.seed).shuffle(todo)
+        for number, task in enumerate(todo):
+            if number < self.lost:
+                yield Lost(task, "WorkerDied")
+                continue
+            self.done += 1
+            yield Finished(task, pickle.loads(pickle.dumps(work(task))))
+
+
+def differences(one: FittedFilter, two: FittedFilter) -> dict[str, float]:
+    """The largest relative difference of every part of two filters.
+
+    What is kept as float32 may differ by its last digit, so it is compared with that taken off.
+    """
+    found: dict[str, float] = {}
+
+    def compare(name: str, first: Any, second: Any) -> None:
+        if isinstance(first, str):  # torch's version is one of its own kind
+            assert str(first) == str(second), name
+            return
+        assert type(first) is type(second), name
+        if isinstance(first, dict):
+            assert first.keys() == second.keys(), name
+            for key in first:
+                compare(f"{name}.{key}", first[key], second[key])
+        elif isinstance(first, Tensor):
+            assert (first.shape, first.dtype) == (second.shape, second.dtype), name
+            scale = float(first.double().abs().max()) or 1.0
+            away = (first.double() - second.double()).abs() / scale
+            if first.dtype == torch.float32:
+                away = (away - 1.2e-7).clamp(min=0)
+            found[name] = float(away.max()) if away.numel() else 0.0
+        elif isinstance(first, float):
+            found[name] = abs(first - second) / max(abs(first), 1e-300)
+        else:
+            assert first == second, name
+
+    for field in fields(FittedFilter):
+        first, second = getattr(one, field.name), getattr(two, field.name)
+        if field.name == "basis":
+            assert type(first) is type(second)
+            first, second = first.tensors(), second.tensors()
+        elif field.name == "class_moments_" and first is not None:
+            assert second is not None
+            first, second = vars(first), vars(second)
+        compare(field.name, first, second)
+    return found
+
+
+def assert_same(one: FittedFilter, two: FittedFilter, tolerance: float = 1e-10) -> None:
+    """Two filters are equal up to the rounding of sums."""
+    worst = {name: away for name, away in differences(one, two).items() if away > tolerance}
+    assert worst == {}
