@@ -156,6 +156,20 @@ def read_npz_arrays(
             return {name: _read_member(archive, found[name], packed) for name in wanted}
 
 
+def npz_shape(path: Path, name: str) -> tuple[int, ...]:
+    """Return the shape of an array in an `.npz` archive, without reading the array."""
+    with (
+        reading(path, "is not a plain `.npz` archive", NO_OBJECTS),
+        zipfile.ZipFile(path) as archive,
+    ):
+        member = f"{name}.npy"
+        if member not in archive.namelist():
+            raise DataFormatError(f"There is no array `{name}`.")
+        info = archive.getinfo(member)
+        with archive.open(info) as content:
+            return _read_header(content.read(HEADER_BYTES), info.file_size).shape
+
+
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, there: int) -> NDArray[Any]:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"`{info.filename}` is compressed in another way than numpy does")

@@ -48,7 +48,7 @@ class MeasuringRule:
         >>> rule = MeasuringRule(first=30, block=20, classes=10)
         >>> measured = rule.of(torch.arange(2000))
         >>> int(measured.sum()), measured.nonzero()[[0, -1], 0].tolist()
-        (60, [0, 1299])
+        (80, [0, 1939])
     """
 
     first: int

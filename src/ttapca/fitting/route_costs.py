@@ -87,8 +87,8 @@ class RouteCost:
         calibrating: The same for the calibration.
         memory: Bytes that the route needs beyond what the process has, at most.
         stored: Bytes of the filter on disk, as float32.
-        summed: Bytes of the sums over the samples, which processes that read parts of the data send;
-            0 where the route needs the samples themselves.
+        summed: Bytes of the sums over the samples, which processes that read parts send; 0 where
+            the route needs the samples themselves.
         beside: Bytes that a pass takes beside these sums.
     """
 
