@@ -31,6 +31,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "harness": ["harness.py"],
     "detector": ["detector.py"],
     "fit": ["fit.py"],
+    "sharded-fit": ["sharded_fit.py"],
     "long-layer": ["long_layer.py"],
     "scaling": ["scaling.py"],
     "inference-wrn-28-10": ["inference.py", "--network", "wrn-28-10", "--rounds", "6"],
