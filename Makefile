@@ -49,7 +49,7 @@ contracts: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	$(BIN)/pytest --cov --cov-report=term
+	$(BIN)/pytest --cov --cov-report=term --numprocesses auto --maxprocesses 4 --dist loadfile
 
 #   make test-elsewhere  the tests as on other machines: processors, users, locales, in the background
 test-elsewhere:

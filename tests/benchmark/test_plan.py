@@ -11,7 +11,7 @@ import torch
 
 from benchmark.worlds import small_subject
 from ttapca.benchmark import Plan, Subject, expand, presets, read_plan, read_preset
-from ttapca.benchmark.subject import fingerprint
+from ttapca.benchmark.network_source import fingerprint
 from ttapca.corruptions import EXTRA, STANDARD
 from ttapca.errors import DataFormatError, DataNotFoundError, NotEnoughDataError, OptionError
 

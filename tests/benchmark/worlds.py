@@ -42,6 +42,12 @@ def lasting(results: Results) -> tuple[list[Row], list[Observation]]:
     return rows, results.observations()
 
 
+def by_cell(results: Results) -> dict[object, object]:
+    """The same, whatever the order."""
+    rows, observations = lasting(results)
+    return {row.cell: row for row in rows} | {("seen", one.cell): one for one in observations}
+
+
 def plain_streams(
     setting: Setting, labels: Sequence[int], corruptions: int, seed: int, change_every: int = 500
 ) -> list[list[tuple[int, int]]]:

@@ -147,11 +147,7 @@ def test_what_a_line_says() -> None:
     late = FedStream(StreamPlan("late", parse_schedule("fog 1s")), late=12.3, retries=2)
     late.begin(late.plan.schedule[0])
     late.current.add(images=40, right=10, adapted=0)  # type: ignore[union-attr]
-    late.health = {
-        "health": {"shift": 0.987, "shifted": True},
-        "mode": "shadow",
-        "shifted_since": 3,
-    }
+    late.health = {"shift": 0.987, "shifted": True, "mode": "shadow", "shifted_since": 3}
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     console.print(_lines([early, late]))
     console.file.close()

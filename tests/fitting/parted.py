@@ -68,7 +68,9 @@ class ShuffledEngine:
         *,
         needs: Sequence[Any] = (),
         ready: Callable[[], object] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> Generator[Any, None, None]:
+        assert tell is None
         assert len(needs) == 1
         assert ready is not None
         ready()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import ttapca
 from small_networks import smooth_images
-from ttapca.benchmark.session import NetworkSource
+from ttapca.benchmark.network_source import NetworkSource
 from ttapca.errors import CheckpointError, OptionError
 from ttapca.networks import describe_layers, load
 from ttapca.networks.factories import is_factory

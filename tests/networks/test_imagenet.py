@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from ttapca.benchmark.subject import fingerprint
+from ttapca.benchmark.network_source import fingerprint
 from ttapca.datasets import Images
 from ttapca.errors import OptionError
 from ttapca.networks import ARCHITECTURES, build, evaluate, load

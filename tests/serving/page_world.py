@@ -11,13 +11,14 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 from PIL import Image
 
+from ttapca.serving.answers import StreamGlance
 from ttapca.serving.page_files import PageFile, page_files
 
 HOME = "http://page.test/"
@@ -75,8 +76,7 @@ def shifted(name: str, since: float, **changes: Any) -> dict[str, Any]:
 def _brief(status: dict[str, Any]) -> dict[str, Any]:
     """What the list of streams tells about one."""
     everything = {**status["health"], **status}
-    names = ("stream", "mode", "images", "shift", "shifted", "shifted_since", "last_seen")
-    return {name: everything[name] for name in names}
+    return {each.name: everything[each.name] for each in fields(StreamGlance)}
 
 
 def picture(side: int = 8) -> str:
@@ -154,8 +154,10 @@ class World:
             query = parse_qs(url.query)
             assert query["brief"] == ["true"]
             offset, limit = (int(query[name][0]) for name in ("offset", "limit"))
-            part = [_brief(each) for each in list(self.streams.values())[offset:][:limit]]
-            route.fulfill(json={"streams": part, "total": len(self.streams)})
+            some = [_brief(each) for each in self.streams.values()]
+            if query.get("shifted") == ["true"]:
+                some = [each for each in some if each["shifted"]]
+            route.fulfill(json={"streams": some[offset:][:limit], "total": len(some)})
             return
         name, _, rest = unquote(url.path.removeprefix("/v1/streams/")).partition("/")
         if name not in self.streams:

@@ -47,7 +47,7 @@ def refusal(status: int, message: str = "No.", **headers: str) -> Reply:
 def prediction(classes: list[int], **status: Any) -> Reply:
     """An answer to images, with these classes."""
     predictions = [{"class": each, "name": str(each), "probability": 0.9} for each in classes]
-    health = {"health": {"shift": 0.25, "shifted": False}, "mode": "on", "shifted_since": None}
+    health = {"shift": 0.25, "shifted": False, "mode": "on", "shifted_since": None}
     health |= status
     answer = {"predictions": predictions, "adapted": True, "mode": health["mode"]}
     return reply({**answer, "health": health})

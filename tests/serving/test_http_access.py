@@ -82,7 +82,7 @@ def test_any_token_may_ask_what_is_served(client: Client) -> None:
 def test_streams_belong_to_the_token_that_names_them(client: Client) -> None:
     """Two tokens use one name, and neither sees, changes or even notices the other's stream."""
     shop = client.predict("camera", DIGITS, "shop").json()
-    assert (shop["stream"], shop["health"]["health"]["stream"]) == ("camera", "camera")
+    assert (shop["stream"], shop["health"]["stream"]) == ("camera", "camera")
     assert client.ask("GET", "/v1/streams/camera", "hall").status_code == 404
     assert client.ask("DELETE", "/v1/streams/camera", "hall").status_code == 404
     client.predict("camera", DIGITS, "hall")

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 import ttapca
-from serving.clients import Client, picture
+from serving.clients import Client, npy, picture
 from serving.conftest import Serving
 from ttapca.datasets import to_tensor
 from ttapca.serving import api_models
@@ -45,7 +45,7 @@ def ok(response: Any, model: type[Any] | None = None, status: int = 200) -> Any:
 def test_predict(client: Client, images: NDArray[np.uint8], digits_network: nn.Module) -> None:
     found = ok(client.predict("camera-7", images[:3]), api_models.PredictAnswer)
     assert (found["stream"], found["mode"], found["differ"]) == ("camera-7", "on", None)
-    assert found["health"]["health"]["stream"] == "camera-7"
+    assert found["health"]["stream"] == "camera-7"
     assert found["health"]["requests"] == 1
     plain = digits_network(to_tensor(images[:3])).softmax(1)
     assert [each["class"] for each in found["predictions"]] == plain.argmax(1).tolist()
@@ -61,9 +61,8 @@ def test_predict_adapts_and_shadow_answers_as_the_bare_network(
     given = noisy(images[:200])
     on = ok(client.predict("on", given), api_models.PredictAnswer)
     assert on["adapted"]
-    assert on["health"]["health"]["shift"] > 0.9
+    assert on["health"]["shift"] > 0.9
     assert on["health"]["adapted_share"] == 1
-    assert min(on["health"]["gains"]) < 0.9
 
     ok(client.ask("PUT", "/v1/streams/shadow", json={"mode": "shadow"}), api_models.StreamFacts)
     shadow = ok(client.predict("shadow", given), api_models.PredictAnswer)
@@ -75,6 +74,19 @@ def test_predict_adapts_and_shadow_answers_as_the_bare_network(
         one != other for one, other in zip(adapted, plain.indices.tolist(), strict=True)
     )
     assert shadow["health"]["disagreement"] == shadow["differ"] / 200
+
+
+def test_an_answer_tells_all_about_its_stream_if_asked(
+    client: Client, images: NDArray[np.uint8]
+) -> None:
+    given = npy(noisy(images[:200]))
+    full = ok(client.ask("POST", "/v1/predict?stream=a&full=true", **given))
+    api_models.PredictAnswer.model_validate(full, strict=True)
+    brief = ok(client.ask("GET", "/v1/streams?brief=true"))["streams"][0]
+    assert full["health"] == ok(client.ask("GET", "/v1/streams/a"))
+    assert min(full["health"]["gains"]) < 0.9
+    everything = {**full["health"]["health"], **full["health"]}
+    assert brief == {name: everything[name] for name in brief}
 
 
 def test_all_bodies_lead_to_the_same_answer(client: Client, images: NDArray[np.uint8]) -> None:
@@ -125,12 +137,31 @@ def test_a_brief_list_tells_the_same_numbers(client: Client, images: NDArray[np.
     for short, long in zip(brief["streams"], full["streams"], strict=True):
         everything = {**long["health"], **long}
         assert short == {name: everything[name] for name in short}
-        assert len(short) == 7
+        assert len(short) == 11
+
+
+def test_streams_with_an_alarm_can_be_listed_alone(
+    client: Client, images: NDArray[np.uint8]
+) -> None:
+    for turn in range(6):
+        ok(client.predict("busy", noisy(images[:100], turn)))
+    ok(client.predict("quiet", images[:100]))
+
+    def listed(query: str) -> tuple[list[str], int]:
+        found = ok(client.ask("GET", f"/v1/streams?brief=true{query}"), api_models.StreamList)
+        return [each["stream"] for each in found["streams"]], found["total"]
+
+    assert listed("") == (["busy", "quiet"], 2)
+    assert listed("&shifted=true") == (["busy"], 1)
+    assert listed("&shifted=false") == (["quiet"], 1)
+    ok(client.ask("POST", "/v1/streams/busy/reset"))
+    assert listed("&shifted=true") == ([], 0)
+    assert client.ask("GET", "/v1/streams?shifted=perhaps").status_code == 422
 
 
 def test_look_switch_reset_and_delete(client: Client, images: NDArray[np.uint8]) -> None:
-    before = ok(client.predict("camera-7", images[:40]))["health"]
-    assert ok(client.ask("GET", STREAM), api_models.StreamFacts) == before
+    ok(client.predict("camera-7", images[:40]))
+    before = ok(client.ask("GET", STREAM), api_models.StreamFacts)
     switched = ok(client.ask("PUT", STREAM, json={"mode": "off"}), api_models.StreamFacts)
     assert switched == {**before, "mode": "off"}
     assert ok(client.predict("camera-7", images[:1]))["mode"] == "off"
@@ -240,17 +271,16 @@ def test_a_request_has_an_id(client: Client) -> None:
 
 def test_logits_that_are_not_finite_are_null() -> None:
     from ttapca.adaptation.health import Health
-    from ttapca.serving.answers import Answer, StreamStatus
+    from ttapca.serving.answers import Answer, StreamGlance, StreamStatus
     from ttapca.serving.rendering import answer_facts, json_bytes
     from ttapca.serving.tokens import ANYBODY
 
     status = StreamStatus(
         Health("a", 1, 1, size=float("inf")), "on", (float("nan"),), 1, 0.0, None, None, None
     )
-    answer = Answer(
-        "a", "on", torch.tensor([[torch.nan, 1.0]]), False, None, 0.0, False, lambda: status
-    )
-    found = json.loads(json_bytes(answer_facts(answer, ANYBODY, ())))
+    glance = StreamGlance("a", "on", 1, 1, 1, 0.0, False, 0.0, None, None, None)
+    answer = Answer(torch.tensor([[torch.nan, 1.0]]), False, None, glance, lambda: status)
+    found = json.loads(json_bytes(answer_facts(answer, ANYBODY, (), full=True)))
     api_models.PredictAnswer.model_validate(found)
     assert found["predictions"] == [{"class": 0, "name": None, "probability": None}]
     assert found["health"]["gains"] == [None]

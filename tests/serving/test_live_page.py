@@ -242,6 +242,35 @@ def test_five_hundred_streams(browser: Any) -> None:
         expect(page.locator("#name")).to_have_text("hall-3-camera-150")
 
 
+def test_an_alarm_is_seen_however_many_streams_there_are(browser: Any) -> None:
+    world = World().add(*(status(f"camera-{n:04}") for n in range(1600)))
+    world.add(shifted("camera-1555", NOON - 5), shifted("camera-0007", NOON - 60))
+    with opened(browser, world) as page:
+        rows, alarms = page.locator("#list [role=option]"), page.locator("#alarms li")
+        expect(alarms).to_have_count(2)
+        expect(alarms.first).to_contain_text("camera-1555")
+        expect(rows).to_have_count(1001)
+        note = "Of 1,600 streams, the first ones and those with an alarm are watched here: 1,001."
+        expect(page.locator("#list-note")).to_have_text(note)
+        expect(page.locator("#name")).to_have_text("camera-1555")
+        page.locator("[id='stream-camera-0007']").click()
+        expect(page.locator("#name")).to_have_text("camera-0007")
+        # Its alarm ends, and nobody looks at it: it stays among the alarms that are over.
+        world.add(status("camera-1555"))
+        soon(page, lambda: rows.count() == 1000)
+        expect(alarms).to_have_count(2)
+        expect(alarms.first).to_contain_text("over at")
+        # The one that is looked at stays, whether it has an alarm or not.
+        world.add(shifted("camera-1444", NOON + 30))
+        soon(page, lambda: rows.count() == 1001)
+        page.locator("[id='stream-camera-1444']").click()
+        expect(page.locator("#name")).to_have_text("camera-1444")
+        world.add(status("camera-1444"))
+        soon(page, lambda: "over at" in alarms.first.inner_text())
+        expect(page.locator("#name")).to_have_text("camera-1444")
+        expect(rows).to_have_count(1001)
+
+
 def test_streams_that_come_and_go(browser: Any) -> None:
     world = World()
     with opened(browser, world) as page:

@@ -60,6 +60,10 @@ class Session:
         return torch.from_numpy(logits), torch.from_numpy(shift)
 
 
+# An exported network has one set of gains for all that a stream shows, and repairs no pixels.
+AS_EXPORTED: dict[str, Any] = {"states": 1, "outliers": False}
+
+
 def conditions(images: Tensor, batches: int = 50, most: int = 24) -> Iterator[Tensor]:
     """Batches of changing sizes: first clean, then with noise, then with less contrast."""
     generator = torch.Generator().manual_seed(0)
@@ -82,7 +86,7 @@ def assert_same(session: Session, pool: StreamPool, images: Tensor) -> list[floa
         torch.testing.assert_close(logits[0], answer.logits, rtol=0, atol=TOLERANCE)
         shifts.append(answer.status.health.shift)
         assert float(shift) == pytest.approx(shifts[-1], abs=TOLERANCE)
-    shown = pool._shelf.get("camera").shown.tensors()
+    shown = pool._shelf.get("camera").latest.tensors()
     assert {f"stream_{name}" for name in shown} == session.state.keys()
     for name, value in shown.items():
         found = torch.from_numpy(session.state[f"stream_{name}"])
@@ -117,7 +121,7 @@ def digits() -> Tensor:
 def test_digits_over_fifty_batches(
     path: Path, digits_network: nn.Module, filter_folder: Path, digits: Tensor
 ) -> None:
-    with StreamPool(digits_network, ttapca.load(filter_folder)) as pool:
+    with StreamPool(digits_network, ttapca.load(filter_folder), **AS_EXPORTED) as pool:
         shifts = assert_same(Session(path), pool, digits)
     assert shifts[0] == 0
     assert max(shifts) > 0.9
@@ -141,14 +145,20 @@ def test_a_broken_image_leaves_its_stream_and_others_as_they_were(
     path: Path, digits: Tensor, value: float
 ) -> None:
     session, sound = Session(path, streams=2), Session(path)
-    images = digits[:12].reshape(2, 6, 1, 8, 8)
-    session(images)
+    images = digits[:12].reshape(2, 6, 1, 8, 8).clone()
+    images[0] += 0.4 * torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    broken = torch.full_like(images, value)
+    assert session(broken)[1].tolist() == [[0], [0]]  # nothing was seen of them
+    assert not any(each.any() for each in session.state.values())
+    _, earlier = session(images)
     sound(images[1:])
     before = session.state
     broken = images.clone()
     broken[0, 3, 0, 4, 4] = value
-    logits, _ = session(broken)
-    expected, _ = sound(broken[1:])
+    logits, shift = session(broken)
+    expected, its_shift = sound(broken[1:])
+    assert earlier[0] > 0.5
+    torch.testing.assert_close(shift, torch.cat([earlier[:1], its_shift]), rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(logits[1], expected[0], rtol=0, atol=TOLERANCE)
     for name, value_now in session.state.items():
         assert np.array_equal(value_now[0], before[name][0])
@@ -293,7 +303,7 @@ def test_truncated_cosines_over_fifty_batches(network: nn.Module, tmp_path: Path
     session = Session(path)
     assert {name: each.shape[1] for name, each in session.state.items()} == state
     assert state["stream_rest_mean"] == 192
-    with StreamPool(network, fitted) as pool:
+    with StreamPool(network, fitted, **AS_EXPORTED) as pool:
         assert max(assert_same(session, pool, pictures(200, seed=3))) > 0.9
 
 
@@ -332,7 +342,7 @@ def test_what_is_exported_is_what_a_pool_does(
             logits, _, *state = stateful(torch.stack(both), *state)
             found.append(logits)
     stateful.detach()
-    with StreamPool(network, fitted, input_shape=SHAPE) as pool:
+    with StreamPool(network, fitted, input_shape=SHAPE, **AS_EXPORTED) as pool:
         for logits, both in zip(found, batches, strict=True):
             for number, images in enumerate(both):
                 expected = pool.predict(f"camera-{number}", images).logits

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
+from oracles import left_untouched
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -46,7 +47,7 @@ def network() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def fitted(network: nn.Module) -> ttapca.FittedFilter:
-    return ttapca.fit(network, "0", pictures(600, seed=1))
+    return ttapca.fit(network, "0", pictures(1000, seed=1))  # enough to tell conditions apart
 
 
 @pytest.fixture
@@ -64,19 +65,57 @@ def test_a_request_that_finds_no_room_begins_no_stream(
         assert pool.names() == []
 
 
+def test_a_request_that_was_given_up_begins_no_stream(pool: StreamPool) -> None:
+    one = pictures(1, seed=0)
+    with pool._lock:  # nothing is gathered before all have asked
+        given_up = [pool.submit(name, one) for name in ("gone", "gone", "kept")]
+        kept = pool.submit("kept", one)
+        for each in given_up:
+            assert each.cancel()
+    assert kept.result(60).status.health.images == 1
+    assert pool.names() == ["kept"]
+
+
+def test_a_place_that_is_given_back_is_that_of_its_own_request(pool: StreamPool) -> None:
+    shelf, state = pool._shelf, pool._network.new_state("on")
+    first = shelf.admit("a")
+    shelf.drop("a")
+    second = shelf.admit("a")
+    shelf.withdraw("a", first)  # of a stream that was dropped since
+    assert shelf.names() == ["a"]
+    shelf.put("a", state)
+    shelf.withdraw("a", second)  # its stream has begun by another request
+    assert shelf.names() == ["a"]
+    later = shelf.admit("a")
+    shelf.withdraw("a", later)
+    assert shelf.names() == ["a"]
+
+
+def spoilt(number: int, turn: int) -> Tensor:
+    """Images of a camera whose condition changes, three at most: nothing, noise, single pixels."""
+    images = pictures(1 + (number + turn) % 3, 50 * number + turn)
+    generator = torch.Generator().manual_seed(1000 * number + turn)
+    condition = (number + turn // 20) % 3
+    if condition == 1:
+        return images + 0.3 * torch.randn(images.shape, generator=generator)
+    hit = torch.rand(images.shape, generator=generator) < 0.1
+    return images.where(~hit, 3.0) if condition == 2 else images
+
+
 def test_threads_get_what_each_stream_would_get_alone(
     network: nn.Module, fitted: ttapca.FittedFilter
 ) -> None:
-    batches = {
-        f"camera-{number}": [
-            pictures(1 + (number + turn) % 3, 50 * number + turn, noise=0.1 * (number % 3))
-            for turn in range(10)
-        ]
-        for number in range(8)
-    }
-    options = {"statistics": "source", "composition": False, "states": 1, "outliers": False}
+    batches = {f"camera-{n}": [spoilt(n, turn) for turn in range(60)] for n in range(4)}
     expected = {}
-    with ttapca.adapt(network, "wiener", filter=fitted, forgetting="online", **options) as adapted:
+    with ttapca.adapt(
+        network,
+        "wiener",
+        filter=fitted,
+        forgetting="online",
+        statistics="source",
+        composition=False,
+        states=8,
+    ) as adapted:
         for name, images in batches.items():
             expected[name] = [adapted.stream(name)(each) for each in images]
     found: dict[str, list[Tensor]] = {}
@@ -90,6 +129,7 @@ def test_threads_get_what_each_stream_would_get_alone(
             thread.start()
         for thread in threads:
             thread.join()
+        assert len(pool._shelf.get("camera-0").seen.shown) > 1  # several conditions
     for name, logits in found.items():
         for here, there in zip(logits, expected[name], strict=True):
             assert torch.allclose(here, there, atol=1e-4)
@@ -195,10 +235,47 @@ def test_states_survive_in_a_store_bit_for_bit(
         assert store.names() == ["a"]
 
 
-def test_many_streams_go_to_disk_and_come_back_as_they_were(
+def test_streams_with_an_alarm_are_known_without_reading_all_states(
     network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
 ) -> None:
-    limits = PoolLimits(max_resident=8)
+    path = tmp_path / "streams.sqlite"
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        for turn in range(8):
+            pool.predict("noisy", pictures(60, turn, noise=0.5))
+            pool.predict("gone", pictures(60, turn, noise=0.5))
+            pool.predict("clean", pictures(60, turn))
+        assert pool.names(shifted=True) == ["gone", "noisy"]
+        pool.save()
+        pool.drop("gone")
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        assert store.shifted() == pool.names(shifted=True) == ["noisy"]
+        assert pool.names(shifted=False) == ["clean"]
+        assert pool.resident == 0
+        pool.reset("noisy")
+        assert pool.names(shifted=True) == []
+    with StreamStore(path) as store:
+        assert (store.shifted(), store.names()) == ([], ["clean", "noisy"])
+
+
+def test_a_store_of_another_filter_is_refused_at_once(
+    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+) -> None:
+    path = tmp_path / "streams.sqlite"
+    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+        pool.predict("a", pictures(3, seed=0))
+    other = ttapca.fit(network, "0", pictures(300, seed=2))
+    with StreamStore(path) as store, left_untouched(network, pictures(2, seed=0)):
+        with pytest.raises(SavedStreamError, match=r"streams\.sqlite keeps others.* another file"):
+            StreamPool(network, other, store=store)
+        store.drop(["a"])  # a file without streams is anybody's
+        with StreamPool(network, other, store=store) as pool:
+            assert pool.names() == []
+
+
+@pytest.mark.parametrize("limits", [PoolLimits(max_resident=8), PoolLimits(max_memory=10_000)])
+def test_many_streams_go_to_disk_and_come_back_as_they_were(
+    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path, limits: PoolLimits
+) -> None:
     with (
         StreamStore(tmp_path / "s.sqlite") as store,
         StreamPool(network, fitted, store=store, limits=limits) as pool,
@@ -231,7 +308,7 @@ def test_wrong_bytes_are_refused_and_change_nothing(network: nn.Module, pool: St
     for wrong, words in (
         (b"", "end too early"),
         (data[:-9], "no saved stream"),
-        (data.replace(b"ttapca pool stream 1", b"ttapca pool stream 9"), "of the format"),
+        (data.replace(b"ttapca pool stream 2", b"ttapca pool stream 9"), "of the format"),
         (data.replace(rb"\"skipped\": 0", rb"\"skipped\":-1"), "`skipped` is -1"),
         (b"\xff" * 50, "end too early"),
     ):
@@ -297,8 +374,19 @@ def test_limits(network: nn.Module, fitted: ttapca.FittedFilter) -> None:
             with pytest.raises(PoolFullError, match="4 do already"):
                 pool.submit("a", pictures(2, 3))
         assert [len(each.result(60).logits) for each in waiting] == [2, 2]
+    with StreamPool(network, fitted, limits=PoolLimits(max_memory=1)) as pool:
+        pool.predict("a", pictures(1, 0))
+        with pytest.raises(TooManyStreamsError, match="may take 1 bytes"):
+            pool.predict("b", pictures(1, 0))
+        assert len(pool.predict("a", pictures(1, 0)).logits) == 1
     with pytest.raises(OptionError, match="max_batch"):
         PoolLimits(max_batch=0)
+
+
+def test_outliers_need_a_filter_of_images(network: nn.Module) -> None:
+    inner = ttapca.fit(network, "3", pictures(100, seed=1))
+    with pytest.raises(OptionError, match="`outliers` needs a filter that acts on images"):
+        StreamPool(network, inner, outliers=True, input_shape=SHAPE)
 
 
 def test_a_pass_that_fails_hurts_only_the_culprit(
@@ -321,6 +409,9 @@ def test_a_pass_that_fails_hurts_only_the_culprit(
             for name in ("good", "bad"):
                 pool.predict(name, pictures(1, turn))
         before = pool.dump("bad")
+        with pytest.raises(RuntimeError, match="too bright"):
+            pool.predict("new", torch.full((1, *SHAPE), 99.0))
+        assert pool.names() == ["bad", "good"]
         with pool._lock:
             good = pool.submit("good", pictures(1, 5))
             bad = pool.submit("bad", torch.full((1, *SHAPE), 99.0))
@@ -340,7 +431,7 @@ def test_a_disk_that_cannot_be_written_stops_no_answer(
         def refused(self, reason: str) -> None:
             self.reasons.append(reason)
 
-    def full(states: object) -> None:
+    def full(*_: object) -> None:
         raise StorageError("no space")
 
     limits = PoolLimits(max_resident=4)

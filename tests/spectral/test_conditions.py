@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ttapca.spectral import conditions as module
-from ttapca.spectral.conditions import Appearances, ConditionStates, _two_means
+from ttapca.spectral.appearances import Appearances
+from ttapca.spectral.conditions import ConditionStates, _two_means
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.textures import TEXTURES, textures
 
@@ -109,7 +111,7 @@ def test_numbers_are_cut_where_least_variance_is_left(numbers: list[int]) -> Non
 
     rising = sorted(numbers)
     least = min(spread(rising[:k]) + spread(rising[k:]) for k in range(1, len(rising)))
-    left, cut, distance = _two_means(torch.tensor(numbers, dtype=torch.float64))
+    left, cut, distance = _two_means(np.array(numbers, dtype=np.float64))
     low, high = [x for x in rising if x <= cut], [x for x in rising if x > cut]
     assert left == pytest.approx(least / spread(rising), abs=1e-9)
     assert spread(low) + spread(high) == pytest.approx(least, abs=1e-6)
@@ -145,6 +147,18 @@ def test_a_condition_that_comes_back_finds_its_state() -> None:
         for batch in rows(200, 5, *condition).split(100)
     ]
     assert seen == [[state] * 100 for state in (0, 0, 1, 1, 0, 0, 2, 2, 1, 1)]
+
+
+def test_when_a_condition_ends_images_like_the_source_soon_have_a_state_of_their_own() -> None:
+    conditions = states_of()
+    ended = torch.cat([rows(60, 5, 7.0), rows(20, 6), rows(20, 7, 7.0)])
+    seen = [int(conditions.route(row)) for row in ended.split(1)]
+    # One or two odd images among many do not make a condition.
+    assert seen[:60] == [0] * 60
+    assert seen[63:80] == [1] * 17
+    assert seen[83:] == [0] * 17
+    like_source = states_of()  # where there is such a state already, there is no other one
+    assert {int(like_source.route(row)) for row in rows(60, 8, 2.0).split(1)} == {0}
 
 
 def test_there_are_no_more_states_than_asked_for() -> None:

@@ -52,16 +52,16 @@ def test_each_stream_is_served_as_if_it_were_alone(
             alone[name] = [adapted.stream(str(name))(images) for images in batches]
     attachment = attach(network, fitted, ManyStreamsGain, center=center, restore=0.6)
     gain = attachment.filter.gain
-    shown = gain.nothing_shown(FEW, sample_size=fitted.center_.numel())
+    seen = [gain.nothing_seen(fitted.center_.numel())] * FEW
     changed = False
     with torch.no_grad():
         for number in range(12):
             parts = [streams[name][number] for name in range(FEW)]
             whose = torch.tensor([name for name in range(FEW) for _ in parts[name]])
             true = torch.ones(len(whose), dtype=torch.bool)
-            gain.begin(shown, Rows(whose, true, true))
+            gain.begin(seen, Rows(whose, true, true))
             logits = network(torch.cat(parts))
-            shown = gain.shown
+            seen = [each.seen for each in gain.outcomes()]
             with attachment.disabled():
                 changed |= not torch.equal(logits, network(torch.cat(parts)))
             for name in range(FEW):
@@ -81,17 +81,18 @@ def test_who_is_not_filtered_passes_bit_for_bit_and_who_is_not_counted_leaves_no
     gain = attachment.filter.gain
     whose = torch.arange(40) % 2
     filtered = torch.arange(40) < 20
-    start = gain.nothing_shown(2)
+    start = [gain.nothing_seen(), gain.nothing_seen()]
     gain.begin(start, Rows(whose, torch.ones_like(filtered), filtered))
     logits = network(images)
     assert torch.equal(logits[20:], plain[20:])
     assert not torch.equal(logits[:20], plain[:20])
-    assert start.samples.tolist() == [0, 0]  # what was given stays
-    assert gain.shown.samples.tolist() == [20, 20]
+    assert [float(each.shown[0].samples) for each in start] == [0, 0]  # what was given stays
+    assert [float(each.seen.shown[0].samples) for each in gain.outcomes()] == [20, 20]
     gain.begin(start, Rows(whose, whose == 1, filtered))
     network(images)
-    assert gain.shown.samples.tolist() == [0, 20]
-    assert torch.equal(gain.shown.energies[0], start.energies[0])
+    shown = [each.seen.shown[0] for each in gain.outcomes()]
+    assert [float(each.samples) for each in shown] == [0, 20]
+    assert torch.equal(shown[0].energies, start[0].shown[0].energies)
     attachment.detach()
     assert torch.equal(network(images), plain)
 

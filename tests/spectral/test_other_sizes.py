@@ -341,7 +341,7 @@ def test_streams_in_one_batch_are_served_as_each_is_alone(components: int | None
     assert isinstance(pool.gain, ManyStreamsGain)
     streams, all_ = torch.arange(3).repeat_interleave(20), torch.ones(60, dtype=torch.bool)
     filtered = torch.arange(60) != 45
-    pool.gain.begin(pool.gain.nothing_shown(3, 768), Rows(streams, all_, filtered))
+    pool.gain.begin([pool.gain.nothing_seen(768)] * 3, Rows(streams, all_, filtered))
     found = pool(x)
     assert torch.equal(found[45], x[45])
     for number in range(3):

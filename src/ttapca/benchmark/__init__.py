@@ -21,18 +21,20 @@ from ttapca.benchmark.results import Results
 if TYPE_CHECKING:
     from ttapca.benchmark.comparisons import frame
     from ttapca.benchmark.filters import recommended_layer
+    from ttapca.benchmark.network_source import NetworkSource
     from ttapca.benchmark.plan import Plan, Unit, expand, presets, read_plan, read_preset
     from ttapca.benchmark.running import run
-    from ttapca.benchmark.session import Benchmark, NetworkSource
+    from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.subject import ImageSource, Subject
 
 # These need torch or pandas, which take long to import: who only reads results need not wait.
 _LAZY = {
     "comparisons": ("frame",),
     "filters": ("recommended_layer",),
+    "network_source": ("NetworkSource",),
     "plan": ("Plan", "Unit", "expand", "presets", "read_plan", "read_preset"),
     "running": ("run",),
-    "session": ("Benchmark", "NetworkSource"),
+    "session": ("Benchmark",),
     "subject": ("ImageSource", "Subject"),
 }
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from ttapca.benchmark.image_shelf import ImageShelf
 from ttapca.benchmark.measurement import Written, run_unit
 from ttapca.benchmark.plan import Unit
-from ttapca.benchmark.subject import Condition, Subject
-from ttapca.engines.engine import Engine
-from ttapca.engines.parcels import Parcel, pack, worker_folder
+from ttapca.benchmark.subject import Condition, ImageSource, Subject
+from ttapca.engines.parcels import Parcel, folder_beside, pack
 from ttapca.support.disk import make_folder
 
+MOST_INTERLEAVED = 8  # conditions; the images of two more are kept, on the disk of the workers
 _one_at_a_time = Lock()  # a network has one method on it; a worker of dask may have many threads
 
 
@@ -37,15 +37,11 @@ class UnitWork:
         subject: What they are run on.
         images: The clean images in it.
         conditions: All that images are made of or read for.
-        folder: Where workers of this machine share the images that they make.
-        shared: How many arrays of them are kept at most.
     """
 
     subject: Parcel[Subject]
     images: Parcel[Any]
     conditions: tuple[Condition, ...]
-    folder: Path
-    shared: int
 
     def __call__(self, assignment: Assignment) -> Written:
         """Run a unit, and return what is written of it."""
@@ -62,22 +58,18 @@ class UnitWork:
     def _opened(self) -> Subject:
         subject = self.subject.open()
         if subject.source.shelf is None:
-            folder = worker_folder(self.folder) / f"images-{self.subject.digest[:16]}"
-            subject.source.shelf = ImageShelf(folder, self.shared)
+            subject.source.shelf = ImageShelf(folder_beside(self.subject), MOST_INTERLEAVED + 2)
         return subject
 
 
 @contextmanager
-def packed(
-    subject: Subject, units: Sequence[Unit], folder: Path, engine: Engine
-) -> Iterator[UnitWork]:
+def packed(subject: Subject, units: Sequence[Unit], folder: Path) -> Iterator[UnitWork]:
     """Write what workers need into a folder, which is there as long as the block.
 
     Args:
         subject: What the units are run on.
         units: That are to be run.
         folder: What a killed run has left there is removed.
-        engine: Where they are run.
 
     Raises:
         EngineError: The network cannot be pickled.
@@ -88,14 +80,11 @@ def packed(
     try:
         source = subject.source
         images = pack(source.clean, folder, "the images", otherwise=source.again)
-        there = replace(
-            source, folder=_absolute(source.folder), textures=_absolute(source.textures)
-        )
-        there.again = None
-        bare = replace(subject, source=there)  # without what was made so far
+        places = (_absolute(source.folder), source.seed, _absolute(source.textures))
+        bare = replace(subject, source=ImageSource(source.clean, *places, source.rows))
         whole = pack(bare, folder, "network and filter", parts={id(source.clean): images})
         conditions = dict.fromkeys(each for unit in units for each in unit.conditions)
-        yield UnitWork(whole, images, tuple(conditions), folder, engine.workers + 2)
+        yield UnitWork(whole, images, tuple(conditions))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -110,6 +99,10 @@ def interleaved(units: Iterable[Unit], workers: int) -> list[Unit]:
     A plan has all methods for one corruption, then for the next. In that order, all workers would
     wait for the first images, which one of them makes, then for the next ones.
 
+    Args:
+        units: In the order of the plan.
+        workers: How many there are; more than 8 begin with the same images after all.
+
     Example:
         >>> from ttapca.benchmark.cells import Cell
         >>> def unit(corruption: str, method: str) -> Unit:
@@ -123,7 +116,7 @@ def interleaved(units: Iterable[Unit], workers: int) -> list[Unit]:
     for unit in units:
         groups.setdefault(tuple(unit.conditions), []).append(unit)
     remaining, order = iter(groups.values()), list[Unit]()
-    while some := list(islice(remaining, workers)):
+    while some := list(islice(remaining, min(workers, MOST_INTERLEAVED))):
         turns = chain.from_iterable(zip_longest(*some))
         order += [unit for unit in turns if unit is not None]
     return order

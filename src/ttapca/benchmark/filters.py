@@ -19,6 +19,8 @@ from ttapca.support.outputs import OutputKind
 from ttapca.support.progress import Reporter, Silent
 from ttapca.support.timed_stages import TimedStages
 
+FIT_BATCH = 250  # images
+
 
 def recommended_layer(
     network: nn.Module, images: Images | tuple[int, ...], reporter: Reporter | None = None

@@ -40,9 +40,9 @@ class ImageShelf:
             make: Gives the images, some at a time, if nobody has made them.
         """
         path = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()}.npy"
-        with contextlib.suppress(FileNotFoundError):
-            return _mapped(path)
         try:
+            with contextlib.suppress(FileNotFoundError):
+                return _mapped(path)
             self.folder.mkdir(parents=True, exist_ok=True)
             with queued(path.with_suffix(".lock")):
                 with contextlib.suppress(FileNotFoundError):

@@ -71,10 +71,10 @@ def run(
             _write(engine.run(orders, _work_here(subject, one)), results, one)
             return
         folder = results.path.with_name(f"{results.path.name}-scratch")
-        with packed(subject, todo, folder, engine) as work:
+        with packed(subject, todo, folder) as work:
             several = _SeveralAtOnce(reporter, todo, len(units), engine.workers)
             needs = (work.images, work.subject)
-            ended = engine.run(orders, work, needs=needs, ready=work.check)
+            ended = engine.run(orders, work, needs=needs, ready=work.check, tell=reporter.note)
             _write(ended, results, several)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -15,123 +14,26 @@ import ttapca
 from ttapca import networks
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import Row
-from ttapca.benchmark.filters import recommended_layer, usual_fit
+from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
 from ttapca.benchmark.inspection import check_shape
 from ttapca.benchmark.measurement import estimate_seconds
+from ttapca.benchmark.network_source import NetworkSource
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.running import run, unfinished
 from ttapca.benchmark.subject import ImageRecipe, ImageSource, Subject
-from ttapca.datasets import DIGITS, FROST, Choice, Images, Split, TensorBatches, choose, load
+from ttapca.datasets import FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.engines.engine import Engine, engine_of
-from ttapca.errors import NotEnoughDataError, OptionError, UntrainedWarning
+from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.evaluation import predict_all
-from ttapca.networks.factories import call_factory, is_factory
+from ttapca.networks.factories import is_factory
 from ttapca.networks.hubs import is_hub_name
-from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
+from ttapca.networks.network import ImageNetwork
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent
 
-DIGITS_NETWORK = "digits-small-cnn"
-FIT_BATCH = 250
 SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper, and `pea` measures
-
-
-@dataclass(frozen=True)
-class NetworkSource:
-    """A network by name, and what is needed to load it.
-
-    Attributes:
-        name: A packaged network, a file of weights, `hf:NAME` or `timm:NAME`, or
-            `package.module:factory`.
-        weights: A file of weights for what a factory makes.
-        architecture: Of a file of weights; found out from it by default.
-        normalisation: What the network of a file does to images first, if the file does not say
-            it: a name, or a mean and a deviation.
-        eps: What the norms of a file's network add to variances, if it is not what the architecture
-            is known for.
-        any_size: Whether it is to take images of another size than it is known for.
-
-    Example:
-        >>> NetworkSource("digits").load().classes
-        10
-    """
-
-    name: str
-    weights: Path | None = None
-    architecture: str | None = None
-    normalisation: str | Normalisation | None = None
-    eps: float | None = None
-    any_size: bool = False
-
-    def load(self, *, assumed: str | None = None, doubt: bool = True) -> nn.Module:
-        """Load the network, in evaluation mode.
-
-        Args:
-            assumed: The normalisation if neither the user nor the file says one.
-            doubt: Whether to warn where the weights may be untrained.
-
-        Raises:
-            OptionError: There is no such network, or an option has no meaning for it.
-            CheckpointError: The file is damaged, unsafe, or does not fit.
-        """
-        made = is_factory(self.name)
-        for name in ("architecture", "normalisation", "eps") if made else ("weights",):
-            if getattr(self, name) is not None:
-                raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
-        if made and self.any_size:
-            raise OptionError(
-                f"`any_size=` has no meaning for `{self.name}`: your own network is given images "
-                "of any size."
-            )
-        if made:
-            network = call_factory(self.name)
-            network = networks.load_weights(network, self.weights) if self.weights else network
-        else:
-            network = self._from_file(assumed)
-        if doubt and (reason := self._doubt(network)):
-            advice = "Give trained ones with `weights=`."
-            warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
-        return network.eval()
-
-    def _from_file(self, assumed: str | None) -> ImageNetwork:
-        stated = self.normalisation or assumed
-        network = networks.load(self.file, self.architecture, normalisation=stated, eps=self.eps)
-        if self.any_size:
-            network.take_any_size()
-        return network
-
-    @property
-    def file(self) -> str:
-        """The name as `networks.load` knows it; `digits` is the network of the demo."""
-        return DIGITS_NETWORK if self.name == DIGITS else self.name
-
-    def words(self) -> dict[str, object]:
-        """Return what is said beside the name as options of the command line; None if not said."""
-        stated = self.normalisation
-        words: dict[str, object] = {
-            "--weights": self.weights,
-            "--architecture": self.architecture,
-            "--eps": self.eps,
-        }
-        if isinstance(stated, Normalisation):
-            numbers = {"--mean": stated.mean, "--std": stated.std}
-            return words | {name: ",".join(map(str, each)) for name, each in numbers.items()}
-        return words | {"--normalise": stated}
-
-    def _doubt(self, network: nn.Module) -> str:
-        if looks_untrained(network):
-            return (
-                f"the weights of `{self.name}` look UNTRAINED: the statistics of its BatchNorm "
-                "layers are those of a new network. All numbers will be those of random weights."
-            )
-        if is_factory(self.name) and self.weights is None:
-            return (
-                f"no weights were given, so `{self.name}` has those that the factory gives it. If "
-                "it does not load any, they are UNTRAINED, and all numbers those of random weights."
-            )
-        return ""
 
 
 @dataclass(eq=False)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Forgetting
 from ttapca.benchmark.cells import CHANGE_EVERY, CLEAN, Setting
 from ttapca.benchmark.image_shelf import ImageShelf
+from ttapca.benchmark.network_source import fingerprint
 from ttapca.corruptions import CIFAR_C, default_table, load_textures
 from ttapca.corruptions.small_images import corrupt_any_size, needs_photographs
 from ttapca.datasets import Images, choose, load, read_cifar_c
 from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.networks.settings import settings_beside_weights
 
 Condition = tuple[str, int]  # a corruption and its severity
 
@@ -43,8 +41,6 @@ FORGETTING: dict[Setting, Forgetting] = {
 SORTED = ("correlated", "episodic-sorted")
 CONCENTRATIONS: dict[Setting, float] = {"dirichlet-0.1": 0.1, "dirichlet-1": 1.0}
 MOST_STRETCHES = 100  # as in RoTTA's code
-
-FINGERPRINT_LENGTH = 16  # hexadecimal digits
 
 
 @dataclass(eq=False)
@@ -92,26 +88,6 @@ class Subject:
         if components == self.fitted.n_components_:
             return self.fitted
         return self.fitted.truncated(components)
-
-
-def fingerprint(network: nn.Module) -> str:
-    """Return the first 16 digits of a SHA-256 over all parameters and buffers.
-
-    Buffers that are not in the state dict count too: one of them normalises the images, which
-    changes every number. So do settings that are in no tensor, such as the `eps` of norms.
-
-    Example:
-        >>> fingerprint(nn.Identity())
-        'e3b0c44298fc1c14'
-    """
-    digest = hashlib.sha256()
-    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().cpu().contiguous().flatten()
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
-    for setting in settings_beside_weights(network):
-        digest.update(f"{setting}\n".encode())
-    return digest.hexdigest()[:FINGERPRINT_LENGTH]
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from ttapca.errors import OptionError
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.benchmark.session import NetworkSource
+    from ttapca.benchmark.network_source import NetworkSource
     from ttapca.datasets import Choice, Images, Order, Shards, Split
     from ttapca.engines import Engine
     from ttapca.networks import Normalisation
@@ -99,7 +99,7 @@ class ModelOptions:
 
     def source(self, default: str | None = None) -> NetworkSource:
         """Return the named network, or else the default; its module may be in this directory."""
-        from ttapca.benchmark.session import NetworkSource
+        from ttapca.benchmark.network_source import NetworkSource
 
         name = self.model or self.model_option or default
         both = self.model is not None and self.model_option is not None

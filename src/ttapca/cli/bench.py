@@ -97,7 +97,8 @@ def bench(
     methods, fifteen corruptions at severity 5, episodic and online, batches of 200, one step,
     2,000 components.
     """
-    from ttapca.benchmark.session import DIGITS_NETWORK, Benchmark
+    from ttapca.benchmark.network_source import DIGITS_NETWORK
+    from ttapca.benchmark.session import Benchmark
 
     chosen = _plan(plan, preset).changed(**wishes.changes())
     source = network.source(default=chosen.model)

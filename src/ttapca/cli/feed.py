@@ -153,7 +153,7 @@ def _lines(streams: list[FedStream]) -> Table:
     for name in ("mode", "shift", "state"):
         table.add_column(name, no_wrap=True)
     for stream in streams:
-        status = _flat(stream.health)
+        status = stream.health
         shift = status.get("shift")
         tally = stream.current
         table.add_row(
@@ -166,11 +166,6 @@ def _lines(streams: list[FedStream]) -> Table:
             _state(stream, status),
         )
     return table
-
-
-def _flat(status: dict[str, Any]) -> dict[str, Any]:
-    """Return a stream's status with the fields of its health beside the others."""
-    return {**status.get("health", {}), **status}
 
 
 def _state(stream: FedStream, status: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from ttapca.support.parsing import read_bounded
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.benchmark.session import NetworkSource
+    from ttapca.benchmark.network_source import NetworkSource
     from ttapca.fitting.fitted_filter import FittedFilter
 
 KEPT_FILTERS = "filters"  # a folder beside the data sets
@@ -86,9 +86,8 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
     """Return the filter of a packaged network: the one that was kept, or a new one."""
     import ttapca
     from ttapca import networks
-    from ttapca.benchmark.filters import recommended_layer, usual_fit
-    from ttapca.benchmark.session import FIT_BATCH
-    from ttapca.benchmark.subject import fingerprint
+    from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
+    from ttapca.benchmark.network_source import fingerprint
     from ttapca.datasets import TensorBatches
     from ttapca.networks.checkpoints import describe_weights
 

@@ -16,6 +16,8 @@ Result = TypeVar("Result")
 TaskOf = TypeVar("TaskOf", covariant=True)
 ResultOf = TypeVar("ResultOf", covariant=True)
 
+_PROTOCOLS = {"dask": "tcp", "dask+tls": "tls"}
+
 
 @dataclass(frozen=True)
 class Finished(Generic[TaskOf, ResultOf]):
@@ -72,6 +74,7 @@ class Engine(Protocol):
         *,
         needs: Sequence[Parcel[Any]] = (),
         ready: Callable[[], object] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task, and yield how each ended.
 
@@ -81,6 +84,7 @@ class Engine(Protocol):
             needs: What the work opens. A worker elsewhere that does not see it is sent it.
             ready: Called on every worker that does not share the files of this machine before any
                 task is run; it raises if the worker cannot do the work.
+            tell: Told what happens to workers, in sentences.
 
         Raises:
             EngineError: There are no workers, or none that can do the work.
@@ -105,9 +109,10 @@ class SerialEngine:
         *,
         needs: Sequence[Parcel[Any]] = (),
         ready: Callable[[], object] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task; see `Engine.run`."""
-        del needs, ready  # what this process has packed, it can open
+        del needs, ready, tell  # what this process has packed, it can open
         for task in tasks:
             yield Finished(task, work(task))
 
@@ -116,7 +121,8 @@ def engine_of(words: str | None) -> Engine:
     """Return the engine of these words.
 
     Args:
-        words: `joblib:4` for four processes of this machine; None for this process alone.
+        words: `joblib:4` for four processes of this machine; `dask://HOST:PORT`, or
+            `dask+tls://HOST:PORT`, for the cluster of the scheduler there; None for this process.
 
     Raises:
         OptionError: The words name no engine.
@@ -126,7 +132,7 @@ def engine_of(words: str | None) -> Engine:
         JoblibEngine(2)
         >>> engine_of("jobs:2")
         Traceback (most recent call last):
-        ttapca.errors.OptionError: An engine is `joblib:N`, N processes; found `jobs:2`.
+        ttapca.errors.OptionError: An engine is `joblib:N` or `dask://HOST:PORT`; found `jobs:2`.
     """
     if words is None:
         return SerialEngine()
@@ -135,4 +141,9 @@ def engine_of(words: str | None) -> Engine:
         from ttapca.engines.processes import JoblibEngine
 
         return JoblibEngine(int(rest))
-    raise OptionError(f"An engine is `joblib:N`, N processes; found `{words}`.")
+    host, _, port = rest.removeprefix("//").rpartition(":")
+    if kind in _PROTOCOLS and rest.startswith("//") and host and port.isdecimal():
+        from ttapca.engines.cluster import DaskEngine
+
+        return DaskEngine(f"{_PROTOCOLS[kind]}://{host}:{port}")
+    raise OptionError(f"An engine is `joblib:N` or `dask://HOST:PORT`; found `{words}`.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import shutil
 import types
 import warnings
 from collections import OrderedDict
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ttapca.errors import EngineError
+from ttapca.errors import EngineError, TtapcaError
 from ttapca.support.disk import writing
 
 Content = TypeVar("Content")
@@ -89,11 +90,15 @@ class Parcel(Generic[Content]):
         if found is not None:
             content: Content = torch.load(found, mmap=True, weights_only=False)
             return content
+        reason = ""
         if self.otherwise is not None:
-            return self.otherwise()
+            try:
+                return self.otherwise()
+            except TtapcaError as error:
+                reason = f", and: {error}"
         raise EngineError(
-            f"Every worker must see {self.what}; this one has no {self.path}. Put the results "
-            "into a folder that all of them share."
+            f"Every worker must see {self.what}; this one does not see {self.path}{reason or '.'} "
+            "Put the results into a folder that all workers share."
         )
 
 
@@ -111,7 +116,8 @@ def pack(
         content: Anything that can be pickled; its arrays and tensors are mapped when it is opened.
         folder: An existing folder, best one that all workers see.
         what: It is in a few words, for messages.
-        parts: Parcels of objects within it, by their `id`: only their names are written.
+        parts: Parcels of objects within it, by their `id`: only their names are written. Lists,
+            dicts and the like cannot be parts.
         otherwise: Gives the content to a worker that does not see the file.
 
     Raises:
@@ -145,13 +151,27 @@ def pack(
     return Parcel(what, digest.hexdigest(), size, str(folder.absolute()), otherwise)
 
 
-def worker_folder(shared: Path) -> Path:
-    """Return where a worker may keep files: a folder of its own on a cluster, else the shared one.
+def keep_files_in(folder: Path) -> None:
+    """Make this process a worker of a cluster, which keeps its files in a folder of its own."""
+    _worker_folders[:] = [folder]
 
-    Args:
-        shared: A folder of the machine of whoever sends tasks.
+
+def folder_beside(parcel: Parcel[Any]) -> Path:
+    """Return a folder for files that a worker makes of a parcel, as long as there is work for it.
+
+    On a cluster each worker has one of its own; processes of one machine share one.
     """
-    return _worker_folders[0] if _worker_folders else shared
+    folder = _worker_folders[0] if _worker_folders else Path(parcel.folder)
+    return folder / f"{parcel.digest}-files"
+
+
+def forget(parcel: Parcel[Any]) -> None:
+    """Close a parcel, and remove what this worker of a cluster was sent or has made of it."""
+    with _opening:
+        _open.pop(parcel.digest, None)
+    for folder in _worker_folders:
+        (folder / parcel.digest).unlink(missing_ok=True)
+        shutil.rmtree(folder / f"{parcel.digest}-files", ignore_errors=True)
 
 
 def _pickling(parts: Mapping[int, Parcel[Any]]) -> types.ModuleType:

@@ -8,15 +8,15 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ttapca._checks import Whole, check_option
 from ttapca.engines.engine import Finished, Lost, Result, Task
+from ttapca.engines.task_line import Attempt, TaskLine
 from ttapca.support.interrupts import interrupts_held
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RETRIES = 1  # of a task whose worker died
 PARENT_CHECKED_EVERY = 0.5  # seconds
+HANDED_OVER_WITHIN = 5.0  # seconds, from this process to a worker
 # Where libraries look for the number of their threads when they are loaded.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -75,46 +76,40 @@ class JoblibEngine:
         *,
         needs: Sequence[Parcel[Any]] = (),
         ready: Callable[[], object] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task; see `Engine.run`."""
         del needs, ready  # all processes of this machine see its files
-        remaining, again = iter(tasks), deque[tuple[Task, int]]()
+        line = TaskLine(tasks)
         seats = [_Seat(self.threads) for _ in range(self.jobs)]
         idle = deque(seats)
-        running: dict[Future[Result], tuple[_Seat, Task, int]] = {}
+        running: dict[Future[Result], tuple[_Seat, Attempt[Task]]] = {}
 
         def start() -> None:
-            while idle and (found := _next(again, remaining)):
+            while idle and (attempt := line.take()):
                 seat = idle.popleft()
-                running[seat.submit(work, found[0])] = seat, *found
+                running[seat.submit(work, attempt.task)] = seat, attempt
 
         try:
             start()
             while running:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    seat, task, deaths = running.pop(future)
+                    seat, attempt = running.pop(future)
                     idle.append(seat)
                     error = future.exception()
-                    died = isinstance(error, BrokenProcessPool)
-                    if died and deaths < RETRIES:
-                        again.append((task, deaths + 1))
+                    died, again = _is_death(error), attempt.deaths < RETRIES
+                    if died and again:
+                        line.put_back([attempt.after_death()])
+                        if tell is not None:
+                            tell(f"a process died{_code(error)}; what it was at is tried once more")
                     start()  # first: nobody need wait for whoever takes the results
                     if not died:
-                        yield Finished(task, future.result())
-                    elif deaths == RETRIES:
-                        yield Lost(task, _reason(error, deaths + 1))
+                        yield Finished(attempt.task, future.result())
+                    elif not again:
+                        yield Lost(attempt.task, _reason(error))
         finally:
             for seat in seats:
                 seat.clear()
-
-
-def _next(again: deque[tuple[Task, int]], remaining: Iterator[Task]) -> tuple[Task, int] | None:
-    """Return the next task and how many workers died of it: first those that are tried again."""
-    if again:
-        return again.popleft()
-    for task in remaining:
-        return task, 0
-    return None
 
 
 class _Seat:
@@ -127,13 +122,18 @@ class _Seat:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._executor: Any = None
+        self._last: Future[Any] | None = None
 
     def submit(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
         try:
-            return self._submitted(work, task)
-        except BrokenProcessPool:  # its process died, at its last task or while it had none
-            self.clear()
-            return self._submitted(work, task)
+            future = self._submitted(work, task)
+        except Exception as error:
+            if not _is_death(error):
+                raise
+            self.clear()  # its process died, at its last task or while it had none
+            future = self._submitted(work, task)
+        self._last = future
+        return future
 
     def _submitted(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
         if self._executor is None:
@@ -149,9 +149,21 @@ class _Seat:
 
     def clear(self) -> None:
         """End the process, whatever it is at."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, kill_workers=True)
-            self._executor = None
+        if self._executor is None:
+            return
+        end = time.monotonic() + HANDED_OVER_WITHIN
+        while self._last and not self._last.running() and not self._last.done():
+            if time.monotonic() > end:
+                break
+            time.sleep(0.001)  # loky cannot be ended while it hands over a task
+        self._executor.shutdown(wait=True, kill_workers=True)
+        self._executor = self._last = None
+
+
+def _is_death(error: BaseException | None) -> bool:
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    return isinstance(error, TerminatedWorkerError)
 
 
 def _start(threads: int, parent: int) -> None:
@@ -172,10 +184,13 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _reason(error: BaseException | None, deaths: int) -> str:
-    codes = re.search(r"\{(.*)\}", str(error))  # `{SIGKILL(-9)}`, in a message of many lines
-    code = f" ({codes[1]})" if codes else ""
+def _reason(error: BaseException | None) -> str:
     return (
-        f"WorkerDied: its process died {deaths} times{code}: it was killed, crashed, or needed "
-        "more memory than there was"
+        f"WorkerDied: its process died {RETRIES + 1} times{_code(error)}: it was killed, crashed, "
+        "or needed more memory than there was"
     )
+
+
+def _code(error: BaseException | None) -> str:
+    found = re.search(r"\{(.*)\}", str(error))  # `{SIGKILL(-9)}`, in a message of many lines
+    return f" ({found[1]})" if found else ""

@@ -47,14 +47,18 @@ class StreamStatus:
 
 @dataclass(frozen=True)
 class StreamGlance:
-    """The part of a stream's status that costs nothing to tell, for lists of many.
+    """The part of a stream's status that costs nothing to tell, for answers and for lists of many.
 
     Attributes:
         stream: Its name.
         mode: Whether its images are adapted to.
         images: How many came.
+        requests: How many requests were answered.
+        skipped: How many requests changed nothing, since their numbers were not finite.
         shift: How surely it has shifted, from 0 to 1.
         shifted: Whether its alarm says so.
+        adapted_share: As in `StreamStatus`.
+        disagreement: As in `StreamStatus`.
         shifted_since: When that began, in seconds since 1970; None without.
         last_seen: When its last images came; None before any.
     """
@@ -62,8 +66,12 @@ class StreamGlance:
     stream: str
     mode: Mode
     images: int
+    requests: int
+    skipped: int
     shift: float
     shifted: bool
+    adapted_share: float
+    disagreement: float | None
     shifted_since: float | None
     last_seen: float | None
 
@@ -73,24 +81,38 @@ class Answer:
     """The answer to one request.
 
     Attributes:
-        stream: Whose images they are.
-        mode: The mode of that stream.
         logits: What is answered, a row for each image; those of the untouched network unless the
             mode is `on`.
         adapted: Whether a filter changed the images that are answered for.
         differ: In shadow, how many images have another class when adapted; None in other modes.
-        shift: How surely the stream has shifted by now, from 0 to 1.
-        shifted: Whether its alarm says so.
+        glance: How the stream is after this request, in short.
     """
 
-    stream: str
-    mode: Mode
     logits: Tensor
     adapted: bool
     differ: int | None
-    shift: float
-    shifted: bool
+    glance: StreamGlance
     _status: Callable[[], StreamStatus] = field(repr=False)
+
+    @property
+    def stream(self) -> str:
+        """Whose images they are."""
+        return self.glance.stream
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of that stream."""
+        return self.glance.mode
+
+    @property
+    def shift(self) -> float:
+        """How surely the stream has shifted by now, from 0 to 1."""
+        return self.glance.shift
+
+    @property
+    def shifted(self) -> bool:
+        """Whether its alarm says so."""
+        return self.glance.shifted
 
     @cached_property
     def status(self) -> StreamStatus:

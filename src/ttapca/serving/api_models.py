@@ -84,6 +84,22 @@ class StreamFacts(_Answer):
     last_seen: float | None = Field(examples=[1763300100.0])
 
 
+class StreamBrief(_Answer):
+    """What costs nothing to tell about a stream."""
+
+    stream: str = Field(examples=["camera-7"])
+    mode: Mode = Field(examples=["on"])
+    images: int = Field(examples=[1200])
+    requests: int = Field(examples=[400])
+    skipped: int = Field(examples=[0])
+    shift: Share = Field(examples=[0.97])
+    shifted: bool = Field(examples=[True])
+    adapted_share: Share = Field(examples=[0.6])
+    disagreement: Share | None = Field(examples=[None])
+    shifted_since: float | None = Field(examples=[1763300000.0])
+    last_seen: float | None = Field(examples=[1763300100.0])
+
+
 class Prediction(_Answer):
     """What is predicted for one image."""
 
@@ -102,19 +118,7 @@ class PredictAnswer(_Answer):
     differ: int | None = Field(
         examples=[None], description="In shadow: how many images have another class when adapted."
     )
-    health: StreamFacts
-
-
-class StreamBrief(_Answer):
-    """The little about a stream that a list with `brief` tells."""
-
-    stream: str = Field(examples=["camera-7"])
-    mode: Mode = Field(examples=["on"])
-    images: int = Field(examples=[1200])
-    shift: Share = Field(examples=[0.97])
-    shifted: bool = Field(examples=[True])
-    shifted_since: float | None = Field(examples=[1763300000.0])
-    last_seen: float | None = Field(examples=[1763300100.0])
+    health: StreamBrief | StreamFacts = Field(description="All about it with `full=true`.")
 
 
 class StreamList(_Answer):

@@ -15,15 +15,21 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.health import Health, shift_facts
 from ttapca.adaptation.shift_alarm import ShiftAlarm, classes_after
-from ttapca.errors import AttachError, LayerOutputError
+from ttapca.adaptation.surfaces.outlier_repair import InputRepair
+from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter, attach
 from ttapca.serving.answers import Mode, StreamStatus
 from ttapca.serving.stream_state import StreamState
-from ttapca.spectral.closed_form import WIENER
-from ttapca.spectral.closed_form_rule import Shown
+from ttapca.spectral.closed_form import MEMORY, WIENER
 from ttapca.spectral.composition import skew_of
-from ttapca.spectral.many_streams import ManyStreamsGain, Rows
-from ttapca.support.modules import device_and_dtype, restore_training_flags, training_flags
+from ttapca.spectral.many_streams import ManyStreamsGain, Rows, StreamOutcome
+from ttapca.spectral.outliers import SourceOutliers
+from ttapca.support.modules import (
+    device_and_dtype,
+    find_layer,
+    restore_training_flags,
+    training_flags,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +59,9 @@ Look = tuple[Tensor, Tensor, Tensor]
 class GatheredNetwork:
     """A network with a filter that serves many streams; one thread at a time may call it.
 
-    The filter has closed-form gains. Normalisation layers keep the statistics of the source: those
-    of single images of a stream that may be sorted by class would do more harm than good
+    The filter has closed-form gains, of their own for each condition of a stream, and pixels that
+    have gone wrong are repaired before it. Normalisation layers keep the statistics of the source:
+    those of single images of a stream that may be sorted by class would do more harm than good
     (docs/production.md has the measurements).
 
     Args:
@@ -62,6 +69,12 @@ class GatheredNetwork:
         fitted: A filter of it.
         logits: Finds the logits in what the model returns, where that is more than one tensor.
         memory: After so many images, what was seen of a stream counts 1 / e.
+        states: How many conditions of a stream are told apart at most.
+        outliers: Whether to repair pixels that have gone wrong; by default where the filter acts on
+            images and knows how many source images have.
+
+    Raises:
+        OptionError: Outliers are to be repaired, and the filter does not know them.
     """
 
     def __init__(
@@ -70,9 +83,16 @@ class GatheredNetwork:
         fitted: FittedFilter,
         *,
         logits: Callable[[Any], Tensor] | None = None,
-        memory: float | None = None,
+        memory: float = MEMORY,
+        states: int = 1,
+        outliers: bool | None = None,
     ) -> None:
-        options = {} if memory is None else {"memory": memory}
+        if outliers and fitted.outliers_ is None:
+            raise OptionError(
+                f"`outliers` needs a filter that acts on images; that at `{fitted.layer}` does "
+                "not, or was fitted by an older ttapca. Leave `outliers` out."
+            )
+        options = {"memory": memory, "states": states}
         self._model, self._fitted, self._logits = model, fitted, logits
         self._flags = training_flags(model)
         self._attachment = attach(model, fitted, ManyStreamsGain, **WIENER, **options)
@@ -83,14 +103,24 @@ class GatheredNetwork:
         self._alarm = ShiftAlarm(_nobody)
         moments = fitted.class_moments_
         self._shares = None if moments is None else moments.shares.double()
-        self._seen: list[tuple[Tensor, Tensor]] = []
-        self._watching = self._attachment.filter.register_forward_hook(self._see)
+        self._outliers = None
+        if fitted.outliers_ is not None and outliers is not False:
+            self._outliers = SourceOutliers(fitted.outliers_)
+        self._filtered: tuple[Tensor, list[int]] | None = None  # rows, and how many of each stream
+        self._given: Tensor | None = None
+        self._made: Tensor | None = None
+        self._hooks = [self._attachment.filter.register_forward_hook(self._see)]
+        if self._outliers is not None:
+            layer, hook = find_layer(model, fitted.layer), InputRepair(self._repaired)
+            self._hooks.append(
+                layer.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+            )
         model.eval()
 
     @property
     def kind(self) -> str:
-        """A digest that only pools with the same filter share."""
-        parts = [self._fitted.layer, str(self._fitted.shape)]
+        """A digest that only pools with the same filter share, and the same kind of states."""
+        parts = [self._fitted.layer, str(self._fitted.shape), str(self._gain.conditions is None)]
         for tensor in (self._fitted.center_, self._fitted.singular_values_):
             parts.append(hashlib.sha256(tensor.double().numpy().tobytes()).hexdigest())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -98,7 +128,7 @@ class GatheredNetwork:
     def new_state(self, mode: Mode) -> StreamState:
         """Return the state of a stream that has shown nothing."""
         size = math.prod(self._fitted.shape)
-        return StreamState(self._gain.nothing_shown(1, size), mode=mode)
+        return StreamState(self._gain.nothing_seen(size), mode=mode)
 
     def warm_up(self, largest: int) -> None:
         """Find out what is usual for every number of images that a stream may come to count.
@@ -131,24 +161,33 @@ class GatheredNetwork:
                 filtered += [filters] * len(images)
         device, dtype = device_and_dtype(self._model, self._model)
         rows = Rows(*(torch.tensor(each, device=device) for each in (streams, counted, filtered)))
-        self._gain.begin(Shown.of_each([state.shown for state, _ in requests]), rows)
-        self._seen.clear()
+        self._gain.begin([state.seen for state, _ in requests], rows)
+        sizes = [
+            len(images)
+            for (_, images), plan in zip(requests, plans, strict=True)
+            for _, filters in plan
+            if filters
+        ]
+        self._filtered = (rows.filtered.nonzero()[:, 0], sizes) if sizes else None
+        self._given = self._made = None
         try:
             output = self._model(torch.cat(copies).to(device, dtype))
             logits = output if self._logits is None else self._logits(output)
-            self._check(logits, len(streams))
-            return self._served(requests, plans, logits.float().cpu())
+            outcomes = self._gain.outcomes()
+            self._check(logits, len(streams), outcomes)
+            return self._served(requests, plans, logits.float().cpu(), outcomes)
         finally:
-            self._gain.begin(self._gain.nothing_shown(0), None)
+            self._gain.begin([], None)
+            self._filtered = None
 
-    def _check(self, logits: Any, rows: int) -> None:
+    def _check(self, logits: Any, rows: int, outcomes: Sequence[StreamOutcome]) -> None:
         if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != rows:
             found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise LayerOutputError(
                 "A pool serves models that return logits of shape (images, classes); found "
                 f"{found}. Say where they are with `logits=`."
             )
-        if self._gain.verdict_ is None:
+        if not outcomes:
             raise LayerOutputError(
                 f"A pool needs a model that calls the layer of its filter, `{self._fitted.layer}`, "
                 "in every pass; this one has not."
@@ -159,38 +198,29 @@ class GatheredNetwork:
         requests: Sequence[tuple[StreamState, Tensor]],
         plans: Sequence[tuple[tuple[bool, bool], ...]],
         logits: Tensor,
+        outcomes: Sequence[StreamOutcome],
     ) -> list[Served]:
-        gain, verdict, newer = self._gain, self._gain.verdict_, self._gain.newly_shown
-        if verdict is None or newer is None:  # for type checkers: `_check` has looked
-            return []
-        changes = (verdict.gains != 1).any(1)
-        if verdict.offset is not None:
-            changes |= (verdict.offset != 0).any(1)
-        energies = gain.by_band(newer.energies)
-        bands = zip(changes.tolist(), verdict.certainty.tolist(), energies, strict=True)
         found, first, now = [], 0, time.time()
-        for number, ((state, images), plan, (changed, shift, energy)) in enumerate(
-            zip(requests, plans, bands, strict=True)
-        ):
+        for (state, images), plan, outcome in zip(requests, plans, outcomes, strict=True):
             size = len(images)
             last = first + (len(plan) - 1) * size  # where the copies begin that are remembered
             answered, best = logits[first : first + size], logits[last : last + size]
             first += len(plan) * size
             differ = int((answered.argmax(1) != best.argmax(1)).sum()) if len(plan) > 1 else None
-            adapted = changed and state.mode == "on"
+            adapted = outcome.changed and state.mode == "on"
             if not bool(torch.isfinite(best).all()):
                 after = dataclasses.replace(state, skipped=state.skipped + 1)
                 found.append(Served(after, answered.clone(), adapted, differ, None))
                 continue
             after = dataclasses.replace(
-                self._watched(state, energy, best, shift, now),
-                shown=gain.shown.of_stream(number),
+                self._watched(state, outcome, best, now),
+                seen=outcome.seen,
                 images=state.images + size,
                 requests=state.requests + 1,
                 adapted=state.adapted + size * adapted,
                 shadowed=state.shadowed + size * (differ is not None),
                 differed=state.differed + (differ or 0),
-                shift=shift,
+                shift=outcome.shift,
                 last_seen=now,
             )
             look = self._look(images, last)
@@ -198,12 +228,13 @@ class GatheredNetwork:
         return found
 
     def _watched(
-        self, state: StreamState, energy: Tensor, logits: Tensor, shift: float, now: float
+        self, state: StreamState, outcome: StreamOutcome, logits: Tensor, now: float
     ) -> StreamState:
         """Return the state after the alarm has looked at a request; see `ShiftWatch`."""
         size, shares = len(logits), self._known_shares(logits.shape[1])
-        counts, skew = classes_after((state.counts, state.skew), logits, size, shift, shares)
-        block = size * energy
+        classes = state.counts, state.skew
+        counts, skew = classes_after(classes, logits, size, outcome.shift, shares)
+        block = size * outcome.energies
         if state.block is not None:
             block = block + state.block
         images = state.block_images + size
@@ -246,7 +277,7 @@ class GatheredNetwork:
         seen = {"stream": name, "images": state.images, "skipped": state.skipped}
         if not state.images:
             return Health(**seen, shifted=state.shifted, shift=0.0)  # type: ignore[arg-type]
-        gain, skew, shown, counts = self._gain, self.skew_of(state), state.shown, state.counts
+        gain, skew, shown, counts = self._gain, self.skew_of(state), state.latest, state.counts
         outside = 1.0 if shown.rest_energy is None else float(shown.rest_energy)
         energies = gain.by_band(shown.energies[0])
         evidence = gain.evidence(energies, float(shown.samples), skew, outside)
@@ -262,22 +293,36 @@ class GatheredNetwork:
         gain = self._gain
         if not state.images:
             return tuple(1.0 for _ in gain.edges[1:])
-        counts = state.shown.samples.clamp(min=1)
-        found = gain.verdict(state.shown, counts, leeway=gain.leeway).gains[0]
+        counts = state.latest.samples.clamp(min=1)
+        found = gain.verdict(state.latest, counts, leeway=gain.leeway).gains[0]
         return tuple(gain.gains_by_band(found).tolist())
 
+    def _repaired(self, given: Tensor) -> Tensor:
+        """Return what is given to the layer without outliers, in rows that are to be filtered."""
+        self._given = given
+        if self._outliers is None or self._filtered is None:
+            return given
+        rows, sizes = self._filtered
+        chosen = given[rows]
+        repaired, _ = self._outliers.repaired_each(chosen, sizes)
+        return given if repaired is chosen else given.index_copy(0, rows, repaired)
+
     def _see(self, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self._seen = [(inputs[0], output)]
+        self._made = output
+        if self._outliers is None:
+            self._given = inputs[0]
 
     def _look(self, images: Tensor, row: int) -> Look | None:
-        if not self._seen or self._seen[0][0].shape[1:] != images.shape[1:]:
+        shape = images.shape[1:]
+        if self._given is None or self._made is None or self._given.shape[1:] != shape:
             return None
-        given, made = (each[row].float().cpu().clone() for each in self._seen[0])
+        given, made = (each[row].float().cpu().clone() for each in (self._given, self._made))
         return images[0].clone(), given, made
 
     def detach(self) -> nn.Module:
         """Take the filter off the model, and return the model as it was."""
-        self._watching.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._attachment.detach()
         restore_training_flags(self._flags)
         return self._model

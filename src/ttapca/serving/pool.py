@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ttapca._checks import Number, OneOf, check_option
+from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -42,10 +42,12 @@ from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.filtered_images import before_and_after
 from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
 from ttapca.serving.pool_limits import PoolLimits, PoolObserver, check_name
-from ttapca.serving.stream_shelf import StreamShelf
+from ttapca.serving.stream_shelf import Place, StreamShelf
 from ttapca.serving.stream_state import StreamState
 from ttapca.serving.stream_store import StreamStore
+from ttapca.spectral.conditions import MOST_STATES
 
+STATES = 8  # conditions of a stream: each takes memory
 PICTURES = 32  # streams whose last image is kept to be shown
 Found = TypeVar("Found")
 
@@ -56,6 +58,7 @@ class _Request:
     images: Tensor
     answer: Future[Answer]
     came: float
+    place: Place
 
 
 class StreamPool:
@@ -74,6 +77,10 @@ class StreamPool:
         save_every: Seconds after which changed states are written to the store.
         observer: Is told what happens.
         logits: Finds the logits in what the model returns, where that is more than one tensor.
+        states: How many conditions of a stream are told apart at most, such as noise and fog: each
+            has gains of its own.
+        outliers: Whether to repair single pixels that have gone wrong before filtering. By default
+            where the filter acts on the images that the model takes.
         input_shape: Shape of one image, for a filter that does not act on the images themselves, or
             where images have another size than those of the fit.
 
@@ -83,6 +90,7 @@ class StreamPool:
     Raises:
         OptionError: An option makes no sense.
         AttachError: The filter does not fit the model.
+        SavedStreamError: The store keeps streams of another network or filter.
 
     Example:
         >>> import ttapca
@@ -105,22 +113,31 @@ class StreamPool:
         save_every: float = 10.0,
         observer: PoolObserver | None = None,
         logits: Callable[[Any], Tensor] | None = None,
+        states: int = STATES,
+        outliers: bool | None = None,
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
         check_option("mode", mode, OneOf(get_args(Mode)))
         check_option("save_every", save_every, Number(above=0))
+        check_option("states", states, Whole(1, MOST_STATES))
         self.mode: Mode = mode
         self.limits = limits or PoolLimits()
         self.input_shape = input_shape or image_shape(filter)
         self._observer = observer or PoolObserver()
-        self._network = GatheredNetwork(model, filter, logits=logits)
+        self._network = GatheredNetwork(
+            model, filter, logits=logits, states=states, outliers=outliers
+        )
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._queue: deque[_Request] = deque()
         self._controls: deque[Callable[[], None]] = deque()
         self._waiting = 0  # images in the queue
         new_state = functools.partial(self._network.new_state, mode)
-        self._shelf = StreamShelf(self.limits, self._network.kind, new_state, store)
+        try:
+            self._shelf = StreamShelf(self.limits, self._network.kind, new_state, store)
+        except BaseException:
+            self._network.detach()
+            raise
         self._looks: OrderedDict[str, Look] = OrderedDict()
         self._lately = 1  # streams in a pass
         self._closing = self._closed = False
@@ -152,7 +169,7 @@ class StreamPool:
         try:
             check_name(stream)
             self._check_images(images)
-            request = _Request(stream, images.detach(), Future(), time.perf_counter())
+            came = time.perf_counter()
             with self._news:
                 self._check_open()
                 if self._waiting + len(images) > self.limits.max_queue:
@@ -160,7 +177,8 @@ class StreamPool:
                         f"At most {self.limits.max_queue:,} images may wait for an answer; "
                         f"{self._waiting:,} do already. Try again in a moment."
                     )
-                self._shelf.admit(stream)
+                place = self._shelf.admit(stream)
+                request = _Request(stream, images.detach(), Future(), came, place)
                 self._queue.append(request)
                 self._waiting += len(images)
                 self._news.notify_all()
@@ -213,9 +231,13 @@ class StreamPool:
 
     # What controls streams -------------------------------------------------------------------
 
-    def names(self) -> list[str]:
-        """Return the names of all streams, in memory or on disk, sorted."""
-        return self._shelf.names()
+    def names(self, *, shifted: bool | None = None) -> list[str]:
+        """Return the names of streams, in memory or on disk, sorted.
+
+        Args:
+            shifted: Only those whose alarm is on, or only those whose alarm is off; None for all.
+        """
+        return self._shelf.names(shifted)
 
     def status(self, stream: str) -> StreamStatus:
         """Say how a stream is.
@@ -231,16 +253,7 @@ class StreamPool:
         Raises:
             UnknownStreamError: There is no such stream.
         """
-        state = self._shelf.known(stream)
-        return StreamGlance(
-            stream,
-            state.mode,
-            state.images,
-            state.shift,
-            state.shifted,
-            state.shifted_since,
-            state.last_seen,
-        )
+        return _glance(stream, self._shelf.known(stream))
 
     def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
         """Switch a stream; a new name begins a new stream."""
@@ -299,9 +312,13 @@ class StreamPool:
         """Replace the state of a stream between two passes."""
 
         def work() -> StreamStatus:
-            if new:
-                self._shelf.admit(name)
-            state = change(self._shelf.known(name))
+            place = self._shelf.admit(name) if new else None
+            try:
+                state = change(self._shelf.known(name))
+            except BaseException:
+                if place is not None:
+                    self._shelf.withdraw(name, place)
+                raise
             self._shelf.put(name, state)
             return self._network.status(name, state)
 
@@ -388,6 +405,7 @@ class StreamPool:
                 continue
             if not request.answer.set_running_or_notify_cancel():
                 self._waiting -= len(request.images)
+                self._shelf.withdraw(request.stream, request.place)
                 continue
             chosen[request.stream] = request
             images += len(request.images)
@@ -419,13 +437,18 @@ class StreamPool:
                 for each in requests:
                     self._answer([each])
             else:
-                _settle(requests[0].answer, error)
+                self._give_up(requests[0], error)
             return
         seconds = time.perf_counter() - begun
         images = sum(len(each.images) for each in requests)
         self._tell(self._observer.passed, images, len(requests), seconds)
         for request, one in zip(requests, served, strict=True):
             self._finish(request, one)
+
+    def _give_up(self, request: _Request, error: BaseException) -> None:
+        """Tell whoever waits why there is no answer; a stream that would have begun has not."""
+        self._shelf.withdraw(request.stream, request.place)
+        _settle(request.answer, error)
 
     def _finish(self, request: _Request, served: Served) -> None:
         """Remember what a pass made of a request, and answer it."""
@@ -438,13 +461,10 @@ class StreamPool:
                 if len(self._looks) > PICTURES:
                     self._looks.popitem(last=False)
         answer = Answer(
-            stream=name,
-            mode=state.mode,
             logits=served.logits,
             adapted=served.adapted,
             differ=served.differ,
-            shift=state.shift,
-            shifted=state.shifted,
+            glance=_glance(name, state),
             _status=lambda: self._network.status(name, state),
         )
         _settle(request.answer, answer)
@@ -473,7 +493,7 @@ class StreamPool:
             self._closing = True
             if not drain:
                 for request in self._queue:
-                    _settle(request.answer, PoolClosedError("This pool was closed."))
+                    self._give_up(request, PoolClosedError("This pool was closed."))
                 self._queue.clear()
                 self._waiting = 0
             self._news.notify_all()
@@ -504,6 +524,23 @@ def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
             "was fitted by an older ttapca. Say what shape an image has with `input_shape=`."
         )
     return fitted.shape
+
+
+def _glance(name: str, state: StreamState) -> StreamGlance:
+    """Return what a state says without computing."""
+    return StreamGlance(
+        stream=name,
+        mode=state.mode,
+        images=state.images,
+        requests=state.requests,
+        skipped=state.skipped,
+        shift=state.shift,
+        shifted=state.shifted,
+        adapted_share=state.adapted / max(1, state.images),
+        disagreement=state.differed / state.shadowed if state.shadowed else None,
+        shifted_since=state.shifted_since,
+        last_seen=state.last_seen,
+    )
 
 
 def _settle(future: Future[Answer], outcome: Answer | BaseException) -> None:

@@ -24,6 +24,8 @@ class PoolLimits:
         max_images: Images in a request.
         max_streams: Streams that are known, in memory or on disk.
         max_resident: Streams in memory.
+        max_memory: Bytes of the states in memory; a stream with large images or with many
+            conditions takes more of it.
     """
 
     max_batch: int = 64
@@ -32,6 +34,7 @@ class PoolLimits:
     max_images: int = 256
     max_streams: int = 100_000
     max_resident: int = 2_000
+    max_memory: int = 2**30
 
     def __post_init__(self) -> None:
         """Check the numbers."""

@@ -24,7 +24,7 @@ class StatefulNetwork(nn.Module):
     """Predicts images of some streams, given what each stream has shown before.
 
     The filter has closed-form gains. Normalisation layers keep the statistics of the source, as in
-    a `StreamPool`. A stream with an image that is not finite keeps its state.
+    a `StreamPool`. A stream with an image that is not finite keeps its state, and its shift.
 
     Args:
         model: Returns logits for a batch of images; in evaluation mode.
@@ -84,7 +84,8 @@ class StatefulNetwork(nn.Module):
         gain: TraceableGain = self.filter.gain  # type: ignore[assignment]
         before = dict(zip(self.state, state, strict=True))
         columns = {name: before[name][:, 0] for name in _NUMBERS if name in before}
-        gain.begin(Shown(**(before | columns)), images.shape[1])
+        shown_before = Shown(**(before | columns))
+        gain.begin(shown_before, images.shape[1])
         try:
             output = self.model(images.flatten(0, 1))
             logits = output if self._logits is None else self._logits(output)
@@ -108,12 +109,20 @@ class StatefulNetwork(nn.Module):
         for each in after.values():
             sound = sound & torch.isfinite(each).all(1, keepdim=True)
         kept = [torch.where(sound, after[name], before[name]) for name in self.state]
-        return logits, verdict.certainty[:, None], *kept
+        # A stream that keeps its state has shifted as surely as before.
+        shift = torch.where(sound, verdict.certainty[:, None], _shift(gain, shown_before)[:, None])
+        return logits, shift, *kept
 
     def detach(self) -> nn.Module:
         """Take the filter off the model, and return the model."""
         self._attachment.detach()
         return self.model
+
+
+def _shift(gain: TraceableGain, shown: Shown) -> Tensor:
+    """Return how surely streams have shifted by what they have shown; 0 for new ones."""
+    found = gain.verdict(shown, shown.samples.clamp(min=1)).certainty
+    return torch.where(shown.samples > 0, found, torch.zeros_like(found))
 
 
 _NUMBERS = ("samples", "rest_energy")  # of which `Shown` has one for each stream, without columns

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 
-from ttapca.errors import TooManyStreamsError, UnknownStreamError
+from ttapca.errors import SavedStreamError, TooManyStreamsError, UnknownStreamError
 from ttapca.serving.pool_limits import PoolLimits, check_name
 from ttapca.serving.stream_state import StreamState, read_state
 from ttapca.serving.stream_store import StreamStore
 
 EVICTED = 0.1  # share of the streams in memory that is put to disk at once
 MOST_CLASSES = 1_000_000
+
+
+class Place:
+    """What a request holds of a stream that it may begin."""
 
 
 class StreamShelf:
@@ -23,6 +26,9 @@ class StreamShelf:
         kind: Which pools can read the states.
         new_state: Returns the state of a stream that has shown nothing.
         store: Where states are kept; without, there is no other place than memory.
+
+    Raises:
+        SavedStreamError: The store keeps streams of another network or filter.
     """
 
     def __init__(
@@ -35,21 +41,50 @@ class StreamShelf:
         self._limits, self._kind, self._new_state, self._store = limits, kind, new_state, store
         self._lock = threading.RLock()
         self._saving = threading.Lock()
-        self._states: OrderedDict[str, StreamState] = OrderedDict()  # the last used is the last
+        self._states: dict[str, StreamState] = {}  # the last used is the last
+        self._sizes: dict[str, int] = {}  # of the states in memory, in bytes
+        self._memory = 0  # their sum
         self._changed: set[str] = set()  # since they were written to the store
+        # Streams that have no state yet, and the places of the requests that may give them one.
+        self._coming: dict[str, set[Place]] = {}
         self._known = set(() if store is None else store.names())
+        self._shifted = set(() if store is None else store.shifted())
+        if store is not None and self._known:
+            self._check_kind(store)
+
+    def _check_kind(self, store: StreamStore) -> None:
+        """Look at one stream on disk: all were written by pools of one kind."""
+        data = store.read(min(self._known))
+        try:
+            if data is not None:
+                self.read(data)
+        except SavedStreamError as error:
+            raise SavedStreamError(
+                f"A pool goes on with streams of its own network and filter; {store.path} keeps "
+                f"others. {error} Use the network and filter that it was begun with, or another "
+                "file."
+            ) from error
 
     def __len__(self) -> int:
         """Return how many streams are in memory."""
         return len(self._states)
 
-    def names(self) -> list[str]:
-        """Return the names of all streams, in memory or on disk, sorted."""
-        with self._lock:
-            return sorted(self._known)
+    def names(self, shifted: bool | None = None) -> list[str]:
+        """Return the names of streams, in memory or on disk, sorted.
 
-    def admit(self, name: str) -> None:
-        """Make a stream known, or raise `TooManyStreamsError`."""
+        Args:
+            shifted: Only those that have shifted, or only those that have not; None for all.
+        """
+        with self._lock:
+            if shifted is None:
+                return sorted(self._known)
+            return sorted(self._shifted if shifted else self._known - self._shifted)
+
+    def admit(self, name: str) -> Place:
+        """Make a stream known, or raise `TooManyStreamsError`.
+
+        It stays known once `put` was called. Whoever will not call that gives the place back.
+        """
         most = self._limits.max_streams
         if self._store is None:
             most = min(most, self._limits.max_resident)
@@ -59,7 +94,32 @@ class StreamShelf:
                     f"There may be at most {most:,} streams, and there are; `{name}` would be one "
                     "more. Drop some that are over."
                 )
+            if name not in self._known and self._store is None and self._is_full():
+                raise TooManyStreamsError(
+                    f"All streams may take {self._limits.max_memory:,} bytes, and they do; "
+                    f"`{name}` would be one more. Drop some that are over, or keep them in a "
+                    "`StreamStore`."
+                )
+            place = Place()
+            if name in self._coming or name not in self._known:
+                self._coming.setdefault(name, set()).add(place)
             self._known.add(name)
+            return place
+
+    def withdraw(self, name: str, place: Place) -> None:
+        """Give back the place of a request that came to nothing, and forget a stream of no other.
+
+        Args:
+            name: Of the stream.
+            place: From `admit`.
+        """
+        with self._lock:
+            waiting = self._coming.get(name, set())
+            if place in waiting:
+                waiting.remove(place)
+                if not waiting:
+                    del self._coming[name]
+                    self._known.discard(name)
 
     def check_known(self, name: str) -> None:
         """Raise `StreamNameError` or `UnknownStreamError` unless there is such a stream."""
@@ -96,17 +156,31 @@ class StreamShelf:
         """Replace the state of a stream; of one that was dropped meanwhile, nothing is kept."""
         with self._lock:
             if name in self._known:
-                self._states[name] = state
-                self._states.move_to_end(name)
+                self._forget(name)
+                self._states[name] = state  # as the last one
+                self._sizes[name] = state.size
+                self._memory += self._sizes[name]
                 self._changed.add(name)
+                (self._shifted.add if state.shifted else self._shifted.discard)(name)
+                self._coming.pop(name, None)
+
+    def _forget(self, name: str) -> None:
+        """Let go of a state in memory, if it is there."""
+        self._states.pop(name, None)
+        self._memory -= self._sizes.pop(name, 0)
+
+    def _is_full(self) -> bool:
+        return self._memory >= self._limits.max_memory
 
     def drop(self, name: str) -> None:
         """Forget a stream that is known, also on disk."""
         with self._saving, self._lock:
             self.check_known(name)
-            self._states.pop(name, None)
+            self._forget(name)
             self._changed.discard(name)
             self._known.discard(name)
+            self._shifted.discard(name)
+            self._coming.pop(name, None)
             if self._store is not None:
                 self._store.drop([name])
 
@@ -118,16 +192,24 @@ class StreamShelf:
             save: Calls `save`, and takes care of its errors: what could not be saved stays.
         """
         most = self._limits.max_resident
-        if self._store is None or len(self._states) + coming <= most:
+        fits = len(self._states) + coming <= most and not self._is_full()
+        if self._store is None or fits:
             return
         keep = max(0, int(most * (1 - EVICTED)) - coming)
+        memory = self._limits.max_memory * (1 - EVICTED)
+        idle: list[str] = []
         with self._lock:
-            idle = list(self._states)[: len(self._states) - keep]
+            left, used = len(self._states), self._memory
+            for name in self._states:  # those that were not used for longest come first
+                if left <= keep and used <= memory:
+                    break
+                idle.append(name)
+                left, used = left - 1, used - self._sizes[name]
         save()
         with self._lock:
             for name in idle:
                 if name not in self._changed:
-                    self._states.pop(name, None)
+                    self._forget(name)
 
     def save(self) -> None:
         """Write all states that have changed to the store, in one transaction."""
@@ -140,7 +222,8 @@ class StreamShelf:
             try:
                 if states:
                     data = {name: state.to_bytes(self._kind) for name, state in states.items()}
-                    self._store.write(data)
+                    shifted = [name for name, state in states.items() if state.shifted]
+                    self._store.write(data, shifted)
             except BaseException:
                 with self._lock:
                     self._changed.update(states)

@@ -7,6 +7,7 @@ over. So whoever looks sees a whole state, and a pass that fails leaves no mark.
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
@@ -18,10 +19,14 @@ from torch import Tensor
 from ttapca.errors import SavedStreamError
 from ttapca.serving.answers import Mode
 from ttapca.spectral.closed_form_rule import Shown
+from ttapca.spectral.conditions import MOST_STATES, RECENT, KnownConditions
+from ttapca.spectral.many_streams import Seen
 from ttapca.support.parsing import parse_json
 
-FORMAT = "ttapca pool stream 1"
-SHOWN = "shown."  # before the names of tensors
+FORMAT = "ttapca pool stream 2"
+# Before the names of tensors.
+SHOWN = "shown."
+CONDITIONS = "conditions."
 ABOUT = "ttapca"
 
 
@@ -30,21 +35,21 @@ class StreamState:
     """What was seen of one stream, and what was done with it.
 
     Attributes:
-        shown: What its images have shown of the components, with one row.
+        seen: What was seen of the components of its images.
         counts: How often each class was predicted of late, shape (classes,); None before that.
         block: Sums of band energies of the images that the alarm judges next, shape (bands,).
         mode: Whether its images are adapted to.
         images, requests, skipped: How many came, and how many requests changed nothing.
         adapted, shadowed, differed: How many images were answered with a filter that changed them,
             were answered in shadow, and have another class there.
-        shift: How surely it has shifted, from 0 to 1.
+        shift: How surely the condition of its last image is a shift, from 0 to 1.
         skew: How surely its classes were not those of the source when nothing had shifted.
         block_images: How many images `block` is of.
         shifted, run: What the alarm says, and for how many blocks it has spoken against that.
         shifted_since, last_seen: Seconds since 1970.
     """
 
-    shown: Shown
+    seen: Seen
     counts: Tensor | None = None
     block: Tensor | None = None
     mode: Mode = "on"
@@ -62,9 +67,23 @@ class StreamState:
     shifted_since: float | None = None
     last_seen: float | None = None
 
+    @property
+    def latest(self) -> Shown:
+        """What images of the condition of the last one have shown, with one row."""
+        return self.seen.shown[self.seen.latest]
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes in memory, but for a few numbers."""
+        shown = sum(each.nbytes for one in self.seen.shown for each in one.tensors().values())
+        return shown + (0 if self.seen.conditions is None else self.seen.conditions.nbytes)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name."""
-        found = {SHOWN + name: each for name, each in self.shown.tensors().items()}
+        shown, known = Shown.of_each(self.seen.shown), self.seen.conditions
+        found = {SHOWN + name: each for name, each in shown.tensors().items()}
+        if known is not None:
+            found |= {CONDITIONS + name: each for name, each in _tensors(known).items()}
         if self.counts is not None:
             found["counts"] = self.counts
         if self.block is not None:
@@ -78,12 +97,17 @@ class StreamState:
             kind: Which pools can read it.
         """
         numbers = {each.name: getattr(self, each.name) for each in _NUMBERS}
+        conditions = self.seen.conditions
+        numbers["latest"] = self.seen.latest
+        numbers["unsearched"] = 0 if conditions is None else conditions.unsearched
         # One entry, since safetensors writes several in any order: the same state, the same bytes.
         about = {ABOUT: json.dumps({"format": FORMAT, "kind": kind, "numbers": numbers})}
         return save({name: each.contiguous() for name, each in self.tensors().items()}, about)
 
 
-_NUMBERS = [each for each in fields(StreamState) if each.name not in ("shown", "counts", "block")]
+_OF_CONDITIONS = ("centres", "weights", "recent")
+_NUMBERS = [each for each in fields(StreamState) if each.name not in ("seen", "counts", "block")]
+_SEEN_NUMBERS = {"latest": "int", "unsearched": "int"}
 _KINDS: dict[str, Any] = {
     "int": int,
     "float": (int, float),
@@ -109,16 +133,15 @@ def read_state(data: bytes, kind: str, like: StreamState, most_counts: int) -> S
         raise SavedStreamError(f"A saved stream must be of the format `{FORMAT}`; found another.")
     if about.get("kind") != kind:
         raise SavedStreamError(
-            "A stream can be restored where the same network and filter are served as when it was "
-            "saved; found a stream of others."
+            "A stream can be restored where the same network and filter are served with the same "
+            "options as when it was saved; found a stream of others."
         )
     try:
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
         raise SavedStreamError(f"These bytes are no saved stream: {error}.") from error
-    shown = {name: tensors.pop(SHOWN + name, None) for name in like.shown.tensors()}
-    for name, each in like.shown.tensors().items():
-        _check(shown[name], each, SHOWN + name)
+    numbers = _checked(about.get("numbers"))
+    seen = _seen(tensors, numbers, like.seen)
     counts, block = tensors.pop("counts", None), tensors.pop("block", None)
     if counts is not None and not (counts.dim() == 1 and len(counts) <= most_counts):
         raise SavedStreamError("These bytes are no saved stream: `counts` has another shape.")
@@ -127,8 +150,36 @@ def read_state(data: bytes, kind: str, like: StreamState, most_counts: int) -> S
             raise SavedStreamError("These bytes are no saved stream: a number is not finite.")
     if tensors:
         raise SavedStreamError(f"These bytes are no saved stream: they hold `{min(tensors)}`.")
-    numbers = _checked(about.get("numbers"))
-    return StreamState(Shown(**shown), counts, block, **numbers)  # type: ignore[arg-type]
+    return StreamState(seen, counts, block, **numbers)
+
+
+def _seen(tensors: dict[str, Tensor], numbers: dict[str, Any], like: Seen) -> Seen:
+    """Take what was seen out of tensors and numbers."""
+    latest, unsearched = numbers.pop("latest"), numbers.pop("unsearched")
+    rows = range(1, MOST_STATES + 1)
+    tensors_of = {}
+    for name, each in like.shown[0].tensors().items():
+        tensors_of[name] = _taken(tensors, SHOWN + name, each, rows)
+        rows = range(len(tensors_of[name]), len(tensors_of[name]) + 1)  # all have as many
+    if latest not in range(rows.start):
+        raise SavedStreamError(f"These bytes are no saved stream: `latest` is {latest}.")
+    together = Shown(**tensors_of)
+    shown = tuple(together.of_stream(row) for row in range(rows.start))
+    if like.conditions is None:
+        return Seen(shown, None, latest)
+    # A stream that was never used has shown nothing, in one row, and has no state.
+    states = range(rows.start if bool(together.samples.any()) else 0, MOST_STATES + 1)
+    known = {}
+    for name, each in _tensors(like.conditions).items():
+        lengths = range(RECENT + 1) if name == "recent" else states
+        known[name] = _taken(tensors, CONDITIONS + name, each, lengths).numpy()
+    if len(known["centres"]) != len(known["weights"]):
+        raise SavedStreamError("These bytes are no saved stream: their conditions do not match.")
+    return Seen(shown, KnownConditions(**known, unsearched=unsearched), latest)
+
+
+def _tensors(known: KnownConditions) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(getattr(known, name)) for name in _OF_CONDITIONS}
 
 
 def _metadata(data: bytes) -> dict[str, Any]:
@@ -143,12 +194,16 @@ def _metadata(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _check(found: Tensor | None, like: Tensor, name: str) -> None:
-    if found is None or found.shape != like.shape or found.dtype != like.dtype:
+def _taken(tensors: dict[str, Tensor], name: str, like: Tensor, rows: Container[int]) -> Tensor:
+    """Take a tensor out of others; raise unless it is like one, but for so many rows."""
+    found = tensors.pop(name, None)
+    same = found is not None and found.dtype == like.dtype and found.dim() == like.dim()
+    if found is None or not same or found.shape[1:] != like.shape[1:] or len(found) not in rows:
         raise SavedStreamError(f"These bytes are no saved stream: `{name}` has another shape.")
-    signed = name.endswith("mean")
+    signed = name.endswith(("mean", "centres", "recent"))
     if not _is_sound(found) or (not signed and bool((found < 0).any())):
         raise SavedStreamError(f"These bytes are no saved stream: `{name}` cannot be like that.")
+    return found
 
 
 def _is_sound(tensor: Tensor) -> bool:
@@ -156,16 +211,16 @@ def _is_sound(tensor: Tensor) -> bool:
 
 
 def _checked(numbers: Any) -> dict[str, Any]:
-    if not isinstance(numbers, dict) or numbers.keys() != {each.name for each in _NUMBERS}:
+    kinds = {each.name: str(each.type) for each in _NUMBERS} | _SEEN_NUMBERS
+    if not isinstance(numbers, dict) or numbers.keys() != kinds.keys():
         raise SavedStreamError("These bytes are no saved stream: their numbers have other names.")
-    for each in _NUMBERS:
-        value = numbers[each.name]
-        if each.name == "mode":
+    for name, value in numbers.items():
+        if name == "mode":
             sound = value in get_args(Mode)
         else:
-            kind = _KINDS[str(each.type)]
+            kind = _KINDS[kinds[name]]
             sound = isinstance(value, kind) and (isinstance(value, bool) == (kind is bool))
             sound = sound and (value is None or value >= 0)
         if not sound:
-            raise SavedStreamError(f"These bytes are no saved stream: `{each.name}` is {value!r}.")
+            raise SavedStreamError(f"These bytes are no saved stream: `{name}` is {value!r}.")
     return numbers

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Self
@@ -20,11 +20,13 @@ from ttapca.errors import SavedStreamError, StorageError
 from ttapca.support.disk import writing
 
 APPLICATION = 0x7474_7063  # "ttpc", in the header of the file
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS streams (
-    name TEXT PRIMARY KEY NOT NULL, state BLOB NOT NULL, saved REAL NOT NULL
-) WITHOUT ROWID
-"""
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS streams (
+        name TEXT PRIMARY KEY NOT NULL, state BLOB NOT NULL, saved REAL NOT NULL
+    ) WITHOUT ROWID""",
+    # Those whose alarm is on: to find them in the states, all of these would have to be read.
+    "CREATE TABLE IF NOT EXISTS shifted (name TEXT PRIMARY KEY NOT NULL) WITHOUT ROWID",
+)
 
 
 class StreamStore:
@@ -73,7 +75,8 @@ class StreamStore:
             if found != APPLICATION and tables:
                 raise sqlite3.DatabaseError("it belongs to another program")
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            connection.execute(SCHEMA)
+            for table in SCHEMA:
+                connection.execute(table)
         except BaseException:
             connection.close()
             raise
@@ -81,8 +84,15 @@ class StreamStore:
 
     def names(self) -> list[str]:
         """Return the names of all streams, sorted."""
+        return self._names("SELECT name FROM streams ORDER BY name")
+
+    def shifted(self) -> list[str]:
+        """Return the names of the streams that were said to have shifted, sorted."""
+        return self._names("SELECT name FROM shifted ORDER BY name")
+
+    def _names(self, query: str) -> list[str]:
         with self._lock, closing(self._connection.cursor()) as cursor:
-            return [name for (name,) in cursor.execute("SELECT name FROM streams ORDER BY name")]
+            return [name for (name,) in cursor.execute(query)]
 
     def read(self, name: str) -> bytes | None:
         """Return the state of a stream; None where there is none."""
@@ -91,21 +101,37 @@ class StreamStore:
             row = cursor.fetchone()
         return None if row is None else bytes(row[0])
 
-    def write(self, states: Mapping[str, bytes]) -> None:
-        """Replace the states of some streams, all of them or none."""
+    def write(self, states: Mapping[str, bytes], shifted: Collection[str] = ()) -> None:
+        """Replace the states of some streams, all of them or none.
+
+        Args:
+            states: By name.
+            shifted: Which of these have shifted.
+        """
         now = time.time()
-        rows = [(name, state, now) for name, state in states.items()]
-        self._change("INSERT OR REPLACE INTO streams VALUES (?, ?, ?)", rows)
+        self._change(
+            (
+                "INSERT OR REPLACE INTO streams VALUES (?, ?, ?)",
+                [(name, state, now) for name, state in states.items()],
+            ),
+            ("DELETE FROM shifted WHERE name = ?", [(name,) for name in states]),
+            ("INSERT INTO shifted VALUES (?)", [(name,) for name in shifted]),
+        )
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget some streams."""
-        self._change("DELETE FROM streams WHERE name = ?", [(name,) for name in names])
+        rows = [(name,) for name in names]
+        self._change(
+            ("DELETE FROM streams WHERE name = ?", rows),
+            ("DELETE FROM shifted WHERE name = ?", rows),
+        )
 
-    def _change(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+    def _change(self, *changes: tuple[str, Sequence[tuple[object, ...]]]) -> None:
         with self._lock, closing(self._connection.cursor()) as cursor:
             try:
                 cursor.execute("BEGIN IMMEDIATE")
-                cursor.executemany(statement, rows)
+                for statement, rows in changes:
+                    cursor.executemany(statement, rows)
                 cursor.execute("COMMIT")
             except sqlite3.Error as error:
                 if self._connection.in_transaction:

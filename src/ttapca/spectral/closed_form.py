@@ -21,7 +21,7 @@ from ttapca.spectral.closed_form_rule import (
     Shown,
     independent_images,
 )
-from ttapca.spectral.conditions import Appearances, ConditionStates
+from ttapca.spectral.conditions import ConditionStates
 from ttapca.spectral.gains import (
     ABOVE_ONE,
     MULTIPLIER_LIMIT,
@@ -82,12 +82,8 @@ class ClosedFormGain(ClosedFormRule):
         check_option("memory", memory, Number(above=0))
         check_option("states", states, Whole(1))
         super().__init__(source, **options)
-        self.conditions: ConditionStates | None = None
-        if states > 1 and source.energies is not None:
-            describe = Appearances(source.energies, source.textures)
-            if describe.known:
-                self.conditions = ConditionStates(describe, states)
-                self._with_textures = source.textures is not None
+        self.conditions = ConditionStates.of_source(source.energies, source.textures, states)
+        self._with_textures = source.textures is not None
         self.join(Stream(memory), "gain")
 
     def join(self, stream: Stream, name: str) -> None:

@@ -4,15 +4,16 @@ One set of gains and statistics cannot serve a batch in which every image may ha
 condition. So a stream can have several *states*, one for each condition, and each image is served
 by the state that it is nearest to.
 
-**Appearance.** An image is described by the logarithms of its band energies and of its textures
-(`ttapca.spectral.textures`), in units in which source images vary by 1 in every direction. So what
-an image shows counts little, and what happened to it counts much.
+Which one that is, its appearance tells (`ttapca.spectral.appearances`).
 
 **A new state.** There is one state at first. The images that a state had of late are split in two
 along a direction in which they vary most, where the split leaves two clearly separate groups: far
 apart, and each so narrow that they cannot be the two halves of one. One condition does not do that,
 however much its images vary: two halves of a normal distribution keep 36 % of its variance, two
 halves of an even one 25 %. The images of two conditions keep less than that.
+
+**Back to normal.** When a condition ends, what follows looks like the source, and that is known
+beforehand: an image that is much nearer to the source than to any state begins a state at once.
 
 **One condition at a time** is what most streams have. Where the images of a batch are about as
 near to their own mean as each is to its nearest state, the whole batch belongs to one state: the
@@ -23,9 +24,15 @@ States are not forgotten: a condition that comes back finds the state that it ha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from ttapca.spectral.appearances import Appearances
 from ttapca.spectral.stream import Stream
 
 # Chosen on held-out conditions; docs/closed-form.md has the measurements.
@@ -44,61 +51,53 @@ STEPS = 5  # of k-means, after a split
 TOGETHER = 32  # images that are looked at together, to see whether they have one condition
 # So much nearer, in squared distance, are the images of one condition to the states at most.
 ONE = 3.0
+# An image begins a state like the source if it is so much nearer to that than to any state, in
+# squared distance, and so many standard deviations nearer than the images of its state are.
+LIKE_SOURCE = 16.0
+STRAYS = 3.0
 MEMORY = 200.0  # images that the centre of a state stands for, at most
 
-# Source images for each number that describes an image; fewer do not tell how images vary.
-FEWEST_SOURCE = 4
-# Added to correlations, so that directions in which source images hardly vary do not dominate.
-RIDGE = 3e-3
-# An image without any detail has no logarithm; as a share of what source images have.
-LEAST = 1e-3
+Numbers = NDArray[np.float64]
 
 
-class Appearances:
-    """Describes images in units of how source images vary.
-
-    Args:
-        energies: Band energies of source images, shape (images, bands).
-        textures: Textures of the same images, shape (images, numbers); None where they have none.
+@dataclass(frozen=True, eq=False)
+class KnownConditions:
+    """What is known of the conditions of one stream.
 
     Attributes:
-        known: Whether there were enough source images to say how they vary.
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> energies = torch.rand(500, 3, generator=generator) + 0.5
-        >>> source = Appearances(energies)(energies)
-        >>> [round(value, 2) for value in source.std(0).tolist()]
-        [1.0, 1.0, 1.0]
+        centres: Appearance of each state, float64, shape (states, numbers).
+        weights: How many images each centre stands for, float64, shape (states,).
+        recent: Appearances of the last images, float64, shape (images, numbers).
+        unsearched: How many of these are new since states were looked for.
     """
 
-    def __init__(self, energies: Tensor, textures: Tensor | None = None) -> None:
-        measured = _beside(energies, textures)
-        self._least = LEAST * measured.median(0).values.clamp(min=torch.finfo(torch.float32).tiny)
-        logarithms = (measured + self._least).log()
-        self._mean, self._deviation = logarithms.mean(0), logarithms.std(0).clamp(min=1e-6)
-        unit = (logarithms - self._mean) / self._deviation
-        correlations = unit.T @ unit / (len(unit) - 1)
-        ridge = RIDGE * torch.eye(len(correlations), dtype=torch.float64)
-        self._whiten = torch.linalg.cholesky(torch.linalg.inv(correlations + ridge))
+    centres: Numbers
+    weights: Numbers
+    recent: Numbers
+    unsearched: int = 0
 
-        self.known = len(measured) >= FEWEST_SOURCE * self.size
+    @classmethod
+    def none(cls, size: int) -> Self:
+        """Return what is known of a new stream, where so many numbers describe an image."""
+        return cls(np.zeros((0, size)), np.zeros(0), np.zeros((0, size)))
 
     @property
-    def size(self) -> int:
-        """How many numbers describe an image."""
-        return len(self._mean)
+    def nbytes(self) -> int:
+        """How many bytes it takes in memory."""
+        return self.centres.nbytes + self.weights.nbytes + self.recent.nbytes
 
-    def __call__(self, energies: Tensor, textures: Tensor | None = None) -> Tensor:
-        """Return one row for each image, float64 on the CPU, shape (images, `size`)."""
-        logarithms = (_beside(energies, textures) + self._least).log()
-        whitened: Tensor = (logarithms - self._mean) / self._deviation @ self._whiten
-        return whitened
+    def with_images(self, appearances: Numbers) -> KnownConditions:
+        """Return the same with these among the last images, and a state if there was none."""
+        recent = np.concatenate([self.recent, appearances])[-RECENT:]
+        unsearched = self.unsearched + len(appearances)
+        if len(self.centres):
+            return KnownConditions(self.centres, self.weights, recent, unsearched)
+        return KnownConditions(appearances.mean(0, keepdims=True), np.zeros(1), recent, unsearched)
 
-
-def _beside(energies: Tensor, textures: Tensor | None) -> Tensor:
-    both = energies if textures is None else torch.cat([energies, textures.to(energies)], 1)
-    return both.detach().to("cpu", torch.float64)
+    def with_state(self, centre: Numbers) -> KnownConditions:
+        """Return the same with one more state, shape (numbers,)."""
+        centres, weights = np.concatenate([self.centres, centre[None]]), np.append(self.weights, 0)
+        return KnownConditions(centres, weights, self.recent, self.unsearched)
 
 
 class ConditionStates:
@@ -122,6 +121,22 @@ class ConditionStates:
         self.describe = describe
         self.most = most
 
+    @classmethod
+    def of_source(
+        cls, energies: Tensor | None, textures: Tensor | None, most: int
+    ) -> ConditionStates | None:
+        """Return what tells conditions apart, or None where too little is known of the source.
+
+        Args:
+            energies: Band energies of source images, shape (images, bands), or None.
+            textures: Textures of the same images, shape (images, numbers), or None.
+            most: How many states there may be; with 1, nobody tells them apart.
+        """
+        if most == 1 or energies is None:
+            return None
+        describe = Appearances(energies, textures)
+        return cls(describe, most) if describe.known else None
+
     def join(self, stream: Stream) -> None:
         """Keep what is seen in this stream."""
         self.stream = stream
@@ -131,50 +146,64 @@ class ConditionStates:
         recent = torch.zeros(RECENT, self.describe.size, dtype=torch.float64)
         stream.declare("conditions/recent", (recent, 0, 0))
 
-    @torch.no_grad()
     def route(self, appearances: Tensor) -> Tensor:
         """Add images to the stream, and return the number of the state of each, shape (images,).
 
         Args:
             appearances: Shape (images, numbers).
         """
-        stream = self.stream
-        centres, counts = (list(each) for each in stream.past("conditions/states"))
-        recent, unsearched = self._recent(appearances)
-        if not centres:
-            centres, counts = [appearances.mean(0)], [0.0]
-        middles = torch.stack([centre.to(appearances) for centre in centres])
-        weights = torch.tensor(counts, dtype=appearances.dtype)
-        if len(recent) >= ENOUGH and unsearched >= OFTEN:
-            unsearched = 0
-            middles, weights = self._searched(recent, middles, weights)
-        together = recent[-max(len(appearances), TOGETHER) :]
-        if len(together) >= TOGETHER and _of_one_condition(together, middles):
-            mean = together.mean(0, keepdim=True)
-            far = bool(torch.cdist(mean, middles).min() > FAR)
-            # Images of several small batches may have several conditions, which a search tells.
-            if far and len(appearances) >= TOGETHER and len(middles) < self.most:
-                middles, weights = torch.cat([middles, mean]), _with_zero(weights)
-            nearest = _nearest(mean, middles).expand(len(appearances))
-        else:
-            nearest = _nearest(appearances, middles)
-        middles, weights = _moved(middles, weights, appearances, nearest)
-        stream.write(
-            "conditions/states", (tuple(middles), tuple(weights.clamp(max=MEMORY).tolist()))
-        )
-        rows = torch.zeros(RECENT, appearances.shape[1], dtype=appearances.dtype)
-        rows[: len(recent)] = recent
-        stream.write("conditions/recent", (rows, len(recent), unsearched))
-        return nearest
-
-    def _recent(self, appearances: Tensor) -> tuple[Tensor, int]:
-        """Return the last images, and how many of them are new since states were looked for."""
+        centres, weights = self.stream.past("conditions/states")
         rows, filled, unsearched = self.stream.past("conditions/recent")
-        recent = torch.cat([rows[: int(filled)].to(appearances), appearances])[-RECENT:]
-        return recent, int(unsearched) + len(appearances)
+        known = KnownConditions.none(self.describe.size)
+        if centres:
+            middles, recent = torch.stack(centres), rows[: int(filled)]
+            known = KnownConditions(
+                middles.double().cpu().numpy(),
+                np.array(weights, dtype=np.float64),
+                recent.double().cpu().numpy(),
+                int(unsearched),
+            )
+        found, nearest = self.told_apart(known, appearances.numpy())
+        states = tuple(torch.from_numpy(found.centres)), tuple(found.weights.tolist())
+        self.stream.write("conditions/states", states)
+        rows = torch.zeros(RECENT, appearances.shape[1], dtype=torch.float64)
+        rows[: len(found.recent)] = torch.from_numpy(found.recent)
+        self.stream.write("conditions/recent", (rows, len(found.recent), found.unsearched))
+        return torch.from_numpy(nearest)
 
-    def _searched(self, recent: Tensor, centres: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def told_apart(
+        self, known: KnownConditions, appearances: Numbers
+    ) -> tuple[KnownConditions, NDArray[np.int64]]:
+        """Return what is known of a stream after some images, and the number of each one's state.
+
+        Args:
+            known: What was known of it before; not written into.
+            appearances: Shape (images, numbers).
+        """
+        before, known = known.recent, known.with_images(appearances)
+        if len(known.recent) >= ENOUGH and known.unsearched >= OFTEN:
+            known = self._searched(known)
+        # In a large batch, a search or its mean tells better than its outermost images.
+        few = len(appearances) < TOGETHER and len(known.centres) < self.most
+        if few and _some_like_source(appearances, before, known.centres):
+            known = known.with_state(np.zeros_like(appearances[0]))
+        together = known.recent[-max(len(appearances), TOGETHER) :]
+        if len(together) >= TOGETHER and _of_one_condition(together, known.centres):
+            mean = together.mean(0, keepdims=True)
+            far = bool(_squares(mean, known.centres).min() > FAR**2)
+            # Images of several small batches may have several conditions, which a search tells.
+            if far and len(appearances) >= TOGETHER and len(known.centres) < self.most:
+                known = known.with_state(mean[0])
+            nearest = _nearest(mean, known.centres).repeat(len(appearances))
+        else:
+            nearest = _nearest(appearances, known.centres)
+        centres, weights = _moved(known.centres, known.weights, appearances, nearest)
+        weights = weights.clip(max=MEMORY)
+        return KnownConditions(centres, weights, known.recent, known.unsearched), nearest
+
+    def _searched(self, known: KnownConditions) -> KnownConditions:
         """Split states as long as there are two conditions in one."""
+        recent, centres, counts = known.recent, known.centres, known.weights
         while len(centres) < self.most:
             apart = APART if len(centres) == 1 else APART_LATER
             nearest = _nearest(recent, centres)
@@ -190,45 +219,75 @@ class ConditionStates:
                 stays, leaves = leaves, stays
             # What the state has seen belongs to the group that is nearer to it, but its centre
             # stood for both.
-            centres = torch.cat([centres, leaves[None]])
+            centres = np.concatenate([centres, leaves[None]])
             centres[state] = stays
-            counts = _with_zero(counts)
-            kept = counts.clone()
+            counts = np.append(counts, 0)
+            kept = counts.copy()
             kept[state] = 0.0
             start = centres
             for _ in range(STEPS):
                 centres, _ = _moved(start, kept, recent, _nearest(recent, centres))
-        return centres, counts
+        return KnownConditions(centres, counts, recent)
 
 
-def _nearest(rows: Tensor, centres: Tensor) -> Tensor:
-    return torch.cdist(rows, centres).argmin(1)
+def _squares(rows: Numbers, centres: Numbers) -> Numbers:
+    """Return squared distances, shape (rows, centres)."""
+    found: Numbers = np.square(rows[:, None] - centres).sum(-1)
+    return found
 
 
-def _of_one_condition(rows: Tensor, centres: Tensor) -> bool:
+def _nearest(rows: Numbers, centres: Numbers) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = _squares(rows, centres).argmin(1)
+    return found
+
+
+def _some_like_source(rows: Numbers, before: Numbers, centres: Numbers) -> bool:
+    """Return whether some images are like the source, while no state is and none has such images.
+
+    Args:
+        rows: The images.
+        before: The last images before these.
+        centres: Of the states.
+    """
+    lengths = np.linalg.norm(centres, axis=1)
+    if lengths.min() <= FAR:
+        return False
+    squares = _squares(rows, centres)
+    states = squares.argmin(1)
+    like = squares.min(1) - np.square(rows).sum(1) > LIKE_SOURCE
+    for state in sorted(set(states[like].tolist())):
+        direction = centres[state] / lengths[state]
+        # How much the images of the state vary towards the source; at first, these images tell.
+        own = before[_nearest(before, centres) == state]
+        own = (own if len(own) >= FEWEST else rows[states == state]) @ direction
+        spread = float(own.std(ddof=1)) if len(own) >= FEWEST else 1.0  # as source images
+        places = rows[like & (states == state)] @ direction
+        if bool((lengths[state] - places > STRAYS * spread).any()):
+            return True
+    return False
+
+
+def _of_one_condition(rows: Numbers, centres: Numbers) -> bool:
     """Return whether images are about as near to their mean as each is to its nearest centre."""
-    to_mean = (rows - rows.mean(0)).square().sum() / (len(rows) - 1)
-    to_centres = torch.cdist(rows, centres).square().min(1).values.mean()
-    return float(to_mean - to_centres) < ONE
+    to_mean = np.square(rows - rows.mean(0)).sum() / (len(rows) - 1)
+    return bool(to_mean - _squares(rows, centres).min(1).mean() < ONE)
 
 
-def _with_zero(counts: Tensor) -> Tensor:
-    return torch.cat([counts, counts.new_zeros(1)])
+def _distance(one: Numbers, two: Numbers) -> float:
+    return float(np.linalg.norm(one - two))
 
 
-def _distance(one: Tensor, two: Tensor) -> float:
-    return float(torch.linalg.vector_norm(one - two))
-
-
-def _moved(centres: Tensor, counts: Tensor, rows: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
+def _moved(
+    centres: Numbers, counts: Numbers, rows: Numbers, nearest: NDArray[np.int64]
+) -> tuple[Numbers, Numbers]:
     """Return the means of all that centres stand for, with the rows that are theirs, and counts."""
-    belongs = torch.nn.functional.one_hot(nearest, len(centres)).to(rows)  # (rows, centres)
+    belongs = np.eye(len(centres))[nearest]  # (rows, centres)
     total = counts + belongs.sum(0)
-    means = (counts[:, None] * centres + belongs.T @ rows) / total.clamp(min=1.0)[:, None]
-    return torch.where(total[:, None] > 0, means, centres), total
+    means = (counts[:, None] * centres + belongs.T @ rows) / total.clip(min=1.0)[:, None]
+    return np.where(total[:, None] > 0, means, centres), total
 
 
-def _two_groups(rows: Tensor, apart: float) -> tuple[float, Tensor, Tensor] | None:
+def _two_groups(rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
     """Split images in two groups that are clearly separate, if there are such.
 
     Args:
@@ -241,8 +300,8 @@ def _two_groups(rows: Tensor, apart: float) -> tuple[float, Tensor, Tensor] | No
     if len(rows) < 2 * FEWEST:
         return None
     mean = rows.mean(0)
-    variances, directions = torch.linalg.eigh(torch.cov(rows.T))
-    best = None
+    variances, directions = np.linalg.eigh(np.atleast_2d(np.cov(rows.T)))
+    best: tuple[float, Numbers, Numbers] | None = None
     for number in range(1, 1 + min(DIRECTIONS, len(variances))):
         if variances[-number] < VARIED:
             break
@@ -257,23 +316,23 @@ def _two_groups(rows: Tensor, apart: float) -> tuple[float, Tensor, Tensor] | No
     return best
 
 
-def _two_means(places: Tensor) -> tuple[float, float, float]:
+def _two_means(places: Numbers) -> tuple[float, float, float]:
     """Cut numbers in two groups so that as little variance as possible is left in them.
 
     Returns:
         The share of variance that is left, where the cut is, and the distance of the means.
 
     Example:
-        >>> _two_means(torch.tensor([0.0, 1.0, 9.0, 10.0], dtype=torch.float64))[1:]
+        >>> _two_means(np.array([0.0, 1.0, 9.0, 10.0]))[1:]
         (5.0, 9.0)
     """
-    rising = places.sort().values
+    rising = np.sort(places)
     number = len(rising)
-    below = torch.arange(1, number, dtype=rising.dtype)
-    sums = rising.cumsum(0)
+    below = np.arange(1, number)
+    sums = rising.cumsum()
     lower, upper = sums[:-1] / below, (sums[-1] - sums[:-1]) / (number - below)
-    between = below * (number - below) / number**2 * (upper - lower).square()
+    between = below * (number - below) / number**2 * np.square(upper - lower)
     best = int(between.argmax())
-    left = 1 - float(between[best]) / float(rising.var(correction=0))
+    left = 1 - float(between[best]) / float(rising.var())
     cut = float(rising[best] + rising[best + 1]) / 2
     return left, cut, float(upper[best] - lower[best])

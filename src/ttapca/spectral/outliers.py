@@ -253,14 +253,32 @@ class SourceOutliers:
         Args:
             images: Shape (batch, channels, height, width), at least one; not written into.
         """
+        mended, [share] = self.repaired_each(images, [len(images)])
+        return mended, share
+
+    def repaired_each(self, images: Tensor, sizes: Sequence[int]) -> tuple[Tensor, list[float]]:
+        """Do what `repaired` does for several batches, and return them and the share of each.
+
+        Args:
+            images: Those of all batches, one batch after the other.
+            sizes: How many images each batch has, at least one.
+        """
         most = max(1, min(LOOKED_AT, LOOKED_AT_VALUES // images[0].numel()))
-        looked_at = images[:: math.ceil(len(images) / most)]
+        batches = torch.split(images, list(sizes))
+        looks = [batch[:: math.ceil(len(batch) / most)] for batch in batches]
+        looked_at = looks[0] if len(looks) == 1 else torch.cat(looks)
         shares = torch.cat([shares_of(strays(part, self.floor)[0]) for part in _parts(looked_at)])
-        shares = shares.cpu()
-        share = float(shares[:, 0].mean())
-        if not (self.mean_shares(shares) > self.limit(len(shares))).any():
-            return images, share
-        return torch.cat([self._mended(part) for part in _parts(images)]), share
+        each = torch.split(shares.cpu(), [len(look) for look in looks])
+        astray = [bool((self.mean_shares(one) > self.limit(len(one))).any()) for one in each]
+        found = [float(one[:, 0].mean()) for one in each]
+        if not any(astray):
+            return images, found
+        parts = [
+            self._mended(part) if mend else part
+            for batch, mend in zip(batches, astray, strict=True)
+            for part in _parts(batch)
+        ]
+        return torch.cat(parts), found
 
     def _mended(self, images: Tensor) -> Tensor:
         stray, median = strays(images, self.floor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class OutlierRepair(Surface):
         layer = find_layer(model, self._fitted.layer)
         self._stream = stream or Stream()
         self._stream.declare(self._name, (0.0, 0.0))
-        hook = InputRepair(self)
+        hook = InputRepair(self.unless_disabled)
         # A wrapper around `forward` would come after the filter, which is a hook of the layer.
         handle = layer.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
         self._handles = [handle]
@@ -64,6 +64,10 @@ class OutlierRepair(Surface):
     def share_in(self, values: Mapping[str, Any]) -> float:
         """Return `share` for the values of another stream of this kind."""
         return float(values[self._name][0])
+
+    def unless_disabled(self, images: Tensor) -> Tensor:
+        """Do what `forward` does, or return the images as they are where this is switched off."""
+        return self(images) if self.enabled else images
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the images with outliers replaced, and count these if this pass counts."""
@@ -84,16 +88,20 @@ class OutlierRepair(Surface):
 
 
 class InputRepair:
-    """Gives a layer repaired images; a class, so that copies and pickles carry it along."""
+    """A hook that gives a layer repaired images; a class, so that copies carry it along.
 
-    def __init__(self, surface: OutlierRepair) -> None:
-        self.surface = surface
+    Args:
+        repair: Returns images that are repaired.
+    """
+
+    def __init__(self, repair: Callable[[Tensor], Tensor]) -> None:
+        self.repair = repair
 
     def __call__(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of the layer, or None where they stay."""
         # What is done depends on the data, which an exported program cannot.
-        if not self.surface.enabled or torch.compiler.is_exporting():
+        if torch.compiler.is_exporting():
             return None
         if args:
-            return (self.surface(args[0]), *args[1:]), kwargs
-        return args, {**kwargs, "input": self.surface(kwargs["input"])}
+            return (self.repair(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "input": self.repair(kwargs["input"])}

@@ -10,7 +10,8 @@ import { clock, say } from "./words.js";
 const EVERY = 1000; // milliseconds between two rounds
 const LONGEST = 15_000; // between two attempts at a server that does not answer
 const AT_ONCE = 500; // streams of one request
-const MOST = 1000; // streams that are watched
+const MOST = 1000; // streams that are watched even where nothing has shifted
+const MOST_ALARMS = 5000; // others that are watched since they have
 const SHARE = 0.2; // of the time that may be spent on the list of streams
 
 const element = (id) => document.getElementById(id);
@@ -68,16 +69,23 @@ async function askList() {
   const began = performance.now();
   if (began < listDue) return;
   const asked = api.now();
-  const found = [];
-  do {
-    const part = await api.json(`v1/streams?brief=true&offset=${found.length}&limit=${AT_ONCE}`);
-    found.push(...part.streams);
-    total = part.total;
-    if (!part.streams.length) break;
-  } while (found.length < Math.min(total, MOST));
-  for (const status of found) records.take(status, asked, api.now());
-  records.keep(new Set(found.map((status) => status.stream)));
+  const first = await askPages("", MOST);
+  total = first.total;
+  const shifted = total > first.streams.length ? await askPages("&shifted=true", MOST_ALARMS) : { streams: [] };
+  for (const status of [...first.streams, ...shifted.streams]) records.take(status, asked, api.now());
+  const names = (part) => new Set(part.streams.map((status) => status.stream));
+  records.keep(names(first), names(shifted), details.name, api.now());
   listDue = began + Math.max(0.9 * EVERY, (performance.now() - began) / SHARE);
+}
+
+/** The first streams of a list, and how many it has in all. */
+async function askPages(query, most) {
+  const streams = [];
+  for (;;) {
+    const part = await api.json(`v1/streams?brief=true${query}&offset=${streams.length}&limit=${AT_ONCE}`);
+    streams.push(...part.streams);
+    if (!part.streams.length || streams.length >= Math.min(part.total, most)) return { streams, total: part.total };
+  }
 }
 
 async function askChosen() {

@@ -38,7 +38,7 @@ export class Records {
     const name = values.stream;
     let record = this.all.get(name);
     if (!record) {
-      record = { name, values: {}, asked, history: [], watched: now, usualSince: null, shifted: false, alarm: null };
+      record = { name, values: {}, asked, history: [], watched: now, usualSince: null, shifted: false, alarm: null, first: false };
       this.all.set(name, record);
     }
     if (asked < Math.max(record.asked, this.written.get(name) ?? 0)) return; // a newer one came first
@@ -49,15 +49,26 @@ export class Records {
     if (record.shifted && (!before || record.alarm.began !== values.shifted_since)) {
       record.alarm = { name, began: values.shifted_since, ended: null };
     } else if (before && !record.shifted) {
-      record.usualSince = now;
-      this.ended = [{ ...record.alarm, ended: now }, ...this.ended].slice(0, ENDED);
+      this.end(record, now);
     }
     remember(record, now);
   }
 
-  /** Forget streams that the server does not have any more. */
-  keep(names) {
-    for (const name of this.all.keys()) if (!names.has(name)) this.all.delete(name);
+  /** Forget streams that the server does not have any more, or whose alarm is over and that are too many to watch. */
+  keep(first, shifted, chosen, now) {
+    for (const [name, record] of this.all) {
+      const watched = record.first; // whether it was told of even without an alarm
+      record.first = first.has(name);
+      if (record.first || shifted.has(name) || name === chosen) continue;
+      if (record.shifted && !watched) this.end(record, now);
+      this.all.delete(name);
+    }
+  }
+
+  end(record, now) {
+    record.shifted = false;
+    record.usualSince = now;
+    this.ended = [{ ...record.alarm, ended: now }, ...this.ended].slice(0, ENDED);
   }
 }
 

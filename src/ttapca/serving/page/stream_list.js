@@ -74,7 +74,7 @@ export class StreamList {
 
   note(found, total) {
     const known = this.records.all.size;
-    if (total > known) return `The first ${whole(known)} of ${whole(total)} streams are watched here.`;
+    if (total > known) return `Of ${whole(total)} streams, the first ones and those with an alarm are watched here: ${whole(known)}.`;
     if (known && !found.length) return this.find.value ? `No stream has “${this.find.value}” in its name.` : "No stream has shifted.";
     return found.length < known ? `${whole(found.length)} of ${count(known, "stream")}` : "";
   }

@@ -1,0 +1,65 @@
+"""What an image looks like, in units of how source images vary.
+
+An image is described by the logarithms of its band energies and of its textures
+(`ttapca.spectral.textures`), in units in which source images vary by 1 in every direction. So what
+an image shows counts little, and what happened to it counts much.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Source images for each number that describes an image; fewer do not tell how images vary.
+FEWEST_SOURCE = 4
+# Added to correlations, so that directions in which source images hardly vary do not dominate.
+RIDGE = 3e-3
+# An image without any detail has no logarithm; as a share of what source images have.
+LEAST = 1e-3
+
+
+class Appearances:
+    """Describes images in units of how source images vary.
+
+    Args:
+        energies: Band energies of source images, shape (images, bands).
+        textures: Textures of the same images, shape (images, numbers); None where they have none.
+
+    Attributes:
+        known: Whether there were enough source images to say how they vary.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> energies = torch.rand(500, 3, generator=generator) + 0.5
+        >>> source = Appearances(energies)(energies)
+        >>> [round(value, 2) for value in source.std(0).tolist()]
+        [1.0, 1.0, 1.0]
+    """
+
+    def __init__(self, energies: Tensor, textures: Tensor | None = None) -> None:
+        measured = _beside(energies, textures)
+        self._least = LEAST * measured.median(0).values.clamp(min=torch.finfo(torch.float32).tiny)
+        logarithms = (measured + self._least).log()
+        self._mean, self._deviation = logarithms.mean(0), logarithms.std(0).clamp(min=1e-6)
+        unit = (logarithms - self._mean) / self._deviation
+        correlations = unit.T @ unit / (len(unit) - 1)
+        ridge = RIDGE * torch.eye(len(correlations), dtype=torch.float64)
+        self._whiten = torch.linalg.cholesky(torch.linalg.inv(correlations + ridge))
+
+        self.known = len(measured) >= FEWEST_SOURCE * self.size
+
+    @property
+    def size(self) -> int:
+        """How many numbers describe an image."""
+        return len(self._mean)
+
+    def __call__(self, energies: Tensor, textures: Tensor | None = None) -> Tensor:
+        """Return one row for each image, float64 on the CPU, shape (images, `size`)."""
+        logarithms = (_beside(energies, textures) + self._least).log()
+        whitened: Tensor = (logarithms - self._mean) / self._deviation @ self._whiten
+        return whitened
+
+
+def _beside(energies: Tensor, textures: Tensor | None) -> Tensor:
+    both = energies if textures is None else torch.cat([energies, textures.to(energies)], 1)
+    return both.detach().to("cpu", torch.float64)

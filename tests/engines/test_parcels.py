@@ -1,0 +1,169 @@
+"""What workers are sent, and images that they share; without any worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmark.worlds import small_subject
+from ttapca.benchmark.image_shelf import ImageShelf
+from ttapca.benchmark.subject import ImageRecipe
+from ttapca.datasets import read_digits
+from ttapca.engines import parcels
+from ttapca.engines.parcels import MAPPED_FROM, folder_beside, forget, keep_files_in, pack
+from ttapca.errors import DataNotFoundError, EngineError
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcels, "_worker_folders", [])
+    monkeypatch.setattr(parcels, "_open", type(parcels._open)())
+
+
+def test_what_is_opened_is_what_was_packed(tmp_path: Path) -> None:
+    subject = small_subject()
+    large = np.arange(MAPPED_FROM, dtype=np.float32).reshape(2, -1)
+    strided = np.broadcast_to(np.arange(8, dtype=np.uint8), (MAPPED_FROM, 8)).T
+    content = {
+        "network": subject.network.to(memory_format=torch.channels_last),
+        "filter": subject.fitted,
+        "arrays": [large, strided, large.astype(">f4"), np.array(["a", None])],
+        "made here": lambda number: number + 1,
+    }
+    found = pack(content, tmp_path, "all sorts").open()
+    for one, other in zip(content["arrays"], found["arrays"], strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    assert found["made here"](1) == 2
+    for one, other in zip(
+        content["network"].parameters(), found["network"].parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+    assert torch.equal(found["filter"].singular_values_, subject.fitted.singular_values_)
+    # Whoever writes has a copy of the page; the file stays as it was.
+    found["arrays"][0][:] = -1
+    parcels._open.clear()
+    again = pack(content, tmp_path, "all sorts")
+    np.testing.assert_array_equal(again.open()["arrays"][0], large)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux shows its mappings")
+def test_arrays_and_weights_are_mapped(tmp_path: Path) -> None:
+    parcel = pack({"pixels": np.zeros(MAPPED_FROM, np.uint8)}, tmp_path, "some pixels")
+    assert parcel.digest not in Path("/proc/self/maps").read_text()
+    found = parcel.open()
+    assert parcel.digest in Path("/proc/self/maps").read_text()
+    del found
+    forget(parcel)
+    assert parcel.digest not in Path("/proc/self/maps").read_text()
+
+
+def test_equal_contents_have_equal_names(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    one, other = (pack(small_subject().network, folder, "it") for folder in folders)
+    assert (one.digest, one.size) == (other.digest, other.size)
+    changed = small_subject().network
+    with torch.no_grad():
+        next(changed.parameters()).view(-1)[0] += 1
+    assert pack(changed, tmp_path, "it").digest != one.digest
+    assert sorted(path.name for path in folders[0].iterdir()) == [one.digest]
+
+
+def test_a_part_is_a_parcel_of_its_own(tmp_path: Path) -> None:
+    part = read_digits()[:3]
+    whole = {"part": part, "again": part}
+    inner = pack(part, tmp_path, "the part")
+    outer = pack(whole, tmp_path, "the whole", parts={id(part): inner})
+    found = outer.open()
+    assert found["part"].fingerprint() == part.fingerprint()
+    assert found["part"] is found["again"] is inner.open()
+    forget(outer)
+    forget(inner)
+    inner.path.unlink()
+    with pytest.raises(EngineError, match=r"must see the part; this one does not see .*share"):
+        outer.open()
+
+
+def test_where_a_worker_looks(tmp_path: Path) -> None:
+    parcel = pack([1, 2], tmp_path, "numbers", otherwise=lambda: [3])
+    assert folder_beside(parcel).parent == tmp_path
+    away = dataclasses.replace(parcel, folder="/nowhere")
+    assert away.file() is None
+    assert away.open() == [3]
+    own = tmp_path / "worker"
+    keep_files_in(own)
+    own.mkdir()
+    (own / parcel.digest).write_bytes(parcel.path.read_bytes())
+    made = folder_beside(away)
+    made.mkdir()
+    assert (away.file(), made.parent) == (own / parcel.digest, own)
+    assert away.open() == [3]  # once opened, it stays open
+    forget(away)
+    assert list(own.iterdir()) == []
+    (own / parcel.digest).write_bytes(b"something shorter")
+    assert away.file() is None
+
+
+def test_what_cannot_be_packed(tmp_path: Path) -> None:
+    with pytest.raises(
+        EngineError, match=r"get the network as a pickle, .*generator.*in this process"
+    ):
+        pack({"network": (number for number in [1])}, tmp_path, "the network")
+
+
+def test_only_some_parcels_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcels, "MOST_OPEN", 2)
+    first, *others = (pack([number], tmp_path, "a number") for number in range(3))
+    kept = first.open()
+    assert first.open() is kept
+    for other in others:
+        other.open()
+    assert first.open() is not kept
+
+
+def test_images_are_made_once(tmp_path: Path) -> None:
+    shelf, made = ImageShelf(tmp_path / "shelf", most=2), []
+
+    def parts(value: int) -> Iterator[np.ndarray]:
+        made.append(value)
+        yield np.full((2, 4, 4, 3), value, np.uint8)
+        yield np.full((1, 4, 4, 3), value + 1, np.uint8)
+
+    for number, value in enumerate([1, 1, 7, 9, 7, 1]):
+        found = shelf.get(f"all {value}", 3, lambda value=value: parts(value))
+        assert isinstance(found, np.memmap)
+        np.testing.assert_array_equal(found, np.concatenate(list(parts(value))))
+        assert made.pop() == value
+        for path in tmp_path.glob("shelf/*.npy"):  # a second has passed
+            os.utime(path, (number, path.stat().st_mtime - 1))
+    assert made == [1, 7, 9, 1]  # there is room for two
+
+
+def test_images_that_find_no_room_on_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    shelf = ImageShelf(tmp_path / "file", most=2)
+    one = np.ones((1, 2, 2, 1), np.uint8)
+    np.testing.assert_array_equal(shelf.get("ones", 2, lambda: [one, one]), np.ones((2, 2, 2, 1)))
+
+    def missing() -> Iterator[np.ndarray]:
+        raise DataNotFoundError("no photographs")
+
+    with pytest.raises(DataNotFoundError, match="no photographs"):
+        ImageShelf(tmp_path, most=2).get("frost", 1, missing)
+
+
+def test_images_of_another_machine() -> None:
+    digits = read_digits()
+    right = ImageRecipe("digits", None, None, None, 40, digits[:40].fingerprint())
+    np.testing.assert_array_equal(right().images, digits.images[:40])
+    with pytest.raises(EngineError, match=r"the same test images; here those of `digits` are"):
+        dataclasses.replace(right, count=39)()

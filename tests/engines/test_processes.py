@@ -1,0 +1,172 @@
+"""Tasks in processes of this machine: real ones, which are killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from benchmark.worlds import by_cell, lasting
+from engines.deadly import (
+    ALWAYS,
+    ONCE,
+    deadly_subject,
+    raise_at_two,
+    wait_for,
+)
+from ttapca.benchmark import Plan, Results, Row, expand, run
+from ttapca.cli.app import run as command
+from ttapca.engines import Engine, Finished, SerialEngine, engine_of
+from ttapca.engines.processes import JoblibEngine
+from ttapca.errors import OptionError
+
+ROOT = Path(__file__).parents[2]
+
+
+class Notes:
+    """A reporter that remembers what was said."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
+
+    def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
+        if done == total:
+            self.told.append(task)
+
+
+class Elsewhere(SerialEngine):
+    """Everything as if it were sent, and nothing is."""
+
+    elsewhere = True
+    workers = 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [JoblibEngine(2), Elsewhere()], ids=["processes", "sent"])
+def test_the_same_rows_from_workers_some_of_which_die(engine: Engine, tmp_path: Path) -> None:
+    usual = Plan(
+        methods=("bn", "wiener"),
+        corruptions=("fog", "clean"),
+        settings=("online", "continual"),
+        batch_sizes=(20,),
+    )
+    calm, told = deadly_subject(None), Notes()
+    deadly = usual.changed(
+        methods=("source",), corruptions=("fog",), settings=("online",), batch_sizes=(ONCE, ALWAYS)
+    )
+    units = expand(usual, calm) + expand(deadly, calm)
+    with Results(tmp_path / "serial.sqlite") as results:
+        run(units, calm, results)
+        expected = by_cell(results)
+    dies = isinstance(engine, JoblibEngine)
+    path = tmp_path / "results.sqlite"
+    with Results(path) as results:
+        subject = deadly_subject(tmp_path if dies else None)
+        run(units, subject, results, reporter=told, engine=engine)
+        found, rows = by_cell(results), results.rows()
+    failed = [row for row in rows if row.outcome.status == "failed"]
+    if dies:
+        assert [row.cell.batch_size for row in failed] == [ALWAYS]
+        assert failed[0].outcome.reason == (
+            "WorkerDied: its process died 2 times (SIGKILL(-9)): it was killed, crashed, or needed "
+            "more memory than there was"
+        )
+        again = "a process died (SIGKILL(-9)); what it was at is tried once more"
+        assert told.told.count(again) == 2
+        assert any("  FAILED: WorkerDied" in text for text in told.told)
+    else:
+        assert failed == []
+    for row in failed:
+        del expected[row.cell], found[row.cell]
+    assert found == expected
+    assert len(rows) == 10
+    assert "2 at a time" in told.told
+    assert sorted(each.name for each in tmp_path.glob("results*")) == [
+        path.name,
+        f"{path.name}-lock",
+    ]
+
+
+@pytest.mark.slow
+def test_what_the_work_raises_ends_the_run_and_its_workers() -> None:
+    ended = JoblibEngine(1).run([1, 2, 3], raise_at_two)
+    first = next(ended)
+    assert isinstance(first, Finished)
+    process, threads = first.result
+    assert threads == torch.get_num_threads() == 1
+    assert psutil.pid_exists(process)
+    with pytest.raises(FileNotFoundError, match="no such task"):
+        next(ended)
+    assert not psutil.pid_exists(process)
+    assert list(ended) == []
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_parent_and_then_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["bench", "digits", "--images", "100", "--batch-sizes", "5", "--settings", "online"]
+    words += ["--corruptions", "fog,contrast,clean", "--methods", "source,bn,lame,neo", "--to"]
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "ttapca", *words, "r.sqlite", "--jobs", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    assert parent.stderr is not None
+    for line in parent.stderr:
+        if line.startswith("2/12"):
+            break
+    workers = psutil.Process(parent.pid).children(recursive=True)
+    parent.kill()
+    parent.wait()
+    parent.stderr.close()
+    assert len(workers) >= 2
+    assert wait_for(lambda: not any(each.is_running() for each in workers))
+    assert (tmp_path / "r.sqlite-scratch").exists()
+
+    def rows(path: str) -> list[Row]:
+        with Results(path, readonly=True) as results:
+            return lasting(results)[0]
+
+    kept = rows("r.sqlite")
+    assert 2 <= len(kept) < 12
+    assert command([*words, "r.sqlite", "--jobs", "1"]) == 0
+    assert command([*words, "s.sqlite"]) == 0
+    assert rows("r.sqlite")[: len(kept)] == kept
+
+    def without_command(path: str) -> list[Row]:  # it names the file
+        found = [replace(row, outcome=replace(row.outcome, command="")) for row in rows(path)]
+        return sorted(found, key=lambda row: row.cell)
+
+    assert without_command("r.sqlite") == without_command("s.sqlite")
+
+
+def test_engines_by_name() -> None:
+    assert isinstance(engine_of(None), SerialEngine)
+    assert repr(engine_of("joblib:3")) == "JoblibEngine(3)"
+    assert repr(engine_of("dask://here:8786")) == "DaskEngine('tcp://here:8786')"
+    assert repr(engine_of("dask+tls://[::1]:1")) == "DaskEngine('tls://[::1]:1')"
+    for words in ("joblib", "joblib:", "joblib:x", "dask://here", "dask:here:1", "ray://h:1"):
+        with pytest.raises(OptionError, match="An engine is `joblib:N` or `dask://HOST:PORT`"):
+            engine_of(words)
+    with pytest.raises(OptionError, match="jobs"):
+        engine_of("joblib:0")
+
+
+def test_jobs_or_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    both = ["bench", "digits", "--jobs", "2", "--engine", "dask://here:1"]
+    assert command(both) == 2
+    assert "Give --jobs N, for processes of this machine, or --engine" in capsys.readouterr().err
+    assert command(["bench", "digits", "--engine", "processes"]) == 2
+    assert "An engine is `joblib:N`" in capsys.readouterr().err
