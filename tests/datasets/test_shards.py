@@ -202,9 +202,7 @@ def test_words_that_name_shards(words: str, sharded: bool) -> None:
         ("empty", DataFormatError, "empty holds none"),
     ],
 )
-def test_what_is_not_there(
-    what: Any, error: type[TtapcaError], match: str, tmp_path: Path
-) -> None:
+def test_what_is_not_there(what: Any, error: type[TtapcaError], match: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no images")
     (tmp_path / "empty").mkdir()
     given = tmp_path / what if isinstance(what, str) else what
@@ -246,9 +244,7 @@ PNG = png(PIXELS[0])
         ("a.tar", bytes(10_240), "holds none"),
     ],
 )
-def test_damaged_files_are_named(
-    name: str, content: bytes, match: str, tmp_path: Path
-) -> None:
+def test_damaged_files_are_named(name: str, content: bytes, match: str, tmp_path: Path) -> None:
     path = broken(tmp_path, name, content)
     with pytest.raises((DataFormatError, ShapeError), match=match) as caught:
         list(open_shards(path))
@@ -261,7 +257,10 @@ def test_damaged_files_are_named(
         ([("a.cls", b"1")], "`a` has none"),
         ([("a.png", PNG), ("a.jpg", PNG)], "`a` has 2"),
         ([("a.png", PNG), ("a.png", PNG)], r"There are two `a\.png`"),
-        ([("a.png", PNG), ("a.cls", b"cat")], r"`a\.cls` holds the number of a class; found b'cat'"),
+        (
+            [("a.png", PNG), ("a.cls", b"cat")],
+            r"`a\.cls` holds the number of a class; found b'cat'",
+        ),
         ([("a.png", PNG), ("a.cls", b"1" * 30)], "holds the number of a class"),
         ([("a.png", PNG), ("a.cls", b"1"), ("b.png", PNG)], "Either all samples have a class"),
         ([("a.png", b"no picture")], r"no readable image `a\.png`: it is none of PNG"),
@@ -287,7 +286,7 @@ def test_a_tar_file_that_breaks_off_is_not_a_shorter_one(tmp_path: Path) -> None
     content = write_tar(tmp_path / "whole.tar", members).read_bytes()
     size = 512 + -(-len(PNG) // 512) * 512
     for cut in (3 * size, 3 * size + 100, 3 * size + 512, 6 * size):
-        with pytest.raises(DataFormatError, match="no end|unexpected end|not a readable|truncated"):
+        with pytest.raises(DataFormatError, match=r"no end|not a readable tar file"):
             open_shards(broken(tmp_path, "cut.tar", content[:cut]))
     noise = content[: 3 * size] + b"\x07" * 512 + content[3 * size + 512 :]
     with pytest.raises(DataFormatError, match="something follows that is no file"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ttapca import FittedFilter
 from ttapca.engines import Finished, Lost
+from ttapca.fitting.store import filter_config, filter_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,42 +86,23 @@ class ShuffledEngine:
 
 
 def differences(one: FittedFilter, two: FittedFilter) -> dict[str, float]:
-    """The largest relative difference of every part of two filters.
+    """The largest relative difference of every tensor and number of two filters.
 
     What is kept as float32 may differ by its last digit, so it is compared with that taken off.
     """
-    found: dict[str, float] = {}
-
-    def compare(name: str, first: Any, second: Any) -> None:
-        if isinstance(first, str):  # torch's version is one of its own kind
-            assert str(first) == str(second), name
-            return
-        assert type(first) is type(second), name
-        if isinstance(first, dict):
-            assert first.keys() == second.keys(), name
-            for key in first:
-                compare(f"{name}.{key}", first[key], second[key])
-        elif isinstance(first, Tensor):
-            assert (first.shape, first.dtype) == (second.shape, second.dtype), name
-            scale = float(first.double().abs().max()) or 1.0
-            away = (first.double() - second.double()).abs() / scale
-            if first.dtype == torch.float32:
-                away = (away - 1.2e-7).clamp(min=0)
-            found[name] = float(away.max()) if away.numel() else 0.0
-        elif isinstance(first, float):
-            found[name] = abs(first - second) / max(abs(first), 1e-300)
-        else:
-            assert first == second, name
-
-    for field in fields(FittedFilter):
-        first, second = getattr(one, field.name), getattr(two, field.name)
-        if field.name == "basis":
-            assert type(first) is type(second)
-            first, second = first.tensors(), second.tensors()
-        elif field.name == "class_moments_" and first is not None:
-            assert second is not None
-            first, second = vars(first), vars(second)
-        compare(field.name, first, second)
+    tensors = [filter_tensors(each, torch.float64) for each in (one, two)]
+    configs = [filter_config(each, "float64") for each in (one, two)]
+    facts = [config.pop("source") for config in configs]
+    assert configs[0] == configs[1]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert facts[0].keys() == facts[1].keys()
+    found = {name: abs(facts[1][name] - fact) / (fact or 1.0) for name, fact in facts[0].items()}
+    for name, first in tensors[0].items():
+        second = tensors[1][name]
+        assert (first.shape, first.dtype) == (second.shape, second.dtype), name
+        scale = float(first.double().abs().max()) or 1.0
+        away = float((first.double() - second.double()).abs().max()) / scale
+        found[name] = max(0.0, away - 1.2e-7) if first.dtype == torch.float32 else away
     return found
 
 

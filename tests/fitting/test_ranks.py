@@ -137,9 +137,7 @@ class Group:
         return tensors, facts
 
 
-def together(
-    count: int, data: Any, monkeypatch: pytest.MonkeyPatch, **options: Any
-) -> list[Any]:
+def together(count: int, data: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
     """What each of several threads gets of a common fit, a filter or an error."""
     meeting = Meeting(count)
     monkeypatch.setattr("ttapca.fitting.gathering.several_ranks", lambda: True)

@@ -196,7 +196,9 @@ def make_shard(form: int, folder: Path) -> Path:
     Image.fromarray(pixels).save(picture, "PNG")
     np.save(array, pixels)
     with tarfile.open(folder / "shard.tar", "w", format=form) as tar:
-        for number, (kind, image) in enumerate((("png", picture), ("npy", array), ("png", picture))):
+        for number, (kind, image) in enumerate(
+            (("png", picture), ("npy", array), ("png", picture))
+        ):
             for ending, content in ((kind, image.getvalue()), ("cls", b"%d" % number)):
                 entry = tarfile.TarInfo(f"{number * 60 * 'long/'}{number}.{ending}")
                 entry.size = len(content)
@@ -280,6 +282,7 @@ JSON: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(mutate_json, "*.json"),) *
 ARRAYS: tuple[Mutate, ...] = (*JSON, *(in_some_file(lying_header, "*.npy"),) * 3)
 ZIPS: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(in_zip_member(mutate_bytes)),) * 3)
 NPZ: tuple[Mutate, ...] = (*ZIPS, *(in_some_file(in_zip_member(lying_header)),) * 3)
+SHARDS = (*ARRAYS, *(in_some_file(in_zip_member(lying_header), "*.npz"),) * 3)
 TARS = (*ANY_FILE, *(in_some_file(tar_header),) * 3)
 GZIPS = (*ANY_FILE, *map(in_some_file, map(in_gzip, (mutate_bytes, tar_header, tar_header))))
 
@@ -311,7 +314,7 @@ TARGETS = [
     Target("tar-gnu", partial(make_tar, "gnu.tar.gz", tarfile.GNU_FORMAT), unpack, GZIPS),
     Target("shard-tar", partial(make_shard, tarfile.PAX_FORMAT), read_shards, TARS),
     Target("shard-tar-gnu", partial(make_shard, tarfile.GNU_FORMAT), read_shards, TARS),
-    Target("shards", make_shards, read_shards, (*ARRAYS, *NPZ)),
+    Target("shards", make_shards, read_shards, SHARDS),
     Target("frost-wheel", make_wheel, read_photographs, ZIPS),
     Target("textures", make_textures, load_textures),
     Target("npm", make_npm, lambda path: packages.decode_split(path, "test"), JSON),

@@ -125,7 +125,7 @@ PHRASES = (
     (r"`route=\"dct\"`", "--route dct"),
     (r"`route=\"exact\"`", "--route exact"),
     (r"An engine reads data in parts.*give the data as parts\.",
-     "--jobs and --engine read shards, such as --data 'train/*.tar'; these data are read as a whole."),
+     "--jobs and --engine read shards, such as --data 'train/*.tar'; these data are no shards."),
     (r"Read the data in one process", "Leave out --jobs and --engine"),
     (r"Let fewer processes read", "Ask for fewer --jobs"),
     (r"`ttapca\.(fit|adapt|load)`", r"`ttapca \1`"),

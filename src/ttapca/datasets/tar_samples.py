@@ -13,9 +13,10 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, cast
 
 from ttapca.datasets.pictures import MAX_PICTURE_BYTES, PICTURE_SUFFIXES
-from ttapca.datasets.reading import reading
+from ttapca.datasets.reading import HeaderFile, reading
 from ttapca.errors import DataFormatError
 
 ARRAY, LABEL = "npy", "cls"
@@ -63,11 +64,14 @@ def read_samples(path: Path) -> Iterator[TarSample]:
 def _samples(path: Path, *, contents: bool) -> Iterator[TarSample]:
     advice = "It must be a plain tar file, not a compressed one."
     with reading(path, "is not a readable tar file", advice):
-        name, parts = "", dict[str, bytes]()
-        with tarfile.open(path, "r:") as archive:
+        name, parts, there = "", dict[str, bytes](), path.stat().st_size
+        with (
+            path.open("rb") as file,
+            tarfile.open(fileobj=cast("IO[bytes]", HeaderFile(file, path)), mode="r:") as archive,
+        ):
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined] # it would keep all headers
-                _check(member, path.stat().st_size)
+                _check(member, there)
                 start, kind = _name_and_kind(member.name)
                 if not member.isreg() or kind not in IMAGES | {LABEL}:
                     continue
@@ -77,7 +81,7 @@ def _samples(path: Path, *, contents: bool) -> Iterator[TarSample]:
                 name = start
                 if kind in parts:
                     raise DataFormatError(f"There are two {_shown(f'{name}.{kind}')}.")
-                parts[kind] = _content(archive, member) if contents else b"0"
+                parts[kind] = _content(file, member) if contents else b"0"
             end = archive.offset
         if parts:
             yield _sample(name, parts)
@@ -119,9 +123,12 @@ def _name_and_kind(name: str) -> tuple[str, str]:
     return folder + slash + start, kind.lower() if start else ""
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    return b"" if file is None else file.read()
+def _content(file: IO[bytes], member: tarfile.TarInfo) -> bytes:
+    file.seek(member.offset_data)
+    content = file.read(member.size)
+    if len(content) < member.size:
+        raise DataFormatError(f"It ends within {_shown(member.name)}: it was cut short.")
+    return content
 
 
 def _sample(name: str, parts: dict[str, bytes]) -> TarSample:

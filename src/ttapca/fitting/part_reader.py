@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,6 +18,9 @@ from ttapca.fitting.collected import Collected, Reading
 from ttapca.fitting.source_channels import FindLogits
 from ttapca.spectral.even_sample import Positions
 from ttapca.support.modules import evaluation_mode
+
+# The layer of a network has one hook at a time; a worker of dask may have many threads.
+_one_at_a_time = Lock()
 
 
 class DataPart(Protocol):
@@ -121,7 +125,8 @@ class SentReader:
 
     def __call__(self, parts: Sequence[PlacedPart]) -> Collected:
         """Read some parts; see `PartReader`."""
-        return self.reader.open()(parts)
+        with _one_at_a_time:
+            return self.reader.open()(parts)
 
 
 def see_parts(parts: Iterable[PlacedPart]) -> None:
