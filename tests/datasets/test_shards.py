@@ -237,6 +237,12 @@ PNG = png(PIXELS[0])
         ("a.npy", npy(np.zeros(4)), r"have a shape \(n, ...\)"),
         ("a.npy", npy(np.zeros((4, 3, 6, 6), np.uint8)), r"\(n, height, width, channels\)"),
         ("a.npy", npy(np.zeros((4, 3), np.int32)), "bytes, 0 to 255, or floating-point"),
+        pytest.param(
+            "a.npy",
+            npy(np.zeros((4, 3), np.longdouble)),
+            "of 64 bits at most",
+            marks=pytest.mark.skipif(np.dtype("g").itemsize == 8, reason="there is no larger one"),
+        ),
         ("a.npz", b"PK", "not a plain `.npz` archive"),
         ("a.npz", b"", "not a plain `.npz` archive"),
         ("a.tar", b"", "not a readable tar file"),

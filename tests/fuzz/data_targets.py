@@ -282,7 +282,8 @@ JSON: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(mutate_json, "*.json"),) *
 ARRAYS: tuple[Mutate, ...] = (*JSON, *(in_some_file(lying_header, "*.npy"),) * 3)
 ZIPS: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(in_zip_member(mutate_bytes)),) * 3)
 NPZ: tuple[Mutate, ...] = (*ZIPS, *(in_some_file(in_zip_member(lying_header)),) * 3)
-SHARDS = (*ARRAYS, *(in_some_file(in_zip_member(lying_header), "*.npz"),) * 3)
+SHARDS = (*ANY_FILE, *(in_some_file(lying_header, "*.npy"),) * 3)
+SHARDS += (in_some_file(in_zip_member(lying_header), "*.npz"),) * 3
 TARS = (*ANY_FILE, *(in_some_file(tar_header),) * 3)
 GZIPS = (*ANY_FILE, *map(in_some_file, map(in_gzip, (mutate_bytes, tar_header, tar_header))))
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 BATCH = 256
 MOST_CHANNELS = 4
+LARGEST_FLOAT = 8  # bytes; torch knows no larger one
 LABELS = ".labels.npy"  # instead of `.npy`, for the labels of an array of images
 
 Item = TypeVar("Item")
@@ -204,10 +205,11 @@ def _check_images(images: NDArray[Any]) -> None:
             "Images of bytes have a shape (n, height, width, channels), with 1 to "
             f"{MOST_CHANNELS} channels; found {images.shape}."
         )
-    if not pixels and (images.dtype.kind != "f" or images.ndim < 2):
+    floats = images.dtype.kind == "f" and images.dtype.itemsize <= LARGEST_FLOAT
+    if not pixels and (not floats or images.ndim < 2):
         raise DataFormatError(
-            "Images are bytes, 0 to 255, or floating-point numbers as the model takes them; found "
-            f"{images.dtype} of shape {images.shape}."
+            "Images are bytes, 0 to 255, or floating-point numbers as the model takes them, of 64 "
+            f"bits at most; found {images.dtype} of shape {images.shape}."
         )
 
 
