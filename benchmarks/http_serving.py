@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ SHAPE = (3, 32, 32)
 SERVERS = ("bare", "service")
 NPY, JPEG = "application/x-npy", "image/jpeg"
 ONE = "one camera, npy"
+EACH = 5  # images that a camera sends in turn
 
 
 def run_server(which: str, folder: Path, pipe: Pipe) -> None:
@@ -107,10 +109,14 @@ def started(folder: Path) -> Iterator[dict[str, Asked]]:
             server.pipe.send("end")
 
 
-def bodies(kind: str) -> list[bytes]:
-    """One image for each camera, as a file."""
-    images = (noisy_images(GATHERED) * 255).round().byte().permute(0, 2, 3, 1).numpy()
-    return [_file(image, kind) for image in images]
+def requests_of(kind: str) -> list[list[bytes]]:
+    """Some images of each camera, as they are sent again and again."""
+    images = (noisy_images(GATHERED * EACH) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    files = [_file(image, kind) for image in images]
+    return [
+        [predict_request(f"s{number}", kind, file) for file in files[number::GATHERED]]
+        for number in range(GATHERED)
+    ]
 
 
 def _file(image: np.ndarray[Any, Any], kind: str) -> bytes:
@@ -130,16 +136,16 @@ class Times:
     processor: dict[str, list[float]]
 
 
-async def send(camera: Connection, request: bytes, count: int) -> None:
-    """Send an image so many times, each when the one before it was answered."""
-    for _ in range(count):
+async def send(camera: Connection, requests: list[bytes], count: int) -> None:
+    """Send so many images, each when the one before it was answered."""
+    for request in islice(cycle(requests), count):
         status, answer = await camera.ask(request)
         if status != 200:
             raise RuntimeError(f"an image was answered with {status}: {answer[:300]!r}")
 
 
 async def measure(
-    servers: dict[str, Asked], requests: list[bytes], rounds: int, count: int
+    servers: dict[str, Asked], requests: list[list[bytes]], rounds: int, count: int
 ) -> Times:
     """Let some cameras send so many images in every round, to one server after the other."""
     times = Times({name: [] for name in servers}, {name: [] for name in servers})
@@ -157,18 +163,15 @@ async def measure(
 
 
 async def measure_all(servers: dict[str, Asked], rounds: int, each: int) -> dict[str, Times]:
-    requests = {
-        name: [predict_request(f"s{k}", kind, body) for k, body in enumerate(bodies(kind))]
-        for name, kind in (("npy", NPY), ("jpeg", JPEG))
-    }
+    requests = {name: requests_of(kind) for name, kind in (("npy", NPY), ("jpeg", JPEG))}
     found = {
         f"{GATHERED} cameras, {name}": await measure(servers, some, rounds, each)
         for name, some in requests.items()
     }
     # In turns of single requests: a busy moment then falls on both.
     found[ONE] = await measure(servers, requests["npy"][:1], 20 * rounds, 1)
-    for camera, request in zip(servers["service"].cameras, requests["jpeg"], strict=True):
-        _, answer = await camera.ask(request)
+    for camera, some in zip(servers["service"].cameras, requests["jpeg"], strict=True):
+        _, answer = await camera.ask(some[0])
         if not json.loads(answer)["adapted"]:
             raise RuntimeError("a stream was not adapted to: there was nothing to measure")
     return found

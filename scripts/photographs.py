@@ -142,11 +142,12 @@ def tables(folder: Path) -> str:
         network, _, tested = file.stem.removeprefix("photographs-").rpartition("-")
         rows = read(file)
         for severity in sorted({row["cell"][-1] for row in rows} - {0}, reverse=True):
-            parts += _table(network, severity, rows, int(tested))
+            parts += _tables(network, severity, rows, int(tested))
     return "\n".join(parts)
 
 
-def _table(network: str, severity: int, rows: list[dict[str, Any]], tested: int) -> list[str]:
+def _tables(network: str, severity: int, rows: list[dict[str, Any]], tested: int) -> list[str]:
+    """One table for the splits that most methods have, and one for each set that others have."""
     right = {
         tuple(row["cell"]): set(row["right"]) for row in rows if row["cell"][-1] in (0, severity)
     }
@@ -154,17 +155,25 @@ def _table(network: str, severity: int, rows: list[dict[str, Any]], tested: int)
     for method, size, split, *_ in right:
         whole = all((method, size, split, *each) in right for each in _conditions(severity))
         splits.setdefault((method, size), set()).update({split} if whole else ())
-    measured = sorted((key for key in splits if splits[key]), key=lambda key: (-key[1], key[0]))
-    if not measured:
-        return []
-    # The same photographs for all methods, so that they can be compared.
-    common = sorted(set.intersection(*(splits[key] for key in measured)))
-    tests = [(split, photo) for split in common for photo in tested_in(split)[:tested]]
-    wrong = {key: _wrong(right, *key, tests, severity) for key in measured}
-    photos = len(tests)
+    lines: list[str] = []
+    for common in sorted({tuple(sorted(each)) for each in splits.values() if each}, reverse=True):
+        # The same photographs for all methods of a table, so that they can be compared.
+        measured = sorted(key for key, own in splits.items() if own.issuperset(common))
+        tests = [(split, photo) for split in common for photo in tested_in(split)[:tested]]
+        ordered = sorted(measured, key=lambda key: -key[1])
+        wrong = {key: _wrong(right, *key, tests, severity) for key in ordered}
+        where = f"splits {', '.join(map(str, common))}"
+        lines.append(f"### {network}, severity {severity}, {len(tests)} photographs, {where}\n")
+        lines += _table(wrong, len(tests))
+    return lines
+
+
+Wrong = dict[tuple[str, int], tuple[NDArray[np.bool_], NDArray[np.bool_]]]
+
+
+def _table(wrong: Wrong, photos: int) -> list[str]:
     drawn = np.random.default_rng(SEED).integers(photos, size=(DRAWS, photos))
     lines = [
-        f"### {network}, severity {severity}, {photos} photographs, splits {common}\n",
         "| method | batch | mean of 15 | " + " | ".join(STANDARD) + " | clean |",
         "|:--|--:|--:|" + "--:|" * (len(STANDARD) + 1),
     ]

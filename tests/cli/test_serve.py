@@ -116,7 +116,8 @@ def test_tokens_limits_and_names(
     told = command(
         f"serve digits --filter {filter_of_digits} --port 0 --host 0.0.0.0 --tokens t.toml "
         "--classes names --max-images 3 --max-body 500 --max-pixels 99 --timeout 2 --max-batch 7 "
-        "--max-wait 0 --max-queue 9 --max-streams 5 --max-resident 4 --shorter-side 12"
+        "--max-wait 0 --max-queue 9 --max-streams 5 --max-resident 4 --shorter-side 12 "
+        "--outputs multilabel"
     )
     assert "access   with the tokens of me" in told.out
     assert SECRET not in told.out + told.err
@@ -131,6 +132,7 @@ def test_tokens_limits_and_names(
     assert (pool.max_streams, pool.max_resident, pool.max_images) == (5, 4, 3)
     assert service.decoder.size is not None
     assert service.decoder.size.shorter_side == 12
+    assert service.pool._network._outputs.kind == "multilabel"
 
 
 def test_a_network_of_ones_own(
@@ -163,6 +165,8 @@ def test_a_network_of_ones_own(
         ("digits --classes names --filter f", "a name for each of the 10 classes; names has 2"),
         ("digits --classes bytes --filter f", "must be text, one a line; bytes is not"),
         ("digits --filter f --input x", "--input takes a shape"),
+        ("digits --filter f --outputs regression", "`outputs` must be one of multiclass, binary"),
+        ("digits --filter f --outputs binary", "found --outputs binary for one with 10"),
         ("cifar10-resnet20", "they are not there: .*ttapca data get cifar10"),
         ("", "Name one network"),
     ],

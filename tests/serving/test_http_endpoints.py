@@ -279,7 +279,8 @@ def test_logits_that_are_not_finite_are_null() -> None:
         Health("a", 1, 1, size=float("inf")), "on", (float("nan"),), 1, 0.0, None, None, None
     )
     glance = StreamGlance("a", "on", 1, 1, 1, 0.0, False, 0.0, None, None, None)
-    answer = Answer(torch.tensor([[torch.nan, 1.0]]), False, None, glance, lambda: status)
+    logits = torch.tensor([[torch.nan, 1.0]])
+    answer = Answer(logits, "multiclass", False, None, glance, lambda: status)
     found = json.loads(json_bytes(answer_facts(answer, ANYBODY, (), full=True)))
     api_models.PredictAnswer.model_validate(found)
     assert found["predictions"] == [{"class": 0, "name": None, "probability": None}]

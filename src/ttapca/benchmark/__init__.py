@@ -6,8 +6,9 @@
 A `Plan` says what to compare. A `Benchmark` loads the network and the images, fits the filter, and
 runs what is not in the file yet. If you have network, images and filter already, put them into a
 `Subject`: `expand` then gives the units of work, and `run` runs them. A `Row` is one measurement:
-its `Cell` says what was run, its `Outcome` what came out. Nothing here prints or reads the
-environment; pass a `Reporter` to follow a run.
+its `Cell` says what was run, its `Outcome` what came out. A `Tuning` chooses the options of a
+method by a `Search` of a `SearchSpace`, on conditions that are not reported. Nothing here prints or
+reads the environment; pass a `Reporter` to follow a run.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from ttapca.benchmark.network_source import NetworkSource
     from ttapca.benchmark.plan import Plan, Unit, expand, presets, read_plan, read_preset
     from ttapca.benchmark.running import run
+    from ttapca.benchmark.samplers import Search
+    from ttapca.benchmark.search_space import Choices, Range, SearchSpace
     from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.subject import ImageSource, Subject
+    from ttapca.benchmark.tuning import Trial, Tuned, Tuning
 
 # These need torch or pandas, which take long to import: who only reads results need not wait.
 _LAZY = {
@@ -34,14 +38,18 @@ _LAZY = {
     "network_source": ("NetworkSource",),
     "plan": ("Plan", "Unit", "expand", "presets", "read_plan", "read_preset"),
     "running": ("run",),
+    "samplers": ("Search",),
+    "search_space": ("Choices", "Range", "SearchSpace"),
     "session": ("Benchmark",),
     "subject": ("ImageSource", "Subject"),
+    "tuning": ("Trial", "Tuned", "Tuning"),
 }
 
 __all__ = [
-    "Benchmark", "Cell", "ImageSource", "NetworkSource", "Observation", "Outcome", "Plan",
-    "Results", "Row", "Setting", "Subject", "Unit", "expand", "frame", "presets", "read_plan",
-    "read_preset", "recommended_layer", "run",
+    "Benchmark", "Cell", "Choices", "ImageSource", "NetworkSource", "Observation", "Outcome",
+    "Plan", "Range", "Results", "Row", "Search", "SearchSpace", "Setting", "Subject", "Trial",
+    "Tuned", "Tuning", "Unit", "expand", "frame", "presets", "read_plan", "read_preset",
+    "recommended_layer", "run",
 ]  # fmt: skip
 
 

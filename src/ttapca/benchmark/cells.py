@@ -20,7 +20,7 @@ INTERLEAVED = (
 AMONG = ", among "  # in `Cell.corrupted`, before the names of corruptions that share an adaptation
 CHANGE_EVERY = 500  # images of one corruption in a row, in `changing`
 
-Status = Literal["done", "failed"]
+Status = Literal["done", "failed", "pruned"]
 
 CLEAN = "clean"  # takes the place of a corruption's name for images that are not corrupted
 
@@ -74,8 +74,9 @@ class Outcome:
     """What was measured, and on which machine.
 
     Attributes:
-        status: `done` or `failed`. After a failure there are no measured values.
-        reason: Why it failed; empty when done.
+        status: `done`, `failed`, or `pruned`: `ttapca tune` left it out, because the options did
+            badly before. Only what is done has measured values.
+        reason: Why it failed or was left out; empty when done.
         error: Share of wrong predictions, in percent.
         calibration_error: Expected distance between confidence and accuracy, in percent.
         entropy: Mean entropy of the predictions, in nats.

@@ -38,7 +38,8 @@ def frame(rows: Rows) -> DataFrame:
 
     Returns:
         The fields of `Cell`, then those of `Outcome`. `error`, `calibration_error` and `entropy`
-        are NaN where the run failed; `error_stream` and `entropy_stream` hold tuples.
+        are NaN where the run failed; `error_stream` and `entropy_stream` hold tuples. What
+        `ttapca tune` left out was not measured, and has no row.
 
     Example:
         >>> frame([]).columns[:5].tolist()
@@ -47,7 +48,7 @@ def frame(rows: Rows) -> DataFrame:
     if isinstance(rows, DataFrame):
         return rows
     names = [field.name for kind in (Cell, Outcome) for field in fields(kind)]
-    records = [vars(row.cell) | vars(row.outcome) for row in rows]
+    records = [vars(row.cell) | vars(row.outcome) for row in rows if row.outcome.status != "pruned"]
     numbers = dict.fromkeys(("error", "calibration_error", "entropy"), float)
     return DataFrame(records, columns=names).astype(numbers)
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from ttapca.adaptation.adapter import Adapter
-from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row
+from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row, Status
 from ttapca.benchmark.inspection import machine, observe, versions
 from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.subject import FORGETTING, Subject, segments
@@ -48,18 +48,25 @@ def run_unit(
         found = measure(unit, subject, images, watch)
     except Exception as error:  # whatever a method or a network may raise
         return failure(unit, f"{type(error).__name__}: {error}", command)
-    rows = _rows(unit, [values for values, _ in found], "", command)
+    rows = _rows(unit, [values for values, _ in found], "done", "", command)
     return rows, [observation for _, observation in found if observation is not None]
 
 
 def failure(unit: Unit, reason: str, command: str) -> Written:
     """Return what is written of a unit that failed."""
-    return _rows(unit, [NOTHING] * len(unit.cells), reason[:LONGEST_REASON], command), []
+    return not_measured(unit, "failed", reason, command), []
 
 
-def _rows(unit: Unit, found: Sequence[dict[str, Any]], reason: str, command: str) -> list[Row]:
+def not_measured(unit: Unit, status: Status, reason: str, command: str) -> list[Row]:
+    """Return the rows of a unit without measured values."""
+    return _rows(unit, [NOTHING] * len(unit.cells), status, reason[:LONGEST_REASON], command)
+
+
+def _rows(
+    unit: Unit, found: Sequence[dict[str, Any]], status: Status, reason: str, command: str
+) -> list[Row]:
     facts: dict[str, Any] = {
-        "status": "failed" if reason else "done",
+        "status": status,
         "reason": reason,
         "peak_memory": peak_memory(),
         "versions": versions(),

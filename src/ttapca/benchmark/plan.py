@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -112,11 +112,11 @@ class Plan:
         for name, rule in SCHEMA.optional.items():
             if isinstance(rule, ListOf):
                 object.__setattr__(self, name, tuple(dict.fromkeys(values[name])))
-        object.__setattr__(self, "corruptions", _corruption_names(self.corruptions))
+        object.__setattr__(self, "corruptions", corruption_names(self.corruptions))
         for method in self.methods:
             registration(method)
         for method, options in self.method.items():
-            _check_method(method, options)
+            check_method_options(method, options)
         _check_size(self)
 
     def changed(self, **values: Any) -> Plan:
@@ -265,32 +265,54 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
     """
     single = [setting for setting in plan.settings if setting not in JOINT]
     joint = [setting for setting in plan.settings if setting in JOINT]
-    ranks = plan.components or (_usual_rank(subject),)
     units: list[Unit] = []
     for severity in plan.severities:
         conditions = [(name, 0 if name == CLEAN else severity) for name in plan.corruptions]
-        for settings, stream in (*((single, [one]) for one in conditions), (joint, conditions)):
-            for seed, size, setting, rank, steps, method in product(
-                plan.seeds, plan.batch_sizes, settings, ranks, plan.steps or (None,), plan.methods
-            ):
-                corrupted = subject.source.name
-                if setting in JOINT and plan.corruptions != STANDARD:  # all of them count
-                    corrupted += AMONG + " ".join(plan.corruptions)
-                shared = {
-                    "model": subject.name,
-                    "weights": subject.weights,
-                    "data": subject.data,
-                    "corrupted": corrupted,
-                    "setting": setting,
-                    "method": method,
-                    "batch_size": size,
-                    "images": len(subject.source.clean),
-                    "seed": seed,
-                    **_method_facts(plan, subject, method, rank, steps),
-                }
-                cells = (Cell(corruption=name, severity=at, **shared) for name, at in stream)
-                units.append(Unit(tuple(cells)))
+        for one in conditions:
+            units += units_of(plan, subject, single, [one])
+        units += units_of(plan, subject, joint, conditions)
     return list(dict.fromkeys(units))  # a method without a filter is the same at every rank
+
+
+def units_of(
+    plan: Plan, subject: Subject, settings: Sequence[Setting], stream: Sequence[Condition]
+) -> list[Unit]:
+    """Return the units of a plan for one stream, in some of its settings.
+
+    Args:
+        plan: Its corruptions and severities do not count.
+        subject: What the units are run on.
+        settings: How the images arrive.
+        stream: The conditions that share an adaptation, in their order; one, unless the settings
+            join several.
+
+    Raises:
+        OptionError: An option of a method makes no sense.
+        NotEnoughDataError: The filter has fewer components than the plan asks for.
+    """
+    ranks = plan.components or (_usual_rank(subject),)
+    units: list[Unit] = []
+    for seed, size, setting, rank, steps, method in product(
+        plan.seeds, plan.batch_sizes, settings, ranks, plan.steps or (None,), plan.methods
+    ):
+        corrupted = subject.source.name
+        if setting in JOINT and plan.corruptions != STANDARD:  # all of them count
+            corrupted += AMONG + " ".join(plan.corruptions)
+        shared = {
+            "model": subject.name,
+            "weights": subject.weights,
+            "data": subject.data,
+            "corrupted": corrupted,
+            "setting": setting,
+            "method": method,
+            "batch_size": size,
+            "images": len(subject.source.clean),
+            "seed": seed,
+            **_method_facts(plan, subject, method, rank, steps),
+        }
+        cells = (Cell(corruption=name, severity=at, **shared) for name, at in stream)
+        units.append(Unit(tuple(cells)))
+    return units
 
 
 def _usual_rank(subject: Subject) -> int:
@@ -340,7 +362,12 @@ def _check_size(plan: Plan) -> None:
         )
 
 
-def _corruption_names(words: tuple[str, ...]) -> tuple[str, ...]:
+def corruption_names(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of corruptions and of groups of them, each corruption once.
+
+    Raises:
+        OptionError: There is no such corruption; similar names are suggested.
+    """
     names: list[str] = []
     for word in words:
         try:
@@ -350,7 +377,8 @@ def _corruption_names(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _check_method(method: str, options: Mapping[str, Any]) -> None:
+def check_method_options(method: str, options: Mapping[str, Any], where: str = "A plan") -> None:
+    """Raise `OptionError` unless a method has these options, and each value follows its rule."""
     found = registration(method)
     found.check_names([name for name in options if name != "guard"])
     if "guard" in options and not found.method.learns:
@@ -359,4 +387,4 @@ def _check_method(method: str, options: Mapping[str, Any]) -> None:
         raise OptionError(f"The seed of `{method}` is that of the plan: give `seeds` instead.")
     rules = {**found.rules, **BESIDE}
     for name, value in options.items():
-        conform(value, rules[name], "A plan", OptionError, at=f"method.{method}.{name}")
+        conform(value, rules[name], where, OptionError, at=f"method.{method}.{name}")

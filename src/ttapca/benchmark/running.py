@@ -30,6 +30,7 @@ def run(
     retry_failed: bool = False,
     command: Callable[[Unit], Sequence[str]] | None = None,
     engine: Engine | None = None,
+    announce: bool = True,
 ) -> None:
     """Run what is not in the file yet.
 
@@ -47,6 +48,7 @@ def run(
         command: Returns the words of the command that reproduces a unit, to be kept with it.
         engine: Where they are run; by default one after the other in this process. Anywhere else
             the same rows come in another order.
+        announce: Whether to say how much there is to do.
 
     Raises:
         StorageError: The disk is full or refuses; what was finished is in the file.
@@ -63,6 +65,8 @@ def run(
         subject.source.check([condition for unit in todo for condition in unit.conditions])
         engine = engine or SerialEngine()
         elsewhere = engine.elsewhere and bool(todo)
+        if announce:
+            _announce(reporter, todo, len(units))
         if elsewhere:
             todo = interleaved(todo, engine.workers)
         orders = [Assignment(unit, shlex.join(command(unit)) if command else "") for unit in todo]
@@ -120,19 +124,23 @@ def seconds_left(
     return sum(unit.images * pace.get(unit.cells[0].method, typical) for unit in units)
 
 
+def _announce(reporter: Reporter, todo: Sequence[Unit], units: int) -> None:
+    """Say how much there is to do."""
+    count, before = sum(len(unit.cells) for unit in todo), units - len(todo)
+    finished = f"; {before:,} runs were finished before" if before else ""
+    runs = "" if count == len(todo) else f" in {len(todo):,} runs"
+    images = sum(unit.images for unit in todo)
+    reporter.note(f"{count:,} measurements to make{runs}, {images:,} images{finished}")
+
+
 class _Remaining:
     """What is left to do, and how long it will take."""
 
-    def __init__(self, reporter: Reporter, todo: Sequence[Unit], units: int) -> None:
+    def __init__(self, todo: Sequence[Unit], units: int) -> None:
         self._todo = dict.fromkeys(todo)
         self._spent: dict[str, float] = defaultdict(float)  # seconds by method
         self._done: dict[str, int] = defaultdict(int)  # images by method
         self._number, self._units = units - len(todo), units
-        count = sum(len(unit.cells) for unit in todo)
-        before = f"; {self._number:,} runs were finished before" if self._number else ""
-        runs = "" if count == len(todo) else f" in {len(todo):,} runs"
-        images = sum(unit.images for unit in todo)
-        reporter.note(f"{count:,} measurements to make{runs}, {images:,} images{before}")
 
     def next_label(self, unit: Unit) -> str:
         self._number += 1
@@ -158,7 +166,7 @@ class _Progress:
     """Tells a reporter how a run goes that does one unit after the other."""
 
     def __init__(self, reporter: Reporter, todo: Sequence[Unit], units: int) -> None:
-        self._reporter, self._remaining = reporter, _Remaining(reporter, todo, units)
+        self._reporter, self._remaining = reporter, _Remaining(todo, units)
 
     def start(self, unit: Unit) -> None:
         self._label = self._remaining.next_label(unit)
@@ -191,7 +199,7 @@ class _SeveralAtOnce:
     """Tells a reporter how a run goes whose units are done elsewhere: when each has ended."""
 
     def __init__(self, reporter: Reporter, todo: Sequence[Unit], units: int, workers: int) -> None:
-        self._reporter, self._remaining = reporter, _Remaining(reporter, todo, units)
+        self._reporter, self._remaining = reporter, _Remaining(todo, units)
         self._workers, self._ended, self._count = workers, 0, len(todo)
         self._task = f"{workers} at a time"
         reporter.advance(self._task, 0, self._count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -13,7 +14,7 @@ from torch import nn
 import ttapca
 from ttapca import networks
 from ttapca.benchmark import paper
-from ttapca.benchmark.cells import Row
+from ttapca.benchmark.cells import Cell, Row
 from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
 from ttapca.benchmark.inspection import check_shape
 from ttapca.benchmark.measurement import estimate_seconds
@@ -21,7 +22,7 @@ from ttapca.benchmark.network_source import NetworkSource
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.running import run, unfinished
-from ttapca.benchmark.subject import ImageRecipe, ImageSource, Subject
+from ttapca.benchmark.subject import ImageRecipe, ImageSource, Subject, choose_measured
 from ttapca.datasets import FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.engines.engine import Engine, engine_of
 from ttapca.errors import NotEnoughDataError, OptionError
@@ -33,6 +34,13 @@ from ttapca.networks.network import ImageNetwork
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent
 
+# Of options in a command; others follow them. Files of earlier versions have the same.
+ORDER = (
+    "--data", "--conditions", "--methods", "--corruptions", "--severities", "--settings",
+    "--batch-sizes", "--seeds", "--seed", "--steps", "--lr", "--components", "--layer", "--route",
+    "--outputs", "--images", "--corrupted", "--corruption-seed",
+)  # fmt: skip
+TRAINING = ", training images"  # in `Cell.data`, after the name of a data set
 SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper, and `pea` measures
 
 
@@ -49,6 +57,8 @@ class Benchmark:
         size: Side of the centre that is cut out of pictures.
         shorter_side: What the shorter side of a picture becomes before; `size` by default.
         reporter: Told how it goes.
+        split: Which images are measured: those for testing, or the last of those for training,
+            which `ttapca tune` takes.
 
     Example:
         >>> import tempfile
@@ -66,6 +76,7 @@ class Benchmark:
     size: int | None = None
     shorter_side: int | None = None
     reporter: Reporter = field(default_factory=Silent)
+    split: Split = "test"
 
     def run(
         self,
@@ -93,15 +104,8 @@ class Benchmark:
         to = Path(to)
         engine = engine_of(engine) if engine is None or isinstance(engine, str) else engine
         with Results(to) as results:  # a file of something else is refused before any work
-            subject = self._subject()
-            if self.plan.needs_filter:
-                subject.fitted = self._fitted(subject, to)
-                check_shape(subject)
+            subject = self.prepare(to, engine)
             units = expand(self.plan, subject)
-            if engine.elsewhere:
-                subject.source.again = self._again(subject.source.clean)
-            if self.plan.images is not None:
-                self.reporter.note(f"{self._chosen.selection} of `{self.plan.data}`")
             if estimate:
                 self._tell_how_long(unfinished(units, results), subject, engine.workers)
             run(
@@ -115,6 +119,26 @@ class Benchmark:
             )
             wanted = {cell for unit in units for cell in unit.cells}
             return [row for row in results.rows() if row.cell in wanted]
+
+    def prepare(self, to: Path, engine: Engine) -> Subject:
+        """Return what the plan is run on: the network, its filter and the images.
+
+        Args:
+            to: The file of results; a filter that is fitted now is kept beside it.
+            engine: Where units are going to be run.
+
+        Raises:
+            TtapcaError: Network, images or filter cannot be had.
+        """
+        subject = self._subject()
+        if self.plan.needs_filter:
+            subject.fitted = self._fitted(subject, to)
+            check_shape(subject)
+        if engine.elsewhere:
+            subject.source.again = self._again(subject.source.clean)
+        if self.plan.images is not None:
+            self.reporter.note(f"{self._chosen.selection} of `{self._data_name}`")
+        return subject
 
     def units(self) -> list[Unit]:
         """Return what would be run, without fitting a filter or writing anything."""
@@ -137,6 +161,14 @@ class Benchmark:
         if self.plan.model is None:
             raise OptionError("A benchmark needs a network: name one, or pass it as `network=`.")
         return NetworkSource(self.plan.model)
+
+    def images(self, split: Split) -> Images:
+        """Return all images of a split, which are read once.
+
+        Raises:
+            TtapcaError: They cannot be read.
+        """
+        return self._training if split == "train" else self._test
 
     @cached_property
     def _test(self) -> Images:
@@ -169,12 +201,18 @@ class Benchmark:
         path, plan = Path(self.plan.data), self.plan
         data = str(path.absolute()) if path.exists() else plan.data
         given = (data, self._data_root, self.size, self.shorter_side, plan.images)
-        return ImageRecipe(*given, chosen.fingerprint())
+        return ImageRecipe(*given, chosen.fingerprint(), self.split)
 
     @cached_property
     def _chosen(self) -> Choice:
-        """Which test images are used; the setting decides about their order."""
-        return choose(self._test.labels, self.plan.images, order="stored")
+        """Which images are measured; the setting decides about their order."""
+        return choose_measured(self.images(self.split).labels, self.plan.images, self.split)
+
+    @property
+    def _data_name(self) -> str:
+        """The data set as a `Cell` names it, if all its images are measured as they are."""
+        name = Path(self.plan.data).name
+        return f"{name}{TRAINING}" if self.split == "train" else name
 
     def _check(self) -> None:
         """Refuse options about the fit of a filter where none is fitted."""
@@ -197,17 +235,18 @@ class Benchmark:
         plan, chosen = self.plan, self._chosen
         if plan.images is not None and chosen.total < plan.images:
             raise NotEnoughDataError(
-                f"`{plan.data}` has {chosen.total:,} test images; asked for are {plan.images:,}."
+                f"`{plan.data}` has {chosen.total:,} {self.split} images; asked for are "
+                f"{plan.images:,}."
             )
         source = ImageSource(
-            chosen.of(self._test),
+            chosen.of(self.images(self.split)),
             Path(plan.corrupted).expanduser() if plan.corrupted else None,
             plan.corruption_seed,
             Path(self.root).expanduser() / FROST if self.root else None,
             None if chosen.first else chosen.rows,
         )
         # Other sizes and others of the images are other data.
-        data = Path(plan.data).name
+        data = self._data_name
         data += "".join(f" {side}" for side in (self.size, self.shorter_side) if side is not None)
         data = f"{data}, {chosen.per_class}" if chosen.drawn else data
         filter_name: str = "" if plan.route == "auto" else plan.route
@@ -287,46 +326,80 @@ class Benchmark:
 
     def _command(self, unit: Unit, to: Path) -> list[str]:
         """Return the words that run one unit again; none if the network has no name."""
-        origin, plan, cell = self._origin, self.plan, unit.cells[0]
+        plan, cell = self.plan, unit.cells[0]
+        own = {
+            "--methods": cell.method,
+            "--corruptions": ",".join(dict.fromkeys(name for name, _ in unit.conditions)),
+            "--severities": max(cell.severity for cell in unit.cells) or None,
+            "--seeds": cell.seed,
+            "--steps": cell.steps or None,
+            "--lr": cell.lr or None,
+            "--corrupted": plan.corrupted,
+            "--corruption-seed": plan.corruption_seed or None,
+        }
+        options = [
+            f"{cell.method}.{name}={toml_value(value)}"
+            for name, value in plan.method.get(cell.method, {}).items()
+            if name not in ("steps", "lr")
+        ]
+        return self.command_again("bench", (), own, options, cell, to)
+
+    def command_again(
+        self,
+        command: str,
+        arguments: Sequence[str],
+        own: Mapping[str, object],
+        options: Sequence[str],
+        cell: Cell,
+        to: Path,
+    ) -> list[str]:
+        """Return the words of a command that measures a cell; none if the network has no name.
+
+        Args:
+            command: Such as `bench`.
+            arguments: That follow the network's name.
+            own: Options that only this command has; one that is None is left out.
+            options: What `--option` is given with.
+            cell: Says the rest.
+            to: The file of results.
+        """
+        origin, plan = self._origin, self.plan
         if isinstance(origin, nn.Module):
             return []
         # What follows the path tells the filter from others at the same layer.
         layer = None if self.filter else cell.layer.partition(", ")[0] or None
-        options = {
+        every = dict.fromkeys(ORDER) | {
             "--data": plan.data,
-            "--methods": cell.method,
-            "--corruptions": ",".join(dict.fromkeys(name for name, _ in unit.conditions)),
-            "--severities": max(cell.severity for cell in unit.cells) or None,
+            **own,
             "--settings": cell.setting,
             "--batch-sizes": cell.batch_size,
-            "--seeds": cell.seed,
-            "--steps": cell.steps or None,
-            "--lr": cell.lr or None,
             "--components": cell.components or None,
             "--layer": layer,
             "--route": plan.route if layer and plan.route != "auto" else None,
             "--outputs": plan.outputs,
             "--images": cell.images,
-            "--corrupted": plan.corrupted,
-            "--corruption-seed": plan.corruption_seed or None,
             "--filter": self.filter,
             **origin.words(),
             "--in": self.folder,
             "--size": self.size,
             "--shorter-side": self.shorter_side,
         }
-        words = [str(word) for pair in options.items() if pair[1] is not None for word in pair]
-        for name, value in plan.method.get(cell.method, {}).items():
-            if name not in ("steps", "lr"):
-                words += ["--option", f"{cell.method}.{name}={_toml(value)}"]
+        words = [str(word) for pair in every.items() if pair[1] is not None for word in pair]
+        for option in options:
+            words += ["--option", option]
         words += ["--any-size"] * origin.any_size
-        return ["ttapca", "bench", origin.name, *words, "--to", str(to)]
+        return ["ttapca", command, origin.name, *arguments, *words, "--to", str(to)]
 
 
-def _toml(value: object) -> str:
-    """Write a value as `--option` reads it."""
+def toml_value(value: object) -> str:
+    """Write a value as `--option` reads it.
+
+    Example:
+        >>> toml_value(["conv1", True, 0.5])
+        '["conv1", true, 0.5]'
+    """
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(_toml(part) for part in value)}]"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(part) for part in value)}]"
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -21,7 +21,7 @@ from ttapca.benchmark.image_shelf import ImageShelf
 from ttapca.benchmark.network_source import fingerprint
 from ttapca.corruptions import CIFAR_C, default_table, load_textures
 from ttapca.corruptions.small_images import corrupt_any_size, needs_photographs
-from ttapca.datasets import Images, choose, load, read_cifar_c
+from ttapca.datasets import Choice, Images, Split, choose, load, read_cifar_c
 from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 
@@ -198,6 +198,14 @@ class ImageSource:
         return found[:count]
 
 
+def choose_measured(labels: NDArray[np.int64], count: int | None, split: Split) -> Choice:
+    """Choose the images that are measured; a setting decides about their order.
+
+    Of training images these are the last ones: methods that need source data get the first ones.
+    """
+    return choose(labels, count, order="stored", last=split == "train")
+
+
 @dataclass(frozen=True)
 class ImageRecipe:
     """How to read test images on another machine, under the same path.
@@ -209,6 +217,7 @@ class ImageRecipe:
         shorter_side: What the shorter side of a picture becomes before.
         count: How many images; None for all.
         fingerprint: Of the images, as `Images.fingerprint` gives it.
+        split: Which images of the data set; of those for training, the last ones.
     """
 
     data: str
@@ -217,6 +226,7 @@ class ImageRecipe:
     shorter_side: int | None
     count: int | None
     fingerprint: str
+    split: Split = "test"
 
     def __call__(self) -> Images:
         """Return the images.
@@ -226,9 +236,9 @@ class ImageRecipe:
             EngineError: There are other images in its place.
         """
         found = load(
-            self.data, "test", root=self.root, size=self.size, shorter_side=self.shorter_side
+            self.data, self.split, root=self.root, size=self.size, shorter_side=self.shorter_side
         )
-        found = choose(found.labels, self.count, order="stored").of(found)
+        found = choose_measured(found.labels, self.count, self.split).of(found)
         if found.fingerprint() != self.fingerprint:
             raise EngineError(
                 f"Every worker must have the same test images; here those of `{self.data}` are "

@@ -28,6 +28,7 @@ EXTRA_OF_PACKAGE = {
     "uvicorn": "serve",
     "prometheus_client": "serve",
     "python_multipart": "serve",
+    "optuna": "tune",
     "onnx": "onnx",
     "onnxscript": "onnx",
 }

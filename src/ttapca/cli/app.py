@@ -28,6 +28,7 @@ from ttapca.cli import (
     reproduce,
     serve,
     train,
+    tune,
 )
 from ttapca.cli.console import on_the_command_line
 from ttapca.errors import (
@@ -54,6 +55,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fit": fit.fit,
     "eval": evaluate.evaluate,
     "bench": bench.bench,
+    "tune": tune.tune,
     "reproduce": reproduce.reproduce,
     "report": publish.report,
     "export": publish.export,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
+from ttapca.benchmark.cells import SETTINGS
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import choose, load, open_shards
 from ttapca.errors import OptionError
@@ -60,6 +61,9 @@ InputShape = Annotated[
     str | None,
     Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
 ]
+Settings = Annotated[str | None, Option(help=", ".join(SETTINGS))]
+BatchSizes = Annotated[str | None, Option(help="Images per batch, such as 200 or 1,8.")]
+Components = Annotated[str | None, Option(help="Components of the filter.")]
 LayerOption = Annotated[
     str | None,
     Option(metavar="NAME", help="Layer of the filter (default: as `ttapca layers` recommends)."),

@@ -43,12 +43,12 @@ class PlanOptions:
     methods: Annotated[str | None, Option(help="Names from `ttapca methods`.")] = None
     corruptions: Annotated[str | None, Option(help="Names, standard, extra, all, clean.")] = None
     severities: Annotated[str | None, Option(help="Such as 5, 1-5 or 1,3,5.")] = None
-    settings: Annotated[str | None, Option(help=", ".join(SETTINGS))] = None
-    batch_sizes: Annotated[str | None, Option(help="Images per batch, such as 200 or 1,8.")] = None
+    settings: arguments.Settings = None
+    batch_sizes: arguments.BatchSizes = None
     seeds: Annotated[str | None, Option(help="Such as 0 or 0-2.")] = None
     steps: Annotated[str | None, Option(help="Gradient steps per batch.")] = None
     lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None
-    components: Annotated[str | None, Option(help="Components of the filter.")] = None
+    components: arguments.Components = None
     layer: arguments.LayerOption = None
     route: Annotated[str | None, Option(metavar="NAME", help=arguments.ROUTE)] = None
     outputs: arguments.OutputsOption = None

@@ -105,6 +105,7 @@ OPTIONS = {
     "n_components": "--components",
     "images": "--images N",
     "streams": "--streams N",
+    "trials": "--trials N",
     "layer": "--layer NAME",
     "route": "--route NAME",
     "weights": "--weights FILE",

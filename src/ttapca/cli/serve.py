@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from typer import Option
@@ -78,6 +78,7 @@ def serve(
     classes: Annotated[
         Path | None, Option(metavar="FILE", help="Names of the classes, one a line.")
     ] = None,
+    outputs: arguments.OutputsOption = None,
     input_shape: arguments.InputShape = None,
     shorter_side: Annotated[
         int | None,
@@ -93,6 +94,8 @@ def serve(
     Without --filter, packaged networks get one that is fitted on their data set and kept.
     Ctrl-C or SIGTERM: what runs is answered, streams are saved, and the service ends.
     """
+    from ttapca._checks import Maybe, OneOf, check_option
+    from ttapca.networks.evaluation import EvaluatedKind
     from ttapca.serving.http_server import listen, url_of
     from ttapca.serving.http_server import serve as run
     from ttapca.serving.metrics import Metrics
@@ -107,7 +110,9 @@ def serve(
     saving = _saving(state, save_every)
     request_limits = RequestLimits(**limits.of_requests())
     pool_limits = PoolLimits(**limits.of_pool())
-    served = served_network(network.source(), filter, classes, folder)
+    check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
+    meaning = cast("EvaluatedKind | None", outputs)
+    served = served_network(network.source(), filter, classes, folder, meaning)
     measured = Metrics(served.name, __version__)
     with ExitStack() as open_files:
         listening = open_files.enter_context(listen(host, port))
@@ -119,6 +124,7 @@ def serve(
             mode=cast("Mode", mode),
             limits=pool_limits,
             observer=measured,
+            outputs=meaning,
             input_shape=arguments.input_shape(input_shape, served.model),
             **saving,
         )

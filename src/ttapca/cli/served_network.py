@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ttapca.benchmark.network_source import NetworkSource
     from ttapca.fitting.fitted_filter import FittedFilter
+    from ttapca.networks.evaluation import EvaluatedKind
 
 KEPT_FILTERS = "filters"  # a folder beside the data sets
 
@@ -55,7 +56,11 @@ class ServedNetwork:
 
 
 def served_network(
-    source: NetworkSource, filter: Path | None, classes: Path | None, folder: Path | None
+    source: NetworkSource,
+    filter: Path | None,
+    classes: Path | None,
+    folder: Path | None,
+    outputs: EvaluatedKind | None = None,
 ) -> ServedNetwork:
     """Load a network, and load or fit its filter.
 
@@ -64,6 +69,7 @@ def served_network(
         filter: Folder of the filter; None to fit one for a packaged network.
         classes: A file with the names of the classes, one a line.
         folder: Where the data sets are, if not in the cache.
+        outputs: What the outputs of the network mean; by default one logit is `binary`.
 
     Raises:
         OptionError: There is no filter and none can be fitted, or the names do not fit.
@@ -73,13 +79,26 @@ def served_network(
     model = source.load()
     fitted = _fitted(source, model, folder) if filter is None else ttapca.load(filter)
     names = _described_names(source, model) if classes is None else _read_names(classes)
-    count = getattr(model, "classes", len(names))
+    count = _classes(model, outputs) or len(names)
     if names and len(names) != count:
         raise OptionError(
             f"There must be a name for each of the {count:,} classes; {classes or source.name} "
             f"has {len(names):,}."
         )
     return ServedNetwork(source.name, model, fitted, names)
+
+
+def _classes(model: nn.Module, outputs: EvaluatedKind | None) -> int | None:
+    """Return how many classes a network tells apart; None where it does not say."""
+    count: int | None = getattr(model, "classes", None)
+    if count is None or outputs == "multilabel":
+        return count
+    if outputs is not None and (outputs == "binary") != (count == 1):
+        raise OptionError(
+            "A network with one output is binary, and one with more is multiclass or multilabel; "
+            f"found --outputs {outputs} for one with {count:,}."
+        )
+    return 2 if count == 1 else count
 
 
 def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> FittedFilter:

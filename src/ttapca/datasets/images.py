@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -247,7 +247,8 @@ class Choice:
             return f"all {count} images"
         if self.per_class:
             return f"{count} of {self.total:,} images, {self.per_class}"
-        return f"the first {count} of {self.total:,} images"
+        end = "first" if 0 in self.rows else "last"
+        return f"the {end} {count} of {self.total:,} images"
 
     def __str__(self) -> str:
         """Return selection and order in one line."""
@@ -259,7 +260,12 @@ class Choice:
 
 
 def choose(
-    labels: NDArray[np.int64], limit: int | None = None, *, order: Order = "auto", seed: int = 0
+    labels: NDArray[np.int64],
+    limit: int | None = None,
+    *,
+    order: Order = "auto",
+    seed: int = 0,
+    last: bool = False,
 ) -> Choice:
     """Choose which images to use, and in which order.
 
@@ -275,6 +281,8 @@ def choose(
         order: `auto` as described above; `shuffled` always draws and shuffles; `sorted` goes class
             by class; `stored` takes the same images as `auto` in their stored order.
         seed: The seed for drawing and shuffling.
+        last: Whether to choose from the end: a limit takes the last images instead of the first
+            ones, and others are drawn.
 
     Example:
         >>> by_class = np.repeat(np.arange(10), 500)
@@ -283,6 +291,10 @@ def choose(
         >>> print(choose(np.tile(np.arange(10), 500), 700))
         the first 700 of 5,000 images, in stored order
     """
+    if last:
+        mirrored = choose(labels[::-1], limit, order=order, seed=seed)
+        rows = len(labels) - 1 - mirrored.rows
+        return replace(mirrored, rows=np.sort(rows) if order == "stored" else rows)
     check_option("limit", limit, Maybe(Whole(1)))
     check_option("order", order, OneOf(get_args(Order)))
     check_option("seed", seed, Whole(0))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ttapca.adaptation.health import Health
+from ttapca.support.outputs import OutputKind
 
 Mode = Literal["off", "shadow", "on"]
 
@@ -81,14 +82,16 @@ class Answer:
     """The answer to one request.
 
     Attributes:
-        logits: What is answered, a row for each image; those of the untouched network unless the
-            mode is `on`.
+        logits: What is answered, a row for each image, as the network returns them; those of the
+            untouched network unless the mode is `on`.
+        outputs: What they mean: `multiclass`, `binary` or `multilabel`.
         adapted: Whether a filter changed the images that are answered for.
         differ: In shadow, how many images have another class when adapted; None in other modes.
         glance: How the stream is after this request, in short.
     """
 
     logits: Tensor
+    outputs: OutputKind
     adapted: bool
     differ: int | None
     glance: StreamGlance

@@ -100,12 +100,22 @@ class StreamBrief(_Answer):
     last_seen: float | None = Field(examples=[1763300100.0])
 
 
-class Prediction(_Answer):
-    """What is predicted for one image."""
+class LikelyClass(_Answer):
+    """A class, or a label, and how probable it is."""
 
     class_: int = Field(alias="class", examples=[3])
     name: str | None = Field(examples=["cat"], description="Null where classes have no names.")
     probability: Share | None = Field(examples=[0.91])
+
+
+class Prediction(LikelyClass):
+    """What is predicted for one image: the most probable class or label."""
+
+    labels: list[LikelyClass] = Field(
+        default=[],
+        description="Of a network whose labels do not exclude each other: all that are more "
+        "probable than not. Other networks leave it out.",
+    )
 
 
 class PredictAnswer(_Answer):

@@ -6,9 +6,8 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from ttapca.adaptation.shift_alarm import ShiftAlarm, classes_after
 from ttapca.adaptation.surfaces.outlier_repair import InputRepair
 from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter, attach
+from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.answers import Mode, StreamStatus
 from ttapca.serving.stream_state import StreamState
 from ttapca.spectral.closed_form import MEMORY, WIENER
@@ -30,6 +30,7 @@ from ttapca.support.modules import (
     restore_training_flags,
     training_flags,
 )
+from ttapca.support.outputs import FindLogits, OutputKind, Outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,7 @@ class GatheredNetwork:
         model: Returns logits for a batch of images.
         fitted: A filter of it.
         logits: Finds the logits in what the model returns, where that is more than one tensor.
+        outputs: What the outputs mean; by default one logit is `binary`, and more are `multiclass`.
         memory: After so many images, what was seen of a stream counts 1 / e.
         states: How many conditions of a stream are told apart at most.
         outliers: Whether to repair pixels that have gone wrong; by default where the filter acts on
@@ -82,7 +84,8 @@ class GatheredNetwork:
         model: nn.Module,
         fitted: FittedFilter,
         *,
-        logits: Callable[[Any], Tensor] | None = None,
+        logits: FindLogits | None = None,
+        outputs: EvaluatedKind | None = None,
         memory: float = MEMORY,
         states: int = 1,
         outliers: bool | None = None,
@@ -93,7 +96,8 @@ class GatheredNetwork:
                 "not, or was fitted by an older ttapca. Leave `outliers` out."
             )
         options = {"memory": memory, "states": states}
-        self._model, self._fitted, self._logits = model, fitted, logits
+        self._outputs = Outputs(outputs, logits, reads="probabilities")
+        self._model, self._fitted = model, fitted
         self._flags = training_flags(model)
         self._attachment = attach(model, fitted, ManyStreamsGain, **WIENER, **options)
         gain = self._attachment.filter.gain
@@ -116,6 +120,11 @@ class GatheredNetwork:
                 layer.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
             )
         model.eval()
+
+    @property
+    def outputs(self) -> OutputKind:
+        """What the outputs of the last pass mean."""
+        return self._outputs.found
 
     @property
     def kind(self) -> str:
@@ -172,7 +181,7 @@ class GatheredNetwork:
         self._given = self._made = None
         try:
             output = self._model(torch.cat(copies).to(device, dtype))
-            logits = output if self._logits is None else self._logits(output)
+            logits = self._outputs(output)  # of classes, or for each label of no and yes
             outcomes = self._gain.outcomes()
             self._check(logits, len(streams), outcomes)
             return self._served(requests, plans, logits.float().cpu(), outcomes)
@@ -180,12 +189,13 @@ class GatheredNetwork:
             self._gain.begin([], None)
             self._filtered = None
 
-    def _check(self, logits: Any, rows: int, outcomes: Sequence[StreamOutcome]) -> None:
-        if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != rows:
-            found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    def _check(self, logits: Tensor, rows: int, outcomes: Sequence[StreamOutcome]) -> None:
+        if self._outputs.of_pixels(logits) or len(logits) != rows:
+            found = tuple(self._outputs.as_returned(logits).shape)
             raise LayerOutputError(
-                "A pool serves models that return logits of shape (images, classes); found "
-                f"{found}. Say where they are with `logits=`."
+                "A pool serves models that return logits of shape (images, classes), (images, "
+                f"labels) or (images,); found {found} for {rows} images. Say where they are with "
+                "`logits=`."
             )
         if not outcomes:
             raise LayerOutputError(
@@ -206,11 +216,12 @@ class GatheredNetwork:
             last = first + (len(plan) - 1) * size  # where the copies begin that are remembered
             answered, best = logits[first : first + size], logits[last : last + size]
             first += len(plan) * size
-            differ = int((answered.argmax(1) != best.argmax(1)).sum()) if len(plan) > 1 else None
+            differ = _differing(answered, best) if len(plan) > 1 else None
+            answered = self._outputs.as_returned(answered).clone()
             adapted = outcome.changed and state.mode == "on"
             if not bool(torch.isfinite(best).all()):
                 after = dataclasses.replace(state, skipped=state.skipped + 1)
-                found.append(Served(after, answered.clone(), adapted, differ, None))
+                found.append(Served(after, answered, adapted, differ, None))
                 continue
             after = dataclasses.replace(
                 self._watched(state, outcome, best, now),
@@ -224,16 +235,17 @@ class GatheredNetwork:
                 last_seen=now,
             )
             look = self._look(images, last)
-            found.append(Served(after, answered.clone(), adapted, differ, look))
+            found.append(Served(after, answered, adapted, differ, look))
         return found
 
     def _watched(
         self, state: StreamState, outcome: StreamOutcome, logits: Tensor, now: float
     ) -> StreamState:
         """Return the state after the alarm has looked at a request; see `ShiftWatch`."""
-        size, shares = len(logits), self._known_shares(logits.shape[1])
-        classes = state.counts, state.skew
-        counts, skew = classes_after(classes, logits, size, outcome.shift, shares)
+        size, counts, skew = len(logits), state.counts, state.skew
+        if self._outputs.exclusive:
+            shares = self._known_shares(logits.shape[1])
+            counts, skew = classes_after((counts, skew), logits, size, outcome.shift, shares)
         block = size * outcome.energies
         if state.block is not None:
             block = block + state.block
@@ -335,6 +347,11 @@ _COPIES: dict[Mode, tuple[tuple[bool, bool], ...]] = {
     "shadow": ((False, False), (True, True)),
     "on": ((True, True),),
 }
+
+
+def _differing(logits: Tensor, others: Tensor) -> int:
+    """Return how many images have another class, or another label, by other logits."""
+    return int((logits.argmax(1) != others.argmax(1)).reshape(len(logits), -1).any(1).sum())
 
 
 def _nobody(_health: Health) -> None:

@@ -19,14 +19,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar, get_args
+from typing import Self, TypeVar, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ttapca._checks import Number, OneOf, Whole, check_option
+from ttapca._checks import Maybe, Number, OneOf, Whole, check_option
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -38,6 +38,7 @@ from ttapca.errors import (
     TtapcaError,
 )
 from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.filtered_images import before_and_after
 from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
@@ -46,6 +47,7 @@ from ttapca.serving.stream_shelf import Place, StreamShelf
 from ttapca.serving.stream_state import StreamState
 from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.conditions import MOST_STATES
+from ttapca.support.outputs import FindLogits
 
 STATES = 8  # conditions of a stream: each takes memory
 PICTURES = 32  # streams whose last image is kept to be shown
@@ -77,6 +79,8 @@ class StreamPool:
         save_every: Seconds after which changed states are written to the store.
         observer: Is told what happens.
         logits: Finds the logits in what the model returns, where that is more than one tensor.
+        outputs: What the outputs mean: `multiclass`, `binary` (one logit) or `multilabel`. By
+            default one logit is `binary`, and more are `multiclass`.
         states: How many conditions of a stream are told apart at most, such as noise and fog: each
             has gains of its own.
         outliers: Whether to repair single pixels that have gone wrong before filtering. By default
@@ -112,20 +116,22 @@ class StreamPool:
         limits: PoolLimits | None = None,
         save_every: float = 10.0,
         observer: PoolObserver | None = None,
-        logits: Callable[[Any], Tensor] | None = None,
+        logits: FindLogits | None = None,
+        outputs: EvaluatedKind | None = None,
         states: int = STATES,
         outliers: bool | None = None,
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
         check_option("mode", mode, OneOf(get_args(Mode)))
         check_option("save_every", save_every, Number(above=0))
+        check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
         check_option("states", states, Whole(1, MOST_STATES))
         self.mode: Mode = mode
         self.limits = limits or PoolLimits()
         self.input_shape = input_shape or image_shape(filter)
         self._observer = observer or PoolObserver()
         self._network = GatheredNetwork(
-            model, filter, logits=logits, states=states, outliers=outliers
+            model, filter, logits=logits, outputs=outputs, states=states, outliers=outliers
         )
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
@@ -462,6 +468,7 @@ class StreamPool:
                     self._looks.popitem(last=False)
         answer = Answer(
             logits=served.logits,
+            outputs=self._network.outputs,
             adapted=served.adapted,
             differ=served.differ,
             glance=_glance(name, state),

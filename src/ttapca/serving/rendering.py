@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ttapca.serving.answers import Answer, StreamGlance, StreamStatus
 from ttapca.serving.tokens import Token
+from ttapca.support.outputs import OutputKind, Outputs
 
 
 def json_bytes(content: object) -> bytes:
@@ -65,28 +66,50 @@ def answer_facts(
         "stream": token.own_name(answer.stream),
         "mode": answer.mode,
         "adapted": answer.adapted,
-        "predictions": predicted(answer.logits, classes),
+        "predictions": predicted(answer.logits, classes, answer.outputs),
         "differ": answer.differ,
         "health": health,
     }
 
 
-def predicted(logits: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
+def predicted(
+    logits: Tensor, classes: Sequence[str], outputs: OutputKind = "multiclass"
+) -> list[dict[str, Any]]:
     """Return for each image the most probable class, its name and its probability.
+
+    Of labels that do not exclude each other, it is the most probable one; `labels` has all that are
+    more probable than not.
+
+    Args:
+        logits: As the network returns them, a row for each image.
+        classes: Their names; fewer where they have none.
+        outputs: What the logits mean.
 
     Example:
         >>> import torch
         >>> predicted(torch.tensor([[0.0, 100.0]]), ("cat", "dog"))
         [{'class': 1, 'name': 'dog', 'probability': 1.0}]
+        >>> predicted(torch.tensor([-100.0]), ("calm", "alarm"), "binary")
+        [{'class': 0, 'name': 'calm', 'probability': 1.0}]
     """
-    probabilities, found = logits.softmax(dim=1).max(dim=1)
-    names = [classes[number] if number < len(classes) else None for number in found.tolist()]
-    return [
-        {"class": number, "name": name, "probability": probability}
-        for number, name, probability in zip(
-            found.tolist(), names, probabilities.tolist(), strict=True
-        )
-    ]
+    probabilities = Outputs(outputs, reads="probabilities")(logits).softmax(dim=1)
+    if outputs == "multilabel":
+        return [_labelled(row, classes) for row in probabilities[:, 1].tolist()]
+    best, found = probabilities.max(dim=1)
+    pairs = zip(found.tolist(), best.tolist(), strict=True)
+    return [_named(number, probability, classes) for number, probability in pairs]
+
+
+def _named(number: int, probability: float, classes: Sequence[str]) -> dict[str, Any]:
+    name = classes[number] if number < len(classes) else None
+    return {"class": number, "name": name, "probability": probability}
+
+
+def _labelled(probabilities: list[float], classes: Sequence[str]) -> dict[str, Any]:
+    """Return the most probable label of an image, and all that are more probable than not."""
+    every = [_named(number, each, classes) for number, each in enumerate(probabilities)]
+    likely = [each for each in every if each["probability"] > 0.5]
+    return {**max(every, key=lambda each: each["probability"]), "labels": likely}
 
 
 def png_bytes(pixels: NDArray[np.uint8]) -> bytes:

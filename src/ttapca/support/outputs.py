@@ -91,6 +91,11 @@ class Outputs:
             )
 
     @property
+    def found(self) -> OutputKind:
+        """What the last outputs were read as."""
+        return self._found
+
+    @property
     def exclusive(self) -> bool:
         """Whether there are classes, as far as is known, and they exclude each other."""
         return self.kind not in ("multilabel", "regression")

@@ -1,0 +1,86 @@
+"""`ttapca tune` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ttapca.benchmark import Results
+
+SMALL = "--images 40 --batch-sizes 20 --conditions fog:4,spatter:5 --to t.sqlite"
+
+
+def test_from_nothing_to_options(command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    words = f"tune digits bn --option prior=0..4000:3 {SMALL} --plot p.svg"
+    told = command(words)
+    assert "tune: the last 40 of 1,201 images of `digits, training images`\n" in told.err
+    assert "tune: 12 measurements to make, 480 images\n" in told.err
+    assert "fog 4  online  bn  batch 20  prior=2000.0  error " in told.err
+    lines = [re.findall(r"[\w.]+", line) for line in told.out.splitlines() if "│" in line]
+    assert {line[0] for line in lines} == {"0", "2000", "4000", "source"}
+    means = [float(line[1]) for line in lines[:-1]]
+    assert means == sorted(means)
+    facts = json.loads(command(f"{words} --json").out)
+    best = facts["best"]["prior"]
+    assert f"bench:  --option bn.prior={best}\n" in told.out
+    assert f'Python: ttapca.adapt(model, "bn", prior={best})\n' in told.out
+    assert "12 measurements of 3 trials and the source; 2 conditions x 40 training" in told.out
+    assert [f"{one['mean']:.2f}" for one in facts["trials"]] == [line[1] for line in lines[:-1]]
+    assert facts["trials"][0]["errors"].keys() == {"fog:4", "spatter:5"}
+    assert "<svg" in Path("p.svg").read_text()
+
+    again = command(words)
+    assert "tune: 0 measurements to make, 0 images; 12 runs were finished before\n" in again.err
+    assert again.out == told.out
+    with Results("t.sqlite", readonly=True) as results:
+        rows = results.rows()
+    for row in (rows[0], rows[-1]):  # the source in fog, and options on clean images
+        Path("u.sqlite").unlink(missing_ok=True)
+        same = row.outcome.command.replace("t.sqlite", "u.sqlite")
+        command(shlex.join(shlex.split(same)[1:]))
+        with Results("u.sqlite", readonly=True) as results:
+            found = {other.cell: other.outcome.error for other in results.rows()}
+        assert found[row.cell] == row.outcome.error
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("digits", "MODEL METHOD; found no method"),
+        ("--model digits", "MODEL METHOD; found no method"),
+        ("digits tent", "at least one option to choose; found none"),
+        ("digits source --option lr=1", "`source` has none that are plain values"),
+        ("digits tent --option lr", "--option takes NAME=V,V | NAME=LOW..HIGH[:log][:POINTS]"),
+        ("digits tent --option tent.lr=1", "found `tent.lr=1`. Leave out `tent.`."),
+        ("digits tent --option lr=a..b", "in numbers; found `a..b`"),
+        ("digits tent --option lr=-1..1", "must be a finite number above 0; found -1"),
+        ("digits tent --option lr=1 --conditions fog:5", "is; found fog:5. Take a severity below"),
+        ("digits tent --option lr=1 --split test", "`digits` has 1,201, and the test images were"),
+        ("digits tent --option lr=1 --split all", "`split` must be one of train, test"),
+        ("digits tent --option lr=1 --trials 4", "--trials N would have no effect"),
+        ("digits tent --option lr=1 --settings mixed", "the setting mixed, which joins them"),
+        ("digits tent --option lr=1 --plot p.gif", "ends with .svg, .png, .pdf; found `.gif`"),
+        ("digits tent --option lr=1 --plot no/p.svg", "--plot names a file in a folder that"),
+        ("digits tent --option lr=1 --jobs 2 --engine joblib:2", "--engine ENGINE; found both"),
+    ],
+)
+def test_what_makes_no_sense(words: str, said: str, command) -> None:
+    assert said in command(f"tune {words}", 2).err
+    assert not list(Path().glob("tuning.sqlite-filters"))
+
+
+def test_the_method_alone_where_an_option_names_the_network(command) -> None:
+    told = command(f"tune bn --model digits --option prior=0,16 {SMALL} --json")
+    assert json.loads(told.out)["method"] == "bn"
+
+
+def test_a_failure_is_told(command) -> None:
+    words = f"tune digits shot --option classifier=nowhere,fc {SMALL}"
+    told = command(words, 1)
+    assert "failed" in told.out
+    assert "bench:  --option 'shot.classifier=\"fc\"'" in told.out
