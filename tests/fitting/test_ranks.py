@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 import ttapca
 from fitting.parted import assert_same, parts_of
 from fitting.rank_job import CUT, DATA
+from golden.record import with_weights
 from oracles import small_convnet
-from ttapca.errors import EngineError, NonFiniteError
+from small_networks import group_norm_convnet
+from ttapca.errors import EngineError, NonFiniteError, ShapeError
 from ttapca.fitting import ranks
 from ttapca.fitting.fitted_filter import filter_of
 from ttapca.support.process_group import several_ranks
@@ -137,7 +141,19 @@ class Group:
         return tensors, facts
 
 
-def together(count: int, data: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
+def network() -> nn.Module:
+    """One that hesitates, so that what was kept to predict again makes a difference."""
+    return with_weights(group_norm_convnet().double())
+
+
+def together(
+    count: int,
+    data: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], nn.Module] = network,
+    components: int = 12,
+    **options: Any,
+) -> list[Any]:
     """What each of several threads gets of a common fit, a filter or an error."""
     meeting = Meeting(count)
     monkeypatch.setattr("ttapca.fitting.gathering.several_ranks", lambda: True)
@@ -146,7 +162,7 @@ def together(count: int, data: Any, monkeypatch: pytest.MonkeyPatch, **options: 
     def fit(rank: int) -> Any:
         meeting.mine.rank = rank
         try:
-            return ttapca.fit(small_convnet(), "conv1", data[rank], 12, **options)
+            return ttapca.fit(make(), "conv1", data[rank], components, **options)
         except Exception as error:
             return error
 
@@ -167,7 +183,9 @@ def test_any_number_of_ranks(
         data = [parts_of(each, [20, 33]) for each in data]
     filters = together(count, data, monkeypatch, route=route)
     monkeypatch.undo()
-    whole = ttapca.fit(small_convnet(), "conv1", DATA, 12, route=route)
+    whole = ttapca.fit(network(), "conv1", DATA, 12, route=route)
+    assert whole.mirror_agreement_ is not None
+    assert 0 < whole.mirror_agreement_ < 1
     for each in filters:
         assert_same(each, whole)
 
@@ -187,7 +205,36 @@ def test_loaders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     order = torch.utils.data.DataLoader(DATA, batch_size=50)
     for each in filters:  # three is odd, so that turns are the order of the whole
-        assert_same(each, ttapca.fit(small_convnet(), "conv1", order, 12))
+        assert_same(each, ttapca.fit(network(), "conv1", order, 12))
+
+
+def test_loaders_beside_parts_take_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only if all ranks know how many samples they have, they come one after the other."""
+    loader = torch.utils.data.DataLoader(DATA[0::3], batch_size=50)
+    data = [loader, parts_of(DATA[1::3], [20], 50), parts_of(DATA[2::3], [], 50)]
+    filters = together(3, data, monkeypatch)
+    monkeypatch.undo()
+    order = torch.utils.data.DataLoader(DATA, batch_size=50)
+    assert_same(filters[0], ttapca.fit(network(), "conv1", order, 12))
+
+
+def test_a_layer_with_several_rows_for_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1 = nn.Linear(54, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv1(x.reshape(-1, 54)).reshape(len(x), -1)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Windows()
+    data = [DATA[:100], DATA[100:]]
+    first, second = together(2, data, monkeypatch, lambda: copy.deepcopy(model), components=2)
+    assert isinstance(first, ShapeError)
+    assert "one row for each sample; it gave 200 for 100. Give the data as a loader" in str(first)
+    assert isinstance(second, ShapeError)
 
 
 def test_this_process_is_alone() -> None:

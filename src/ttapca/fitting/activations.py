@@ -93,6 +93,8 @@ class SourceActivations:
         ):
             if function is not None and not callable(function):
                 raise OptionError(f"`{name}` is a function {purpose}; found {function!r}.")
+        # How many samples a batch usually has: which samples are kept follows from that.
+        self.block = TENSOR_BATCH if isinstance(data, (Tensor, np.ndarray)) else 0
         if isinstance(data, np.ndarray):
             data = array_batches(data, TENSOR_BATCH)
         self.device = device_and_dtype(self.layer, model)[0]
@@ -171,6 +173,7 @@ class SourceActivations:
         """Note what the first batch and its output say about the work to come."""
         self._first = batch.head(self.cost.timed)
         self.batch_size = max(1, len(batch.first))
+        self.block = self.block or self.batch_size
         self.samples = _count_samples(self._data, self.batch_size)
         logits = found_logits(output, self.find_logits)
         self.classes = 0 if logits is None else logits.shape[1]
@@ -188,7 +191,7 @@ class SourceActivations:
             self.model,
             self.samples,
             self.classes,
-            block=min(self.batch_size, self.cost.together),
+            block=min(self.block, self.cost.together),
             numbers=self._numbers,
             multiply_adds=self.cost.multiply_adds,
         )
@@ -202,7 +205,7 @@ class SourceActivations:
             shape,
             self._numbers,
             self.cost.together,
-            self.batch_size,
+            self.block,
             self.measuring_rule(),
             moments,
         )

@@ -35,6 +35,7 @@ from ttapca.fitting.spread import Spread
 from ttapca.support.process_group import several_ranks
 
 Found = TypeVar("Found")
+NAMED = 5  # parts in a message
 LOOKED_AT = 100  # parts, evenly spread, that a worker on another machine must see
 
 MakePlan = Callable[[RouteName | None], FitPlan]
@@ -116,7 +117,7 @@ class PartsOnEngine(OneProcess):
     def settle(self, source: SourceActivations) -> None:
         """Say how many samples all parts have, and how many are read at once."""
         source.samples = sum(len(part.data) for part in self._parts)
-        source.batch_size = self._batch_size
+        source.batch_size = source.block = self._batch_size
 
     def collected(
         self, source: SourceActivations, reading: Reading, plan: FitPlan
@@ -144,13 +145,17 @@ def _divided(parts: Sequence[PlacedPart], tasks: int) -> list[list[PlacedPart]]:
     return [run for run in runs if run]
 
 
-def _results(endings: Iterable[Finished[Any, Collected] | Lost[Any]]) -> Iterator[Collected]:
+def _results(
+    endings: Iterable[Finished[list[PlacedPart], Collected] | Lost[list[PlacedPart]]],
+) -> Iterator[Collected]:
     """Yield what workers found; raise where a task is lost, since its samples would be missing."""
     for ending in endings:
         if isinstance(ending, Lost):
-            names = ", ".join(str(part.data) for part in ending.task)
+            names = ", ".join(str(part.data) for part in ending.task[:NAMED])
+            more = f" and {len(ending.task) - NAMED:,} more" if len(ending.task) > NAMED else ""
             raise EngineError(
-                f"All parts of the data must be read; these were lost: {names}. {ending.reason}."
+                f"All parts of the data must be read; these were lost: {names}{more}. "
+                f"{ending.reason}."
             )
         yield ending.result
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ttapca.errors import EngineError, OptionError
+from ttapca.errors import EngineError, OptionError, ShapeError
 from ttapca.fitting.activations import SourceActivations
 from ttapca.fitting.collected import Collected, Reading
 from ttapca.fitting.fit_plan import FitPlan, RouteName
@@ -42,8 +42,9 @@ class Ranks:
         count = self._group.count
         words = f"of {count:,} ranks"
         self.spread: Spread | None = Spread(count, count, here=False, words=words, by_parts=False)
-        # Where numbers of samples are not known, ranks take turns. With an odd step each of them
-        # has as large a share of the positions that a power of two divides.
+        # Unless all know how many samples they have, ranks take turns. With an odd step each of
+        # them has as large a share of the positions that a power of two divides.
+        self._exact = False
         self._positions = Positions(self._group.rank, count | 1)
 
     def close(self) -> None:
@@ -86,7 +87,8 @@ class Ranks:
             "classes": source.classes,
         }
         counts = {"exact": _exact_count(self._data), "samples": source.samples}
-        told = self._group.told({**facts, **counts, "batch": source.batch_size})
+        block = self._data.batch_size if isinstance(self._data, PartedData) else source.block
+        told = self._group.told({**facts, **counts, "block": block})
         for name, fact in facts.items():
             others = [rank for rank, each in enumerate(told) if each[name] != told[0][name]]
             if others:
@@ -95,11 +97,12 @@ class Ranks:
                     f"rank 0: {told[others[0]][name]} for {told[0][name]} (here {fact})."
                 )
         exact = [each["exact"] for each in told]
-        samples = exact if None not in exact else [each["samples"] for each in told]
-        if None not in exact:
+        self._exact = None not in exact
+        samples = exact if self._exact else [each["samples"] for each in told]
+        if self._exact:
             self._positions = Positions(sum(exact[: self._group.rank]))
         source.samples = None if None in samples else sum(samples)
-        source.batch_size = max(each["batch"] for each in told)
+        source.block = max(each["block"] for each in told)
 
     def plan(self, make: Callable[[RouteName | None], FitPlan], asked: RouteName | None) -> FitPlan:
         """Return the plan of this rank, with the route that rank 0 would take."""
@@ -125,12 +128,17 @@ class Ranks:
         return own
 
     def _read(self, source: SourceActivations, reading: Reading) -> Collected:
-        if isinstance(self._data, PartedData):
+        if self._exact and isinstance(self._data, PartedData):
             parts = placed(self._data.parts, self._positions.first)
             reader = PartReader.of(source, reading)
             return reader(source.watched(parts, "part", len(parts)))
         into = Collected.nothing(reading, source.device)
-        source.collect(into, self._positions)
+        rows, said = source.collect(into, self._positions), _exact_count(self._data)
+        if self._exact and rows != said:
+            raise ShapeError(
+                f"The layer must give one row for each sample; it gave {rows:,} for {said:,}. Give "
+                "the data as a loader, which need not say how many samples it has."
+            )
         return into
 
     def shared(self, find: Callable[[], FittedFilter]) -> FittedFilter:

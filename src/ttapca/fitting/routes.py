@@ -10,8 +10,8 @@ themselves (`ttapca.fitting.sample_routes`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any, Literal, get_args
 
 import torch
@@ -93,8 +93,8 @@ def fit(
         outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
             `regression`. By default two or more are the logits of classes. Of a single one nothing
             is learned unless it is said to be `binary`, since it may be a regression.
-        route: `folded`, `exact`, `gram`, `randomised` or `dct`, see above; by default chosen by the
-            layer, the number of samples and the memory at hand, see `ttapca.fitting.fit_plan`.
+        route: `folded`, `exact`, `gram`, `randomised` or `dct`; by default chosen by the layer, the
+            number of samples and the memory at hand, see `ttapca.fitting.fit_plan`.
         generator: Draws the start of the randomised route; a fixed seed by default.
         engine: Who reads data in parts, the result being the same: `joblib:4` for four processes of
             this machine, or an `Engine`; by default this process. See `ttapca.engines`.
@@ -126,12 +126,8 @@ def fit(
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
     find_classes = _finder(logits, outputs)
-    # Tensors made in inference mode could not be used under gradients later.
     with (
-        closing(gathering_of(data, engine)) as gathering,
-        torch.inference_mode(False),
-        torch.no_grad(),
-        evaluation_mode(model),
+        _gathering(model, data, engine) as gathering,
         enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
     ):
         source = gathering.each(
@@ -200,16 +196,24 @@ def plan_fit(
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
     find_classes = _finder(logits, outputs)
+    with _gathering(model, data, engine) as gathering:
+        source = gathering.each(
+            lambda: SourceActivations(model, layer, data, None, prepare, find_classes)
+        )
+        return _planned(source, gathering, n_components, route)[1]
+
+
+@contextmanager
+def _gathering(model: nn.Module, data: Any, engine: Engine | str | None) -> Iterator[Gathering]:
+    """Say who reads the data, and put the model in the state in which it is run, for a while."""
+    # Tensors made in inference mode could not be used under gradients later.
     with (
         closing(gathering_of(data, engine)) as gathering,
         torch.inference_mode(False),
         torch.no_grad(),
         evaluation_mode(model),
     ):
-        source = gathering.each(
-            lambda: SourceActivations(model, layer, data, None, prepare, find_classes)
-        )
-        return _planned(source, gathering, n_components, route)[1]
+        yield gathering
 
 
 def _planned(
