@@ -170,9 +170,10 @@ def together(
         return list(pool.map(fit, range(count)))
 
 
-@pytest.mark.parametrize("route", ["folded", "exact", "dct"])
-@pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize(
+    ("count", "route", "in_parts"),
+    [(2, "exact", False), (3, "dct", True), (5, "folded", False), (5, "exact", True)],
+)
 def test_any_number_of_ranks(
     count: int, route: Any, in_parts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
