@@ -2,10 +2,10 @@
 
     python benchmarks/engines.py [--rounds 3] [--cells 30]
 
-240 cells of digits by `ttapca bench`, one after the other and with `--jobs 2`: whole commands, with
-loading, fitting and starting the processes. Tasks that only sleep, in the bare loop and on engines
-of one worker, from the first that ends to the last. And the memory of two processes that hold the
-same images: what is shared counts half in each (PSS).
+240 cells of digits by `ttapca bench`, in batches of 10, one after the other and with `--jobs 2`:
+whole commands, with loading, fitting and starting the processes. Tasks that only sleep, in the bare
+loop and on engines of one worker, from the first that ends to the last. And the memory of two
+processes that hold the same images: what is shared counts half in each (PSS).
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ from ttapca.engines.processes import JoblibEngine
 
 NAP = 0.5  # seconds
 IMAGES = 100_000  # of 32 x 32, 307 MB
-PLAN = [
-    "bench", "digits", "--data", "digits", "--settings", "episodic,online", "--methods",
-    "source,bn,wiener,lame,tent,eata,ttapca-relu,ttapca-exp",
-]  # fmt: skip
+PLAN = ["bench", "--preset", "demo", "--corruptions", "standard", "--batch-sizes", "10"]
 
 
 def cells(folder: Path, words: list[str], threads: int | None) -> tuple[float, float]:
@@ -144,10 +141,10 @@ def run(options: argparse.Namespace) -> Result:
     return Result(
         title="Many processes",
         text=(
-            f"240 cells of digits by `ttapca bench`, {options.rounds} rounds; {options.cells} "
-            f"tasks that sleep for {NAP} s on engines of one worker; two processes that look at "
-            f"the same {size:.0f} MB of images. Two idle cores would take half of the seconds of "
-            "processors."
+            f"240 cells of digits by `ttapca bench`, batches of 10, {options.rounds} rounds; "
+            f"{options.cells} tasks that sleep for {NAP} s on engines of one worker; two processes "
+            f"that look at the same {size:.0f} MB of images. Two idle cores would take half of the "
+            "seconds of processors."
         ),
         tables=[
             Table(

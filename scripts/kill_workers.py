@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from ttapca.benchmark import Results, Row
+from ttapca.errors import DataFormatError, DataNotFoundError
 
 WORKERS = 4
 PLAN = [
@@ -47,6 +48,8 @@ class Cluster:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.start()
+        while self.scheduler.poll() is None and not self._answers():
+            time.sleep(0.2)
 
     def start(self) -> None:
         """Start everything, at the same address as before."""
@@ -77,6 +80,11 @@ class Cluster:
                 child.kill()
             process.kill()
             process.wait()
+
+    def _answers(self) -> bool:
+        host, port = self.address.split(":")
+        with socket.socket() as asking:
+            return asking.connect_ex((host, int(port))) == 0
 
     def _dask(self, kind: str, *words: str) -> Process:
         return subprocess.Popen(
@@ -111,10 +119,11 @@ def rows(path: Path) -> list[Row]:
 
 def finished(path: Path) -> int:
     """How many rows there are so far."""
-    if not path.exists():
+    try:
+        with Results(path, readonly=True) as results:
+            return len(results.statuses())
+    except (DataFormatError, DataNotFoundError):  # it is just being made
         return 0
-    with Results(path, readonly=True) as results:
-        return len(results.statuses())
 
 
 def disturb(

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError, OptionError
+from ttapca.spectral import closed_form_rule
 from ttapca.spectral.calibration import (
     SourceSpectrum,
     band_edges,
     band_means,
     spreading_matrix,
 )
+from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.gains import SourceComponents, make_gain
 from ttapca.spectral.variance_ratios import two_sided_gain
 
@@ -32,14 +34,34 @@ def gaussian(n: int, deviations: Tensor, seed: int = 0) -> Tensor:
     return torch.randn(n, len(deviations), generator=generator, dtype=torch.float64) * deviations
 
 
-def calibrated(deviations: Tensor, name: Any = "two-sided", **options: Any) -> Any:
+def calibrated(deviations: Tensor, name: Any = "two-sided", **options: Any) -> ClosedFormGain:
     """A gain that knows 500 Gaussian source samples."""
     edges = band_edges(len(deviations))
     energies = band_means((gaussian(500, deviations, seed=9) / deviations).square(), edges)
     noise = torch.ones_like(deviations)
-    return make_gain(
+    gain = make_gain(
         name, SourceComponents(deviations, deviations, energies, lambda: noise), **options
     )
+    assert isinstance(gain, ClosedFormGain)
+    return gain
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("shift", [0.0, 3.0], ids=["as the source", "shifted"])
+@pytest.mark.parametrize("size", [1, 40])
+def test_many_components_have_the_gains_that_few_would_have(
+    size: int, shift: float, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"window": window} if window else {}
+    few, many = (calibrated(FALLING, **options) for _ in range(2))
+    batches = [gaussian(size, FALLING, seed=seed) + shift * FALLING[:1] for seed in range(3)]
+    expected = [few(batch) for batch in batches]
+    monkeypatch.setattr(closed_form_rule, "LARGE", 1)
+    for batch, gains in zip(batches, expected, strict=True):
+        torch.testing.assert_close(many(batch), gains)
+    offsets = [None if gain.offset() is None else gain.offset()[0] for gain in (few, many)]
+    torch.testing.assert_close(offsets[1], offsets[0])
+    assert bool((expected[-1] == 1).all()) == (not shift)
 
 
 @settings(deadline=None, max_examples=50)

@@ -220,3 +220,50 @@ def test_some_images_of_a_large_batch_tell() -> None:
     found, share = SOURCE.repaired(batch)
     assert share == pytest.approx(slow_share(batch[::3]))
     assert not torch.equal(found[1], batch[1])  # which was not looked at
+
+
+def test_a_glance_sees_some_rows_as_the_whole_look_does() -> None:
+    image = salted(scenes(1, seed=3, side=97), 0.05)
+    found = outliers.strays_at_a_glance(image, 0.2)
+    rows = [first + row for first in (0, 40, 80) for row in range(1, outliers.STRIP - 1)]
+    whole = image[0].numpy()
+    distance = np.abs(whole - slow_medians(whole))[:, rows]
+    noise = sorted(distance.flatten()[:: distance.size // outliers.NOISE_VALUES | 1])
+    limit = max(0.2, outliers.DEVIATIONS * 1.4826 * noise[(len(noise) - 1) // 2])
+    assert np.array_equal(found[0], distance > limit)
+    assert 0.02 < shares_of(found)[0, 0] < 0.09
+
+
+def test_large_images_are_looked_at_in_whole_only_if_a_glance_finds_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = SourceOutliers(measure(scenes(60, side=128)))
+    clean, hit = scenes(3, seed=3, side=128), salted(scenes(3, seed=3, side=128), 0.04)
+    found, share = source.repaired(hit)
+    with monkeypatch.context() as patch:
+        patch.setattr(outliers, "LARGE", 10**9)
+        expected, expected_share = source.repaired(hit)
+        assert source.repaired(clean)[0] is clean
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, hit)
+    assert share == expected_share
+
+    def never(*_: object) -> None:
+        raise AssertionError("looked at the whole")
+
+    monkeypatch.setattr(outliers, "strays", never)
+    found, share = source.repaired(clean)
+    assert found is clean
+    assert share < 0.01
+    with pytest.raises(AssertionError, match="looked at the whole"):
+        source.repaired(hit)
+
+
+def test_the_noise_of_a_large_image_is_that_of_some_of_its_values() -> None:
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(1, 3, 128, 128, generator=generator, dtype=torch.float64)
+    distance = (image - local_median(image)).abs()
+    limit = outliers.DEVIATIONS * 1.4826 * float(distance.median())
+    hit = image.clone()
+    hit[0, 0, 20, 20], hit[0, 1, 30, 30] = 1.3 * limit, 0.7 * limit
+    assert outliers.strays(hit, 0.1)[0].nonzero().tolist() == [[0, 0, 20, 20]]

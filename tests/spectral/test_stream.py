@@ -16,7 +16,14 @@ from torch import nn
 
 from adapters import same
 from ttapca.adaptation.optimisation import Descent, Draws
-from ttapca.spectral.stream import Attributes, ParameterValues, ScaleGivenBack, Stream, tensors_in
+from ttapca.spectral.stream import (
+    LARGE,
+    Attributes,
+    ParameterValues,
+    ScaleGivenBack,
+    Stream,
+    tensors_in,
+)
 
 SEED = 4
 
@@ -119,6 +126,23 @@ def test_what_is_kept_is_finite_and_serves_outside_inference_mode() -> None:
         stream.write("mean", torch.ones(2))
         stream.write("pair", (torch.ones(2), 1.0))
     assert not any(tensor.is_inference() for tensor in tensors_in(stream.contents()))
+
+
+@pytest.mark.parametrize("size", [3, LARGE])
+def test_only_what_is_not_finite_is_left_out(size: int) -> None:
+    stream = Stream()
+    large = torch.full((size,), torch.finfo(torch.float32).max)  # finite, though their sum is not
+    broken = torch.zeros(size)
+    broken[1] = torch.inf
+    written = {"large": large, "inf": broken, "nan": broken - broken, "small": torch.ones(2)}
+    for name in written:
+        stream.declare(name, None)
+    for left_out in ({"inf", "nan"}, set()):
+        stream.start_batch(1)
+        for name, value in written.items():
+            stream.write(name, value if left_out else value.nan_to_num(0.0))
+        stream.end_batch()
+        assert {name for name in written if stream.now(name) is None} == left_out
 
 
 def test_a_reset_begins_as_new_every_time() -> None:

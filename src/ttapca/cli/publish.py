@@ -35,7 +35,7 @@ def write_report(results: Path, to: Path) -> int:
     with Results(results, readonly=True) as file:
         rows, observations = file.rows(), file.observations()
     replace_file(to, page(rows, observations).encode())
-    return len(rows)
+    return sum(row.outcome.status != "pruned" for row in rows)
 
 
 def export(

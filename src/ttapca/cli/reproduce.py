@@ -16,6 +16,7 @@ from ttapca.support.disk import make_folder
 
 if TYPE_CHECKING:
     from ttapca.benchmark.session import Benchmark
+    from ttapca.engines import Engine
 
 OWN_NETWORK = {"cifar10": "cifar10-resnet20"}
 QUICK_IMAGES = 1000
@@ -53,6 +54,8 @@ def reproduce(
         Path | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: found, else made).")
     ] = None,
     folder: arguments.DataFolder = None,
+    jobs: arguments.Jobs = None,
+    engine: arguments.EngineOption = None,
 ) -> None:
     """Get the data, fit a filter, run tables 1 and 2 of the paper, write the report.
 
@@ -67,7 +70,7 @@ def reproduce(
             f"No network for `{data}` ships with ttapca: name one, as in `ttapca reproduce {data} "
             "MODEL`."
         )
-    source = network.source(default)
+    where, source = arguments.engine(jobs, engine), network.source(default)
     source.load(doubt=False)  # refuse a network that cannot be loaded before anything is fetched
     found = corrupted or _place(f"{data}-c", folder)
     _get(data, folder, frost=found is None)
@@ -78,11 +81,17 @@ def reproduce(
         methods=arguments.separated(methods),
     )
     benchmark = Benchmark(plan, source, root=arguments.cache_root(), folder=folder)
-    _run_and_report(benchmark, to or Path(f"ttapca-{Path(data).name}"), estimate=True)
+    place = to or Path(f"ttapca-{Path(data).name}")
+    _run_and_report(benchmark, place, estimate=True, engine=where)
 
 
 def _run_and_report(
-    benchmark: Benchmark, to: Path, *, lines: bool = True, estimate: bool = False
+    benchmark: Benchmark,
+    to: Path,
+    *,
+    lines: bool = True,
+    estimate: bool = False,
+    engine: Engine | None = None,
 ) -> None:
     """Run a benchmark in a folder, print its tables and write its report there."""
     from ttapca.benchmark.tables import error_tables
@@ -91,7 +100,7 @@ def _run_and_report(
 
     make_folder(to)
     results, page = to / "results.sqlite", to / "report.html"
-    rows = run_benchmark(benchmark, results, lines=lines, estimate=estimate)
+    rows = run_benchmark(benchmark, results, lines=lines, estimate=estimate, engine=engine)
     out = Console()
     for table in error_tables(rows):
         print_table(out, table)

@@ -121,7 +121,7 @@ class DaskEngine:
             self._client, self._answered = client, True
             try:
                 client.wait_for_workers(1, timeout=self.patience)
-            except TimeoutError as error:
+            except OSError as error:  # no time is left, or the scheduler is gone again
                 raise EngineError(
                     f"The scheduler at {self.address} must have workers; none came within "
                     f"{self.patience:.0f} s. Start some with `dask worker {self.address} "

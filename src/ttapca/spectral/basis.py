@@ -29,7 +29,9 @@ from ttapca._checks import ListOf, Rule, Whole
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.affine import LinearPart, acts_on_input, is_affine
 from ttapca.spectral.cosine import coefficients_of, dct_matrix, images_of
+from ttapca.spectral.fast_cosine import FastCosines, at_once, is_fast, transform_cost
 from ttapca.spectral.other_sizes import OtherSize
+from ttapca.support.last_made import LastMade
 
 # The first columns of a folded basis are checked against the layer's weights, and this is how far
 # they may be from orthonormal: a bfloat16 copy of the weights passes, other weights do not.
@@ -77,6 +79,7 @@ class Basis(nn.Module, abc.ABC):
         shape_rule: Rule for the shape of a sample in a saved filter.
         accuracy: How exact the components are when the route that found them is exact.
         kind: What the components are.
+        at_once: How many samples are best worked on at a time; None for all of a batch.
     """
 
     at_input: bool
@@ -86,6 +89,7 @@ class Basis(nn.Module, abc.ABC):
     shape_rule: ClassVar[Rule] = ListOf(Whole(1), 1, 8)
     accuracy: ClassVar[str] = "exact up to rounding"
     kind: ClassVar[str] = "Principal components"
+    at_once: int | None = None
 
     @property
     @abc.abstractmethod
@@ -390,6 +394,8 @@ class Cosine(Basis):
         # Not in the state dict: they follow from the shape.
         for name, size in zip(("height", "width"), shape[1:], strict=True):
             self.register_buffer(name, dct_matrix(size).to(rotation), persistent=False)
+        self._fast = LastMade[FastCosines]()
+        self.at_once = at_once(self.shape)
 
     @classmethod
     def takes(cls, shape: tuple[int, ...]) -> bool:
@@ -408,14 +414,21 @@ class Cosine(Basis):
 
     def project(self, centred: Tensor) -> Tensor:
         """See `Basis`."""
+        if is_fast(centred, self.shape):
+            return self._by_fft().project(centred, self.rotation)
         return self.coefficients(centred).index_select(1, self.order)
 
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         """See `Basis`."""
+        if is_fast(components, self.shape):
+            return base + self._by_fft().rebuilt(components, self.rotation)
         samples = components.shape[0]  # not `len`: exporters would fix it
         every = components.new_zeros(samples, math.prod(self.shape))
         every = every.index_copy(1, self.order[: components.shape[1]], components)
         return base + self.rebuilt(every)
+
+    def _by_fft(self) -> FastCosines:
+        return self._fast.of([self.order], lambda: FastCosines(self.shape, self.order))
 
     def coefficients(self, centred: Tensor) -> Tensor:
         """Return all coefficients, also those that are no components, both (batch, d)."""
@@ -466,7 +479,8 @@ class Cosine(Basis):
         """See `Basis`."""
         channels, height, width = shape
         numbers = channels**2 + height**2 + width**2 + n_components
-        return BasisCost(numbers, 2 * math.prod(shape) * (channels + height + width))
+        for_each = channels + transform_cost(height, width)
+        return BasisCost(numbers, 2 * math.prod(shape) * for_each)
 
     @classmethod
     def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:

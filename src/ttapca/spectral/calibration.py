@@ -93,18 +93,39 @@ def spreading_matrix(edges: list[int]) -> Tensor:
         >>> (torch.tensor([1.0, 2.0]) @ spreading_matrix([0, 1, 2])).tolist()
         [1.0, 2.0]
     """
-    place = torch.arange(1, edges[-1] + 1, dtype=torch.float64).log()
-    centres = band_means(place, edges)
-    if len(centres) == 1:
-        return torch.ones(1, len(place))
-    right = torch.searchsorted(centres, place).clamp(1, len(centres) - 1)
-    share = (place - centres[right - 1]) / (centres[right] - centres[right - 1])
-    share = share.clamp(0, 1)
-    spread = torch.zeros(len(centres), len(place), dtype=torch.float64)
-    column = torch.arange(len(place))
+    if len(edges) == 2:
+        return torch.ones(1, edges[-1])
+    right, share = _between_centres(edges)
+    spread = torch.zeros(len(edges) - 1, edges[-1], dtype=torch.float64)
+    column = torch.arange(edges[-1])
     spread[right, column] = share
     spread[right - 1, column] = 1 - share
     return spread.float()
+
+
+def between_bands(edges: list[int]) -> list[tuple[int, int, int]]:
+    """Return between which bands the values of components lie, see `spreading_matrix`.
+
+    Returns:
+        The number of the second one of two bands, the first component and the end, in order.
+
+    Example:
+        >>> between_bands([0, 1, 3, 7])
+        [(1, 0, 2), (2, 2, 7)]
+    """
+    right, _ = _between_centres(edges)
+    bands = range(1, len(edges) - 1)
+    ends = torch.searchsorted(right, torch.tensor(bands), right=True).tolist()
+    return list(zip(bands, [0, *ends], ends, strict=False))
+
+
+def _between_centres(edges: list[int]) -> tuple[Tensor, Tensor]:
+    """Return for every component the second one of two bands, and which share of it counts."""
+    place = torch.arange(1, edges[-1] + 1, dtype=torch.float64).log()
+    centres = band_means(place, edges)
+    right = torch.searchsorted(centres, place).clamp(1, len(centres) - 1)
+    share = (place - centres[right - 1]) / (centres[right] - centres[right - 1])
+    return right, share.clamp(0, 1)
 
 
 @dataclass(frozen=True, eq=False)

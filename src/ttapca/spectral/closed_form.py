@@ -162,7 +162,7 @@ class ClosedFormGain(ClosedFormRule):
         """Add a batch to the stream if this pass counts, and return the gains; see `Gain`."""
         stream = self.stream
         if components is not None and len(components) and stream.counts(self._energies):
-            energies = components.square().mean(0) / self.variances
+            energies = _mean(components.square())[0] / self.variances
             if math.isfinite(float(energies.sum())):  # energies are never negative
                 self._add(energies, components, rest, size)
             else:
@@ -198,7 +198,7 @@ class ClosedFormGain(ClosedFormRule):
             outside = found.rest_offset
             if outside is not None:
                 outside = outside[0] if bool(outside.any()) else None
-            moved = int(outside is not None or bool(found.offset.any()))
+            moved = int(outside is not None or bool(found.offset.abs().max()))
             stream.write(self._offset, (moved, found.offset[0], outside))
         if found.rest_gain is not None:
             stream.write(self._rest_gain, float(found.rest_gain))
@@ -206,7 +206,7 @@ class ClosedFormGain(ClosedFormRule):
     def _newly_shown(self, energies: Tensor, components: Tensor, rest: Tensor | None) -> Shown:
         """Return what a batch shows, given with its energies."""
         count = torch.tensor([len(components)], dtype=torch.float64)
-        mean = components.mean(0, keepdim=True) if self.center else None
+        mean = _mean(components) if self.center else None
         if rest is None:
             return Shown(count, energies[None], mean)
         energy = float(rest.square().sum(1).mean()) / (self.rest_energy or 1.0)
@@ -281,6 +281,11 @@ class ClosedFormGain(ClosedFormRule):
     def band_gains(self) -> Tensor:
         """Return the gains in the middle of every band, shape (bands,)."""
         return self.gains_by_band(self.stream.now(self._gains))
+
+
+def _mean(rows: Tensor) -> Tensor:
+    """Return the mean of rows, (rows, n) to (1, n); a single row itself, which is no work."""
+    return rows if len(rows) == 1 else rows.mean(0, keepdim=True)
 
 
 @register_gain("pulled", **WIENER)

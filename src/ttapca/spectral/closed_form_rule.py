@@ -28,6 +28,7 @@ from ttapca.spectral.calibration import (
     Usual,
     averaging_matrix,
     band_edges,
+    between_bands,
     spreading_matrix,
 )
 from ttapca.spectral.gains import ABOVE_ONE, Gain, SourceComponents
@@ -236,6 +237,7 @@ class ClosedFormRule(Gain):
             energies = torch.cat([energies, source.rest[:, None] / self.rest_energy], 1)
         self.normal = SourceSpectrum(energies)
         self.edges = band_edges(len(deviations))
+        self._between = between_bands(self.edges)
         spread, averages = spreading_matrix(self.edges), averaging_matrix(self.edges)
         self.register_buffer("variances", deviations.square())
         self.register_buffer("spread", spread.to(deviations), persistent=False)
@@ -281,8 +283,13 @@ class ClosedFormRule(Gain):
         certainty, unusual = usual.certainty(log_energy), usual.unusual(log_energy)
         offset = rest_offset = None
         if shown.mean is not None:
-            shown, offset, rest_offset = self._centred(shown, shown.mean, certainty, independent)
-            log_energy = self.log_energies(shown.energies, shown.rest_energy)
+            offset = torch.zeros_like(shown.mean)
+            # A mean that has not surely moved stays, which exporters cannot know beforehand.
+            if torch.compiler.is_exporting() or bool(certainty.any()):
+                shown, offset, rest_offset = self._centred(
+                    shown, shown.mean, certainty, independent
+                )
+                log_energy = self.log_energies(shown.energies, shown.rest_energy)
         restore = self.restore if restore is None else restore
         excess = self._excess(usual, log_energy, shown, certainty)
         gains = self._undo(-excess, restore)
@@ -332,8 +339,8 @@ class ClosedFormRule(Gain):
             noisy = with_white_noise(
                 excess, log_energy[:, :bands], self._white_noise, shown.samples.cpu()
             )
-            return noisy.to(self.spread) @ self.spread
-        mean = usual.mean[..., :bands].to(self.spread) @ self.spread
+            return self.spread_over(noisy)
+        mean = self.spread_over(usual.mean[..., :bands])
         away = smoothed(shown.energies.clamp(min=TINY).log() - mean, self.window)
         return away * certainty.to(away)[:, None]
 
@@ -351,6 +358,19 @@ class ClosedFormRule(Gain):
         # Reading the matrix would take longer than reading the energies of a large image.
         bands = [values[..., low:high].mean(-1) for low, high in pairwise(self.edges)]
         return torch.stack(bands, -1)
+
+    def spread_over(self, bands: Tensor) -> Tensor:
+        """Spread the values of bands over components, (..., bands) to (..., components)."""
+        bands = bands.to(self.spread)
+        if self.spread.shape[1] < LARGE:
+            return bands @ self.spread
+        # Two bands count for each component; most of the matrix is zero, and long to read.
+        values = bands[..., None].unbind(-2)
+        parts = [
+            torch.lerp(values[right - 1], values[right], self.spread[right, first:end])
+            for right, first, end in self._between
+        ]
+        return torch.cat(parts, -1)
 
     def log_energies(self, energies: Tensor, rest: Tensor | None = None) -> Tensor:
         """Return the logarithms of band energies, given energies of components.

@@ -9,8 +9,9 @@ transform (DCT-II, orthonormal) of each, and orders the C H W coefficients by th
 
 The basis is orthonormal whatever the data, so unit gains are the identity and energies add up. The
 variance of every coefficient is exact. Where coefficients are not correlated, this is the PCA. One
-pass over the data suffices, with one C x C matrix per frequency (3.6 MB for 3 x 224 x 224). The
-transform takes H + W + C multiply-adds per number, each way.
+pass over the data suffices, with one C x C matrix per frequency (3.6 MB for 3 x 224 x 224). By
+matrices the transform takes H + W + C multiply-adds per number, each way; for large images Fourier
+transforms take its place (`ttapca.spectral.fast_cosine`).
 """
 
 from __future__ import annotations

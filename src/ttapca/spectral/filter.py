@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.gains import Gain
 from ttapca.spectral.other_sizes import OtherSize
+from ttapca.support.last_made import identity
 
 # Sizes of images that a filter is ready for: a stream may have a few of them in turn.
 SIZES_KEPT = 4
@@ -118,7 +120,9 @@ class SpectralFilter(nn.Module):
         # Learned gains have parameters, and see a batch more than once.
         if gain._parameters:
             return self._last.components(precise, mean, basis)
-        return basis.project(precise.flatten(1) - mean)
+        return _few_at_a_time(
+            lambda some: basis.project(some - mean), basis.at_once, precise.flatten(1)
+        )
 
     def _scaled(self, gain: Gain, samples: Tensor, components: Tensor) -> Tensor:
         """Return samples, given with their components, as they are after scaling these."""
@@ -127,25 +131,35 @@ class SpectralFilter(nn.Module):
             filtered = basis.add_rebuilt(mean, components * gain(components))
             return filtered.reshape(samples.shape).to(samples.dtype)
         flat = samples.flatten(1).to(mean.dtype)
-        centred = flat - mean
         outside = None
         if gain.watches_rest:
-            outside = centred - basis.add_rebuilt(torch.zeros_like(mean), components)
+            outside = flat - mean - basis.add_rebuilt(torch.zeros_like(mean), components)
         gains, offset, scale = gain(components, outside), gain.offset(), gain.rest_gain()
         rest = _rest_gains(gains, scale)
-        # Written as a correction: gains of 1 leave every bit as it was.
-        if offset is None:
+        away = away_outside = None
+        if offset is not None:
+            away, away_outside = offset
+            away = gains * away.to(gains)
+        else:
             changed = _differ_from(gains, rest)
             if not changed and bool((rest == 1).all()):
                 return samples
-            change = components[:, :changed] * (gains[..., :changed] - rest)
-            filtered = basis.add_rebuilt(flat, change).addcmul_(centred, rest - 1)
-        else:
-            away, away_outside = offset
-            change = components * (gains - rest) - gains * away.to(gains)
-            filtered = basis.add_rebuilt(flat, change).addcmul_(centred, rest - 1)
-            if away_outside is not None:
-                filtered = filtered - rest * away_outside.to(filtered)
+            components, gains = components[:, :changed], gains[..., :changed]
+
+        # Written as a correction: gains of 1 leave every bit as it was.
+        def rescaled(
+            flat: Tensor, components: Tensor, more: Tensor, rest_more: Tensor, away: Tensor | None
+        ) -> Tensor:
+            change = components * more
+            if away is not None:
+                change = change - away
+            return basis.add_rebuilt(flat, change).addcmul_(flat - mean, rest_more)
+
+        filtered = _few_at_a_time(
+            rescaled, basis.at_once, flat, components, gains - rest, rest - 1, away
+        )
+        if away_outside is not None:
+            filtered = filtered - rest * away_outside.to(filtered)
         return filtered.reshape(samples.shape).to(samples.dtype)
 
     def _other_size(self, samples: Tensor) -> OtherSize:
@@ -208,8 +222,39 @@ def _differ_from(gains: Tensor, rest: Tensor) -> int:
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return gains.shape[-1]
-    different = (gains != rest).reshape(-1, gains.shape[-1]).any(0).nonzero()
-    return int(different[-1]) + 1 if len(different) else 0
+    different = (gains != rest).reshape(-1, gains.shape[-1]).any(0)
+    last = gains.shape[-1] - 1 - int(different.flip(0).byte().argmax())  # the first from the end
+    return last + 1 if bool(different[last]) else 0
+
+
+def _few_at_a_time(
+    run: Callable[..., Tensor], at_once: int | None, samples: Tensor, *others: Tensor | None
+) -> Tensor:
+    """Return what `run` makes of samples and whatever else it needs, a few samples at a time.
+
+    Args:
+        run: Returns a row for each sample.
+        at_once: How many samples it is given; None for all.
+        samples: Shape (batch, d).
+        *others: Matrices with a row for each sample are divided like the samples.
+    """
+    batch = len(samples)
+    whole = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if at_once is None or whole or batch <= at_once:
+        return run(samples, *others)
+
+    def part(tensor: Tensor | None, first: int) -> Tensor | None:
+        if tensor is None or tensor.dim() < 2 or len(tensor) != batch:
+            return tensor
+        return tensor[first : first + at_once]
+
+    found: Tensor | None = None
+    for first in range(0, batch, at_once):
+        some = run(*(part(each, first) for each in (samples, *others)))
+        if found is None:
+            found = some.new_empty(batch, *some.shape[1:])
+        found[first : first + at_once] = some
+    return samples if found is None else found
 
 
 class _LastBatch:
@@ -231,7 +276,7 @@ class _LastBatch:
         """Return what a basis makes of samples, in the precision of the mean, less the mean."""
         if torch.compiler.is_compiling():
             return basis.project(samples.flatten(1) - mean)
-        state = [_identity(each) for each in (mean, *basis.tensors().values())]
+        state = [identity(each) for each in (mean, *basis.tensors().values())]
         wants_graph = torch.is_grad_enabled() and samples.requires_grad
         if self._kept is not None and not wants_graph:
             seen, components, kept_state = self._kept
@@ -259,7 +304,7 @@ class _LastSizes:
         """Return what leads from samples of this shape to those of the fit."""
         if torch.compiler.is_compiling():
             return basis.for_shape(shape, mean)
-        state = [_identity(each) for each in (mean, *basis.tensors().values())]
+        state = [identity(each) for each in (mean, *basis.tensors().values())]
         kept_state, other = self._kept.get(shape, (None, None))
         if other is None or kept_state != state:
             # Tensors made in inference mode could not be used under gradients later.
@@ -270,10 +315,3 @@ class _LastSizes:
         # Replaced as a whole: threads may share a filter.
         self._kept = {**recent, shape: (state, other)}
         return other
-
-
-def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    """Return something that changes whenever a tensor is written, cast or moved."""
-    # Tensors that were made in inference mode do not count how often they are written.
-    version = None if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.dtype, tensor.device

@@ -82,9 +82,11 @@ def sure_share(
         >>> sure_share(far, far + 1, torch.tensor(0.25), 1, 1).item()  # one image has no mean
         0.0
     """
-    own = samples * (energy - square).clamp(min=0) + SOURCE_SAMPLES
-    own = own / (samples + SOURCE_SAMPLES)
-    bound = reach * own + CHANCE * own.clamp(min=1) / independent
-    sure = (1 - bound / square.clamp(min=torch.finfo(square.dtype).tiny)).clamp(min=0)
+    # In place where it can be: a large image has as many components as numbers.
+    own = samples * (energy - square).clamp_(min=0)
+    own = own.add_(SOURCE_SAMPLES) / (samples + SOURCE_SAMPLES)
+    bound = reach * own
+    bound = bound + own.clamp_(min=1).mul_(CHANCE) / independent
+    sure = bound.div_(square.clamp(min=torch.finfo(square.dtype).tiny)).neg_().add_(1).clamp_(min=0)
     others = torch.as_tensor(independent - 1, dtype=square.dtype).clamp(min=0)
     return sure * (others / (others + FEW))

@@ -34,6 +34,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor
 
 from ttapca.spectral.cosine import coefficients_of, dct_matrix, images_of
+from ttapca.spectral.fast_cosine import FastCosines, at_once, is_fast
 
 if TYPE_CHECKING:
     from ttapca.spectral.basis import Cosine
@@ -55,6 +56,7 @@ class OtherSize:
 
     Attributes:
         mean: Source mean at the size at hand, shape (C h w,).
+        at_once: How many images are best worked on at a time; see `Basis`.
 
     Example:
         >>> from ttapca.spectral.basis import Cosine
@@ -82,15 +84,22 @@ class OtherSize:
         self._fitted_across = _partners(columns, width).to(like.device)
         # By so much the coefficients of a resized image are larger.
         self._growth = math.sqrt(rows * columns / (height * width))
+        self.at_once = at_once(shape)
+        self._fast = FastCosines(shape, torch.arange(math.prod(shape), device=like.device))
         self.mean = self._resized(mean)
 
     def project(self, centred: Tensor) -> Tensor:
         """Return all coefficients of centred images, both of shape (batch, C h w)."""
+        if is_fast(centred, self.shape):
+            return self._fast.project(centred, self._basis.rotation)
         images = centred.reshape(-1, *self.shape)
         return coefficients_of(images, self._basis.rotation, self._height, self._width)
 
     def add_rebuilt(self, base: Tensor, coefficients: Tensor) -> Tensor:
         """Return a new tensor: `base`, (C h w,) or (batch, C h w), plus images by coefficients."""
+        if is_fast(coefficients, self.shape):
+            rows = coefficients.reshape(-1, math.prod(self.shape))
+            return base + self._fast.rebuilt(rows, self._basis.rotation)
         table = coefficients.reshape(-1, *self.shape)
         images = images_of(table, self._basis.rotation, self._height, self._width)
         return base + images.flatten(1)

@@ -14,7 +14,7 @@ one channel strays tell outliers from texture even in a single image.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
@@ -46,6 +46,12 @@ LEAST = 1e-3
 # So many images of a batch, evenly spread, tell whether it has outliers.
 LOOKED_AT = 64
 LOOKED_AT_VALUES = 2**21  # and of large images fewer: 13 of 3 x 224 x 224
+# Of large images, first of all strips of so many rows, one in so many rows, are looked at. All of
+# an image is looked at only if these have more than a share of the strays that make a difference.
+STRIP, EVERY, GLANCED = 10, 40, 0.5
+LARGE = 128 * 128  # pixels
+# So many values of an image, evenly spread, tell its noise.
+NOISE_VALUES = 2**12
 # Batches that are drawn for one batch size, and the seed they are drawn with.
 DRAWS = 512
 SEED = 0
@@ -83,7 +89,11 @@ def local_median(images: Tensor) -> Tensor:
         >>> local_median(image).abs().max().item()
         0.0
     """
-    padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
+    return _median_within(F.pad(images, (1, 1, 1, 1), mode="replicate"))
+
+
+def _median_within(padded: Tensor) -> Tensor:
+    """Return the local median of all values that are not at the border."""
     # Sort every column of three. The median of nine is then the median of the largest low value,
     # the median middle value and the smallest high value (Smith, 1996).
     low, middle, high = _sorted(padded[..., :-2, :], padded[..., 1:-1, :], padded[..., 2:, :])
@@ -124,10 +134,40 @@ def strays(images: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """
     precise = images.to(torch.promote_types(images.dtype, torch.float32))
     median = local_median(precise)
-    distance = (precise - median).abs()
-    noise = distance.flatten(1).median(1).values
+    return _is_far(precise, median, floor), median
+
+
+def _is_far(images: Tensor, median: Tensor, floor: float) -> Tensor:
+    distance = (images - median).abs_()
+    values = distance.flatten(1)
+    # An odd step, so that it meets rows and columns of every kind.
+    noise = values[:, :: values.shape[1] // NOISE_VALUES | 1].median(1).values
     limit = (DEVIATIONS * NORMAL * noise).clamp(min=floor)
-    return distance > limit.view(-1, 1, 1, 1), median
+    return distance > limit.view(-1, 1, 1, 1)
+
+
+@torch.no_grad()
+def strays_at_a_glance(images: Tensor, floor: float) -> Tensor:
+    """Find the values that stray in strips of each image, as `strays` does.
+
+    Args:
+        images: Shape (batch, channels, height, width), at least `STRIP` rows.
+        floor: The smallest distance that counts.
+
+    Returns:
+        Whether each value within the strips strays, shape (batch, channels, rows, width).
+    """
+    batch, channels, _, width = images.shape
+    strips = images.unfold(2, STRIP, EVERY).permute(0, 2, 1, 4, 3)  # (batch, strips, channels, ...)
+    strips = strips.to(torch.promote_types(images.dtype, torch.float32))
+    padded = F.pad(strips.flatten(0, 1), (1, 1, 0, 0), mode="replicate")
+
+    def by_image(values: Tensor) -> Tensor:
+        some = values.reshape(batch, -1, channels, STRIP - 2, width)
+        return some.transpose(1, 2).reshape(batch, channels, -1, width)
+
+    inside = by_image(padded[..., 1:-1, 1:-1])
+    return _is_far(inside, by_image(_median_within(padded)), floor)
 
 
 def shares_of(stray: Tensor) -> Tensor:
@@ -248,7 +288,7 @@ class SourceOutliers:
         """Return a batch with outliers replaced by local medians, and the share of values astray.
 
         A batch like those of the source is returned as it is. Up to `LOOKED_AT` of its images, or
-        `LOOKED_AT_VALUES` of their values, evenly spread, decide.
+        `LOOKED_AT_VALUES` of their values, evenly spread, decide; of large images often strips.
 
         Args:
             images: Shape (batch, channels, height, width), at least one; not written into.
@@ -266,21 +306,48 @@ class SourceOutliers:
         most = max(1, min(LOOKED_AT, LOOKED_AT_VALUES // images[0].numel()))
         batches = torch.split(images, list(sizes))
         looks = [batch[:: math.ceil(len(batch) / most)] for batch in batches]
-        looked_at = looks[0] if len(looks) == 1 else torch.cat(looks)
-        shares = torch.cat([shares_of(strays(part, self.floor)[0]) for part in _parts(looked_at)])
-        each = torch.split(shares.cpu(), [len(look) for look in looks])
-        astray = [bool((self.mean_shares(one) > self.limit(len(one))).any()) for one in each]
-        found = [float(one[:, 0].mean()) for one in each]
+        finders: list[tuple[Callable[[Tensor, float], Tensor], float]] = [(_strays, 1.0)]
+        if images.shape[2] * images.shape[3] >= LARGE and images.shape[2] >= STRIP:
+            finders.insert(0, (strays_at_a_glance, GLANCED))
+        astray, shares = [True] * len(looks), [0.0] * len(looks)
+        for find, part in finders:
+            suspects = [number for number, suspect in enumerate(astray) if suspect]
+            found = self._too_many(find, [looks[number] for number in suspects], part)
+            for number, (many, share) in zip(suspects, found, strict=True):
+                astray[number], shares[number] = many, share
         if not any(astray):
-            return images, found
+            return images, shares
         parts = [
             self._mended(part) if mend else part
             for batch, mend in zip(batches, astray, strict=True)
             for part in _parts(batch)
         ]
-        return torch.cat(parts), found
+        return torch.cat(parts), shares
+
+    def _too_many(
+        self, find: Callable[[Tensor, float], Tensor], looks: Sequence[Tensor], part: float
+    ) -> list[tuple[bool, float]]:
+        """Return for each of some batches whether more values stray than this part of the limit.
+
+        And which share of its values does.
+        """
+        if not looks:
+            return []
+        together = looks[0] if len(looks) == 1 else torch.cat(list(looks))
+        shares = torch.cat([shares_of(find(some, self.floor)) for some in _parts(together)]).cpu()
+        return [
+            (
+                bool((self.mean_shares(own) > part * self.limit(len(own))).any()),
+                float(own[:, 0].mean()),
+            )
+            for own in torch.split(shares, [len(look) for look in looks])
+        ]
 
     def _mended(self, images: Tensor) -> Tensor:
         stray, median = strays(images, self.floor)
         unusual = (shares_of(stray) > self._ordinary.to(images.device)).any(1)
         return torch.where(stray & unusual.view(-1, 1, 1, 1), median.to(images.dtype), images)
+
+
+def _strays(images: Tensor, floor: float) -> Tensor:
+    return strays(images, floor)[0]

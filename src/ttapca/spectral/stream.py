@@ -35,6 +35,9 @@ OF_CONDITION = " of condition "
 # Torch keeps the step count of an optimiser on the CPU, whatever else is moved.
 STAYS = "step"
 
+# Numbers of a tensor from which a copy of it takes longer than a look at it alone.
+LARGE = 2**13
+
 # What every batch adds to, however often its passes start again.
 COUNTED = ("samples", "batches", "images")
 
@@ -512,9 +515,12 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values without NaN or infinity; almost always all, which is seen at once."""
     tensors = [tensor for value in values.values() for tensor in tensors_in(value)]
-    if not tensors or bool(
-        torch.isfinite(torch.cat([t.to(tensors[0]).reshape(-1) for t in tensors])).all()
-    ):
+    # A sum is finite only if all it is made of is. Few sums, and none of copies of large tensors.
+    large = [tensor for tensor in tensors if tensor.numel() >= LARGE]
+    small = [tensor.reshape(-1) for tensor in tensors if tensor.numel() < LARGE]
+    if small:
+        large.append(torch.cat([as_on(tensor, small[0]) for tensor in small]))
+    if all(math.isfinite(float(tensor.sum())) for tensor in large):
         return values
     return {
         name: value

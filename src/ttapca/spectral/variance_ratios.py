@@ -71,6 +71,6 @@ def two_sided_gain(
         >>> [round(gain, 4) for gain in gains.tolist()]
         [0.25, 1.0, 2.0]
     """
-    return torch.exp(
-        shrink * log_ratio.clamp(max=0.0) + restore * log_ratio.clamp(0.0, math.log(largest_ratio))
-    )
+    shrunk = shrink * log_ratio.clamp(max=0.0)
+    restored = restore * log_ratio.clamp(0.0, math.log(largest_ratio))
+    return shrunk.add_(restored).exp_()
