@@ -48,6 +48,14 @@ class Shard(ABC):
         samples: How many images it has.
         batch_size: Images in a batch; the last one may have fewer.
         pictures: The size that pictures are brought to.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "part-0.npy"
+        >>> np.save(path, np.zeros((3, 8, 8, 1), np.uint8))
+        >>> shard = ArrayShard(path, samples=3, batch_size=2, pictures=PictureSize())
+        >>> [tuple(batch.shape) for batch in shard]
+        [(2, 1, 8, 8), (1, 1, 8, 8)]
     """
 
     path: Path

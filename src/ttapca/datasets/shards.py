@@ -38,6 +38,16 @@ class Shards:
     Attributes:
         parts: The shards.
         batch_size: Images in a batch; the last one of a shard may have fewer.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in "ab":
+        ...     np.save(folder / f"{name}.npy", np.zeros((50, 8, 8, 1), np.uint8))
+        >>> shards = open_shards(folder / "*.npy", batch_size=30)
+        >>> shards.samples, [len(batch) for batch in shards], len(shards.batched(10))
+        (100, [30, 20, 30, 20], 10)
     """
 
     parts: tuple[Shard, ...]
