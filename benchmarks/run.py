@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "engines": ["engines.py"],
     "detector": ["detector.py"],
     "fit": ["fit.py"],
+    "sharded-fit": ["sharded_fit.py"],
     "long-layer": ["long_layer.py"],
     "scaling": ["scaling.py"],
     "inference-wrn-28-10": ["inference.py", "--network", "wrn-28-10", "--rounds", "6"],

@@ -16,7 +16,7 @@ import ttapca
 from adapters import LEARNING
 from ttapca.adaptation.surfaces import SampleNormStatistics
 from ttapca.errors import AttachError, LayerNotFoundError
-from ttapca.fitting.source_channels import MEASURED_FIRST, ONE_IN, SourceChannels
+from ttapca.fitting.measuring_rule import MEASURED_FIRST, ONE_IN
 
 
 @pytest.fixture
@@ -68,10 +68,9 @@ def calls_of(model: nn.Module) -> list[int]:
 
 def test_long_streams_are_measured_in_part_and_evenly(model: nn.Module) -> None:
     calls = calls_of(model)
-    channels = SourceChannels(model)
-    for _ in range(700):
-        channels.see(images(64))
-    assert MEASURED_FIRST < sum(calls) <= 700 * 64 / ONE_IN + 64
+    ttapca.fit(model, "0", (images(64, seed) for seed in range(700)), 20, route="folded")
+    measured = 64 * calls.count(64)  # the others see shapes, and predict some again
+    assert MEASURED_FIRST < measured <= 700 * 64 / ONE_IN + 64
 
 
 def test_several_passes_measure_once(model: nn.Module) -> None:

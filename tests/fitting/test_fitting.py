@@ -20,8 +20,8 @@ from ttapca.errors import (
     OptionError,
     ShapeError,
 )
-from ttapca.fitting.activations import KEPT_PARTS
-from ttapca.fitting.source_channels import MEASURED_FIRST
+from ttapca.fitting.measuring_rule import MEASURED_FIRST
+from ttapca.fitting.model_inputs import KEPT_PARTS
 
 DATA = images(150)
 PROBE = images(4, seed=8)

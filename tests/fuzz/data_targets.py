@@ -29,7 +29,7 @@ from fuzz.mutations import (
     mutate_json,
 )
 from ttapca.corruptions import TEXTURE_FILES, load_textures
-from ttapca.datasets import Images, inventory, load, packages, write_cifar_binary
+from ttapca.datasets import Images, inventory, load, open_shards, packages, write_cifar_binary
 from ttapca.datasets.archives import unpack_tar
 from ttapca.datasets.cifar import (
     CIFAR10_BINARY,
@@ -189,6 +189,36 @@ def make_tar(name: str, form: int, folder: Path) -> Path:
     return folder / name
 
 
+def make_shard(form: int, folder: Path) -> Path:
+    """A WebDataset tar file of pictures, an array and classes."""
+    picture, array = io.BytesIO(), io.BytesIO()
+    pixels = some_pixels(8, 8, 3)
+    Image.fromarray(pixels).save(picture, "PNG")
+    np.save(array, pixels)
+    with tarfile.open(folder / "shard.tar", "w", format=form) as tar:
+        for number, (kind, image) in enumerate(
+            (("png", picture), ("npy", array), ("png", picture))
+        ):
+            for ending, content in ((kind, image.getvalue()), ("cls", b"%d" % number)):
+                entry = tarfile.TarInfo(f"{number * 60 * 'long/'}{number}.{ending}")
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+    return folder / "shard.tar"
+
+
+def make_shards(folder: Path) -> Path:
+    path = inside(folder, "shards")
+    np.save(path / "a.npy", some_pixels(5, 8, 8, 3))
+    np.save(path / "a.labels.npy", np.arange(5))
+    np.savez_compressed(path / "b.npz", images=some_pixels(4, 8, 8, 3), labels=np.arange(4))
+    return path
+
+
+def read_shards(path: Path) -> None:
+    for batch in open_shards(path if path.is_file() else path / "*.np?", batch_size=2):
+        (batch[0] if isinstance(batch, tuple) else batch).sum()
+
+
 def unpack(path: Path) -> None:
     unpack_tar(path, inside(path.parent, "out"), limit=100_000, report=Silent())
 
@@ -252,6 +282,8 @@ JSON: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(mutate_json, "*.json"),) *
 ARRAYS: tuple[Mutate, ...] = (*JSON, *(in_some_file(lying_header, "*.npy"),) * 3)
 ZIPS: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(in_zip_member(mutate_bytes)),) * 3)
 NPZ: tuple[Mutate, ...] = (*ZIPS, *(in_some_file(in_zip_member(lying_header)),) * 3)
+SHARDS = (*ANY_FILE, *(in_some_file(lying_header, "*.npy"),) * 3)
+SHARDS += (in_some_file(in_zip_member(lying_header), "*.npz"),) * 3
 TARS = (*ANY_FILE, *(in_some_file(tar_header),) * 3)
 GZIPS = (*ANY_FILE, *map(in_some_file, map(in_gzip, (mutate_bytes, tar_header, tar_header))))
 
@@ -281,6 +313,9 @@ TARGETS = [
     Target("pictures-of-one-size", make_pictures, read),
     Target("tar", partial(make_tar, "a.tar", tarfile.PAX_FORMAT), unpack, TARS),
     Target("tar-gnu", partial(make_tar, "gnu.tar.gz", tarfile.GNU_FORMAT), unpack, GZIPS),
+    Target("shard-tar", partial(make_shard, tarfile.PAX_FORMAT), read_shards, TARS),
+    Target("shard-tar-gnu", partial(make_shard, tarfile.GNU_FORMAT), read_shards, TARS),
+    Target("shards", make_shards, read_shards, SHARDS),
     Target("frost-wheel", make_wheel, read_photographs, ZIPS),
     Target("textures", make_textures, load_textures),
     Target("npm", make_npm, lambda path: packages.decode_split(path, "test"), JSON),

@@ -104,7 +104,7 @@ def test_a_copy_to_compute_with(basis: Basis, samples: Tensor) -> None:
 
 
 def test_every_route_leads_to_a_basis() -> None:
-    assert {route for route, _ in BASES} == ROUTES.keys()
+    assert {route for route, _ in BASES} == set(ROUTES)
     for name, fitted in FITTED.items():
         assert fitted.basis.at_input == (CASES[name][0] == "conv1")
         assert fitted.shape == ((3, 6, 6) if fitted.basis.at_input else (8, 6, 6))

@@ -15,8 +15,6 @@ from torch import Tensor
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.spectral import closed_form_rule
 from ttapca.spectral.calibration import (
-    SAMPLES,
-    EvenSample,
     SourceSpectrum,
     band_edges,
     band_means,
@@ -266,20 +264,6 @@ def test_what_lies_outside_the_basis_is_one_more_band() -> None:
     offset, away = moved.offset()
     assert offset.abs().max() < 0.1
     assert torch.allclose(away, shift, rtol=0.1, atol=0.1)
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.integers(1, 6000), st.integers(1, 400))
-def test_a_sample_is_spread_over_the_stream(n: int, batch: int) -> None:
-    sample = EvenSample(1)
-    stream = torch.arange(n, dtype=torch.float64)[:, None]
-    for _ in range(2):  # a second pass starts afresh
-        assert torch.equal(torch.cat(list(sample.of(torch.split(stream, batch)))), stream)
-        kept = sample.all().flatten()
-        assert len(kept) == min(n, len(kept)) <= SAMPLES
-        assert len(kept) > min(n, SAMPLES // 2) - 1
-        assert kept[0] == 0
-        assert len(kept.diff().unique()) <= 1
 
 
 def test_a_window_follows_what_bands_are_too_wide_for() -> None:

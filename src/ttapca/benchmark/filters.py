@@ -9,7 +9,8 @@ from torch import nn
 import ttapca
 from ttapca import networks
 from ttapca.benchmark import paper
-from ttapca.datasets import Images, TensorBatches
+from ttapca.datasets import Images, Shards, TensorBatches
+from ttapca.engines import Engine
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.fit_plan import RouteName
 from ttapca.fitting.fitted_filter import FittedFilter
@@ -21,19 +22,23 @@ from ttapca.support.timed_stages import TimedStages
 FIT_BATCH = 250  # images
 
 
-def recommended_layer(network: nn.Module, images: Images, reporter: Reporter | None = None) -> str:
+def recommended_layer(
+    network: nn.Module, images: Images | tuple[int, ...], reporter: Reporter | None = None
+) -> str:
     """Return the layer that `ttapca layers` recommends for images of this size.
 
     Args:
         network: Any module.
-        images: Those that it is to take.
+        images: Those that it is to take, or the shape of one: channels, height and width.
         reporter: Told what would be better, if anything.
 
     Raises:
         OptionError: No layer can carry a filter.
     """
-    height, width, channels = images.images.shape[1:]
-    table = networks.describe_layers(network, (channels, height, width))
+    if isinstance(images, Images):
+        height, width, channels = images.images.shape[1:]
+        images = (channels, height, width)
+    table = networks.describe_layers(network, images)
     if table.recommended is None:
         raise OptionError("No layer of this network can carry a filter: name one with `layer=`.")
     if table.advice and reporter is not None:
@@ -44,12 +49,13 @@ def recommended_layer(network: nn.Module, images: Images, reporter: Reporter | N
 def usual_fit(
     network: nn.Module,
     layer: str,
-    batches: TensorBatches,
+    batches: TensorBatches | Shards,
     components: int | None = None,
     *,
     route: RouteName | Literal["auto"] = "auto",
     outputs: OutputKind | None = None,
     reporter: Reporter | None = None,
+    engine: Engine | None = None,
 ) -> FittedFilter:
     """Fit a filter with so many components, or with the usual number.
 
@@ -64,6 +70,7 @@ def usual_fit(
         route: See `ttapca.fit`.
         outputs: See `ttapca.fit`.
         reporter: Told how it goes.
+        engine: Who reads shards; see `ttapca.fit`.
 
     Raises:
         TtapcaError: As `ttapca.fit` does.
@@ -78,13 +85,21 @@ def usual_fit(
     def fit(count: int | None) -> FittedFilter:
         with TimedStages(reporter or Silent(), f"fitting {layer}") as progress:
             return ttapca.fit(
-                network, layer, batches, count, route=route, outputs=outputs, progress=progress
+                network,
+                layer,
+                batches,
+                count,
+                route=route,
+                outputs=outputs,
+                progress=progress,
+                engine=engine,
             )
 
     if components is not None:
         return fit(components)
-    most = min(paper.COMPONENTS, max(1, len(batches.dataset) - 1))
-    plan = plan_fit(network, layer, batches, most, route=route, outputs=outputs)
+    images = batches.samples if isinstance(batches, Shards) else len(batches.dataset)
+    most = min(paper.COMPONENTS, max(1, images - 1))
+    plan = plan_fit(network, layer, batches, most, route=route, outputs=outputs, engine=engine)
     if plan.route == "dct":
         return fit(None)
     try:

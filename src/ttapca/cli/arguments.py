@@ -14,14 +14,14 @@ from typer import Argument, Option
 
 from ttapca.benchmark.cells import SETTINGS
 from ttapca.cli.console import ConsoleReporter
-from ttapca.datasets import choose, load
+from ttapca.datasets import choose, load, open_shards
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ttapca.benchmark.network_source import NetworkSource
-    from ttapca.datasets import Choice, Images, Order, Split
+    from ttapca.datasets import Choice, Images, Order, Shards, Split
     from ttapca.engines import Engine
     from ttapca.networks import Normalisation
 
@@ -172,6 +172,24 @@ class ImageOptions:
         images = read_images(self.data, split, self.folder, **sizes, **options)
         order = cast("Order", self.order)
         return images, choose(images.labels, self.limit, order=order, seed=self.seed)
+
+    def shards(self) -> Shards:
+        """Return the shards that DATA names, all of their images in stored order."""
+        asked = {
+            "--in": self.folder is not None,
+            "--limit": self.limit is not None,
+            "--order": self.order not in ("auto", "stored"),
+            "--seed": self.seed != 0,
+        }
+        for option, is_given in asked.items():
+            if is_given:
+                raise OptionError(
+                    f"{option} is for data that are read as a whole; shards are read in stored "
+                    f"order, all of them. Leave it out, or name fewer shards than `{self.data}`."
+                )
+        with ConsoleReporter() as reporter:
+            reporter.advance(f"counting the images of {self.data}", 0, None)
+            return open_shards(self.data, size=self.size, shorter_side=self.shorter_side)
 
 
 def cache_root() -> Path:

@@ -15,7 +15,7 @@ from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter
 
 if TYPE_CHECKING:
-    from ttapca.datasets import Choice, Images
+    from ttapca.datasets import Shards, TensorBatches
     from ttapca.fitting.fit_plan import RouteName
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
     from ttapca.support.outputs import OutputKind
@@ -38,14 +38,18 @@ def fit(
     batch_size: Annotated[
         int | None, Option(min=1, help="Images read at once (default: 250, fewer if large).")
     ] = None,
+    jobs: arguments.Jobs = None,
+    engine: arguments.EngineOption = None,
     dtype: Annotated[str, Option(help="float64, float32, bfloat16 or float16.")] = "float32",
     force: Annotated[bool, Option("--force", help="Replace an existing filter.")] = False,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Fit a spectral filter on the training images of a data set, and save it to a folder."""
+    """Fit a spectral filter on the training images of a data set, and save it to a folder.
+
+    DATA may be shards, such as 'train/*.tar', which --jobs and --engine read in parallel.
+    """
     from ttapca._checks import OneOf, check_option
     from ttapca.benchmark.filters import recommended_layer, usual_fit
-    from ttapca.datasets import TensorBatches
     from ttapca.fitting.routes import ROUTES
     from ttapca.fitting.store import check_target, stored_dtype
     from ttapca.support.outputs import Outputs
@@ -57,30 +61,47 @@ def fit(
     meaning = cast("OutputKind | None", outputs)
     Outputs(meaning)
     source = network.source()
-    train, chosen = images.read("train")
+    found = arguments.engine(jobs, engine)
+    batches, shape, chosen = _batches(images, batch_size)
     model = source.load()
     start = time.perf_counter()
-    batches = TensorBatches(train, batch_size or _together(train), chosen.rows)
     with ConsoleReporter() as reporter:
         fitted = usual_fit(
             model,
-            layer or recommended_layer(model, train, reporter),
+            layer or recommended_layer(model, shape, reporter),
             batches,
             components,
             route=cast("RouteName", route),
             outputs=meaning,
             reporter=reporter,
+            engine=found,
         )
     fitted.save(to, dtype=cast("Storage", dtype), overwrite=force)
     _print(fitted, to, chosen, time.perf_counter() - start, as_json)
 
 
-def _together(images: Images) -> int:
+def _batches(
+    images: arguments.ImageOptions, size: int | None
+) -> tuple[TensorBatches | Shards, tuple[int, ...], str]:
+    """Return the batches to fit on, the shape of an image, and which images these are."""
+    from ttapca.datasets import TensorBatches, is_sharded
+
+    if is_sharded(images.data):
+        shards = images.shards()
+        shape = shards.image_shape()
+        return shards.batched(size or _together(shape)), shape, str(shards)
+    train, chosen = images.read("train")
+    height, width, channels = train.images.shape[1:]
+    shape = (channels, height, width)
+    return TensorBatches(train, size or _together(shape), chosen.rows), shape, str(chosen)
+
+
+def _together(shape: tuple[int, ...]) -> int:
     """Return how many images to read at once."""
-    return max(1, min(BATCH, BATCH_NUMBERS // math.prod(images.images.shape[1:])))
+    return max(1, min(BATCH, BATCH_NUMBERS // math.prod(shape)))
 
 
-def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_json: bool) -> None:
+def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float, as_json: bool) -> None:
     variance = float(fitted.explained_variance_ratio_.sum())
     if as_json:
         facts = {
@@ -95,7 +116,7 @@ def _print(fitted: FittedFilter, to: Path, chosen: Choice, seconds: float, as_js
             "images": fitted.n_samples_,
             "accuracy": fitted.accuracy_,
             "singular_value_error": fitted.singular_value_error_,
-            "chosen": str(chosen),
+            "chosen": chosen,
             "seconds": seconds,
         }
         typer.echo(json.dumps(facts, indent=2))

@@ -25,16 +25,15 @@ def planned_fits(
 ) -> dict[str, FitPlan | None]:
     """Return the plan of a fit at each layer; None where it needs more memory than there is."""
     from ttapca.errors import OutOfMemoryError
-    from ttapca.fitting.activations import KEPT_NUMBERS, KEPT_PARTS, KEPT_SAMPLES
     from ttapca.fitting.fit_plan import NetworkTimes, plan_of
+    from ttapca.fitting.model_inputs import KEPT_PARTS, kept_of_a_batch
     from ttapca.fitting.route_costs import Problem
     from ttapca.spectral.basis import ROUTE_NAMES, Cosine
 
     check_option("route", route, OneOf(["auto", *ROUTE_NAMES]))
     asked = None if route == "auto" else cast("RouteName", route)
     whole, measured, classes = _passes(network, shape, images)
-    most = KEPT_NUMBERS // KEPT_PARTS // math.prod(shape)
-    kept = KEPT_PARTS * max(1, min(KEPT_SAMPLES, most))
+    kept = KEPT_PARTS * kept_of_a_batch(math.prod(shape))
     plans: dict[str, FitPlan | None] = {}
     for layer in table.layers:
         problem = Problem(
@@ -69,8 +68,9 @@ def _passes(network: nn.Module, shape: tuple[int, ...], images: int) -> tuple[fl
     """Return seconds for an image, how many run through the whole network, and its classes."""
     import torch
 
+    from ttapca.fitting.measuring_rule import measuring_rule
     from ttapca.fitting.network_cost import seconds_of, watched
-    from ttapca.fitting.source_channels import SourceChannels, found_logits
+    from ttapca.fitting.source_channels import found_logits
     from ttapca.support.modules import device_and_dtype, evaluation_mode
 
     device, dtype = device_and_dtype(network, network)
@@ -80,7 +80,7 @@ def _passes(network: nn.Module, shape: tuple[int, ...], images: int) -> tuple[fl
             logits = found_logits(network(batch))
         seconds = seconds_of(lambda: network(batch)) / TIMED
     classes = 0 if logits is None else logits.shape[1]
-    expected = SourceChannels(network).expect(
-        images, classes, numbers=math.prod(shape), multiply_adds=cost.multiply_adds
+    rule = measuring_rule(
+        network, images, classes, numbers=math.prod(shape), multiply_adds=cost.multiply_adds
     )
-    return seconds, expected or 0, classes
+    return seconds, rule.expected or 0, classes

@@ -8,6 +8,7 @@
         ...
 
 `load` takes a name or a path and finds out the layout; each `read_...` function knows one layout.
+`open_shards` finds images in many files, which are read one after the other or by many processes.
 `choose` says which images to use, and in which order. `fetch` gets a data set into a folder, from
 the first source that delivers it, and `inventory` says what is in the folder. Nothing here prints
 or reads the environment: progress goes to a `Reporter`, and the folder is an argument.
@@ -30,6 +31,8 @@ from ttapca.datasets.layouts import DIGITS, load, read_digits, read_npz
 from ttapca.datasets.packages import FROST, fetch_frost, has_frost
 from ttapca.datasets.pictures import read_image_folder
 from ttapca.datasets.reading import Split
+from ttapca.datasets.shard_kinds import Shard
+from ttapca.datasets.shards import Shards, is_sharded, open_shards
 from ttapca.support.progress import Reporter, Silent
 
 __all__ = [
@@ -43,6 +46,8 @@ __all__ = [
     "Images",
     "Order",
     "Reporter",
+    "Shard",
+    "Shards",
     "Silent",
     "Split",
     "TensorBatches",
@@ -53,7 +58,9 @@ __all__ = [
     "find_data_set",
     "has_frost",
     "inventory",
+    "is_sharded",
     "load",
+    "open_shards",
     "read_cifar_binary",
     "read_cifar_c",
     "read_cifar_python",

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from ttapca.datasets.catalog import Archive
-from ttapca.datasets.reading import reading
+from ttapca.datasets.reading import HeaderFile, reading
 from ttapca.errors import DataFormatError, SourceError
 from ttapca.support.disk import writing
 from ttapca.support.progress import Reporter
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 15.0  # to connect, and for every read
 ATTEMPTS = 3  # connections in one run; each continues where the last one broke
 PIECE_BYTES = 1 << 16  # read at once from the network; an unfinished piece is lost
-CHUNK_BYTES = 1 << 20  # read at once from an archive
 WHOLE_FILE, REST_OF_FILE, RANGE_REFUSED = 200, 206, 416  # status codes of HTTP
 
 MAX_MEMBERS = 1000
@@ -204,30 +203,18 @@ def _open_tar(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
             yield tar
 
 
-class _Bounded:
-    """A file that gives `tarfile` little at a time, and not without end.
-
-    `tarfile` trusts the length that a header states: it reads a header of 8 GB in one piece, out of
-    a few megabytes of compressed zeros.
-    """
+class _Bounded(HeaderFile):
+    """A file that `tarfile` reads in small pieces, and not without end."""
 
     def __init__(self, file: IO[bytes], archive: Path, limit: int) -> None:
-        self._file = file
-        self._archive = archive
+        super().__init__(file, archive)
         self._limit = limit
-        self.tell = file.tell
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= CHUNK_BYTES:
-            raise DataFormatError(
-                f"{self._archive} is refused: it has a header of more than {CHUNK_BYTES:,} bytes."
-            )
-        return self._file.read(size)
 
     def seek(self, place: int) -> int:
+        """Go to a place, unless no real archive is as long."""
         if place > self._limit + MAX_MEMBERS * MEMBER_BYTES:
-            raise _too_much(self._archive, self._limit)
-        return self._file.seek(place)
+            raise _too_much(self._path, self._limit)
+        return super().seek(place)
 
 
 def _too_much(archive: Path, limit: int) -> DataFormatError:

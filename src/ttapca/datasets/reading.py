@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import IO, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.lib import format as npy
@@ -29,6 +29,7 @@ LABELS = ListOf(Whole(0, MAX_CLASSES - 1), longest=10_000_000)
 
 PLAIN_KINDS = "biufSU"  # booleans, numbers and text; no objects, no records
 HEADER_BYTES = 1 << 14  # numpy reads no header of more than 10,000
+TAR_HEADER_BYTES = 1 << 20  # of one member, long names included
 MAX_AXES = 32
 MAX_MEMBERS = 1000  # arrays in an archive
 # Deflate reaches 1,000 to 1, pictures hardly 10 to 1: what is larger and denser is an attack.
@@ -73,6 +74,31 @@ def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT)
             raise DataFormatError(f"{path} cannot be read: {error.strerror}.") from error
         reason = str(error)[:MAX_REASON] or type(error).__name__
         raise DataFormatError(f"{path} {complaint}: {reason}. {advice}") from error
+
+
+class HeaderFile:
+    """A file from which `tarfile` reads headers, little at a time.
+
+    `tarfile` trusts the length that a header states: it would read one of 8 GB in one piece, out of
+    a few megabytes of compressed zeros.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file = file
+        self._path = path
+        self.tell = file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        """Read so many bytes."""
+        if not 0 <= size <= TAR_HEADER_BYTES:
+            raise DataFormatError(
+                f"{self._path} is refused: it has a header of more than {TAR_HEADER_BYTES:,} bytes."
+            )
+        return self._file.read(size)
+
+    def seek(self, place: int) -> int:
+        """Go to a place."""
+        return self._file.seek(place)
 
 
 def read_json(path: Path, rule: Rule) -> Any:
@@ -154,6 +180,20 @@ def read_npz_arrays(
             wanted = [*names, *(name for name in optional if name in found)]
             packed = path.stat().st_size
             return {name: _read_member(archive, found[name], packed) for name in wanted}
+
+
+def npz_shape(path: Path, name: str) -> tuple[int, ...]:
+    """Return the shape of an array in an `.npz` archive, without reading the array."""
+    with (
+        reading(path, "is not a plain `.npz` archive", NO_OBJECTS),
+        zipfile.ZipFile(path) as archive,
+    ):
+        member = f"{name}.npy"
+        if member not in archive.namelist():
+            raise DataFormatError(f"There is no array `{name}`.")
+        info = archive.getinfo(member)
+        with archive.open(info) as content:
+            return _read_header(content.read(HEADER_BYTES), info.file_size).shape
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, there: int) -> NDArray[Any]:

@@ -8,7 +8,7 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +24,18 @@ from ttapca.errors import (
     ShapeError,
     TtapcaError,
 )
-from ttapca.fitting.class_means import ClassMeans
+from ttapca.fitting.collected import Collected, MomentsKind, Reading, Side
 from ttapca.fitting.fit_plan import FitPlan, NetworkTimes
 from ttapca.fitting.fitted_filter import carries_filter
+from ttapca.fitting.measuring_rule import MeasuringRule, measuring_rule
+from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES, ModelInputs, kept_of_a_batch
 from ttapca.fitting.network_cost import NetworkCost, seconds_of, watched
-from ttapca.fitting.source_channels import SourceChannels, found_logits
+from ttapca.fitting.source_channels import FindLogits, SourceChannels, found_logits
 from ttapca.spectral.affine import acts_on_input
-from ttapca.support.batches import SAMPLES, arguments_in, array_batches, as_tensor, precision_of
+from ttapca.spectral.even_sample import Positions
+from ttapca.support.batches import SAMPLES, arguments_in, array_batches, precision_of
 from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
+from ttapca.support.progress import Counted, Step
 
 # Wraps the batches while they are read. If it has a method `plan`, that is given the `FitPlan`
 # before the work begins; if it has a method `stage`, that is told the name of work without batches,
@@ -42,15 +46,7 @@ Prepare = Callable[[Any], Any]
 # A tensor given as data is cut into batches of this many samples.
 TENSOR_BATCH = 256
 
-# With n samples a variance is known up to a factor of about 1 + sqrt(2 / n): with 32 within a
-# quarter, with 3 not within a factor of two, and gains that follow from it would be noise.
-FEWEST_SAMPLES = 32
-
-# Some of the data are kept, evenly spread, to predict them again after the fit: this many parts of
-# batches, with this many samples and numbers at most.
-KEPT_PARTS = 8
-KEPT_SAMPLES = 16
-KEPT_NUMBERS = 2**23
+ALL = Positions()  # of data that are read as a whole
 
 _ADVICE = (
     "Say what the model takes of a batch: prepare=lambda batch: batch['image'] for one tensor, "
@@ -70,63 +66,6 @@ class Shapes:
     folds: bool = False
 
 
-@dataclass(frozen=True)
-class ModelInputs:
-    """The arguments that a model is called with for one batch; at least one is a tensor."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        """All arguments."""
-        return (*self.args, *self.kwargs.values())
-
-    @property
-    def first(self) -> Tensor:
-        """The first tensor, whose first dimension is that of the samples."""
-        return next(value for value in self.values if isinstance(value, Tensor))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
-        """Return the arguments with every tensor changed."""
-
-        def changed(value: Any) -> Any:
-            return change(value) if isinstance(value, Tensor) else value
-
-        kwargs = {name: changed(value) for name, value in self.kwargs.items()}
-        return ModelInputs(tuple(map(changed, self.args)), kwargs)
-
-    def converted(self, precision: torch.dtype | None) -> ModelInputs:
-        """Return the arguments with arrays as tensors, and float64 as what the model computes in.
-
-        Raises:
-            InputTypeError: An array does not hold numbers.
-        """
-        kwargs = {name: as_tensor(value, precision) for name, value in self.kwargs.items()}
-        return ModelInputs(tuple(as_tensor(value, precision) for value in self.args), kwargs)
-
-    def head(self, count: int) -> ModelInputs:
-        """Return the first samples; tensors without a row per sample stay whole."""
-        return self._rows(slice(count))
-
-    def parts(self, most: int) -> Iterator[ModelInputs]:
-        """Yield the samples in order, at most so many at a time."""
-        samples = len(self.first)
-        if samples <= most:
-            yield self
-            return
-        for start in range(0, samples, most):
-            yield self._rows(slice(start, start + most))
-
-    def _rows(self, rows: slice) -> ModelInputs:
-        samples = len(self.first)
-        return self.mapped(lambda x: x[rows] if x.dim() and len(x) == samples else x)
-
-    def run(self, model: nn.Module) -> Any:
-        """Call the model."""
-        return model(*self.args, **self.kwargs)
-
-
 class SourceActivations:
     """Batches of source data, and what they become at the layer."""
 
@@ -137,7 +76,7 @@ class SourceActivations:
         data: Iterable[Any] | Tensor,
         progress: Progress | None,
         prepare: Prepare | None = None,
-        logits: Callable[[Any], Tensor | None] | None = None,
+        logits: FindLogits | None = None,
     ) -> None:
         self.model = model
         self.path = path
@@ -154,26 +93,22 @@ class SourceActivations:
         ):
             if function is not None and not callable(function):
                 raise OptionError(f"`{name}` is a function {purpose}; found {function!r}.")
+        # How many samples a batch usually has: which samples are kept follows from that.
+        self.block = TENSOR_BATCH if isinstance(data, (Tensor, np.ndarray)) else 0
         if isinstance(data, np.ndarray):
             data = array_batches(data, TENSOR_BATCH)
         self.device = device_and_dtype(self.layer, model)[0]
         self._precision = precision_of(model)
-        self.channels = SourceChannels(model, logits)
-        self.class_means = ClassMeans()
         self._one_shot = isinstance(data, Iterator)
         self._data = torch.split(data, TENSOR_BATCH) if isinstance(data, Tensor) else data
         self._progress: Progress = progress or (lambda batches: batches)
-        self._prepare = prepare
-        self._find_logits = logits
-        self._passes = 0
-        self._kept: list[ModelInputs] = []
+        self.prepare = prepare
+        self.find_logits = logits
         self.data_shape: tuple[int, ...] = ()  # of one sample of the data, once probed
-        self._keep_every = 1
         self.cost = NetworkCost()
         self.batch_size = 1  # samples in the first batch, once probed
         self.samples: int | None = None  # how many there are, if the data tell; once probed
         self.classes = 0  # that the model predicts, once probed
-        self.measured: int | None = None  # samples run through all of the model, if known; ditto
         self._first: ModelInputs | None = None
         self._shapes: Shapes | None = None
         self._fetching = 0.0
@@ -200,7 +135,7 @@ class SourceActivations:
             taken = tuple(args[0].shape[1:]) if args and isinstance(args[0], Tensor) else None
             calls.append(Shapes(taken, tuple(output.shape[1:])))
 
-        batch = self._inputs_of(first, 0)
+        batch = self._inputs_of(first)
         inputs = batch.head(2)
         self.data_shape = tuple(inputs.first.shape[1:])
         handle = self.layer.register_forward_hook(record)
@@ -238,66 +173,134 @@ class SourceActivations:
         """Note what the first batch and its output say about the work to come."""
         self._first = batch.head(self.cost.timed)
         self.batch_size = max(1, len(batch.first))
+        self.block = self.block or self.batch_size
         self.samples = _count_samples(self._data, self.batch_size)
-        logits = found_logits(output, self._find_logits)
+        logits = found_logits(output, self.find_logits)
         self.classes = 0 if logits is None else logits.shape[1]
-        self.measured = self.channels.expect(
+
+    @property
+    def inputs(self) -> ModelInputs:
+        """Some samples of the first batch, as the model takes them; `probe` comes first."""
+        if self._first is None:
+            raise RuntimeError("`probe` comes first.")
+        return self._first
+
+    def measuring_rule(self) -> MeasuringRule:
+        """Return which samples are run through the whole model; `probe` comes first."""
+        return measuring_rule(
+            self.model,
             self.samples,
             self.classes,
-            numbers=max(1, math.prod(self.data_shape)),
+            block=min(self.block, self.cost.together),
+            numbers=self._numbers,
             multiply_adds=self.cost.multiply_adds,
         )
 
+    def reading(
+        self, at: Side, shape: tuple[int, ...], moments: MomentsKind | None = None
+    ) -> Reading:
+        """Say how a pass over the data goes; `probe` comes first."""
+        return Reading(
+            at,
+            shape,
+            self._numbers,
+            self.cost.together,
+            self.block,
+            self.measuring_rule(),
+            moments,
+        )
+
+    @property
+    def _numbers(self) -> int:
+        """Numbers in a sample of the data."""
+        return max(1, math.prod(self.data_shape))
+
     @torch.no_grad()
-    def times(self, at: Literal["input", "output"]) -> NetworkTimes:
+    def times(self, at: Side) -> NetworkTimes:
         """Run a part of the first batch again, to see how long the network takes for a sample."""
-        inputs = self._first
-        if inputs is None:
-            raise RuntimeError("`probe` comes first.")
+        inputs, measured = self.inputs, self.measuring_rule().expected
         count = len(inputs.first)
 
         def reach() -> None:
             with stopped_at(self.layer, before=at == "input"):
                 inputs.run(self.model)
 
-        trial = SourceChannels(self.model, self._find_logits)
-        part = KEPT_PARTS * min(KEPT_SAMPLES, self._kept_of(inputs))
+        trial = SourceChannels(self.model, self.find_logits)
+        part = KEPT_PARTS * kept_of_a_batch(self._numbers)
         return NetworkTimes(
             fetching=self._fetching / self.batch_size,
             up_to_layer=seconds_of(reach) / count,
             whole=seconds_of(lambda: inputs.run(self.model)) / count,
             measuring=seconds_of(lambda: trial.see(*inputs.args, **inputs.kwargs)) / count
-            if self.measured
+            if measured
             else 0.0,
-            measured=self.measured or 0,
+            measured=measured or 0,
             compared=min(part, self.samples or part),
         )
 
-    def batches(self, at: Literal["input", "output"], shape: tuple[int, ...]) -> Iterator[Tensor]:
-        """Yield what every batch becomes at the layer, shape (batch, *shape)."""
-        self._passes += 1
-        seen = 0
-        for number, batch in enumerate(self._progress(self._data)):
-            whole = self._inputs_of(batch, number)
-            if self._passes == 1:
-                self._keep(number, whole)
-            for inputs in whole.parts(self.cost.together):
-                activation = self._activation(inputs, at)
-                self._check(activation, shape, number, at, inputs.first)
-                if self._passes == 1:
-                    shares = self.channels.see(*inputs.args, **inputs.kwargs)
-                    if shares is not None:
-                        self.class_means.add(activation, shares)
-                seen += len(activation)
-                yield activation
-        if seen < FEWEST_SAMPLES:
-            raise NotEnoughDataError(
-                f"A filter is fitted on at least {FEWEST_SAMPLES} samples: fewer do not tell how "
-                "much a component varies, and gains would be random. "
-                f"Found {seen}. Give more data."
-            )
+    @torch.no_grad()
+    def collect(self, into: Collected, positions: Positions, name: str = "") -> int:
+        """Read all data once, and return how many samples there were.
 
-    def _activation(self, inputs: ModelInputs, at: Literal["input", "output"]) -> Tensor:
+        Args:
+            into: What was collected from other data before; this is added to it.
+            positions: Where these samples stand among all.
+            name: Of the data, for error messages.
+        """
+        before = into.samples
+        for activation in self.batches(into.reading, into, positions, name):
+            if into.moments is not None:
+                into.moments.update(activation)
+        return into.samples - before
+
+    def batches(
+        self,
+        reading: Reading,
+        into: Collected | None,
+        positions: Positions = ALL,
+        name: str = "",
+    ) -> Iterator[Tensor]:
+        """Yield what every batch becomes at the layer, shape (batch, *shape).
+
+        Args:
+            reading: Which side of the layer, and how.
+            into: Collects everything but moments; None in later passes.
+            positions: Where these samples stand among all.
+            name: Of the data, for error messages.
+        """
+        read = rows = 0
+        for number, batch in enumerate(self._progress(self._data)):
+            where = f"batch {number}{f' of {name}' if name else ''}"
+            whole = self._inputs_of(batch, where)
+            if into is not None:
+                into.kept.take(whole, positions.of(read, len(whole.first)))
+            for inputs in whole.parts(reading.together):
+                activation = self._activation(inputs, reading.at)
+                self._check(activation, reading, where, inputs.first)
+                if into is not None:
+                    places = positions.of(read, len(inputs.first))
+                    self._measure(inputs, activation, places, into)
+                    # A layer may give several rows for a sample.
+                    into.sample.take(activation, positions.of(rows, len(activation)))
+                read, rows = read + len(inputs.first), rows + len(activation)
+                yield activation
+
+    def _measure(
+        self, inputs: ModelInputs, activation: Tensor, positions: Tensor, into: Collected
+    ) -> None:
+        """Run the samples through the whole model that the rule chooses."""
+        measured = into.reading.rule.of(positions)
+        if not bool(measured.any()):
+            return
+        some = inputs.chosen(measured)
+        channels = SourceChannels(self.model, self.find_logits, into.channels)
+        shares = channels.see(*some.args, **some.kwargs)
+        if shares is not None:
+            if len(activation) == len(measured):
+                activation = activation[measured.to(activation.device)]
+            into.class_means.add(activation, shares)
+
+    def _activation(self, inputs: ModelInputs, at: Side) -> Tensor:
         """Run the network up to the layer."""
         with stopped_at(self.layer, before=at == "input") as reached:
             inputs.run(self.model)
@@ -306,53 +309,34 @@ class SourceActivations:
         activation: Tensor = reached[0]
         return activation
 
-    def _check(
-        self, activation: Tensor, shape: tuple[int, ...], number: int, at: str, samples: Tensor
-    ) -> None:
+    def _check(self, activation: Tensor, reading: Reading, where: str, samples: Tensor) -> None:
         """Raise unless the activations have the shape of the first batch and are finite."""
-        if tuple(activation.shape[1:]) != shape:
+        if tuple(activation.shape[1:]) != reading.shape:
             raise ShapeError(
-                f"All batches must give samples of one shape at `{self.path}`; batch {number} "
-                f"gave {tuple(activation.shape[1:])}, the first one {shape}."
+                f"All batches must give samples of one shape at `{self.path}`; {where} gave "
+                f"{tuple(activation.shape[1:])}, the first one {reading.shape}."
             )
         if not torch.isfinite(activation).all():
             finite = not samples.is_floating_point() or bool(torch.isfinite(samples).all())
-            place = f"the {at} of `{self.path}`" if finite else "the data"
+            place = f"the {reading.at} of `{self.path}`" if finite else "the data"
             raise NonFiniteError(
-                f"Fitting needs finite numbers; found NaN or infinity in {place} at batch "
-                f"{number} (counting from 0). Remove or correct that batch."
+                f"Fitting needs finite numbers; found NaN or infinity in {place} at {where} "
+                "(counting from 0). Remove or correct that batch."
             )
-
-    def kept(self) -> list[ModelInputs]:
-        """Return some of the data, evenly spread over the first pass."""
-        return [inputs.mapped(lambda x: x.to(self.device)) for inputs in self._kept]
 
     def logits_of(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Return what the whole model predicts; None where no logits are found in its output."""
         output = self.model(*args, **kwargs)
-        return found_logits(output, self._find_logits)
-
-    def _keep(self, number: int, inputs: ModelInputs) -> None:
-        """Keep a part of one batch in `_keep_every`; drop half of the parts when there are many."""
-        if number % self._keep_every:
-            return
-        part = inputs.head(self._kept_of(inputs))
-        self._kept.append(part.mapped(lambda x: x.detach().to("cpu", copy=True)))
-        if len(self._kept) > KEPT_PARTS:
-            self._kept = self._kept[::2]
-            self._keep_every *= 2
+        return found_logits(output, self.find_logits)
 
     def bytes_to_run(self) -> int:
         """Return the memory that running the network takes."""
         first = self._shapes is not None and self._shapes.input == self.data_shape
-        if first and self.measured == 0:  # only what is kept runs through more than one layer
+        if (
+            first and self.measuring_rule().expected == 0
+        ):  # only what is kept runs through more than one layer
             return self.cost.bytes_for(min(self.batch_size, KEPT_SAMPLES))
         return self.cost.bytes_for(self.batch_size)
-
-    def _kept_of(self, inputs: ModelInputs) -> int:
-        """How many samples of a batch are kept, at most."""
-        largest = KEPT_NUMBERS // KEPT_PARTS // max(1, math.prod(inputs.first.shape[1:]))
-        return max(1, min(KEPT_SAMPLES, largest))
 
     def tell(self, plan: FitPlan) -> None:
         """Tell the progress display what will be done, if it wants to know."""
@@ -364,6 +348,16 @@ class SourceActivations:
     def wants_plan(self) -> bool:
         """Whether the progress display wants to know how long the work will take."""
         return hasattr(self._progress, "plan")
+
+    def watched(self, steps: Iterable[Step], unit: str, count: int) -> Iterable[Step]:
+        """Let the progress display follow steps that are not batches.
+
+        Args:
+            steps: What is done, one after the other.
+            unit: What one of them is, in a word.
+            count: How many there are.
+        """
+        return self._progress(Counted(steps, unit, count))
 
     def stage(self, name: str) -> None:
         """Tell the progress display what is done while no batch is read."""
@@ -380,19 +374,19 @@ class SourceActivations:
                 "or a list."
             )
 
-    def _inputs_of(self, batch: Any, number: int) -> ModelInputs:
+    def _inputs_of(self, batch: Any, where: str = "batch 0") -> ModelInputs:
         """Return the model's arguments: what `prepare` says, else the batch or its first part."""
-        given = self._prepare(batch) if self._prepare else arguments_in(batch, self.model)
+        given = self.prepare(batch) if self.prepare else arguments_in(batch, self.model)
         if isinstance(given, Mapping):
             found = ModelInputs((), dict(given))
         else:
             found = ModelInputs(tuple(given) if isinstance(given, (tuple, list)) else (given,), {})
         found = found.converted(self._precision)
         if not any(isinstance(value, Tensor) for value in found.values):
-            whose = "`prepare` must give" if self._prepare else "Data must yield"
+            whose = "`prepare` must give" if self.prepare else "Data must yield"
             raise OptionError(
                 f"{whose} tensors or arrays, pairs that start with one, or dicts with one that the "
-                f"model has an argument for, or under `{'`, `'.join(SAMPLES[:2])}`; batch {number} "
+                f"model has an argument for, or under `{'`, `'.join(SAMPLES[:2])}`; {where} "
                 f"(counting from 0) is {_describe(batch)}. {_ADVICE}"
             )
         return found.mapped(lambda x: x.to(self.device))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -29,12 +31,32 @@ class ClassMeans:
         shape = (shares.shape[1], flat.shape[1])
         if len(shares) != len(flat) or shape[0] * shape[1] > MOST_NUMBERS:
             return
-        sums, weights = (shares.to(flat).T @ flat).cpu().double(), shares.sum(0).cpu().double()
+        self._add((shares.to(flat).T @ flat).cpu().double(), shares.sum(0).cpu().double())
+
+    def merge(self, other: ClassMeans) -> None:
+        """Add what others have added up."""
+        if other._sums is not None and other._weights is not None:
+            self._add(other._sums, other._weights)
+
+    def _add(self, sums: Tensor, weights: Tensor) -> None:
         if self._sums is not None and self._weights is not None:
-            if self._sums.shape != shape:
+            if self._sums.shape != sums.shape:
                 return
             sums, weights = self._sums + sums, self._weights + weights
         self._sums, self._weights = sums, weights
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what `from_tensors` makes the same of."""
+        if self._sums is None or self._weights is None:
+            return {}
+        return {"sums": self._sums, "weights": self._weights}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> ClassMeans:
+        """Make class means of what `tensors` returned."""
+        means = cls()
+        means._sums, means._weights = tensors.get("sums"), tensors.get("weights")
+        return means
 
     def found(self) -> tuple[Tensor, Tensor] | None:
         """Return means, shape (classes, size), and shares, (classes,); None where there are none.

@@ -11,6 +11,9 @@ the memory for it:
 - past that `gram` for few samples and `randomised` for many;
 - `dct` for images where a basis of vectors would be larger than `LARGEST_DENSE` or not fit into
   memory.
+
+Where several processes read the data, `gram` and `randomised`, which need the samples themselves in
+one process, are passed over.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ttapca.errors import OutOfMemoryError
-from ttapca.fitting.route_costs import Problem, route_cost
+from ttapca.errors import OptionError, OutOfMemoryError
+from ttapca.fitting.route_costs import FLOAT64, Problem, route_cost
+from ttapca.fitting.spread import Spread
 from ttapca.spectral import pca
 from ttapca.spectral.basis import LARGEST_DENSE, MATRIX_LIMIT, Cosine
 from ttapca.support.machine_memory import available_memory, resident_memory
@@ -92,10 +96,13 @@ class FitPlan:
         route: `folded`, `exact`, `gram`, `randomised` or `dct`.
         samples: How many samples there are; None where the data do not tell.
         memory_bytes: Memory of the whole process at its peak, at most.
+        worker_bytes: The same for each of the processes that read the data for it; 0 without.
         filter_bytes: Size of the filter on disk, about, as float32.
         reason: Why not another route, in a few words; empty where there is nothing to say.
         passes: How often the data are read, about.
         stages: The parts of the work and their seconds; empty where nobody asked for the time.
+        spread: How the reading is spread over processes; None where this one reads.
+        tasks: In how many tasks parts are given out to these processes.
 
     Example:
         >>> problem = Problem((3, 224, 224), (64, 112, 112), True, samples=700)
@@ -110,6 +117,9 @@ class FitPlan:
     reason: str = ""
     passes: int = 1
     stages: tuple[Stage, ...] = ()
+    spread: Spread | None = None
+    tasks: int = 1
+    worker_bytes: int = 0
 
     @property
     def seconds(self) -> float | None:
@@ -121,9 +131,13 @@ class FitPlan:
         count = "samples" if self.samples is None else f"{self.samples:,} samples"
         time = "" if self.seconds is None else f"about {seconds_in_words(self.seconds)}, "
         why = f" ({self.reason})" if self.reason else ""
+        memory = f"up to {self.memory_bytes / 1e9:.1f} GB of memory"
+        if self.spread is not None:
+            count += f" {self.spread.words}"
+            memory += f" here and {self.worker_bytes / 1e9:.1f} GB in each process that reads"
         return (
-            f"{NAMES[self.route]}, {count}: {time}up to {self.memory_bytes / 1e9:.1f} GB of "
-            f"memory, {self.filter_bytes / 1e6:,.1f} MB on disk{why}"
+            f"{NAMES[self.route]}, {count}: {time}{memory}, "
+            f"{self.filter_bytes / 1e6:,.1f} MB on disk{why}"
         )
 
 
@@ -147,6 +161,7 @@ def plan_of(
     norm_bytes: int = 0,
     times: NetworkTimes | None = None,
     memory: int | None = None,
+    spread: Spread | None = None,
 ) -> FitPlan:
     """Choose a route, unless one is named, and say what it costs.
 
@@ -157,27 +172,69 @@ def plan_of(
         norm_bytes: Size of what is stored about normalisation layers.
         times: How long the network takes; without, the plan does not tell the time.
         memory: Bytes at hand; by default what the system says.
+        spread: How the reading is spread over processes; None where this one reads.
 
     Raises:
         OutOfMemoryError: What was asked for needs more memory than is at hand, or every way does.
+        OptionError: The route needs all samples in one process, or every way does.
     """
     at_hand = available_memory() if memory is None else memory
     most = None if at_hand is None else int(at_hand * (1 - SPARE))
 
-    def needs(name: str) -> int:
-        return int(route_cost(name, problem).memory) + network_bytes
+    def needs(name: RouteName) -> int:
+        return _own_bytes(name, problem, network_bytes, spread)
+
+    def needs_here(name: RouteName) -> int:
+        others = 0
+        if spread is not None and spread.here:
+            others = spread.workers * spread.worker_bytes(route_cost(name, problem), network_bytes)
+        return needs(name) + others
 
     candidates = [(route, "")] if route else list(_candidates(problem))
+    if spread is not None:
+        candidates = _summed(candidates, problem)
     for name, reason in candidates:
-        if most is None or needs(name) <= most:
-            plan = _plan(name, reason, problem, needs(name), times)
+        if most is None or needs_here(name) <= most:
+            plan = _plan(name, reason, problem, needs(name), times, spread)
+            if spread is not None:
+                worker = spread.worker_bytes(route_cost(name, problem), network_bytes)
+                tasks = spread.tasks(route_cost(name, problem))
+                plan = dataclasses.replace(plan, tasks=tasks, worker_bytes=worker)
             return dataclasses.replace(plan, filter_bytes=plan.filter_bytes + norm_bytes)
     name = candidates[-1][0] if route else min((each for each, _ in candidates), key=needs)
+    fewer = " Let fewer processes read." if needs_here(name) > needs(name) else ""
     raise OutOfMemoryError(
         f"A fit must not take more memory than there is: the {name} route takes up to "
-        f"{needs(name) / 1e9:,.1f} GB here, and {(most or 0) / 1e9:,.1f} GB are at hand. "
-        f"{_way_out(problem, route)}"
+        f"{needs_here(name) / 1e9:,.1f} GB here, and {(most or 0) / 1e9:,.1f} GB are at hand."
+        f"{fewer} {_way_out(problem, route)}"
     )
+
+
+def _own_bytes(name: RouteName, problem: Problem, network: int, spread: Spread | None) -> int:
+    """Return the bytes that a route takes in this process."""
+    cost = route_cost(name, problem)
+    most = cost.memory if spread is None else max(cost.memory, spread.held(cost))
+    return int(most) + network
+
+
+def _summed(
+    candidates: list[tuple[RouteName, str]], problem: Problem
+) -> list[tuple[RouteName, str]]:
+    """Return those candidates that need sums over the samples only."""
+    names: list[RouteName] = [name for name, _ in candidates]
+    found = [each for each in candidates if route_cost(each[0], problem).summed]
+    if not found:
+        size = problem.filtered
+        raise OptionError(
+            f"The {' and '.join(names)} route needs all samples in one process; here several read "
+            f"them, and sums over {size:,} x {size:,} products, "
+            f"{FLOAT64 * size**2 / 1e9:,.1f} GB, are all that they send. Read the data in one "
+            'process, fit at a layer with fewer inputs or outputs, or take `route="exact"` if '
+            "that many fit into memory six times."
+        )
+    if found[0] != candidates[0]:
+        found[0] = found[0][0], "from sums, since several processes read"
+    return found
 
 
 def _way_out(problem: Problem, route: str | None) -> str:
@@ -233,7 +290,12 @@ def _can_be_held(problem: Problem) -> bool:
 
 
 def _plan(
-    route: RouteName, reason: str, problem: Problem, needs: int, times: NetworkTimes | None
+    route: RouteName,
+    reason: str,
+    problem: Problem,
+    needs: int,
+    times: NetworkTimes | None,
+    spread: Spread | None,
 ) -> FitPlan:
     cost = route_cost(route, problem)
     stages: tuple[Stage, ...] = ()
@@ -243,8 +305,10 @@ def _plan(
         def seconds(work: tuple[float, float]) -> float:
             return work[0] / speed.products + work[1] / speed.decompositions
 
-        each = times.fetching + times.up_to_layer + cost.reading / speed.products
-        reading = cost.passes * problem.samples * each + times.measured * times.measuring
+        workers, quicker = (spread.workers, spread.quicker) if spread else (1, 1.0)
+        computing = (times.up_to_layer + cost.reading / speed.products) / quicker
+        reading = cost.passes * problem.samples * (times.fetching / workers + computing)
+        reading += times.measured * times.measuring / quicker
         twice = 2 * times.compared * times.whole
         stages = (
             Stage("reading", reading),
@@ -262,4 +326,5 @@ def _plan(
         reason=reason,
         passes=cost.passes,
         stages=stages,
+        spread=spread,
     )

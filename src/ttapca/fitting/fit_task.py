@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from ttapca.errors import OptionError
 from ttapca.fitting.activations import Shapes, SourceActivations
+from ttapca.fitting.collected import Collected, MomentsKind, Reading, Side
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.affine import LinearPart, takes_images
 from ttapca.spectral.basis import Basis
-from ttapca.spectral.calibration import Calibration, EvenSample
-from ttapca.spectral.cosine import CoefficientMoments
-from ttapca.spectral.moments import Moments
+from ttapca.spectral.calibration import Calibration
 from ttapca.spectral.outliers import measure
 from ttapca.spectral.pca import Spectrum
 from ttapca.spectral.textures import textures
-
-AnyMoments = TypeVar("AnyMoments", Moments, CoefficientMoments)
 
 
 @dataclass(eq=False)
@@ -37,6 +32,7 @@ class FitTask:
     generator: torch.Generator | None
     on_demand: bool
     _begun: Iterator[Tensor] | None = None
+    _collected: Collected | None = None
 
     def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
         """Return the shape of a sample at one side of the layer."""
@@ -46,21 +42,36 @@ class FitTask:
             raise OptionError(f"The input of `{self.source.path}` is not a single tensor.")
         return self.shapes.input
 
+    @property
+    def collected(self) -> Collected:
+        """What the first pass has collected so far."""
+        if self._collected is None:
+            raise RuntimeError("A pass comes first.")
+        return self._collected
+
+    @collected.setter
+    def collected(self, collected: Collected) -> None:
+        self._collected = collected
+
+    def reading(self, *, at_input: bool, moments: MomentsKind | None = None) -> Reading:
+        """Say how a pass over one side of the layer goes."""
+        side: Side = "input" if at_input else "output"
+        return self.source.reading(side, self.shape(at_input=at_input), moments)
+
     def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
         """Start a pass over the activations, or continue one that another route gave up."""
         begun, self._begun = self._begun, None
         if begun is not None:
             return begun
-        side: Literal["input", "output"] = "input" if at_input else "output"
-        return self.source.batches(side, self.shape(at_input=at_input))
+        reading = self.reading(at_input=at_input)
+        if self._collected is not None and self._collected.reading == reading:
+            return self.source.batches(reading, None)  # a later pass shows nothing new
+        self._collected = Collected.nothing(reading, self.source.device)
+        return self._first_pass(self._collected)
 
-    def accumulate(self, moments: AnyMoments, *, at_input: bool) -> tuple[AnyMoments, EvenSample]:
-        """Read all activations once, and keep an even sample of them."""
-        sample = EvenSample(math.prod(self.shape(at_input=at_input)))
-        for batch in sample.of(self.read(at_input=at_input)):
-            moments.update(batch)
-        self.source.stage("decomposing")
-        return moments, sample
+    def _first_pass(self, into: Collected) -> Iterator[Tensor]:
+        yield from self.source.batches(into.reading, into)
+        into.check_samples()
 
     def give_back(self, held: list[Tensor], rest: Iterator[Tensor]) -> None:
         """Leave a pass that was begun to the next route."""
@@ -95,9 +106,9 @@ class FitTask:
             rest_=calibration.rest,
         )
 
-    def with_images(self, fitted: FittedFilter, sample: EvenSample) -> FittedFilter:
+    def with_images(self, fitted: FittedFilter) -> FittedFilter:
         """Measure a sample of the layer's input too, where that is the model's input images."""
-        shape = self.shapes.input
+        shape, sample = self.shapes.input, self.collected.sample
         if shape is None or not takes_images(shape, self.source.data_shape):
             return fitted
         images = sample.all().view(-1, *shape)

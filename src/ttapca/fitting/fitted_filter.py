@@ -13,7 +13,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -349,7 +349,11 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
         SavedFilterError: The folder is missing, foreign, truncated or altered, or its parts do not
             make a filter: shapes, finiteness, ranges and order are checked.
     """
-    config, tensors = read_filter(Path(path))
+    return filter_of(*read_filter(Path(path)))
+
+
+def filter_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FittedFilter:
+    """Make a filter of what `filter_config` and `filter_tensors` returned."""
     shape, source = tuple(config["shape"]), config["source"]
     at_input = "input_mean" in tensors
     return FittedFilter(
@@ -378,14 +382,14 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
     )
 
 
-def _class_moments(tensors: dict[str, Tensor]) -> ClassMoments | None:
+def _class_moments(tensors: Mapping[str, Tensor]) -> ClassMoments | None:
     if CLASS_SHARES not in tensors:
         return None
     layers = _by_path(tensors, CLASS_MOMENTS)
     return ClassMoments(tensors[CLASS_SHARES], tensors[CLASS_LOADINGS], layers)
 
 
-def _by_path(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names begin so, by the path of a layer that follows."""
     return {
         name.removeprefix(prefix): tensor

@@ -6,13 +6,15 @@ bound: a fit that has said how much it needs must not need more.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 from ttapca.fitting.class_means import MOST_NUMBERS as MOST_CLASS_MEANS
 from ttapca.spectral.affine import CHUNK_NUMBERS as AFFINE_CHUNK
-from ttapca.spectral.calibration import HELD_OUT, SAMPLED_NUMBERS, SAMPLES, TOGETHER
+from ttapca.spectral.calibration import TOGETHER
 from ttapca.spectral.cosine import CHUNK_NUMBERS as COSINE_CHUNK
+from ttapca.spectral.even_sample import HELD_OUT, SAMPLED_NUMBERS, SAMPLES
 from ttapca.spectral.pca import MOST_BYTES, MOST_SAMPLES
 from ttapca.spectral.randomised import MAX_PASSES, OVERSAMPLING
 
@@ -85,6 +87,9 @@ class RouteCost:
         calibrating: The same for the calibration.
         memory: Bytes that the route needs beyond what the process has, at most.
         stored: Bytes of the filter on disk, as float32.
+        summed: Bytes of the sums over the samples, which processes that read parts send; 0 where
+            the route needs the samples themselves.
+        beside: Bytes that a pass takes beside these sums.
     """
 
     passes: int
@@ -93,6 +98,8 @@ class RouteCost:
     calibrating: tuple[float, float]
     memory: float
     stored: float
+    summed: float = 0.0
+    beside: float = 0.0
 
 
 def route_cost(route: str, problem: Problem) -> RouteCost:
@@ -114,13 +121,13 @@ def route_cost(route: str, problem: Problem) -> RouteCost:
     if knows_classes:  # their reach, for each component
         beside += PACKED * problem.filtered if route == "dct" else FLOAT32 * problem.kept()
     beside += FLOAT32 * kept_samples * CALIBRATED
-    return RouteCost(
-        passes=found.passes,
-        reading=found.reading,
-        decomposing=found.decomposing,
-        calibrating=found.calibrating,
+    by_class = FLOAT64 * problem.classes * problem.filtered if knows_classes else 0
+    return dataclasses.replace(
+        found,
         memory=found.memory + common,
         stored=found.stored + beside,
+        summed=found.summed + by_class if found.summed else 0.0,
+        beside=common,
     )
 
 
@@ -135,6 +142,7 @@ def _folded(problem: Problem, _samples: int, held: int) -> RouteCost:
         calibrating=(2 * cube + work + held * size * (kept + size / 2), cube),
         memory=FLOAT64 * (6 * size**2 + 2 * size * kept) + there_and_back,
         stored=2 * FLOAT32 * size * kept,
+        summed=FLOAT64 * size**2,
     )
 
 
@@ -148,6 +156,7 @@ def _exact(problem: Problem, _samples: int, held: int) -> RouteCost:
         calibrating=(held * size * (kept + size / 2), cube),
         memory=FLOAT64 * (6 * size**2 + 2 * size * kept),
         stored=FLOAT32 * size * kept,
+        summed=FLOAT64 * size**2,
     )
 
 
@@ -194,6 +203,7 @@ def _dct(problem: Problem, _samples: int, held: int) -> RouteCost:
         calibrating=(float(held * transform * 10), 0.0),
         memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
         stored=float(PACKED * size),
+        summed=FLOAT64 * (channels + 1) * size,
     )
 
 

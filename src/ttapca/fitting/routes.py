@@ -1,59 +1,37 @@
-"""`fit`, and the routes by which it finds a basis.
+"""`fit`: from a model, a layer and source data to a fitted filter.
 
 Only the part of the network up to the layer is run (except for some batches if the network has
-BatchNorm or GroupNorm, see `ttapca.fitting.source_channels`). Five routes lead to the components:
-
-- **folded**, for an affine layer with fewer inputs than outputs: exact, in the space of its input;
-- **exact**, for any other layer: one p x p matrix;
-- **gram**, for few samples: exact, one samples x samples matrix; the only route that keeps all
-  activations in memory;
-- **randomised**, for many samples of a long layer: a few passes over the data, until an error bound
-  is met;
-- **dct**, for images too large for a basis of vectors: cosines with exact variances, not exactly
-  the principal components (see `ttapca.spectral.cosine`).
-
-`ttapca.fitting.fit_plan` chooses among them. A further route is one function, its entry in
-`ROUTES`, its name in `RouteName`, and its cost in `ttapca.fitting.route_costs`.
+BatchNorm or GroupNorm, see `ttapca.fitting.source_channels`). `ttapca.fitting.fit_plan` chooses one
+of five routes to the components. Three need sums over the samples (`ttapca.fitting.summed_routes`),
+so that several processes can read the data (`ttapca.fitting.gathering`); two need the samples
+themselves (`ttapca.fitting.sample_routes`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ttapca._checks import OneOf, check_option
-from ttapca.errors import OptionError, enough_memory
-from ttapca.fitting.activations import (
-    ModelInputs,
-    Prepare,
-    Progress,
-    Shapes,
-    SourceActivations,
-)
+from ttapca.engines import Engine
+from ttapca.errors import enough_memory
+from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
 from ttapca.fitting.fit_plan import FitPlan, RouteName, plan_of
 from ttapca.fitting.fit_task import FitTask
-from ttapca.fitting.fitted_filter import FittedFilter, attach, drops_something
+from ttapca.fitting.fitted_filter import FittedFilter, attach
+from ttapca.fitting.gathering import Gathering, gathering_of
 from ttapca.fitting.mirror_agreement import mirror_agreement
+from ttapca.fitting.model_inputs import ModelInputs
 from ttapca.fitting.route_costs import Problem
-from ttapca.spectral.affine import InputPCA, LinearPart, fold, is_affine
-from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
-from ttapca.spectral.calibration import (
-    Calibration,
-    EvenSample,
-    calibrate,
-    energies_of,
-    rest_of,
-)
-from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
-from ttapca.spectral.few_inputs import InputGram
-from ttapca.spectral.moments import Moments
-from ttapca.spectral.pca import PCA, SampleGram, check_n_components, hold
-from ttapca.spectral.randomised import randomised_pca
+from ttapca.fitting.sample_routes import by_gram, randomised
+from ttapca.fitting.source_channels import SourceChannels
+from ttapca.fitting.summed_routes import SUMMED
+from ttapca.spectral.pca import check_n_components
 from ttapca.support.modules import evaluation_mode
 from ttapca.support.outputs import OutputKind, Outputs
 
@@ -66,132 +44,10 @@ _LESS_MEMORY = (
 )
 
 
-def _folded(task: FitTask) -> FittedFilter:
-    source = task.source
-    if task.shapes.input is None or not is_affine(source.layer):
-        raise OptionError(
-            "Folding needs an affine layer (Conv1d, Conv2d, Conv3d or Linear, without hooks); "
-            f"`{source.path}` is a {type(source.layer).__name__}. Leave `route` at auto."
-        )
-    linear = LinearPart(source.layer, task.shapes.input)
-    moments = Moments(linear.input_size, device=source.device)
-    moments, sample = task.accumulate(moments, at_input=True)
-    pca = fold(moments, linear, task.n_components)
-    basis = Folded(*pca.both_ways(linear))
-    source.stage("calibrating")
-
-    def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
-        return basis if found is pca else Folded(*found.both_ways(linear))
-
-    calibration = calibrate(
-        sample,
-        pca,
-        lambda apart: fold(moments.remove(apart), linear, len(pca.singular_values)),
-        basis_of if drops_something(pca) else None,
-    )
-    return task.with_images(task.fitted("folded", basis, pca, calibration), sample)
-
-
-def _exact(task: FitTask) -> FittedFilter:
-    moments = Moments(math.prod(task.shapes.output), device=task.source.device)
-    moments, sample = task.accumulate(moments, at_input=False)
-    pca = PCA.from_moments(moments, task.n_components)
-    task.source.stage("calibrating")
-    calibration = calibrate(
-        sample,
-        pca,
-        lambda apart: PCA.from_moments(moments.remove(apart), len(pca.singular_values)),
-        _dense if drops_something(pca) else None,
-    )
-    return task.fitted("exact", Dense(pca.basis.cpu()), pca, calibration)
-
-
-def _gram(task: FitTask) -> FittedFilter | None:
-    """Decompose few samples; None where they turn out to be many."""
-    at_input = task.shapes.folds
-    size = math.prod(task.shape(at_input=at_input))
-    sample, batches = EvenSample(size), task.read(at_input=at_input)
-    held, complete = hold(sample.of(batches), limited=not task.on_demand)
-    if not complete:
-        if not at_input:  # at the input, what was read is of no use to the randomised route
-            task.give_back(held, batches)
-        return None
-    task.source.stage("decomposing")
-    if at_input:
-        return _gram_at_input(task, held, sample)
-    gram = SampleGram(held, size, device=task.source.device)
-    pca = gram.pca(task.n_components)
-    task.source.stage("calibrating")
-    calibration = calibrate(
-        sample,
-        pca,  # the samples that `calibrate` holds out are left out by their positions
-        lambda _: gram.pca(len(pca.singular_values), leave_out=sample.numbers_apart()),
-        _dense if drops_something(pca) else None,
-    )
-    return task.fitted("gram", Dense(pca.basis.cpu()), pca, calibration)
-
-
-def _gram_at_input(task: FitTask, held: list[Tensor], sample: EvenSample) -> FittedFilter:
-    gram = InputGram(held, LinearPart(task.source.layer, task.shape(at_input=True)))
-    pca = gram.pca(task.n_components)
-    task.source.stage("calibrating")
-    calibration = calibrate(
-        sample,
-        pca,
-        lambda _: gram.pca(len(pca.singular_values), leave_out=sample.numbers_apart()),
-        (lambda found: Folded(found.project, found.rebuild)) if drops_something(pca) else None,
-    )
-    basis = Folded(pca.project, pca.rebuild)
-    return task.with_images(task.fitted("gram", basis, pca, calibration), sample)
-
-
-def _randomised(task: FitTask) -> FittedFilter:
-    size = math.prod(task.shapes.output)
-    task.source.require_several_passes()
-    sample = EvenSample(size)
-    pca = randomised_pca(
-        lambda: sample.of(task.read()),
-        size,
-        task.n_components,
-        generator=task.generator,
-        device=task.source.device,
-    )
-    task.source.stage("calibrating")
-    energies = energies_of(
-        sample.all(), pca.mean, pca.explained_variance, lambda centred: centred @ pca.basis
-    )
-    rest = rest_of(sample.all(), pca.mean, _dense(pca)) if drops_something(pca) else None
-    calibration = Calibration(energies, rest)
-    basis = Dense(pca.basis.cpu())
-    return task.fitted("randomised", basis, pca, calibration, error_bound=pca.error_bound.cpu())
-
-
-def _dct(task: FitTask) -> FittedFilter:
-    at_input = task.shapes.folds
-    shape = task.shape(at_input=at_input)
-    moments = CoefficientMoments(shape, device=task.source.device)
-    moments, sample = task.accumulate(moments, at_input=at_input)
-    dct = fit_channel_dct(moments, task.n_components)
-    task.source.stage("calibrating")
-    basis = Cosine(dct.rotation, dct.order, shape, at_input=at_input)
-    quick, mean = basis.prepared(torch.float32), dct.mean.float()
-    samples = sample.all()
-    energies = energies_of(samples, mean, dct.explained_variance.float(), quick.project)
-    rest = rest_of(samples, mean, quick) if drops_something(dct) else None
-    fitted = task.fitted("dct", basis, dct, Calibration(energies, rest))
-    return task.with_images(fitted, sample) if at_input else fitted
-
-
-def _dense(pca: PCA) -> Basis:
-    return Dense(pca.basis)
-
-
-ROUTES: dict[RouteName, Callable[[FitTask], FittedFilter | None]] = {
-    "folded": _folded,
-    "exact": _exact,
-    "gram": _gram,
-    "randomised": _randomised,
-    "dct": _dct,
+ROUTES: tuple[RouteName, ...] = get_args(RouteName)
+SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
+    "gram": by_gram,
+    "randomised": randomised,
 }
 
 
@@ -207,18 +63,24 @@ def fit(
     outputs: OutputKind | None = None,
     route: RouteName | Literal["auto"] = "auto",
     generator: torch.Generator | None = None,
+    engine: Engine | str | None = None,
 ) -> FittedFilter:
     """Fit the PCA of a layer's output on source data.
 
     The model runs in evaluation mode and without gradients, and is afterwards as it was: weights,
     buffers, training flags, hooks. The caller's random state is not touched.
 
+    In a job of several ranks (an initialised `torch.distributed` process group), every rank calls
+    `fit` with data of its own, and all get the filter of all data; `engine=SerialEngine()` fits in
+    one rank alone.
+
     Args:
         model: Any trained module.
         layer: Dotted path of one of its layers, as in `model.named_modules()`.
         data: Source data, usually a loader of training batches: tensors, pairs whose first element
-            is one, or dicts with the model's arguments; or a single tensor or array of samples. At
-            least 32 samples: fewer do not tell how much a component varies.
+            is one, or dicts with the model's arguments; or a single tensor or array of samples; or
+            data in parts, `ttapca.datasets.Shards`. At least 32 samples: fewer do not tell how much
+            a component varies.
         n_components: How many components to keep: a number, a fraction of the variance (a float up
             to 1), or None for all that the data have.
         progress: Wraps the batches while they are read, for example `tqdm`; silent by default. If
@@ -231,9 +93,11 @@ def fit(
         outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
             `regression`. By default two or more are the logits of classes. Of a single one nothing
             is learned unless it is said to be `binary`, since it may be a regression.
-        route: `folded`, `exact`, `gram`, `randomised` or `dct`, see above; by default chosen by the
-            layer, the number of samples and the memory at hand, see `ttapca.fitting.fit_plan`.
+        route: `folded`, `exact`, `gram`, `randomised` or `dct`; by default chosen by the layer, the
+            number of samples and the memory at hand, see `ttapca.fitting.fit_plan`.
         generator: Draws the start of the randomised route; a fixed seed by default.
+        engine: Who reads data in parts, the result being the same: `joblib:4` for four processes of
+            this machine, or an `Engine`; by default this process. See `ttapca.engines`.
 
     Returns:
         The fitted filter. Its `accuracy_` says how exact it is.
@@ -251,6 +115,7 @@ def fit(
         ShapeError: The model does not take samples of their shape.
         OutOfMemoryError: The fit needs more memory than there is, which is said before it begins.
         AttachError: The layer carries a filter already.
+        EngineError: Workers died whenever they read a part, or another rank failed.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 2))
@@ -261,29 +126,47 @@ def fit(
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
     find_classes = _finder(logits, outputs)
-    source = SourceActivations(model, layer, data, progress, prepare, find_classes)
-    # Tensors made in inference mode could not be used under gradients later.
     with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        evaluation_mode(model),
+        _gathering(model, data, engine) as gathering,
         enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
     ):
-        shapes = source.probe()
-        asked = None if route == "auto" else route
-        plan = _plan(source, shapes, n_components, asked)
-        source.tell(plan)
-        task = FitTask(source, shapes, n_components, generator, on_demand=asked is not None)
-        fitted = ROUTES[plan.route](task) or _randomised(task)
-        return dataclasses.replace(
-            fitted,
-            group_norm_=source.channels.of(nn.GroupNorm),
-            layer_norm_=source.channels.of(nn.LayerNorm),
-            class_moments_=source.channels.by_class(),
-            class_reach_=fitted.reach_of(source.class_means),
-            agreement_=_agreement(source, fitted),
-            mirror_agreement_=_mirror_agreement(source),
+        source = gathering.each(
+            lambda: SourceActivations(model, layer, data, progress, prepare, find_classes)
         )
+        shapes, plan = _planned(source, gathering, n_components, route)
+        source.tell(plan)
+        task = FitTask(source, shapes, n_components, generator, on_demand=route != "auto")
+        if plan.route not in SUMMED:
+            return _completed(task, SAMPLED[plan.route](task))
+        summed = SUMMED[plan.route]
+        reading = gathering.each(lambda: summed.reading(task))
+        collected = gathering.collected(source, reading, plan)
+
+        def find() -> FittedFilter:
+            if collected is None:
+                raise RuntimeError("Only the process that has what was collected finds the filter.")
+            collected.check_samples()
+            task.collected = collected
+            source.stage("decomposing")
+            return _completed(task, summed.find(task))
+
+        return gathering.shared(find)
+
+
+def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
+    """Return a filter with all that was measured beside its basis."""
+    source, collected = task.source, task.collected
+    channels = SourceChannels(source.model, source.find_logits, collected.channels)
+    kept = [inputs.mapped(lambda x: x.to(source.device)) for inputs in collected.kept.all()]
+    return dataclasses.replace(
+        fitted,
+        group_norm_=channels.of(nn.GroupNorm),
+        layer_norm_=channels.of(nn.LayerNorm),
+        class_moments_=channels.by_class(),
+        class_reach_=fitted.reach_of(collected.class_means),
+        agreement_=_agreement(source, fitted, kept),
+        mirror_agreement_=_mirror_agreement(source, kept),
+    )
 
 
 def plan_fit(
@@ -296,6 +179,7 @@ def plan_fit(
     logits: Callable[[Any], Tensor] | None = None,
     outputs: OutputKind | None = None,
     route: RouteName | Literal["auto"] = "auto",
+    engine: Engine | str | None = None,
 ) -> FitPlan:
     """Say what `fit` would do with these arguments, without doing it.
 
@@ -311,10 +195,40 @@ def plan_fit(
     """
     check_n_components(n_components)
     check_option("route", route, OneOf(["auto", *ROUTES]))
-    source = SourceActivations(model, layer, data, None, prepare, _finder(logits, outputs))
-    with torch.inference_mode(False), torch.no_grad(), evaluation_mode(model):
-        asked = None if route == "auto" else route
-        return _plan(source, source.probe(), n_components, asked)
+    find_classes = _finder(logits, outputs)
+    with _gathering(model, data, engine) as gathering:
+        source = gathering.each(
+            lambda: SourceActivations(model, layer, data, None, prepare, find_classes)
+        )
+        return _planned(source, gathering, n_components, route)[1]
+
+
+@contextmanager
+def _gathering(model: nn.Module, data: Any, engine: Engine | str | None) -> Iterator[Gathering]:
+    """Say who reads the data, and put the model in the state in which it is run, for a while."""
+    # Tensors made in inference mode could not be used under gradients later.
+    with (
+        closing(gathering_of(data, engine)) as gathering,
+        torch.inference_mode(False),
+        torch.no_grad(),
+        evaluation_mode(model),
+    ):
+        yield gathering
+
+
+def _planned(
+    source: SourceActivations,
+    gathering: Gathering,
+    n_components: int | float | None,
+    route: RouteName | Literal["auto"],
+) -> tuple[Shapes, FitPlan]:
+    """Look at the first batch, and choose the route."""
+    shapes = gathering.each(source.probe)
+    gathering.settle(source)
+    return shapes, gathering.plan(
+        lambda asked: _plan(source, shapes, n_components, asked, gathering),
+        None if route == "auto" else route,
+    )
 
 
 def _finder(
@@ -329,6 +243,7 @@ def _plan(
     shapes: Shapes,
     n_components: int | float | None,
     route: RouteName | None,
+    gathering: Gathering,
 ) -> FitPlan:
     """Choose the route, or refuse it if it needs more memory than there is."""
     problem = Problem(
@@ -347,12 +262,15 @@ def _plan(
         problem,
         route,
         network_bytes=source.bytes_to_run(),
-        norm_bytes=source.channels.stored_bytes(),
+        norm_bytes=source.measuring_rule().stored_bytes(source.model),
         times=times,
+        spread=gathering.spread,
     )
 
 
-def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:
+def _agreement(
+    source: SourceActivations, fitted: FittedFilter, kept: list[ModelInputs]
+) -> float | None:
     """Return the share of source predictions that stay the same with the filter at gains of 1.
 
     Return None where nothing is dropped, and where the model predicts no classes.
@@ -360,10 +278,10 @@ def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:
     if fitted.dropped_variance_ < NOTHING_DROPPED:
         return None
     source.stage("comparing predictions")
-    plain = [_classes(source, inputs) for inputs in source.kept()]
+    plain = [_classes(source, inputs) for inputs in kept]
     attachment = attach(source.model, fitted)
     try:
-        filtered = [_classes(source, inputs) for inputs in source.kept()]
+        filtered = [_classes(source, inputs) for inputs in kept]
     finally:
         attachment.detach()
     same = [
@@ -374,11 +292,10 @@ def _agreement(source: SourceActivations, fitted: FittedFilter) -> float | None:
     return float(torch.cat(same).double().mean()) if same else None
 
 
-def _mirror_agreement(source: SourceActivations) -> float | None:
+def _mirror_agreement(source: SourceActivations, kept: list[ModelInputs]) -> float | None:
     """Return the share of source predictions that stay when images are mirrored."""
     source.stage("mirroring images")
-    kept = ((inputs.args, inputs.kwargs) for inputs in source.kept())
-    return mirror_agreement(source.logits_of, kept)
+    return mirror_agreement(source.logits_of, ((each.args, each.kwargs) for each in kept))
 
 
 def _classes(source: SourceActivations, inputs: ModelInputs) -> Tensor | None:

@@ -104,18 +104,28 @@ _CONFIG_RULE = Record(
 
 def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: bool) -> None:
     """Write a filter to a folder; see `FittedFilter.save`."""
-    tensors, values = _stored_tensors(fitted, stored_dtype(dtype))
+    tensors = filter_tensors(fitted, stored_dtype(dtype))
+    config = filter_config(fitted, dtype)
+    if "order" in tensors:
+        tensors = packed(tensors, math.prod(fitted.shape))
+        # What will be read differs from what was packed by rounding.
+        again = unpacked(tensors, fitted.shape, fitted.n_components_, "memory")
+        config["source"] |= _ends(again["singular_values"])
+    write_folder(path, config, tensors, _card(fitted, dtype), overwrite=overwrite)
+
+
+def filter_config(fitted: FittedFilter, dtype: Storage) -> dict[str, Any]:
+    """Return what describes a filter, as JSON has it; `dtype` is that of its matrices."""
     source = {
         "n_samples": fitted.n_samples_,
         "total_variance": fitted.total_variance_,
         "explained_variance": float(fitted.explained_variance_ratio_.sum()),
-        "largest_singular_value": float(values[0]),
-        "smallest_singular_value": float(values[-1]),
+        **_ends(fitted.singular_values_),
         "agreement": fitted.agreement_,
         "mirror_agreement": fitted.mirror_agreement_,
         "singular_value_error": fitted.singular_value_error_,
     }
-    config = {
+    return {
         "layer": fitted.layer,
         "route": fitted.route,
         "shape": list(fitted.shape),
@@ -125,11 +135,17 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
         "source": {name: fact for name, fact in source.items() if fact is not None},
         "versions": fitted.versions,
     }
-    write_folder(path, config, tensors, _card(fitted, dtype), overwrite=overwrite)
 
 
-def _stored_tensors(fitted: FittedFilter, stored: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the tensors of the file, and the singular values that will be read from it."""
+def _ends(values: Tensor) -> dict[str, float]:
+    return {
+        "largest_singular_value": float(values[0]),
+        "smallest_singular_value": float(values[-1]),
+    }
+
+
+def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of a filter by name, its matrices in the given precision."""
     tensors = {
         "output_mean": fitted.mean_,
         "singular_values": fitted.singular_values_,
@@ -145,12 +161,7 @@ def _stored_tensors(fitted: FittedFilter, stored: torch.dtype) -> tuple[dict[str
         **{LAYER_NORM + name: found for name, found in fitted.layer_norm_.items()},
         **_class_tensors(fitted),
     }
-    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    if "order" not in present:
-        return present, fitted.singular_values_
-    small = packed(present, math.prod(fitted.shape))
-    again = unpacked(small, fitted.shape, fitted.n_components_, "memory")
-    return small, again["singular_values"]
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def _class_tensors(fitted: FittedFilter) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,17 +26,12 @@ from torch import Tensor
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.spectral.affine import InputPCA
 from ttapca.spectral.basis import Basis
+from ttapca.spectral.even_sample import EvenSample
 from ttapca.spectral.few_inputs import FoldedPCA
 from ttapca.spectral.pca import PCA
 
-# How many source samples are kept, and how many numbers at most; measured 32 samples at a time.
-SAMPLES = 2048
-SAMPLED_NUMBERS = 2**24
+# Samples that are measured at a time.
 TOGETHER = 32
-
-# One sample in 8 is held out of the basis that measures it, provided that gives 32 samples.
-HELD_OUT = 8
-FEWEST = 32
 
 # Batches that are drawn for one batch size, and the seed they are drawn with.
 DRAWS = 512
@@ -383,69 +378,6 @@ class SourceSpectrum:
         extremes = (2 * ranks - 1).abs().amax(1).double()
         rising = (mean + away).sort(dim=0).values
         return Normality(rising, mean, extremes.sort().values, precision, distances.sort().values)
-
-
-class EvenSample:
-    """Some samples of a stream of unknown length, evenly spread over it, without randomness.
-
-    Args:
-        size: Numbers in a sample.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._limit = max(2, min(SAMPLES, SAMPLED_NUMBERS // size))
-        self._start()
-
-    def _start(self) -> None:
-        self._every = 1
-        self._seen = 0
-        self._count = 0
-        self._rows: Tensor | None = None  # the first `_count` of `_limit` rows are filled
-
-    def of(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield the same batches and keep some of their samples; a second pass starts anew."""
-        self._start()
-        for batch in batches:
-            self._take(batch)
-            yield batch
-
-    def _take(self, batch: Tensor) -> None:
-        """Keep one sample in `_every`; when there are too many, drop half and double `_every`."""
-        if self._rows is None:
-            # One piece of memory for all: one per sample would fragment memory.
-            self._rows = batch.new_empty(self._limit, self._size)
-        chosen = batch[-self._seen % self._every :: self._every].flatten(1)
-        self._seen += len(batch)
-        while self._count + len(chosen) > self._limit:
-            chosen = chosen[self._count % 2 :: 2]
-            thinned = self._rows[: self._count : 2].clone()
-            self._count = len(thinned)
-            self._rows[: self._count] = thinned
-            self._every *= 2
-        self._rows[self._count : self._count + len(chosen)] = chosen
-        self._count += len(chosen)
-
-    def all(self) -> Tensor:
-        """Return all kept samples, shape (samples, size)."""
-        if self._rows is None:
-            raise NotEnoughDataError("Calibration needs data; found none.")
-        return self._rows[: self._count]
-
-    def apart(self) -> Tensor | None:
-        """Return samples to hold out of a fit, shape (samples, size), or None if there are few.
-
-        They are at most an eighth of the stream.
-        """
-        step = self._step_apart()
-        return self.all()[::step] if self._count / step >= FEWEST else None
-
-    def numbers_apart(self) -> range:
-        """Return the positions in the stream of the samples of `apart`, counting from 0."""
-        return range(self._count * self._every)[:: self._every * self._step_apart()]
-
-    def _step_apart(self) -> int:
-        return math.ceil(self._count * HELD_OUT / self._seen)
 
 
 def energies_of(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ttapca.errors import OptionError
+from ttapca.errors import OptionError, ShapeError
 from ttapca.spectral.moments import finite_samples, float64_device, merged_means
 from ttapca.spectral.pca import (
     Spectrum,
@@ -127,11 +127,44 @@ class CoefficientMoments:
         table = coefficients.flatten(2).permute(2, 0, 1)
         mean = table.mean(1)
         centred = table - mean[:, None]
-        self.count, self.mean, delta, weight = merged_means(
-            self.count, self.mean, len(images), mean
-        )
-        self.scatter += centred.mT @ centred
+        self._merge(len(images), mean, centred.mT @ centred)
+
+    @torch.no_grad()
+    def merge(self, other: CoefficientMoments) -> CoefficientMoments:
+        """Add what another one has seen, without changing it, and return self.
+
+        Raises:
+            ShapeError: The images have another shape.
+        """
+        if other.shape != self.shape:
+            raise ShapeError(
+                f"Moments merge with moments of images of one shape; found {self.shape} and "
+                f"{other.shape}."
+            )
+        if other.count:
+            self._merge(other.count, other.mean.to(self.mean), other.scatter.to(self.mean))
+        return self
+
+    def _merge(self, count: int, mean: Tensor, scatter: Tensor) -> None:
+        self.count, self.mean, delta, weight = merged_means(self.count, self.mean, count, mean)
+        self.scatter += scatter
         self.scatter += weight * delta[:, :, None] * delta[:, None, :]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what `from_tensors` makes the same moments of."""
+        return {
+            "count": torch.tensor(self.count),
+            "mean": self.mean.cpu(),
+            "scatter": self.scatter.cpu(),
+        }
+
+    @classmethod
+    def from_tensors(cls, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> CoefficientMoments:
+        """Make moments of what `tensors` returned for images of this shape."""
+        moments = cls(shape)
+        moments.count = int(tensors["count"])
+        moments.mean, moments.scatter = tensors["mean"].clone(), tensors["scatter"].clone()
+        return moments
 
     def mean_image(self) -> Tensor:
         """Return the mean of the images, flattened, shape (C H W,)."""

@@ -7,7 +7,8 @@ number of samples, and what two processes have seen can be merged.
 from __future__ import annotations
 
 import math
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -93,9 +94,8 @@ class Moments:
             mean = samples.mean(0)
             centred = samples - mean
             self._merge_means(len(samples), mean)
-            for start in range(0, len(mean), BLOCK):
-                block = centred[:, start : start + BLOCK]
-                self._lower[start:, start : start + BLOCK].addmm_(centred[:, start:].T, block)
+            for start, block in zip(range(0, len(mean), BLOCK), self._blocks(), strict=True):
+                block.addmm_(centred[:, start:].T, centred[:, start : start + BLOCK])
         return self
 
     @torch.no_grad()
@@ -136,6 +136,41 @@ class Moments:
         self._merge_means(-gone.count, gone.mean)
         self._lower -= gone._lower
         return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what `from_tensors` makes the same moments of; of the scatter only one half."""
+        blocks = [block.flatten() for block in self._blocks()]
+        return {
+            "count": torch.tensor(self.count),
+            "mean": self.mean.cpu(),
+            "lower": torch.cat(blocks).cpu(),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Moments:
+        """Make moments of what `tensors` returned.
+
+        Example:
+            >>> moments = Moments(2).update(torch.tensor([[0.0, 1.0], [2.0, 5.0]]))
+            >>> Moments.from_tensors(moments.tensors()).covariance.tolist()
+            [[2.0, 4.0], [4.0, 8.0]]
+        """
+        moments = cls(len(tensors["mean"]))
+        moments.count, moments.mean = int(tensors["count"]), tensors["mean"].clone()
+        start = 0
+        for block in moments._blocks():
+            block.copy_(tensors["lower"][start : start + block.numel()].view_as(block))
+            start += block.numel()
+        return moments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle no more than `tensors`."""
+        return Moments.from_tensors, (self.tensors(),)
+
+    def _blocks(self) -> Iterator[Tensor]:
+        """Yield views of the blocks of columns on and below the diagonal."""
+        for start in range(0, len(self._lower), BLOCK):
+            yield self._lower[start:, start : start + BLOCK]
 
     def _merge_means(self, count: int, mean: Tensor) -> None:
         self.count, self.mean, delta, weight = merged_means(self.count, self.mean, count, mean)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 Step = TypeVar("Step")
+StepOf = TypeVar("StepOf", covariant=True)
 
 
 class Reporter(Protocol):
@@ -50,6 +51,30 @@ class Silent:
 
     def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
         """Ignore the numbers."""
+
+
+class Counted(Generic[StepOf]):
+    """Steps whose number is known, and what each of them is.
+
+    Attributes:
+        unit: What a step is, in a word; steps that do not say are batches.
+
+    Example:
+        >>> parts = Counted(iter("ab"), "part", 2)
+        >>> operator.length_hint(parts), list(parts)
+        (2, ['a', 'b'])
+    """
+
+    def __init__(self, steps: Iterable[StepOf], unit: str, count: int) -> None:
+        self._steps, self.unit, self._count = steps, unit, count
+
+    def __length_hint__(self) -> int:
+        """Return how many there are."""
+        return self._count
+
+    def __iter__(self) -> Iterator[StepOf]:
+        """Yield the steps."""
+        return iter(self._steps)
 
 
 class Steps:

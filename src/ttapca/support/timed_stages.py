@@ -66,6 +66,7 @@ class TimedStages:
         self._reporter, self._task = reporter, task
         self._stages: tuple[NamedStage, ...] = ()
         self._passes, self._pass, self._done, self._length = 1, 0, 0, 0
+        self._unit = "batch"
         self._now, self._since = READING, time.perf_counter()
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -98,6 +99,7 @@ class TimedStages:
         """Yield the batches of a pass, and report each when it is done."""
         self._pass, self._done = self._pass + 1, 0
         self._length = operator.length_hint(steps)  # 0 for a loader that does not know its length
+        self._unit = getattr(steps, "unit", "batch")
         self.stage(READING)
         for step in steps:
             yield step
@@ -135,6 +137,6 @@ class TimedStages:
     def _words(self) -> str:
         if self._now != READING:
             return self._now
-        batches = f"batch {self._done:,}"
+        batches = f"{self._unit} {self._done:,}"
         again = f", pass {self._pass}" if self._pass > 1 else ""
         return f"{READING} {batches}{again}"

@@ -1,0 +1,256 @@
+"""What a shard can be: an `.npy` or `.npz` of images, a folder of pictures, a WebDataset `.tar`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttapca.datasets.images import to_tensor
+from ttapca.datasets.pictures import (
+    PictureSize,
+    class_folders,
+    open_picture,
+    picture_pixels,
+    pictures_in,
+    read_picture,
+)
+from ttapca.datasets.reading import map_npy, npz_shape, parse_npy, read_npz_arrays, reading
+from ttapca.datasets.tar_samples import ARRAY, TarSample, count_samples, read_samples
+from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BATCH = 256
+MOST_CHANNELS = 4
+LARGEST_FLOAT = 8  # bytes; torch knows no larger one
+LABELS = ".labels.npy"  # instead of `.npy`, for the labels of an array of images
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Shard(ABC):
+    """One file or folder of images, which yields batches as a loader does.
+
+    A batch is a tensor of images, or a pair of such a tensor and one of labels, where the shard has
+    labels. Images of bytes become float32 in [0, 1] with channels first; arrays of floating-point
+    numbers stay as they are.
+
+    Attributes:
+        path: Where it is.
+        samples: How many images it has.
+        batch_size: Images in a batch; the last one may have fewer.
+        pictures: The size that pictures are brought to.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "part-0.npy"
+        >>> np.save(path, np.zeros((3, 8, 8, 1), np.uint8))
+        >>> shard = ArrayShard(path, samples=3, batch_size=2, pictures=PictureSize())
+        >>> [tuple(batch.shape) for batch in shard]
+        [(2, 1, 8, 8), (1, 1, 8, 8)]
+    """
+
+    path: Path
+    samples: int
+    batch_size: int
+    pictures: PictureSize
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return self.samples
+
+    def __str__(self) -> str:
+        """Return the path."""
+        return str(self.path)
+
+    def check(self) -> None:
+        """Raise `DataNotFoundError` in a process that does not see the shard."""
+        if not self.path.exists():
+            raise DataNotFoundError(
+                f"Whoever reads a shard must see it; there is no {self.path} here. Put it into a "
+                "folder that all workers share."
+            )
+
+    @abstractmethod
+    def count(self) -> int:
+        """Look at the shard, and return how many images it has."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        """Yield batches."""
+
+
+class ArrayShard(Shard):
+    """An `.npy` of images, `(n, height, width, channels)` of bytes or `(n, ...)` of floats.
+
+    Their labels may be beside it: `part-7.labels.npy` for `part-7.npy`.
+    """
+
+    def count(self) -> int:
+        """Return how many there are, by the header."""
+        return _length(self.path, map_npy(self.path).shape)
+
+    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        """Yield batches; only one at a time is in memory."""
+        labels = self.path.with_name(self.path.name.removesuffix(".npy") + LABELS)
+        return _array_batches(
+            self, map_npy(self.path), map_npy(labels) if labels.exists() else None
+        )
+
+
+class ArchiveShard(Shard):
+    """An `.npz` with `images`, as in an `ArrayShard`, and `labels` if there are any."""
+
+    def count(self) -> int:
+        """Return how many there are, by the header."""
+        return _length(self.path, npz_shape(self.path, "images"))
+
+    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        """Yield batches; all images are in memory meanwhile."""
+        arrays = read_npz_arrays(self.path, ["images"], optional=["labels"])
+        return _array_batches(self, arrays["images"], arrays.get("labels"))
+
+
+class FolderShard(Shard):
+    """A folder of pictures, or of folders of pictures; without labels."""
+
+    def count(self) -> int:
+        """Return how many pictures there are."""
+        return len(self._paths())
+
+    def _paths(self) -> list[Path]:
+        return [
+            *pictures_in(self.path),
+            *(path for each in class_folders(self.path) for path in pictures_in(each)),
+        ]
+
+    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        """Yield batches."""
+        for some in _batches(self._paths(), self.batch_size):
+            yield to_tensor(_stack([read_picture(path, self.pictures) for path in some], some))
+
+
+class TarShard(Shard):
+    """A WebDataset tar file; see `ttapca.datasets.tar_samples`."""
+
+    def count(self) -> int:
+        """Return how many samples there are, by the headers."""
+        return count_samples(self.path)
+
+    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        """Yield batches."""
+        for some in _batches(read_samples(self.path), self.batch_size):
+            with reading(self.path):
+                images = _stack([self._image(each) for each in some], [each.name for each in some])
+                labels = [each.label for each in some if each.label is not None]
+                if labels and len(labels) < len(some):
+                    raise DataFormatError("Either all samples have a class, `.cls`, or none has.")
+            yield _batch(images, np.array(labels) if labels else None)
+
+    def _image(self, sample: TarSample) -> NDArray[Any]:
+        with reading(self.path, f"has no readable image `{sample.name}.{sample.kind}`"):
+            if sample.kind != ARRAY:
+                return picture_pixels(open_picture(sample.image), self.pictures)
+            if self.pictures.size is not None:
+                raise OptionError(
+                    f"`size=` is for pictures; {self.path} holds arrays, whose size is what it is."
+                )
+            return parse_npy(sample.image)
+
+
+KINDS: dict[str, Callable[..., Shard]] = {
+    ".npy": ArrayShard,
+    ".npz": ArchiveShard,
+    ".tar": TarShard,
+}
+
+
+def kind_of(path: Path) -> Callable[..., Shard]:
+    """Return the class of a shard by its path, or raise `DataFormatError`."""
+    if path.is_dir():
+        return FolderShard
+    if path.suffix.lower() not in KINDS:
+        raise DataFormatError(
+            f"A shard is a folder of pictures or one of {', '.join(KINDS)}; not {path}."
+        )
+    return KINDS[path.suffix.lower()]
+
+
+def _length(path: Path, shape: tuple[int, ...]) -> int:
+    if len(shape) < 2:
+        raise ShapeError(f"{path}: images have a shape (n, ...); found {shape}.")
+    return shape[0]
+
+
+def _array_batches(
+    shard: Shard, images: NDArray[Any], labels: NDArray[Any] | None
+) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+    with reading(shard.path):
+        _check_images(images)
+        if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != (len(images),)):
+            raise DataFormatError(
+                f"There must be one label for each of {len(images)} images, a whole number; found "
+                f"{labels.dtype} of shape {labels.shape}."
+            )
+    for start in range(0, len(images), shard.batch_size):
+        rows = slice(start, start + shard.batch_size)
+        yield _batch(images[rows], None if labels is None else labels[rows])
+
+
+def _check_images(images: NDArray[Any]) -> None:
+    """Raise unless an array of samples is one of pixels, or of floating-point numbers."""
+    pixels = images.dtype == np.uint8
+    if pixels and (images.ndim != 4 or not 1 <= images.shape[-1] <= MOST_CHANNELS):
+        raise ShapeError(
+            "Images of bytes have a shape (n, height, width, channels), with 1 to "
+            f"{MOST_CHANNELS} channels; found {images.shape}."
+        )
+    floats = images.dtype.kind == "f" and images.dtype.itemsize <= LARGEST_FLOAT
+    if not pixels and (not floats or images.ndim < 2):
+        raise DataFormatError(
+            "Images are bytes, 0 to 255, or floating-point numbers as the model takes them, of 64 "
+            f"bits at most; found {images.dtype} of shape {images.shape}."
+        )
+
+
+def _batch(images: NDArray[Any], labels: NDArray[Any] | None) -> Tensor | tuple[Tensor, Tensor]:
+    import torch
+
+    if images.dtype == np.uint8:
+        tensor = to_tensor(images)
+    else:
+        tensor = torch.from_numpy(images.astype(images.dtype.newbyteorder("="), order="C"))
+    return tensor if labels is None else (tensor, torch.from_numpy(labels.astype(np.int64)))
+
+
+def _stack(images: Sequence[NDArray[Any]], names: Sequence[Any]) -> NDArray[Any]:
+    """Stack images, which must all have one shape and type."""
+    for image, name in zip(images, names, strict=True):
+        if (image.shape, image.dtype) != (images[0].shape, images[0].dtype):
+            raise ShapeError(
+                f"All images must have one size; {names[0]} has {images[0].shape} of "
+                f"{images[0].dtype}, and {name} has {image.shape} of {image.dtype}. Give `size=` "
+                "to resize pictures."
+            )
+    stacked = np.stack(images)
+    _check_images(stacked)
+    return stacked
+
+
+def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    some: list[Item] = []
+    for item in items:
+        some.append(item)
+        if len(some) == size:
+            yield some
+            some = []
+    if some:
+        yield some

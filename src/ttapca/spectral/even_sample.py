@@ -1,0 +1,158 @@
+"""Some samples of many, evenly spread, whoever reads them and in whichever order.
+
+Every sample has a position among all of them. Kept are those whose position is a multiple of a
+power of two, the smallest with which there are not too many. Which ones that are does not depend on
+how the samples were divided or in which order they came. So parts of the data can be read at the
+same time, and what each one kept merges into what one reader would have kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttapca.errors import NotEnoughDataError
+
+# How many source samples are kept, and how many numbers at most.
+SAMPLES = 2048
+SAMPLED_NUMBERS = 2**24
+
+# One sample in 8 is held out of the basis that measures it, provided that gives 32 samples.
+HELD_OUT = 8
+FEWEST = 32
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where the samples of a part stand among all samples.
+
+    Attributes:
+        first: Position of the first one.
+        step: From each one to the next.
+
+    Example:
+        >>> Positions(first=100).of(0, 3).tolist()
+        [100, 101, 102]
+    """
+
+    first: int = 0
+    step: int = 1
+
+    def of(self, start: int, count: int) -> Tensor:
+        """Return the positions of so many samples of the part, from number `start` on."""
+        return self.first + self.step * torch.arange(start, start + count)
+
+
+class EvenSample:
+    """Some samples of a stream of unknown length, evenly spread over it, without randomness.
+
+    Args:
+        size: Numbers in a sample.
+
+    Example:
+        >>> ends = [EvenSample(1).take(torch.ones(5, 1) * k, Positions(5 * k).of(0, 5))
+        ...     for k in range(2)]
+        >>> ends[1].merge(ends[0]).all().flatten().tolist()
+        [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._limit = max(2, min(SAMPLES, SAMPLED_NUMBERS // size))
+        self.seen = 0
+        self._every = 1
+        self._count = 0
+        self._rows: Tensor | None = None  # the first `_count` of `_limit` rows are filled
+        self._positions = torch.empty(self._limit, dtype=torch.int64)  # of these rows, in any order
+
+    def take(self, batch: Tensor, positions: Tensor) -> EvenSample:
+        """See samples, shape (samples, ...), at these positions, shape (samples,); return self."""
+        self.seen += len(batch)
+        return self._add(batch, positions)
+
+    def merge(self, other: EvenSample) -> EvenSample:
+        """See what another sample has seen, without changing it, and return self."""
+        self.seen += other.seen
+        self._every = max(self._every, other._every)
+        self._drop()
+        if other._rows is None:
+            return self
+        return self._add(other._rows[: other._count], other._positions[: other._count])
+
+    def _add(self, samples: Tensor, positions: Tensor) -> EvenSample:
+        if self._rows is None:
+            # One piece of memory for all: one per sample would fragment memory.
+            self._rows = samples.new_empty(self._limit, self._size)
+        chosen = (positions % self._every == 0).nonzero()[:, 0]
+        while self._count + len(chosen) > self._limit:
+            self._every *= 2
+            self._drop()
+            chosen = chosen[positions[chosen] % self._every == 0]
+        filled = slice(self._count, self._count + len(chosen))
+        self._rows[filled] = samples[chosen.to(samples.device)].flatten(1)
+        self._positions[filled] = positions[chosen]
+        self._count += len(chosen)
+        return self
+
+    def _drop(self) -> None:
+        """Drop the samples that are at no multiple of `_every`."""
+        if self._rows is None:
+            return
+        kept = (self._positions[: self._count] % self._every == 0).nonzero()[:, 0]
+        if len(kept) < self._count:
+            self._count = len(kept)
+            self._rows[: self._count] = self._rows[kept.to(self._rows.device)]
+            self._positions[: self._count] = self._positions[kept]
+
+    def all(self) -> Tensor:
+        """Return all kept samples in order of their positions, shape (samples, size)."""
+        if self._rows is None:
+            raise NotEnoughDataError("Calibration needs data; found none.")
+        positions, rows = self._positions[: self._count], self._rows[: self._count]
+        if bool((positions.diff() > 0).all()):
+            return rows
+        return rows[positions.argsort().to(rows.device)]
+
+    def apart(self) -> Tensor | None:
+        """Return samples to hold out of a fit, shape (samples, size), or None if there are few.
+
+        They are at most an eighth of the stream.
+        """
+        step = self._step_apart()
+        return self.all()[::step] if self._count / step >= FEWEST else None
+
+    def positions_apart(self) -> list[int]:
+        """Return the positions of the samples of `apart`."""
+        positions = self._positions[: self._count].sort().values
+        return [int(position) for position in positions[:: self._step_apart()]]
+
+    def _step_apart(self) -> int:
+        return math.ceil(self._count * HELD_OUT / self.seen)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what `from_tensors` makes the same sample of."""
+        found = {
+            "seen": torch.tensor([self.seen, self._every]),
+            "positions": self._positions[: self._count].clone(),
+        }
+        if self._rows is not None:
+            found["rows"] = self._rows[: self._count].to("cpu", copy=True)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle no more than `tensors`, not the memory for rows to come."""
+        return EvenSample.from_tensors, (self._size, self.tensors())
+
+    @classmethod
+    def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> EvenSample:
+        """Make a sample of what `tensors` returned."""
+        sample = cls(size)
+        seen, every = tensors["seen"].tolist()
+        sample.seen, sample._every = int(seen), int(every)
+        if "rows" in tensors:
+            sample._add(tensors["rows"], tensors["positions"])
+        return sample

@@ -1,0 +1,91 @@
+"""A sample that is spread evenly, whoever reads the stream and in whichever order."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ttapca.errors import NotEnoughDataError
+from ttapca.spectral import even_sample
+from ttapca.spectral.even_sample import HELD_OUT, SAMPLES, EvenSample, Positions
+
+
+def sample_of(first: int, last: int, batch: int = 100) -> EvenSample:
+    """Of a stream whose samples are their own positions."""
+    sample, positions = EvenSample(1), Positions(first)
+    for start in range(0, last - first, batch):
+        places = positions.of(start, min(batch, last - first - start))
+        sample.take(places[:, None].double(), places)
+    return sample
+
+
+def greedy(count: int, limit: int) -> list[int]:
+    """Keep everything; whenever there is too much, drop every other one and take half as many."""
+    kept: list[int] = []
+    every = 1
+    for position in range(count):
+        if position % every == 0:
+            kept.append(position)
+        if len(kept) > limit:
+            kept, every = kept[::2], 2 * every
+    return kept
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 6000), st.integers(1, 400))
+def test_a_sample_is_spread_over_the_stream(n: int, batch: int) -> None:
+    sample = sample_of(0, n, batch)
+    kept = sample.all().flatten()
+    assert kept.tolist() == greedy(n, SAMPLES)
+    assert sample.seen == n
+    apart = sample.apart()
+    if apart is not None:
+        assert len(apart) <= n / HELD_OUT + 1
+        assert apart.flatten().tolist() == sample.positions_apart()
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data(), st.integers(1, 900))
+def test_parts_in_any_order_merge_into_the_sample_of_the_whole(data: st.DataObject, n: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(even_sample, "SAMPLES", 60)
+        cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=7)))
+        parts = [sample_of(*ends, batch=37) for ends in pairwise([0, *cuts, n])]
+        order = data.draw(st.permutations(parts))
+        found = EvenSample(1)
+        for part in order:
+            found.merge(pickle.loads(pickle.dumps(part)))
+        whole = sample_of(0, n)
+        assert torch.equal(found.all(), whole.all())
+        assert found.seen == n
+        for one, two in ((found.apart(), whole.apart()),):
+            assert (one is None) == (two is None)
+            assert one is None or torch.equal(one, two)
+        assert found.positions_apart() == whole.positions_apart()
+
+
+def test_processes_take_turns() -> None:
+    """Each of three has every third position, which is odd: all keep as many."""
+    found, counts = EvenSample(1), []
+    for rank in range(3):
+        places = Positions(rank, 3).of(0, 4000)
+        part = EvenSample(1).take(places[:, None].double(), places)
+        found.merge(part)
+        counts.append(int((part.all().flatten() % 16 == 0).sum()))
+    assert found.all().flatten().tolist() == greedy(12_000, SAMPLES)
+    assert max(counts) - min(counts) <= 1
+
+
+def test_what_is_pickled_is_what_is_kept() -> None:
+    sample = EvenSample(8192).take(torch.ones(3, 8192), torch.arange(3))
+    assert len(pickle.dumps(sample)) < 4 * 8192 * 4  # not the memory for 2,048 of them
+
+
+def test_nothing_was_seen() -> None:
+    with pytest.raises(NotEnoughDataError, match="needs data; found none"):
+        pickle.loads(pickle.dumps(EvenSample(3))).all()
