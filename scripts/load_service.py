@@ -10,8 +10,8 @@ the streams of the beginning again.
 A line for each minute has predictions a second, the times to get them, the memory of the server and
 all statuses. Exits with 1 if there was another status than 200, 429 and 503, or a connection that
 broke off; if memory has grown by more than `--growth` after a third of the time at capacity, when
-all that is remembered of streams is there; if a p99 is above `--slowest`; or if the server that
-was started here does not end as it should.
+all that is remembered of streams is there; if a p99 is above `--slowest`; or if the server that was
+started here does not end as it should.
 """
 
 from __future__ import annotations
