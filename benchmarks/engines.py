@@ -143,8 +143,8 @@ def run(options: argparse.Namespace) -> Result:
         text=(
             f"240 cells of digits by `ttapca bench`, batches of 10, {options.rounds} rounds; "
             f"{options.cells} tasks that sleep for {NAP} s on engines of one worker; two processes "
-            f"that look at the same {size:.0f} MB of images. Two idle cores would take half of the "
-            "seconds of processors."
+            f"that look at the same {size:.0f} MB of images. Two idle cores would take half of "
+            "the seconds of processors."
         ),
         tables=[
             Table(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.worlds import by_cell
-from engines.deadly import (
+from deadly_work import (
     ONCE,
     deadly_subject,
     kill_at_one,
@@ -60,7 +60,7 @@ class Cluster:
         return address
 
     def start(self, kind: str, *words: str) -> subprocess.Popen[bytes]:
-        paths = [str(ROOT / name) for name in ("src", "tests")]
+        paths = [str(ROOT / "tests"), *sys.path]  # what this process has, each of them has
         settings = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-m", f"distributed.cli.dask_{kind}", "--no-dashboard", *words],

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmark.worlds import by_cell, lasting
-from engines.deadly import (
+from deadly_work import (
     ALWAYS,
     ONCE,
     deadly_subject,

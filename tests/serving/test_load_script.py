@@ -60,6 +60,9 @@ def test_a_service_that_fails_or_breaks_off_is_told(capsys: pytest.CaptureFixtur
 
 def test_what_a_service_must_not_do() -> None:
     fine = [minute(), minute(149.0, s503=7, s429=2)]
+    filling = [minute(memory) for memory in (50.0, 100.0, 110.0, 149.0, 100.0, 120.0)]
+    assert load_service.faults(filling, growth=50, slowest=1) == []
+    assert load_service.growth_of(filling) == 49
     assert load_service.faults(fine, growth=50, slowest=1) == []
     bad = [minute(), minute(151.0, (0.1, 9.0), s500=3, s0=1)]
     assert load_service.faults(bad, growth=50, slowest=1) == [

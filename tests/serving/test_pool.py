@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 from pathlib import Path
@@ -255,6 +256,24 @@ def test_streams_with_an_alarm_are_known_without_reading_all_states(
         assert pool.names(shifted=True) == []
     with StreamStore(path) as store:
         assert (store.shifted(), store.names()) == ([], ["clean", "noisy"])
+
+
+def test_conditions_that_no_image_can_have_are_refused(pool: StreamPool) -> None:
+    """Their squares would be infinite, and every later image of the stream an error."""
+    for turn in range(3):
+        pool.predict("a", pictures(30, turn))
+    state, kind = pool._shelf.get("a"), pool._network.kind
+    known = state.seen.conditions
+    assert known is not None
+    before = pool.dump("a")
+    for changed in (
+        dataclasses.replace(known, recent=known.recent * 1e200),
+        dataclasses.replace(known, centres=known.centres - 1e200),
+    ):
+        seen = dataclasses.replace(state.seen, conditions=changed)
+        with pytest.raises(SavedStreamError, match=r"`conditions\.\w+` cannot be like that"):
+            pool.restore("a", dataclasses.replace(state, seen=seen).to_bytes(kind))
+    assert pool.dump("a") == before
 
 
 def test_a_store_of_another_filter_is_refused_at_once(

@@ -28,6 +28,9 @@ FORMAT = "ttapca pool stream 2"
 SHOWN = "shown."
 CONDITIONS = "conditions."
 ABOUT = "ttapca"
+# Of what conditions look like, in deviations of the source: logarithms over 1e-6 are less. Squares
+# of more, and sums of these, would be infinite.
+LARGEST = 1e12
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +204,8 @@ def _taken(tensors: dict[str, Tensor], name: str, like: Tensor, rows: Container[
     if found is None or not same or found.shape[1:] != like.shape[1:] or len(found) not in rows:
         raise SavedStreamError(f"These bytes are no saved stream: `{name}` has another shape.")
     signed = name.endswith(("mean", "centres", "recent"))
-    if not _is_sound(found) or (not signed and bool((found < 0).any())):
+    bounded = not name.startswith(CONDITIONS) or bool((found.abs() <= LARGEST).all())
+    if not _is_sound(found) or not bounded or (not signed and bool((found < 0).any())):
         raise SavedStreamError(f"These bytes are no saved stream: `{name}` cannot be like that.")
     return found
 

@@ -238,9 +238,11 @@ def _few_at_a_time(
         samples: Shape (batch, d).
         *others: Matrices with a row for each sample are divided like the samples.
     """
+    # First of all, since exporters would fix the number of samples once it is looked at.
+    if at_once is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return run(samples, *others)
     batch = len(samples)
-    whole = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if at_once is None or whole or batch <= at_once:
+    if batch <= at_once:
         return run(samples, *others)
 
     def part(tensor: Tensor | None, first: int) -> Tensor | None:

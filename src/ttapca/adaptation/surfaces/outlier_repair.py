@@ -97,6 +97,11 @@ class InputRepair:
     def __init__(self, repair: Callable[[Tensor], Tensor]) -> None:
         self.repair = repair
 
+    @property
+    def surface(self) -> object:
+        """Whose method repairs, so that `ttapca.detach` finds surfaces; None for a function."""
+        return getattr(self.repair, "__self__", None)
+
     def __call__(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of the layer, or None where they stay."""
         # What is done depends on the data, which an exported program cannot.
