@@ -296,7 +296,7 @@ class SourceActivations:
         channels = SourceChannels(self.model, self.find_logits, into.channels)
         shares = channels.see(*some.args, **some.kwargs)
         if shares is not None:
-            if len(activation) == len(measured):
+            if len(activation) == len(measured) and some is not inputs:
                 activation = activation[measured.to(activation.device)]
             into.class_means.add(activation, shares)
 
@@ -332,9 +332,8 @@ class SourceActivations:
     def bytes_to_run(self) -> int:
         """Return the memory that running the network takes."""
         first = self._shapes is not None and self._shapes.input == self.data_shape
-        if (
-            first and self.measuring_rule().expected == 0
-        ):  # only what is kept runs through more than one layer
+        # Where nothing is measured, only what is kept runs through more than one layer.
+        if first and self.measuring_rule().expected == 0:
             return self.cost.bytes_for(min(self.batch_size, KEPT_SAMPLES))
         return self.cost.bytes_for(self.batch_size)
 

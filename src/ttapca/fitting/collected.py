@@ -154,16 +154,21 @@ class Collected:
                 if full.startswith(start)
             }
 
-        found = cls.nothing(reading)
-        found.sample = EvenSample.from_tensors(math.prod(reading.shape), part("sample"))
-        found.kept.load_tensors(part("kept"), like)
-        found.channels = ChannelSums.from_tensors(part("channels"))
-        found.class_means = ClassMeans.from_tensors(part("class_means"))
-        if isinstance(found.moments, Moments):
-            found.moments = Moments.from_tensors(part("moments"))
-        elif isinstance(found.moments, CoefficientMoments):
-            found.moments = CoefficientMoments.from_tensors(reading.shape, part("moments"))
-        return found
+        moments: Moments | CoefficientMoments | None = None
+        if reading.moments == "scatter":
+            moments = Moments.from_tensors(part("moments"))
+        elif reading.moments == "cosines":
+            moments = CoefficientMoments.from_tensors(reading.shape, part("moments"))
+        kept = KeptInputs(reading.block, reading.numbers)
+        kept.load_tensors(part("kept"), like)
+        return cls(
+            reading,
+            moments,
+            EvenSample.from_tensors(math.prod(reading.shape), part("sample")),
+            kept,
+            ChannelSums.from_tensors(part("channels")),
+            ClassMeans.from_tensors(part("class_means")),
+        )
 
 
 def merged(parts: Iterable[Collected]) -> Collected | None:
