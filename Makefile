@@ -1,5 +1,5 @@
 # Three commands do everything on a machine that has Python 3.11+ and make:
-#   make demo    install, then show the library at work on real data
+#   make demo    install, then show the library at work on photographs, in two minutes
 #   make serve   install, then show many cameras on a live page, some of which degrade; Ctrl-C ends it
 #                (PORT=8001: another port; DATA=cifar10: our ResNet-20, once CIFAR-10 is there)
 #   make test    install, then run every check that CI runs
@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo serve cifar10 cifar100 test test-elsewhere lowest newest pythons lint types contracts unit format bench release clean
+.PHONY: help install demo serve cifar10 cifar100 test test-elsewhere lowest newest pythons lint types contracts unit format bench docs release clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ serve: $(STAMP)
 cifar10 cifar100: $(STAMP)
 	$(BIN)/ttapca reproduce $@ $(MODEL) $(if $(QUICK),--quick) $(OPTIONS)
 
-test: lint types contracts unit
+test: lint types contracts docs unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -50,6 +50,10 @@ contracts: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest --cov --cov-report=term --numprocesses auto --maxprocesses 4 --dist loadfile
+
+#   make docs    build the documentation into site/, and run its tutorials; warnings are errors
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 #   make test-elsewhere  the tests as on other machines: processors, users, locales, in the background
 test-elsewhere:
@@ -76,4 +80,4 @@ bench: $(STAMP)
 
 #   make clean   remove the virtual environments, what was built, and all caches
 clean:
-	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest $(VENV)-release $(VENV)-3.* dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest $(VENV)-release $(VENV)-3.* dist site .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -32,7 +32,7 @@ from ttapca.engines.processes import JoblibEngine
 
 NAP = 0.5  # seconds
 IMAGES = 100_000  # of 32 x 32, 307 MB
-PLAN = ["bench", "--preset", "demo", "--corruptions", "standard", "--batch-sizes", "10"]
+PLAN = ["bench", "--preset", "demo-digits", "--corruptions", "standard", "--batch-sizes", "10"]
 
 
 def cells(folder: Path, words: list[str], threads: int | None) -> tuple[float, float]:

@@ -345,8 +345,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--overload", type=float, default=3, help="minutes of overload")
     parser.add_argument("--after", type=float, default=1, help="minutes after it")
     parser.add_argument("--interval", type=float, default=60, help="seconds of a line")
-    parser.add_argument("--growth", type=float, default=50, help="MB that memory may grow by")
-    parser.add_argument("--slowest", type=float, default=10, help="seconds that a p99 may be")
+    # In overload a thousand connections are open, and as many images wait.
+    parser.add_argument("--growth", type=float, default=100, help="MB that memory may grow by")
+    # The time after which a service gives up a request, if nothing else is said.
+    parser.add_argument("--slowest", type=float, default=30, help="seconds that a p99 may be")
     return parser.parse_args(arguments)
 
 

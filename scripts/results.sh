@@ -36,8 +36,8 @@ for run in $runs; do
         bench cifar10-resnet20 --settings episodic --images 200 --methods memo \
             --to "$to/others.sqlite"
         ;;
-    ten) bench cifar10-resnet20 --preset paper-table2 --methods wiener,tent --images 10000 \
-        --to "$to/ten.sqlite" ;;
+    ten) bench cifar10-resnet20 --corruptions standard,clean --settings online --images 10000 \
+        --methods source,bn,tent,wiener --to "$to/ten.sqlite" ;;
     ttt) bench cifar10-wrn10-rotation --settings episodic,online --images 1000 \
         --methods source,bn,tent,ttt --to "$to/ttt.sqlite" ;;
     c10) tables "$weights/cifar10_resnet20.pth" --normalise cifar10 --to "$to/c10.sqlite" ;;

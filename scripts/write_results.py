@@ -14,7 +14,9 @@ import re
 from pathlib import Path
 
 from ttapca.benchmark import Results, Row
-from ttapca.benchmark.tables import error_tables, export, markdown, paper_tables
+from ttapca.benchmark.exports import export, markdown
+from ttapca.benchmark.paper_tables import paper_tables
+from ttapca.benchmark.tables import error_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(

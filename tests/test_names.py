@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import pkgutil
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
 import ttapca
+from ttapca.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob("scripts/*.py")])
@@ -75,6 +79,40 @@ def test_pages_name_what_exists(page: Path) -> None:
     wanted = [file for file in wanted if "NAME" not in file]  # which stands for any name
     assert [f for f in wanted if not any((home / f).exists() for home in homes)] == []
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Every call of `ttapca` in the code blocks of a page, as words."""
+    for block in re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", text, flags=re.S | re.M):
+        for line in block.replace("\\\n", " ").splitlines():
+            if re.match(r"(\.venv/bin/)?ttapca ", line):
+                yield shlex.split(line, comments=True)[1:]
+
+
+def unknown_options(words: list[str]) -> list[str]:
+    """Return the words of a call that the command line does not know."""
+    command = typer.main.get_command(app)
+    while words and isinstance(command, TyperGroup) and not words[0].startswith("-"):
+        if words[0] not in command.commands:
+            return words[:1]
+        command, words = command.commands[words[0]], words[1:]
+    known = {"--help", "--install-completion", "--show-completion"}
+    for parameter in command.params:
+        known.update(parameter.opts, parameter.secondary_opts)
+    return [word for word in words if word.startswith("--") and word.split("=")[0] not in known]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_commands_on_pages_have_such_options(page: Path) -> None:
+    calls = commands_in(page.read_text(encoding="utf-8"))
+    assert [found for found in map(unknown_options, calls) if found] == []
+
+
+def test_an_option_that_does_not_exist_is_found() -> None:
+    page = (
+        "```sh\nttapca fit x --data y \\\n    --too a  # b\nttapca fitt\nttapca data get z\n```\n"
+    )
+    assert [unknown_options(words) for words in commands_in(page)] == [["--too"], ["fitt"], []]
 
 
 def test_a_name_that_does_not_exist_is_found() -> None:

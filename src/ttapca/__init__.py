@@ -1,7 +1,7 @@
 """Test-time adaptation with principal component analysis.
 
     fitted = ttapca.fit(model, layer="conv1", data=train_loader, n_components=2000)
-    adapted = ttapca.adapt(model, "ttapca-relu", filter=fitted)
+    adapted = ttapca.adapt(model, "wiener", filter=fitted)    # or "ttapca-relu", "tent", "bn", ...
     logits = adapted(batch)                # predicts and adapts
     with adapted.disabled():               # the untouched model, bit for bit
         plain = model(batch)
@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     # Fit a filter and keep it

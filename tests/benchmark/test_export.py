@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmark.synthetic_rows import cell, everything, paper_grid, row, write_everything
-from ttapca.benchmark import tables
-from ttapca.benchmark.tables import ResultTable, Value, export
+from ttapca.benchmark.exports import export, latex, markdown
+from ttapca.benchmark.paper_tables import paper_tables
+from ttapca.benchmark.tables import ResultTable, Value, error_tables
 from ttapca.cli import app as command_line
 from ttapca.cli.terminal_tables import rich_table
 from ttapca.errors import OptionError
@@ -21,11 +22,12 @@ SPECIAL = "a_b & 50 % #1 {x} ~^\\ $y | *z* <b>"
 
 
 def test_json_keeps_every_field_of_every_row() -> None:
-    rows = [*everything(), row(cell(), entropy_stream=(1.0, math.nan, math.inf))]
+    rows = [*everything(), row(cell(), entropy_stream=(1.0, math.nan, math.inf), correct=b"\x0f")]
     records = json.loads(export(rows, "json"))
     assert records[-1]["entropy_stream"] == [1.0, None, None]  # JSON has no word for these
+    assert records[-1]["correct"] == "0f"  # which images were right, in hexadecimal digits
     for record, each in zip(records[:-1], rows[:-1], strict=True):
-        expected = vars(each.cell) | vars(each.outcome)
+        expected = vars(each.cell) | vars(each.outcome) | {"correct": ""}
         assert record == json.loads(json.dumps(expected))
         assert list(record) == list(expected)
     with pytest.raises(OptionError, match=r"found 'latx'\. Did you mean `latex`"):
@@ -39,11 +41,12 @@ def test_csv_reads_back() -> None:
     assert [float(record["error"]) for record in records] == [each.outcome.error for each in rows]
     assert records[0]["model"] == 'odd, "name"\n'
     assert json.loads(records[0]["machine"])["cores"] == "2"
+    assert "correct" not in records[0]  # thousands of digits would make a cell unreadable
 
 
 def test_markdown_has_as_many_entries_in_every_line() -> None:
     values = (Value(SPECIAL), Value("1", 1.0, "number", best=True))
-    text = tables.markdown(ResultTable(SPECIAL, ("method", "x|y"), (values,)))
+    text = markdown(ResultTable(SPECIAL, ("method", "x|y"), (values,)))
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in lines} == {3}
     assert lines[-1].endswith("| **1** |")
@@ -55,7 +58,7 @@ def test_markdown_has_as_many_entries_in_every_line() -> None:
 
 
 def test_latex_has_every_number_in_whole_lines_and_escapes_its_own_marks() -> None:
-    text = tables.latex(ResultTable(SPECIAL, ("m",), ((Value(SPECIAL),), (Value("1 ±2"),))))
+    text = latex(ResultTable(SPECIAL, ("m",), ((Value(SPECIAL),), (Value("1 ±2"),))))
     escaped = r"a\_b \& 50 \% \#1 \{x\} \textasciitilde{}\textasciicircum{}\textbackslash{} \$y"
     assert escaped in text
     assert r"1 $\pm$2 \\" in text
@@ -71,7 +74,7 @@ def test_latex_has_every_number_in_whole_lines_and_escapes_its_own_marks() -> No
         found += [each for line in entries[1:] for each in line[1:]]
     plain = [re.sub(r"\\textbf\{(.*)\}", r"\1", each) for each in found]
     plain = [each.replace("$\\pm$", "±").replace("$-$", "−") for each in plain]  # noqa: RUF001
-    shown = [*tables.error_tables(rows), *tables.paper_tables(rows)]
+    shown = [*error_tables(rows), *paper_tables(rows)]
     values = [value for table in shown for line in table.rows for value in line]
     numbers = [value.text for value in values if value.kind == "number"]
     assert [each for each in plain if each not in ("failed", "--")] == numbers
@@ -79,7 +82,7 @@ def test_latex_has_every_number_in_whole_lines_and_escapes_its_own_marks() -> No
 
 
 def test_a_table_for_a_terminal() -> None:
-    (table,) = tables.error_tables(paper_grid())
+    (table,) = error_tables(paper_grid())
     shown = rich_table(table)
     assert shown.row_count == len(table.rows)
     assert [str(column.header) for column in shown.columns] == list(table.columns)

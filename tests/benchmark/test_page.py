@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
-from benchmark.synthetic_rows import everything, observations
+from benchmark.synthetic_rows import cell, everything, failed, observations, paper_grid, with_bits
 from browsing import contrast, luminance, needs_chromium
+from ttapca.benchmark.cells import CLEAN
 from ttapca.benchmark.report_page import report
 
 pytestmark = needs_chromium
@@ -25,12 +26,25 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def short_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with all sections, each of them short."""
+    path = tmp_path_factory.mktemp("page") / "short.html"
+    names = ("fog", "snow", CLEAN)
+    rows = [each for each in paper_grid() if each.cell.corruption in names]
+    rows = [*with_bits(rows), failed(cell("bn", "frost", setting="online"))]
+    path.write_text(report(rows, observations()), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def opened(browser: Any, page_file: Path) -> Opener:
     """Open the page, and see at the end that it complained of nothing and asked for nothing."""
 
     @contextmanager
-    def open_page(width: int = 1280, scheme: Literal["light", "dark"] = "light") -> Iterator[Any]:
+    def open_page(
+        width: int = 1280, scheme: Literal["light", "dark"] = "light", file: Path = page_file
+    ) -> Iterator[Any]:
         context = browser.new_context(
             viewport={"width": width, "height": 800}, color_scheme=scheme, device_scale_factor=1
         )
@@ -39,10 +53,10 @@ def opened(browser: Any, page_file: Path) -> Opener:
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: said.append(request.url))
-        page.goto(page_file.as_uri())
+        page.goto(file.as_uri())
         yield page
         context.close()
-        assert [each for each in said if not each.startswith("data:")] == [page_file.as_uri()]
+        assert [each for each in said if not each.startswith("data:")] == [file.as_uri()]
 
     return open_page
 
@@ -80,7 +94,7 @@ def test_tables_sort_both_ways(opened: Opener, way: str) -> None:
         assert column(page, at + 1, "#cost") == ["0", "0", "1,376", "2,000", "2,000"]
 
 
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", [360, 390, 1280])
 def test_nothing_is_cut_off(opened: Opener, width: int) -> None:
     with opened(width) as page:
         page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
@@ -129,6 +143,9 @@ COLOURS = """() => {
         text: ['body', '.note', 'td.best', 'td.failed', 'nav a', '.kicker', 'figcaption']
             .map(query => of(query, 'color')),
         figures: [of('.figures svg text', 'fill')],
+        ink: of('td.fewer', 'color'),
+        heat: [...document.querySelectorAll('td.fewer, td.more')]
+            .map(each => getComputedStyle(each).backgroundColor),
         lines: [...document.querySelectorAll('.figures svg path')]
             .map(each => getComputedStyle(each).stroke).filter(each => each.startsWith('rgb')),
     };
@@ -145,9 +162,27 @@ def test_light_and_dark_can_both_be_read(opened: Opener) -> None:
     for colours in found.values():
         for colour in (*colours["text"], *colours["figures"]):
             assert contrast(colour, colours["paper"]) >= 4.5
+        assert len(set(colours["heat"])) > 10
+        for colour in set(colours["heat"]):
+            assert contrast(colours["ink"], colour) >= 4.5
         assert len(set(colours["lines"])) > 4
         for colour in set(colours["lines"]):
             assert contrast(colour, colours["paper"]) >= 3  # WCAG, for graphics
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_axe_finds_nothing(opened: Opener, short_page: Path, width: int, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.base", reason="axe-core is not installed")
+    with opened(width, scheme, short_page) as page:
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        page.evaluate(axe.AXE_SCRIPT)
+        found = page.evaluate("axe.run({resultTypes: ['violations']})")
+        assert len(found["passes"]) > 20  # it did look
+        assert {
+            (each["id"], each["impact"], node["html"][:120])
+            for each in found["violations"]
+            for node in each["nodes"]
+        } == set()
 
 
 def test_it_prints_whole(opened: Opener) -> None:

@@ -16,10 +16,10 @@ from ttapca.corruptions import EXTRA, STANDARD
 from ttapca.errors import DataFormatError, DataNotFoundError, NotEnoughDataError, OptionError
 
 
-def test_the_default_is_the_papers() -> None:
+def test_the_default_is_the_papers_with_the_recommended_method() -> None:
     plan = Plan()
     assert plan.data == "cifar10"
-    assert plan.methods == ("source", "bn", "tent", "ttapca-exp", "ttapca-relu")
+    assert plan.methods == ("source", "bn", "tent", "ttapca-exp", "ttapca-relu", "wiener")
     assert plan.corruptions == STANDARD
     assert (plan.severities, plan.batch_sizes, plan.seeds) == ((5,), (200,), (0,))
     assert plan.settings == ("episodic", "online")
@@ -42,7 +42,7 @@ def test_the_default_is_the_papers() -> None:
         ({"components": (1.5,)}, r"`components\[0\]` must be a whole number .*; found 1\.5"),
         (
             {"seeds": tuple(range(1000)), "components": tuple(range(1, 1001))},
-            "at most 100,000 measurements.* found 150,000,000",
+            "at most 100,000 measurements.* found 180,000,000",
         ),
         ({"method": {"tnet": {}}}, "no method `tnet`"),
         ({"method": {"tent": 3}}, r"`method\.tent` must be an object: names with values; found 3"),
@@ -110,6 +110,7 @@ def test_presets() -> None:
     assert set(second.methods) == {"tent", "ttapca-exp", "ttapca-relu"}
     assert set(first.methods) == {"source", "bn", *second.methods}
     assert (both.settings, both.corruptions) == (("episodic", "online"), (*STANDARD, "clean"))
+    assert set(both.methods) == {*first.methods, "wiener"}
     rank, steps = plans["paper-rank"], plans["paper-steps"]
     assert (rank.settings, steps.settings) == (("episodic",), ("online",))
     assert 2000 in rank.components

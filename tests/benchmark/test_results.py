@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ttapca.benchmark import Cell, Observation, Outcome, Results, Row
-from ttapca.benchmark.cells import SETTINGS
+from ttapca.benchmark.cells import SETTINGS, ClassLabels
+from ttapca.benchmark.results_layout import LAYOUT
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
 
 CELL = Cell(
@@ -31,6 +33,12 @@ FAILED = dataclasses.replace(
     DONE, status="failed", reason="it broke", error=None, calibration_error=None, entropy=None,
     error_stream=(), entropy_stream=(),
 )  # fmt: skip
+# Two wrong of sixteen, and of thirteen: 12.5 % and 15.4 %; the last bits of a byte are padding.
+SIXTEEN = Row(dataclasses.replace(CELL, images=16), dataclasses.replace(DONE, correct=b"\xff\xfc"))
+THIRTEEN = Row(
+    dataclasses.replace(CELL, images=13),
+    dataclasses.replace(DONE, error=200 / 13, correct=b"\xff\x38"),
+)
 SEEN = Observation(CELL, (3.0, 1 / 3), (2.0, 1.0), (1.0, 0.5), (b"\x89PNG a", b"b"), (b"c",))
 ROWS = [Row(dataclasses.replace(CELL, seed=seed), DONE) for seed in range(400)]
 
@@ -48,6 +56,108 @@ def test_what_goes_in_comes_out(path: Path) -> None:
         assert results.rows() == [Row(CELL, DONE), Row(other, FAILED)]
         assert results.observations() == [SEEN]
         assert results.statuses() == {CELL: "done", other: "failed"}
+
+
+def test_the_bits_of_images_come_out_and_go_with_their_row(path: Path) -> None:
+    with Results(path) as results:
+        results.add([SIXTEEN, Row(CELL, DONE), THIRTEEN])
+        assert results.rows() == [SIXTEEN, Row(CELL, DONE), THIRTEEN]
+        again = Row(SIXTEEN.cell, FAILED)
+        results.add([again])
+        assert results.rows() == [again, Row(CELL, DONE), THIRTEEN]
+    with closing(sqlite3.connect(path)) as connection:
+        stored = connection.execute("SELECT correct FROM per_image").fetchall()
+    assert stored == [(THIRTEEN.outcome.correct,)]
+
+
+def test_labels_are_kept_once_for_each_data_set(path: Path) -> None:
+    first = ClassLabels("digits", ("zero", "one"), (0, 1, 1))
+    longer, other = (
+        dataclasses.replace(first, numbers=(1, 0, 1, 0)),
+        dataclasses.replace(first, names=("null", "eins")),
+    )
+    with Results(path) as results:
+        assert results.labels() == []
+        for each in (longer, first, other):
+            results.add_labels(each)
+        assert results.labels() == [other, longer]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("names = '[]'", "`names` must be a list of"),
+        ("names = '[7, 8]'", "`names` at entry 0 must be text|`names.*` must be text"),
+        ("numbers = x'00'", "`numbers` must be one of 2 classes for 3 images"),
+        ("numbers = x'000000000000000002000000'", "`numbers` must be one of 2 classes"),
+        ("images = 0", "`images` must be"),
+    ],
+)
+def test_labels_that_make_no_sense(path: Path, change: str, message: str) -> None:
+    with Results(path) as results:
+        results.add_labels(ClassLabels("digits", ("zero", "one"), (0, 1, 1)))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE labels SET {change}")
+    with Results(path, readonly=True) as results, pytest.raises(DataFormatError, match=message):
+        results.labels()
+
+
+def test_bits_at_most_double_a_file(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    right = random.random((100, 10_000)) < 0.8
+    stream = tuple(random.random(50).tolist())  # batches of 200
+    sizes = []
+    for name, bits in (("without", False), ("with", True)):
+        with Results(tmp_path / f"{name}.sqlite") as results:
+            for seed, own in enumerate(right):
+                outcome = dataclasses.replace(
+                    DONE,
+                    error=100 * float(1 - own.mean()),
+                    error_stream=stream,
+                    entropy_stream=stream,
+                    correct=np.packbits(own).tobytes() if bits else b"",
+                )
+                results.add([Row(dataclasses.replace(CELL, images=10_000, seed=seed), outcome)])
+            rows = results.rows()
+        sizes.append(results.path.stat().st_size)
+    found = [np.unpackbits(np.frombuffer(each.outcome.correct, np.uint8)) for each in rows]
+    np.testing.assert_array_equal(found, right)
+    assert sizes[0] < sizes[1] < 2 * sizes[0]
+
+
+def test_a_file_of_the_first_layout_is_read_as_it_is_and_written_in_the_present_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(Path(__file__).parent / "results_0_1.sqlite", path)
+    content = path.read_bytes()
+
+    pragma = Results._pragma
+
+    def stopped(self: Results, words: str) -> object:
+        if words.startswith("user_version ="):
+            raise RuntimeError("after the new table was made")
+        return pragma(self, words)
+
+    def layout() -> int:
+        with closing(sqlite3.connect(path)) as connection:
+            return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+    with Results(path, readonly=True) as reader:
+        before, observations = reader.rows(), reader.observations()
+        assert {row.outcome.correct for row in before} == {b""}
+        assert (layout(), path.read_bytes()) == (1, content)
+        with monkeypatch.context() as patch:
+            patch.setattr(Results, "_pragma", stopped)
+            with pytest.raises(RuntimeError, match="after the new table"):
+                Results(path)
+        assert layout() == 1
+        with Results(path) as writer:
+            assert (writer.rows(), writer.observations()) == (before, observations)
+            writer.add([SIXTEEN])
+            assert reader.rows() == [*before, SIXTEEN]  # a reader from before sees it too
+    assert layout() == LAYOUT == 3
+    with Results(path) as results:
+        assert results.rows() == [*before, SIXTEEN]
 
 
 def test_a_method_that_diverged_has_measured_nan(path: Path) -> None:
@@ -109,7 +219,7 @@ def test_files_that_are_not_there(path: Path) -> None:
 
 def changed_by(path: Path, script: str) -> None:
     with Results(path) as results:
-        results.add([Row(CELL, DONE)], [SEEN])
+        results.add([Row(CELL, DONE), SIXTEEN], [SEEN])
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(script)
 
@@ -145,6 +255,7 @@ TRIGGER = "CREATE TRIGGER t AFTER INSERT ON results BEGIN DELETE FROM results; E
         (lambda path: path.write_text("a,b\n" * 100), "something else: file is not a database"),
         ("PRAGMA user_version = 7", r"has layout 7.*Update ttapca"),
         ("PRAGMA user_version = -3", r"must be .*layout -3"),
+        ("PRAGMA user_version = 1", "has the 'table' 'per_image' as well"),
         (NO_TEXT, "must be a whole file of results"),
         (f"CREATE VIEW v AS {ENDLESS}", "has the 'view' 'v' as well"),
         (f"DROP TABLE pictures; CREATE VIEW pictures AS {ENDLESS}", "the 'view' 'pictures' as"),
@@ -188,6 +299,9 @@ def test_what_is_no_file_of_results_is_refused_and_left_alone(
         ("command = CAST(x'ff80' AS TEXT)", "Could not decode to UTF-8"),
         ("observations SET gains = '{}'", "`gains` must be a list"),
         ("pictures SET png = 'text'", "`png` must be at most"),
+        ("per_image SET correct = 'text'", "`correct` must be at most .* bytes; found 'text'"),
+        ("per_image SET correct = x'ff'", "`correct` must be a bit for each of 16 images"),
+        ("per_image SET correct = x'ffff'", r"16 images, with an error of 12\.5 %; found b'"),
         ("pictures SET stage = 'later' WHERE number = 1", "`stage` must be one of before, after"),
     ],
 )

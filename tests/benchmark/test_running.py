@@ -66,7 +66,7 @@ def plain_loop(
         return ttapca.adapt(network, method, forgetting="continual", **options)  # type: ignore[arg-type]
 
     adapter = fresh()
-    found: dict[str, list[tuple[int, float, float]]] = {name: [] for name in CORRUPTIONS}
+    found: dict[str, list[tuple[int, int, float, float]]] = {name: [] for name in CORRUPTIONS}
     for stream in streams:
         if setting in ("online", "correlated", "dirichlet-0.1", "dirichlet-1"):
             adapter = fresh()
@@ -79,14 +79,17 @@ def plain_loop(
                 chances = torch.exp(row) / torch.exp(row).sum()
                 entropy = -float(sum(p * torch.log(p) for p in chances if p > 0))
                 wrong = 100.0 * (int(row.argmax()) != labels[place])
-                found[name].append((start // batch_size, wrong, entropy))
+                found[name].append((start // batch_size, place, wrong, entropy))
     expected = {}
     for name, facts in found.items():
-        batches, *columns = np.array(facts).T
+        batches, places, *columns = np.array(facts).T
         means = [column.mean() for column in columns]
         parts = [[column[batches == at].mean() for at in np.unique(batches)] for column in columns]
         names = ("error", "entropy", "error_stream", "entropy_stream")
         expected[name] = dict(zip(names, [*means, *parts], strict=True))
+        wrong = columns[0][np.argsort(places)]  # in the order of the images
+        bits = "".join("0" if each else "1" for each in wrong).ljust(-(-len(wrong) // 8) * 8, "0")
+        expected[name]["correct"] = int(bits, 2).to_bytes(len(bits) // 8)
     return expected
 
 
@@ -123,7 +126,9 @@ def compare(subject: Subject, results: Results, expected: dict[str, dict[str, ob
         assert row.outcome.status == "done", row.outcome.reason
         for name, value in expected[row.cell.corruption].items():
             found = getattr(row.outcome, name)
-            assert found == pytest.approx(value, rel=1e-6, abs=1e-6), (row.cell.corruption, name)
+            if name != "correct":  # bits are exactly the same
+                value = pytest.approx(value, rel=1e-6, abs=1e-6)
+            assert found == value, (row.cell.corruption, name)
     assert subject.network.training is False
     assert not subject.network._forward_pre_hooks
 
@@ -183,7 +188,7 @@ def test_a_failure_is_a_row_and_the_others_go_on(
     failed = [row.outcome for row in results.rows() if row.outcome.status == "failed"]
     assert len(failed) == sum("FAILED: AttachError" in note for note in told.notes) == count
     assert failed[0].reason.startswith("AttachError: ")
-    assert (failed[0].error, failed[0].error_stream) == (None, ())
+    assert (failed[0].error, failed[0].error_stream, failed[0].correct) == (None, (), b"")
     run(units, broken, results, reporter=again)
     assert again.images == {}
     monkeypatch.setattr(broken.network, "forward", lambda images: 1 // 0)  # a bug of a network
@@ -217,6 +222,9 @@ def test_what_a_row_tells(subject: Subject, results: Results) -> None:
     assert outcome.finished.endswith("+00:00")
     assert outcome.command == "again 'a b'"
     assert 0 <= outcome.calibration_error <= 100  # type: ignore[operator]
+    (labels,) = results.labels()
+    assert (labels.data, labels.names) == (subject.data, subject.source.clean.class_names)
+    assert labels.numbers == tuple(subject.source.clean.labels.tolist())
 
 
 def test_what_a_filter_did(subject: Subject, results: Results) -> None:
@@ -252,8 +260,8 @@ def test_gains_are_shown_with_the_corruption_that_they_are_for(
 def test_images_that_cannot_be_had_stop_the_run_before_it_starts(results: Results) -> None:
     subject = small_subject()
     clean = subject.source.clean
-    # large enough to need real photographs of frost
-    subject.source.clean = dataclasses.replace(clean, images=np.tile(clean.images, (1, 4, 4, 3)))
+    # too large for the photographs of frost that ship
+    subject.source.clean = dataclasses.replace(clean, images=np.tile(clean.images, (1, 8, 8, 3)))
     plan = small_plan(methods=("source",), corruptions=("fog", "frost"))
     with pytest.raises(DataNotFoundError, match="Frost needs photographs"):
         run(expand(plan, subject), subject, results)
@@ -318,18 +326,19 @@ print(json.dumps(told))
 
 @pytest.mark.slow
 def test_kill_9_at_ten_points_then_the_same_file(tmp_path: Path) -> None:
-    # Within units, between them, and inside of transactions; and the rows that must be there.
+    # Within units, between them, and inside of transactions; and the rows that must be there. The
+    # first transaction writes the labels of the images.
     points = {
         ("start", 1): 0,
         ("batch", 2): 0,
-        ("INSERT", 1): 0,
-        ("COMMIT", 2): 1,
+        ("INSERT", 3): 0,  # which images were right, after the first row
+        ("COMMIT", 3): 1,
         ("end", 1): 1,
         ("batch", 5): 2,
-        ("INSERT", 4): 1,  # the first picture of what the filter did
+        ("INSERT", 7): 1,  # the first picture of what the filter did
         ("end", 4): 4,
         ("batch", 9): 4,
-        ("COMMIT", 6): 6,  # the last unit; two rows came with the one before it
+        ("COMMIT", 7): 6,  # the last unit; two rows came with the one before it
     }
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KILLS, str(tmp_path), json.dumps(list(points))],

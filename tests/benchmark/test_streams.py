@@ -189,8 +189,11 @@ def test_images_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_frost_is_asked_for_before_a_run(tmp_path: Path) -> None:
-    source = ImageSource(colour_images(), textures=tmp_path)
+    small = colour_images()
+    large = Images(np.tile(small.images, (1, 2, 2, 1)), small.labels, small.class_names)
+    source = ImageSource(large, textures=tmp_path)
     source.check([("fog", 5), ("clean", 0)])
     with pytest.raises(DataNotFoundError, match="Frost needs 6 photographs"):
         source.check([("fog", 5), ("frost", 5)])
     ImageSource(read_digits()[:2]).check([("frost", 5)])  # drawn
+    ImageSource(small, textures=tmp_path).check([("frost", 5)])  # ships

@@ -96,6 +96,16 @@ def test_from_nothing(
     assert served[1]["service"].pool.mode == "on"
 
 
+def test_the_filter_that_ships(
+    served: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    """No data set, and no fit: a network whose filter ships is served at once."""
+    monkeypatch.setattr(ttapca, "fit", lambda *_: pytest.fail("a filter ships"))
+    told = command("serve cifar10-resnet20 --port 0")
+    assert "with a filter at conv1, 3,072 components, dct\n" in told.out
+    assert served[0]["classes"][0] == "airplane"
+
+
 def test_ctrl_c_ends_as_other_commands_do(
     monkeypatch: pytest.MonkeyPatch, filter_of_digits: Path, command: Any
 ) -> None:
@@ -117,7 +127,7 @@ def test_tokens_limits_and_names(
         f"serve digits --filter {filter_of_digits} --port 0 --host 0.0.0.0 --tokens t.toml "
         "--classes names --max-images 3 --max-body 500 --max-pixels 99 --timeout 2 --max-batch 7 "
         "--max-wait 0 --max-queue 9 --max-streams 5 --max-resident 4 --shorter-side 12 "
-        "--outputs multilabel"
+        "--max-memory 123456 --outputs multilabel"
     )
     assert "access   with the tokens of me" in told.out
     assert SECRET not in told.out + told.err
@@ -130,6 +140,7 @@ def test_tokens_limits_and_names(
     pool = service.pool.limits
     assert (pool.max_batch, pool.max_wait, pool.max_queue) == (7, 0, 9)
     assert (pool.max_streams, pool.max_resident, pool.max_images) == (5, 4, 3)
+    assert pool.max_memory == 123_456
     assert service.decoder.size is not None
     assert service.decoder.size.shorter_side == 12
     assert service.pool._network._outputs.kind == "multilabel"
@@ -167,7 +178,7 @@ def test_a_network_of_ones_own(
         ("digits --filter f --input x", "--input takes a shape"),
         ("digits --filter f --outputs regression", "`outputs` must be one of multiclass, binary"),
         ("digits --filter f --outputs binary", "found --outputs binary for one with 10"),
-        ("cifar10-resnet20", "they are not there: .*ttapca data get cifar10"),
+        ("cifar10-cct2", "they are not there: .*ttapca data get cifar10"),
         ("", "Name one network"),
     ],
 )

@@ -106,7 +106,11 @@ def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
         (["--to", "{out}", "--table", "imagenet"], 2, "Did you mean `imagenet-c`"),
         (["--to", "{out}", "--seed", "-1"], 2, "`seed` must be a whole number from 0 on"),
         (["--to", "{out}", "--jobs", "0"], 2, "--jobs"),
-        (["--to", "{out}", "--corruptions", "frost"], 2, "`ttapca data get frost`"),
+        (
+            ["--to", "{out}", "--corruptions", "frost", "--table", "imagenet-c"],
+            2,
+            "`ttapca data get frost`",
+        ),
         (["--to", "{file}/out", "--corruptions", "fog"], 1, "Cannot write to"),
         (["--sheet", "{out}/sheet.png", "--corruptions", "fog"], 2, "there is no "),
     ],

@@ -75,7 +75,11 @@ def test_names_and_empty_batches():
         ({"indices": [0, -1]}, OptionError, "`indices` must be whole numbers from 0 on"),
         ({"indices": np.array([0.0, 1.0])}, OptionError, "`indices` must be whole numbers"),
         ({"indices": [0, 1], "start": 1}, OptionError, "either `start` or `indices`"),
-        ({"corruption": "frost"}, DataNotFoundError, "no folder.*`ttapca data get frost`"),
+        (
+            {"corruption": "frost", "table": "imagenet-c"},
+            DataNotFoundError,
+            "no folder.*`ttapca data get frost`",
+        ),
         (
             {"corruption": "frost", "textures": "/nowhere"},
             DataNotFoundError,

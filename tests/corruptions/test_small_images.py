@@ -19,7 +19,8 @@ def test_an_image_keeps_its_randomness_in_any_batch(corruption: str) -> None:
 
 
 def test_only_frost_on_large_images_takes_photographs() -> None:
-    large, grey = np.zeros((1, 32, 32, 3), np.uint8), np.zeros((1, 32, 32, 1), np.uint8)
+    large, grey = np.zeros((1, 63, 32, 3), np.uint8), np.zeros((1, 63, 32, 1), np.uint8)
     assert needs_photographs(large, "frost")
+    assert not needs_photographs(large[:, :62], "frost")  # those that ship are large enough
     assert not needs_photographs(grey, "frost")
     assert not needs_photographs(large, "fog")

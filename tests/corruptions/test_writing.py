@@ -206,7 +206,11 @@ def test_an_interrupt_leaves_whole_files_only(export):
         ({"images": np.zeros((0, 32, 32, 3), np.uint8)}, ShapeError, "at least one image"),
         ({"labels": np.arange(3)}, ShapeError, r"one label for each image, \(12,\); found \(3,\)"),
         ({"labels": 7000 * np.arange(12)}, ShapeError, "from 0 to 65,535; found 0 to 77000"),
-        ({"corruptions": ("frost",)}, DataNotFoundError, "ttapca data get frost"),
+        (
+            {"corruptions": ("frost",), "table": "imagenet-c"},
+            DataNotFoundError,
+            "ttapca data get frost",
+        ),
         ({"corruptions": ("fogg",)}, OptionError, "Did you mean `fog`"),
         ({"severities": (6,)}, OptionError, "`severity` must be"),
     ],

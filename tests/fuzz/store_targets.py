@@ -35,8 +35,9 @@ from fuzz.mutations import (
 from oracles import group_norm_net, images, small_convnet
 from ttapca import networks
 from ttapca.benchmark import Cell, ImageSource, Observation, Outcome, Results, Row, Subject, expand
+from ttapca.benchmark.cells import ClassLabels
+from ttapca.benchmark.exports import FORMATS, export
 from ttapca.benchmark.plan import read_plan
-from ttapca.benchmark.tables import FORMATS, export
 from ttapca.corruptions import corrupt, load_table
 from ttapca.corruptions.writing import MANIFEST, check_manifest
 from ttapca.datasets import Images
@@ -332,9 +333,12 @@ def make_results(folder: Path) -> Path:
     path = folder / "results.sqlite"
     rows = [Row(dataclasses.replace(CELL, seed=seed), DONE) for seed in range(8)]
     rows += [Row(dataclasses.replace(CELL, method="bn", corruption="snow"), FAILED)]
+    bits = dataclasses.replace(DONE, correct=b"\xff\xfc")  # two of sixteen are wrong
+    rows += [Row(dataclasses.replace(CELL, images=16), bits)]
     seen = Observation(rows[0].cell, (3.0, 0.3), (2.0, 1.0), (1.0, 0.5), (b"\x89PNG",), (b"c",))
     with Results(path) as results:
         results.add(rows, [seen])
+        results.add_labels(ClassLabels(CELL.data, ("a", "b"), (0, 1) * 8))
     return path
 
 
@@ -357,6 +361,7 @@ def read_results(path: Path) -> None:
         rows = results.rows()
         results.statuses()
         results.observations()
+        results.labels()
     for form in FORMATS:
         export(rows, form)
     with Results(path) as results:
@@ -383,6 +388,9 @@ HOSTILE_SCHEMAS = (
     "DROP TABLE observations",
     "PRAGMA application_id = 7",
     "PRAGMA user_version = -7",
+    "PRAGMA user_version = 1",
+    "DROP TABLE labels; PRAGMA user_version = 2",  # which is a file of the second layout
+    "DROP TABLE labels; DROP TABLE per_image; PRAGMA user_version = 1",  # and of the first
     "PRAGMA encoding = 'UTF-16'; VACUUM",
     "PRAGMA journal_mode = DELETE",
     "PRAGMA page_size = 512; VACUUM",
@@ -397,7 +405,9 @@ def by_sql(path: Path, random: Random) -> None:
         if random.random() < 1 / 3:
             connection.executescript(random.choice(HOSTILE_SCHEMAS))
         else:
-            table = random.choice(("results", "results", "results", "observations", "pictures"))
+            table = random.choice(
+                ("results",) * 3 + ("observations", "pictures", "per_image", "labels")
+            )
             columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
             column, value = random.choice(columns), random.choice(HOSTILE_VALUES)
             connection.execute(f"UPDATE OR IGNORE {table} SET {column} = {value}")

@@ -171,7 +171,7 @@ def test_mistakes_are_found_before_anything_is_sent(tmp_path: Any) -> None:
     two = [plan("clean 1s"), plan("fog 1s")]
     with pytest.raises(OptionError, match="Every stream needs a name of its own"):
         feeder("http://127.0.0.1:1", *two)
-    colour = Images(np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int64), ("a",))
+    colour = Images(np.zeros((1, 64, 64, 3), np.uint8), np.zeros(1, np.int64), ("a",))
     client = ServerClient("http://127.0.0.1:1")
     with pytest.raises(DataNotFoundError, match="frost"):
         Feeder(colour, [plan("frost 1s")], client, Pace(), tmp_path)

@@ -18,9 +18,10 @@ from torch.optim import Optimizer
 
 from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.errors import AttachError, LayerOutputError, OptionError
-from ttapca.spectral.stream import STAYS, Attributes, Stream, as_on
+from ttapca.spectral.stream import STAYS, Attributes, Stream
 from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.outputs import Outputs, Reads
+from ttapca.support.tensors import as_on
 
 Logits = Literal["before", "after"]
 Objective = Callable[[Tensor], Tensor]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Setting = Literal[
     "episodic", "episodic-sorted",
@@ -91,6 +91,9 @@ class Outcome:
         machine: Processor, cores, threads and operating system.
         finished: When, as ISO time in UTC.
         command: The command that measures it again; empty where there is none.
+        correct: Whether each image was predicted right: one bit for each image, in the order of the
+            test images and not of the stream, as `numpy.packbits` packs them. Empty where it is not
+            known: the run failed, or an earlier ttapca wrote the row.
     """
 
     status: Status
@@ -109,6 +112,7 @@ class Outcome:
     machine: dict[str, str]
     finished: str
     command: str
+    correct: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,11 @@ class Row:
 
     cell: Cell
     outcome: Outcome
+
+    def record(self) -> dict[str, Any]:
+        """Return all fields by name, as JSON can hold them: `correct` in hexadecimal digits."""
+        fields = vars(self.cell) | vars(self.outcome)
+        return fields | {"correct": self.outcome.correct.hex()}
 
 
 @dataclass(frozen=True)
@@ -138,3 +147,19 @@ class Observation:
     gains: tuple[float, ...]
     before: tuple[bytes, ...]
     after: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class ClassLabels:
+    """The true classes of the test images of a data set, in the order of `Outcome.correct`.
+
+    Attributes:
+        data: As `Cell.data` names the data set. There is one set of labels for it and each number
+            of images.
+        names: Of the classes.
+        numbers: The class of each image, as its place in `names`.
+    """
+
+    data: str
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]

@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +20,7 @@ from pandas import DataFrame, Series
 
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import CLEAN, INTERLEAVED, Cell, Outcome, Row
+from ttapca.benchmark.uncertainty import Difference, ImageTally, Standing, differences, standings
 from ttapca.corruptions import CORRUPTIONS
 
 Rows: TypeAlias = "Iterable[Row] | DataFrame"
@@ -34,7 +35,8 @@ def frame(rows: Rows) -> DataFrame:
     first: `error_tables(frame(rows).query("severity == 5"))`.
 
     Args:
-        rows: As `Results.rows()` returns them; a frame is returned as it is.
+        rows: As `Results.rows()` returns them; a frame is returned as it is. It may lack
+            `correct`, as what `export` writes as CSV does.
 
     Returns:
         The fields of `Cell`, then those of `Outcome`. `error`, `calibration_error` and `entropy`
@@ -46,7 +48,7 @@ def frame(rows: Rows) -> DataFrame:
         ['model', 'weights', 'data', 'corrupted', 'corruption']
     """
     if isinstance(rows, DataFrame):
-        return rows
+        return rows if "correct" in rows else rows.assign(correct=b"")
     names = [field.name for kind in (Cell, Outcome) for field in fields(kind)]
     records = [vars(row.cell) | vars(row.outcome) for row in rows if row.outcome.status != "pruned"]
     numbers = dict.fromkeys(("error", "calibration_error", "entropy"), float)
@@ -71,12 +73,17 @@ class Conditions(NamedTuple):
         return cls(*(getattr(cell, name) for name in cls._fields))
 
     @property
-    def title(self) -> str:
-        """The conditions in one line; a batch size of 0 is left out."""
+    def stream(self) -> str:
+        """All but the network and its data, in one line; a batch size of 0 is left out."""
         severity = f"severity {self.severity}" if self.severity else "clean images"
         batch = "one image at a time" if self.batch_size == 1 else f"batches of {self.batch_size}"
-        parts = [f"{self.model} on {self.data}", severity, self.setting]
-        return ", ".join([*parts, *([batch] if self.batch_size else []), f"{self.images:,} images"])
+        parts = [severity, self.setting, *([batch] if self.batch_size else [])]
+        return ", ".join([*parts, f"{self.images:,} images"])
+
+    @property
+    def title(self) -> str:
+        """The conditions in one line."""
+        return f"{self.model} on {self.data}, {self.stream}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,19 +100,26 @@ class Comparison:
     conditions: Conditions
     corruptions: tuple[str, ...]
     rows: DataFrame
+    _standings: dict[tuple[str, ...], dict[int, Standing]] = field(
+        default_factory=dict, init=False, repr=False
+    )  # by corruptions: tables, figures and the headline ask again and again
 
     @cached_property
     def lines(self) -> DataFrame:
         """One row for each method with its options, in the order in which they were run.
 
-        `mean` and `deviation` are over seeds, of the mean error over all corruptions; both leave
-        out seeds that lack a corruption. `clean` is the error on clean images. Costs are over all
-        corruptions.
+        `mean` is the mean error over all corruptions and seeds, without seeds that lack a
+        corruption, and `deviation` its standard deviation over seeds. `spread` is half the width of
+        its 95 % interval over images, or where that is not known (see `standings`) the deviation.
+        `clean` is the error on clean images. Costs are over all corruptions.
         """
         done = self.rows[self.rows.error.notna() & self.rows.corruption.isin(self.corruptions)]
-        seeds = done.groupby(["line", "seed"]).error.agg([_mean, "count"])
-        whole = seeds[seeds["count"] == len(self.corruptions)]._mean.groupby("line")
+        seeds = self._whole(self.corruptions).groupby(["line", "seed"]).error.agg(_mean)
+        whole = seeds.groupby("line")
         means = DataFrame({"mean": whole.agg(_mean), "deviation": whole.std()})
+        intervals = {line: each.error.half_width for line, each in self.standings().items()}
+        spread = Series(intervals, dtype=float) if intervals else means.deviation
+        means = means.assign(spread=spread)
         clean = self.rows[self.rows.corruption == CLEAN].groupby("line").error.agg(clean=_mean)
         costs = done.groupby("line").agg(
             seconds=("seconds", "sum"),
@@ -140,6 +154,51 @@ class Comparison:
             reason=("reason", "first"),
         )
         return dict(found.to_dict("index"))
+
+    def standings(self, *names: str) -> dict[int, Standing]:
+        """Rank the lines by their errors, over the same images.
+
+        Args:
+            names: Of corruptions, over which the mean is taken; all of the table by default. Seeds
+                that lack one of them are left out.
+
+        Returns:
+            By line; without lines that lack one of the corruptions. Empty if it is not known for
+            some line which images were right: an earlier ttapca measured it.
+        """
+        chosen = names or self.corruptions
+        if chosen not in self._standings:
+            tallies = self.tallies(*chosen)
+            ranked = standings(list(tallies.values()))
+            self._standings[chosen] = dict(zip(tallies, ranked, strict=True))
+        return self._standings[chosen]
+
+    def differences(self, reference: int, *names: str) -> dict[int, Difference]:
+        """Return by how much the errors of lines lie above that of a line, over the same images.
+
+        Arguments and result are as for `standings`; empty also where the reference has no error.
+        """
+        tallies = self.tallies(*names)
+        if reference not in tallies:
+            return {}
+        found = differences(list(tallies.values()), list(tallies).index(reference))
+        return dict(zip(tallies, found, strict=True))
+
+    def tallies(self, *names: str) -> dict[int, ImageTally]:
+        """Return how often each line was wrong on each image.
+
+        Arguments and result are as for `standings`.
+        """
+        whole = self._whole(names or self.corruptions)
+        if (whole.correct == b"").any():
+            return {}
+        lines = whole.groupby("line").correct
+        return {line: ImageTally.of(bits.tolist(), self.conditions.images) for line, bits in lines}
+
+    def _whole(self, names: Sequence[str]) -> DataFrame:
+        """Return the rows of some corruptions, without seeds that lack one of them."""
+        rows = self.rows[self.rows.error.notna() & self.rows.corruption.isin(names)]
+        return rows[rows.groupby(["line", "seed"]).error.transform("count") == len(names)]
 
     @property
     def seeds(self) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from pandas import DataFrame, Series
 
 from ttapca.benchmark import paper, svg
 from ttapca.benchmark.cells import EPISODIC, Observation
+from ttapca.benchmark.chosen_observations import chosen_observations
 from ttapca.benchmark.comparisons import (
     LINE,
     Comparison,
@@ -26,7 +27,6 @@ from ttapca.benchmark.comparisons import (
     nearest_to_paper,
 )
 from ttapca.benchmark.tables import full_name
-from ttapca.corruptions import CORRUPTIONS, find
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,8 +47,8 @@ FAMILY = [name for name in LINE if name not in SWEEPS]
 APART = 4 / 240  # of the axis, between bars that would hide one another
 MARKS = 7  # on a curve of many points
 POINTS = 160  # of a spectrum, spaced evenly on a logarithmic axis
-SPECTRA = 4  # corruptions whose spectra are shown
 LEAST_SPAN = 2.0  # percent; less is not magnified, because it would show chance as a difference
+SCATTER_HEIGHT = 3.3  # inches
 MARGIN = 0.08  # of the span, on each side of the points
 
 
@@ -90,8 +90,7 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
 
     every = frame(rows)
     found = comparisons(every)
-    methods = dict.fromkeys([*every.method, *(each.cell.method for each in observations)])
-    styles = {name: number for number, name in enumerate(methods)}
+    styles = svg.styles_of([*every.method, *(each.cell.method for each in observations)])
     streams = [each for each in found if each.conditions.setting not in EPISODIC] or found
     with mpl.rc_context(svg.STYLE):
         drawn = [
@@ -100,7 +99,7 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
             *(_scatter(each, "parameters", styles) for each in _largest_of_each(found)),
             *(_scatter(each, "cost", styles) for each in _largest_of_each(found)),
             *(_entropy(each, styles) for each in _largest_of_each(streams)),
-            *_spectra(observations, styles),
+            *_spectra(observations, found, styles),
         ]
     counts: Counter[str] = Counter()
     settings: dict[str, set[str]] = {}  # by title
@@ -125,10 +124,15 @@ def _largest_of_each(found: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _caption(comparison: Comparison, spread: str = "bars") -> str:
-    """Say what the points of a figure are means of."""
+    """Say what the points of a figure are means of, and what is drawn around them."""
     count, seeds = len(comparison.corruptions), len(comparison.seeds)
     over = f"Mean over {count} corruptions" if count > 1 else full_name(comparison.corruptions[0])
     drawn = f"; {spread}: standard deviation over {seeds} seeds" if spread and seeds > 1 else ""
+    if spread and comparison.standings():
+        drawn = (
+            f"; {spread}: 95 % interval over images. All methods saw the same images, so that "
+            "their differences are surer than that"
+        )
     return f"{comparison.conditions.title}. {over}{drawn}."
 
 
@@ -191,7 +195,7 @@ def _curve_figure(
     families = pd.concat([curve[:1] for curve in curves]).assign(**{option: 0})
     ticks = sorted({value for curve in curves for value in curve[option]})
     apart = (ticks[-1] / ticks[0]) ** APART
-    spread = [curve.deviation.fillna(0) for curve in curves]
+    spread = [curve.spread.fillna(0) for curve in curves]
     barred = [at for at, each in enumerate(spread) if each.any()]
     for at, (_, text, number) in enumerate(_drawn_as(families, styles)):
         shift = barred.index(at) - (len(barred) - 1) / 2 if at in barred else 0
@@ -201,8 +205,8 @@ def _curve_figure(
     for line, text, number in _drawn_as(levels, styles):
         colour, dash = svg.look(number)["color"], svg.look(number)["linestyle"]
         axes.axhline(line.mean, color=colour, linestyle=dash, label=text)
-        if line.deviation > 0:
-            low, high = line.mean - line.deviation, line.mean + line.deviation
+        if line.spread > 0:
+            low, high = line.mean - line.spread, line.mean + line.spread
             axes.axhspan(low, high, color=colour, alpha=0.18, linewidth=0)
     axes.set(xscale="log", xlabel=label, ylabel=ERROR)
     svg.label_plainly(axes.xaxis)
@@ -216,7 +220,7 @@ def _drawn_as(lines: DataFrame, styles: dict[str, int]) -> Iterator[tuple[Any, s
 
     A method has the same style in all figures. A second line of it has one that nothing else has.
     """
-    more = iter(range(len(styles) + 1, len(styles) + 1 + len(lines)))
+    more = iter(range(len(styles), len(styles) + len(lines)))
     again = lines.method.duplicated()
     for line, text, seen in zip(lines.itertuples(), labels(lines), again, strict=True):
         yield line, text, next(more) if seen else styles[line.method]
@@ -246,29 +250,13 @@ def _entropy(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | N
     return ReportFigure("entropy", "Entropy over the stream", caption, figure)
 
 
-def _spectra(observations: Sequence[Observation], styles: dict[str, int]) -> Iterator[ReportFigure]:
+def _spectra(
+    observations: Sequence[Observation], found: Sequence[Comparison], styles: dict[str, int]
+) -> Iterator[ReportFigure]:
     """Draw what the stream did to the components, and each filter's answer to it."""
     drawable = [each for each in observations if any(value > 0 for value in each.source_spectrum)]
-    for seen in chosen_observations(drawable).values():
+    for seen in chosen_observations(drawable, found).values():
         yield _spectrum(seen, styles)
-
-
-def chosen_observations(observations: Iterable[Observation]) -> dict[str, list[Observation]]:
-    """Choose observations to show, by corruption: the first of each family, four at most.
-
-    All of them were made under the same conditions, the most frequent ones.
-    """
-    groups: dict[Conditions, dict[str, list[Observation]]] = {}
-    counts: Counter[Conditions] = Counter()
-    for each in observations:
-        conditions = Conditions.of(each.cell)
-        counts[conditions] += 1
-        groups.setdefault(conditions, {}).setdefault(each.cell.corruption, []).append(each)
-    seen = groups[counts.most_common(1)[0][0]] if counts else {}
-    picked: dict[str, str] = {}
-    for name in (name for name in CORRUPTIONS if name in seen):
-        picked.setdefault(find(name).family, name)
-    return {name: seen[name] for name in list(picked.values())[:SPECTRA]}
 
 
 def _spectrum(seen: Sequence[Observation], styles: dict[str, int]) -> ReportFigure:
@@ -278,7 +266,8 @@ def _spectrum(seen: Sequence[Observation], styles: dict[str, int]) -> ReportFigu
         methods.setdefault(each.cell.method, each)
     figure, (above, below) = svg.panels(2, 2 + len(methods))
     _draw_spectrum(above, first.source_spectrum, label="source data", color=svg.INK)
-    _draw_spectrum(above, first.test_spectrum, label="this stream", **svg.look(len(styles)))
+    dotted = {"color": svg.INK, "linestyle": svg.DASHES[2]}
+    _draw_spectrum(above, first.test_spectrum, label="this stream", **dotted)
     for method, each in methods.items():
         _draw_spectrum(below, each.gains, label=f"gain of {method}", **svg.look(styles[method]))
     above.set(ylabel="standard deviation", xscale="log", yscale="log")
@@ -319,31 +308,23 @@ def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> Repor
     shown = nearest_to_paper(whole, FAMILY)
     if shown[column].nunique() < 2:  # nothing to compare the error with
         return None
-    cut = break_above(shown["mean"].tolist())
-    far = shown["mean"] > (math.inf if cut is None else cut)
-    height = max(svg.HEIGHT, 0.8 + svg.LEGEND_LINE * len(shown))
+    height = max(SCATTER_HEIGHT, 0.8 + svg.LEGEND_LINE * len(shown))
     figure = Figure(figsize=(svg.WIDTH, height), layout="constrained")
-    heights = [1 + far.sum(), 9] if cut else [1]
-    parts = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    handles = {}
+    axes = figure.subplots()
+    handles: dict[str, Any] = {}
     for line, text, number in sorted(_drawn_as(shown, styles), key=lambda each: -each[0].mean):
-        spread = line.deviation if line.deviation > 0 else None
+        spread = line.spread if line.spread > 0 else None
         words = f"{line.mean:.1f}" + (f" ±{spread:.1f}" if spread else "") + f"\u2002{text}"
         style = {**svg.look(number), "linestyle": ""}
-        axes = parts[0] if far[line.Index] else parts[-1]
         handles[words] = axes.errorbar(getattr(line, column), line.mean, spread, capsize=2, **style)
-    for axes, own in zip(parts, [shown[far], shown[~far]] if cut else [shown], strict=True):
-        reach = own.deviation.fillna(0)
-        low, high = (own["mean"] - reach).min(), (own["mean"] + reach).max()
-        half = max(high - low, LEAST_SPAN) * (0.5 + MARGIN)
-        axes.set_ylim((low + high) / 2 - half, (low + high) / 2 + half)
-    _scale_x(parts[-1], shown[column])
-    parts[-1].set(xlabel=label, ylabel=ERROR)
-    if cut:
-        svg.break_axis(parts[0], parts[1], shown["mean"][far])
+    reach = shown.spread.fillna(0)
+    low, high = (shown["mean"] - reach).min(), (shown["mean"] + reach).max()
+    half = max(high - low, LEAST_SPAN) * (0.5 + MARGIN)
+    axes.set_ylim((low + high) / 2 - half, (low + high) / 2 + half)
+    _scale_x(axes, shown[column])
+    axes.set(xlabel=label, ylabel=ERROR)
     figure.legend(handles.values(), handles, loc="outside right center", handletextpad=0.2)
     caption = f"{_caption(comparison)} Down and to the left is better."
-    caption += " The vertical axis is broken." if cut else ""
     caption += PICKED if len(shown) < len(whole) else ""
     return ReportFigure(name, title, caption, figure)
 
@@ -361,24 +342,3 @@ def _scale_x(axes: Axes, values: Series) -> None:
         svg.label_plainly(axes.xaxis)
         decades = range(1, 1 + int(math.log10(top)))
         axes.set_xticks([0, *(10**each for each in decades[:: math.ceil(len(decades) / 3)])])
-
-
-def break_above(values: Sequence[float]) -> float | None:
-    """Return where to break an axis, so that a few high values do not squeeze the others together.
-
-    Returns:
-        The middle of the first gap that is wider than the span of all values below it, and that
-        has at least two values and at least half of them below it; None when there is none.
-
-    Example:
-        >>> break_above([30.9, 49.6, 24.8, 31.0])
-        40.3
-        >>> break_above([20.0, 30.0, 35.0]) is None
-        True
-    """
-    ordered = sorted(values)
-    for at in range(max(2, math.ceil(len(ordered) / 2)), len(ordered)):
-        low, high = ordered[at - 1], ordered[at]
-        if high - low > max(low - ordered[0], LEAST_SPAN):
-            return (low + high) / 2
-    return None

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +57,7 @@ def observe(
         _rounded(fitted.explained_variance_.sqrt()[: cell.components]),
         _rounded(subject.spectrum[1][: cell.components]),
         _rounded(gains),
-        tuple(map(_png, first.images)),
+        tuple(map(as_png, first.images)),
         _filtered_pictures(subject, acting, gains, to_tensor(first.images), samples),
     )
 
@@ -95,26 +95,47 @@ def _filtered_pictures(
     subject: Subject, acting: SpectralFilter, gains: Tensor, images: Tensor, samples: Tensor
 ) -> tuple[bytes, ...]:
     """Return the images after the filter, if it acts on images, normalised or not."""
-    if not acting.basis.at_input or samples.shape != images.shape or samples.shape[1] not in (1, 3):
+    undone = undo_normalisation(subject, images, samples) if acting.basis.at_input else None
+    if undone is None:
         return ()
+    return tuple(map(as_png, undone(acting.scaled_by(gains, samples.to(acting.mean)).cpu())))
+
+
+def undo_normalisation(
+    subject: Subject, images: Tensor, samples: Tensor
+) -> Callable[[Tensor], NDArray[np.uint8]] | None:
+    """Return what makes pixels of samples; None if these are no images, normalised or not.
+
+    Args:
+        subject: Its network made the samples.
+        images: In [0, 1], shape (batch, channels, height, width).
+        samples: What a layer was given for these images.
+    """
+    if samples.shape != images.shape or samples.shape[1] not in (1, 3):
+        return None
     shift, scale = torch.zeros(1), torch.ones(1)
     if not torch.equal(images, samples):
         if not isinstance(subject.network, ImageNetwork):
-            return ()
+            return None
         normalise = subject.network.normalise
         shift, scale = normalise.mean.cpu(), normalise.std.cpu()
         if not torch.allclose(samples, (images - shift) / scale, atol=1e-5):
-            return ()
-    filtered = acting.scaled_by(gains, samples.to(acting.mean)).cpu()
-    pixels = (255 * (filtered * scale + shift).clamp(0, 1)).round().to(torch.uint8)
-    return tuple(map(_png, pixels.permute(0, 2, 3, 1).numpy()))
+            return None
+
+    def undone(changed: Tensor) -> NDArray[np.uint8]:
+        pixels = (255 * (changed * scale + shift).clamp(0, 1)).round().to(torch.uint8)
+        found: NDArray[np.uint8] = pixels.permute(0, 2, 3, 1).numpy()
+        return found
+
+    return undone
 
 
 def _rounded(values: Tensor) -> tuple[float, ...]:
     return tuple(float(f"{value:.6g}") for value in values.tolist())
 
 
-def _png(image: NDArray[np.uint8]) -> bytes:
+def as_png(image: NDArray[np.uint8]) -> bytes:
+    """Return an image, (height, width, channels), as the bytes of a PNG file."""
     from PIL import Image
 
     buffer = io.BytesIO()

@@ -11,7 +11,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ttapca.adaptation.adapter import Adapter
 from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row, Status
@@ -106,6 +108,7 @@ def measure(
                 evaluation = predictions.evaluation(torch.from_numpy(own))
                 values = {name: getattr(evaluation, name) for name in EVALUATED}
                 values |= {
+                    "correct": _packed(predictions.correct.numpy()[own], segment[own], len(labels)),
                     "updates": adapter.updates - updates,
                     "skipped": adapter.skipped - skipped,
                     "parameters": adapter.n_parameters,
@@ -115,6 +118,19 @@ def measure(
                     seen = observe(unit.cells[number], adapter, subject, images, segment[own])
                 found.append((values, seen))
     return found
+
+
+def _packed(correct: NDArray[np.bool_], numbers: NDArray[np.int64], images: int) -> bytes:
+    """Return which images were predicted right, in the order of the images, as packed bits.
+
+    Args:
+        correct: In the order of the stream, shape (images,).
+        numbers: The images in that order; those of another corruption are `images` further on.
+        images: How many there are of each corruption.
+    """
+    in_order = np.zeros(images, dtype=bool)
+    in_order[numbers % images] = correct
+    return np.packbits(in_order).tobytes()
 
 
 @contextmanager

@@ -90,6 +90,18 @@ class NetworkSource:
         return network
 
     @property
+    def shipped_filter(self) -> Path | None:
+        """The folder of the filter that ships with it; None if there is none for it as given here.
+
+        Example:
+            >>> NetworkSource("cifar10-resnet20").shipped_filter.name
+            'cifar10-resnet20-filter'
+            >>> NetworkSource("cifar10-resnet20", any_size=True).shipped_filter
+        """
+        as_shipped = self == NetworkSource(self.name)
+        return networks.packaged_filters().get(self.file) if as_shipped else None
+
+    @property
     def file(self) -> str:
         """The name as `networks.load` knows it; `digits` is the network of the demo."""
         return DIGITS_NETWORK if self.name == DIGITS else self.name

@@ -38,6 +38,7 @@ from ttapca.spectral.basis import ROUTE_NAMES
 from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
 GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA, CLEAN: (CLEAN,)}
+RECOMMENDED = "wiener"  # is compared where nobody says which methods
 MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
 # What a plan may say about a method beside its own options.
 BESIDE: dict[str, Rule] = {"filter": Flag(), "guard": OneOf(get_args(GuardAction))}
@@ -88,7 +89,7 @@ class Plan:
 
     model: str | None = None
     data: str = "cifar10"
-    methods: tuple[str, ...] = paper.METHODS
+    methods: tuple[str, ...] = (*paper.METHODS, RECOMMENDED)
     corruptions: tuple[str, ...] = ("standard",)
     severities: tuple[int, ...] = (paper.SEVERITY,)
     settings: tuple[Setting, ...] = ("episodic", "online")
@@ -170,7 +171,7 @@ def presets() -> dict[str, Path]:
 
     Example:
         >>> sorted(presets())
-        ['demo', 'paper-rank', 'paper-steps', 'paper-table1', 'paper-table2', 'paper-tables']
+        ['demo', 'demo-camera', 'demo-digits', 'paper-rank', 'paper-steps', 'paper-table1', ...]
     """
     folder = Path(__file__).with_name("presets")
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}

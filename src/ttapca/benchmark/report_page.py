@@ -12,13 +12,20 @@ import math
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ttapca import __version__
-from ttapca.benchmark.cells import CHANGE_EVERY, JOINT, Observation, Row
-from ttapca.benchmark.comparisons import SOURCE, Comparison, Rows, comparisons, frame, largest
-from ttapca.benchmark.figures import chosen_observations, figures
-from ttapca.benchmark.svg import page_svg
+from ttapca.benchmark.cells import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
+from ttapca.benchmark.chosen_observations import chosen_observations
+from ttapca.benchmark.class_table import class_table
+from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, largest
+from ttapca.benchmark.deployment import deployment
+from ttapca.benchmark.difference_table import difference_table
+from ttapca.benchmark.figures import figures
+from ttapca.benchmark.headline import headline, question, title
+from ttapca.benchmark.heat_table import heat_tables
+from ttapca.benchmark.paper_tables import paper_tables
+from ttapca.benchmark.svg import PALETTE, look, page_svg, styles_of
 from ttapca.benchmark.tables import (
     MISSING,
     ResultTable,
@@ -26,13 +33,14 @@ from ttapca.benchmark.tables import (
     error_table,
     full_name,
     heading,
-    paper_tables,
     setting_tables,
 )
 from ttapca.support.page_colours import page_colours
 
+if TYPE_CHECKING:  # it needs torch, which a page does not
+    from ttapca.benchmark.turned_predictions import TurnedPrediction
+
 PAGE = Path(__file__).with_name("page")
-REFERENCES = {SOURCE: "for the untouched network", "bn": "with batch statistics alone"}
 SETTINGS = {
     "episodic": "adaptation starts anew at each batch",
     "episodic-sorted": "like episodic, with the images of a class one after another",
@@ -64,12 +72,21 @@ LISTS = (
 )  # fmt: skip
 
 
-def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str:
+def report(
+    rows: Sequence[Row],
+    observations: Sequence[Observation] = (),
+    remember: str = "",
+    turned: Sequence[TurnedPrediction] = (),
+    labels: Sequence[ClassLabels] = (),
+) -> str:
     """Write the page.
 
     Args:
         rows: As `Results.rows()` returns them.
         observations: From the same file, for spectra and images before and after the filter.
+        remember: A line that the page begins with; none by default.
+        turned: Images to show, whose prediction turned from wrong to right.
+        labels: As `Results.labels()` returns them, for errors by class.
 
     Returns:
         One HTML file that needs no other.
@@ -95,9 +112,13 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
     )
     # `Markup` goes into the page as it is: all of it is our own.
     return environment.get_template("report.html").render(
-        title=", ".join(dict.fromkeys(every.model + " on " + every.data)) or "No results",
+        title=title(every),
+        question=question(every),
+        deployment=deployment(found),
         version=__version__,
         headline=headline(every),
+        remember=remember.replace(" %", "\u00a0%"),
+        turned=_turned(turned),
         bars=_bars(largest(found)) if found else [],
         bars_title=largest(found).conditions.title if found else "",
         facts=facts(every),
@@ -107,9 +128,12 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
             *(error_table(each) for each in found if _is_full(each, found)),
         ],
         more_tables=[error_table(each) for each in found if not _is_full(each, found)],
+        told_apart=_differences(found),
+        heat=[table for each in _fullest(found) for table in heat_tables(each)],
+        by_class=[t for each in _fullest(found) if (t := class_table(each, labels)) is not None],
         compared=paper_tables(every),
         figures=[(each, Markup(page_svg(each))) for each in figures(every, observations)],  # noqa: S704
-        examples=_examples(observations),
+        examples=_examples(observations, found),
         costs=[table for each in found if (table := cost_table(each)) is not None],
         failures=failure_table(every),
         commands=condensed(every.command),
@@ -117,57 +141,6 @@ def report(rows: Sequence[Row], observations: Sequence[Observation] = ()) -> str
         script=Markup(script),  # noqa: S704
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def headline(rows: Rows) -> list[str]:
-    """Say in a few sentences what was found."""
-    every = frame(rows)
-    if every.empty:
-        return ["Nothing has been measured yet."]
-    failed, count = int((every.status == "failed").sum()), f"{len(every):,} measurements"
-    end = f"{failed:,} of {count} failed." if failed else f"All {count} finished."
-    return [*_finding(largest(comparisons(every))), end]
-
-
-def _finding(comparison: Comparison) -> list[str]:
-    ours, lines = comparison.conditions, comparison.lines
-    severity = f" at severity {ours.severity}" if ours.severity else ""
-    where = (
-        f"With {ours.model} on {ours.data}{severity} ({ours.setting}, batches of "
-        f"{ours.batch_size}, {ours.images:,} images per corruption)"
-    )
-    ranked, unranked = lines[lines["mean"].notna()], lines.label[lines["mean"].isna()]
-    if ranked.empty:
-        return [f"{where}, no method was measured on every corruption."]
-    best = ranked.loc[ranked["mean"].idxmin()]
-    names = comparison.corruptions
-    over = f"over {len(names)} corruptions" if len(names) > 1 else f"on {heading(names[0])}"
-    if best.method == SOURCE:
-        lead = f"no method beats the untouched network, {_percent(best['mean'])} mean error {over}"
-    else:
-        lead = f"{best.label} has the lowest mean error {over}, {_percent(best['mean'])}"
-        others = [
-            f"{_percent(mean)} {words}"
-            for method, words in REFERENCES.items()
-            for mean in ranked["mean"][(ranked.method == method) & (ranked.index != best.name)]
-        ]
-        lead += f", against {' and '.join(others)}" if others else ""
-    sentences = [f"{where}, {lead}."]
-    if len(unranked):
-        missing = ", ".join(unranked)
-        sentences.append(f"Not ranked, because some corruptions are missing: {missing}.")
-    source = lines.clean[lines.method == SOURCE].dropna()
-    if best.method != SOURCE and len(source) and best.clean >= 0:
-        sentences.append(
-            f"On clean images {best.label} has {_percent(best.clean)} where the untouched network "
-            f"has {_percent(source.iloc[0])}."
-        )
-    return sentences
-
-
-def _percent(number: float) -> str:
-    """Write a percentage that does not break over two lines."""
-    return f"{number:.1f}\u00a0%"
 
 
 def facts(rows: Rows) -> dict[str, list[str]]:
@@ -301,22 +274,51 @@ def _is_full(comparison: Comparison, found: Sequence[Comparison]) -> bool:
 def _bars(comparison: Comparison) -> list[dict[str, Any]]:
     """Return the mean errors to be compared at a glance, the best first."""
     lines = comparison.lines.dropna(subset="mean").sort_values("mean", kind="stable")
-    error = lines["mean"]
+    error, ranked = lines["mean"], comparison.standings()
     share = 100 * error / (error.max() or 1.0)  # of the longest bar
-    lines = lines.assign(error=error, share=share, best=error == error.min())
-    return list(lines[["label", "error", "share", "best"]].to_dict("records"))
+    best = [ranked[at].rank == 1 if ranked else error[at] == error.min() for at in lines.index]
+    spread = [f" ±{ranked[at].error.half_width:.1f}" if ranked else "" for at in lines.index]
+    styles = styles_of(lines.method)
+    colour = [look(styles[method])["color"] for method in lines.method]
+    series = [PALETTE.index(each) for each in colour]
+    shown = lines.assign(error=error, share=share, best=best, spread=spread, series=series)
+    return list(shown[["label", "error", "share", "best", "spread", "series"]].to_dict("records"))
 
 
-def _examples(observations: Sequence[Observation]) -> list[dict[str, Any]]:
+def _differences(found: Sequence[Comparison]) -> list[ResultTable]:
+    """Return which methods are told apart, the largest comparison first."""
+    every = map(difference_table, _fullest(found))
+    return [table for table in every if table is not None]
+
+
+def _fullest(found: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons with all corruptions, the largest first."""
+    chosen = [each for each in found if _is_full(each, found)]
+    return sorted(chosen, key=lambda each: len(each.rows), reverse=True)
+
+
+def _examples(
+    observations: Sequence[Observation], comparisons: Sequence[Comparison]
+) -> list[dict[str, Any]]:
     """Return images before and after the filter, for some corruptions that differ."""
     pictured = [each for each in observations if each.before and each.after]
     found = []
-    for name, own in chosen_observations(pictured).items():
+    for name, own in chosen_observations(pictured, comparisons).items():
         strips = {"as it came": _data_uris(own[0].before)}
         for each in own:  # the first of each method
             strips.setdefault(f"after {each.cell.method}", _data_uris(each.after))
         found.append({"title": full_name(name), "strips": strips})
     return found
+
+
+def _turned(found: Sequence[TurnedPrediction]) -> list[dict[str, str]]:
+    """Return images whose prediction turned, with the words below them."""
+    return [
+        vars(each)
+        | {"title": full_name(each.corruption)}
+        | dict(zip(("before", "after"), _data_uris([each.before, each.after]), strict=True))
+        for each in found
+    ]
 
 
 def _data_uris(images: Iterable[bytes]) -> list[str]:

@@ -2,80 +2,52 @@
 
 What is run together is written in one transaction: after a crash, `kill -9` or a full disk, all of
 it is in the file or none of it. `application_id` and `user_version` in the file say what it is and
-which layout it has, so no other database is mistaken for one, or written to.
+which layout it has, so no other database is mistaken for one, or written to. A file of an earlier
+layout is read as it is, and brought to the present one when it is opened for writing.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
-from ttapca._checks import (
-    Blob,
-    ListOf,
-    Maybe,
-    Measured,
-    Number,
-    OneOf,
-    Plain,
-    Record,
-    Rule,
-    Text,
-    Whole,
-    conform,
-    shown,
+import numpy as np
+
+from ttapca._checks import Record, Rule, Text, Whole, conform, shown
+from ttapca.benchmark.cells import Cell, ClassLabels, Observation, Outcome, Row, Status
+from ttapca.benchmark.results_connection import connection, reader
+from ttapca.benchmark.results_layout import (
+    ADDED,
+    APPLICATION_ID,
+    AS_JSON,
+    CELL,
+    CLASS_NAMES,
+    CORRECT,
+    KEY,
+    LAYOUT,
+    LONGEST_VALUE,
+    MEASURED,
+    NUMBER,
+    OBSERVATION,
+    OPTIONS,
+    OUTCOME,
+    PICTURE,
+    SCHEMAS,
+    SEQUENCES,
+    SPECTRA,
+    STAGES,
+    WITH_BITS,
+    WITH_LABELS,
+    labels_rule,
+    per_image_rule,
 )
-from ttapca.benchmark.cells import SETTINGS, Cell, Observation, Outcome, Row, Status
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
 from ttapca.support.disk import queued
 from ttapca.support.parsing import parse_json
-
-APPLICATION_ID = 0x74746170  # "ttap"
-LAYOUT = 1
-BUSY_SECONDS = 30  # a reader may hold the file for a moment
-LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
-
-# By the type of a field: its column, and what may stand in it. Names of methods, corruptions and
-# data may be those of another version.
-_NUMBERS = ListOf(Measured(), 0, 10_000_000)
-COLUMNS: dict[str, tuple[str, Rule]] = {
-    "str": ("TEXT NOT NULL", Text(100_000)),
-    "Setting": ("TEXT NOT NULL", OneOf(SETTINGS)),
-    "Status": ("TEXT NOT NULL", OneOf(get_args(Status))),
-    "int": ("INTEGER NOT NULL", Whole(0)),
-    "float": ("REAL NOT NULL", Number(0)),
-    "float | None": ("REAL", Maybe(Number())),
-    "tuple[float, ...]": ("TEXT NOT NULL", _NUMBERS),
-    "dict[str, str]": ("TEXT NOT NULL", Record(others=Text(10_000))),
-}
-KEY = {field.name: str(field.type) for field in dataclasses.fields(Cell)}
-MEASURED = {field.name: str(field.type) for field in dataclasses.fields(Outcome)}
-SEQUENCES = [name for name, kind in MEASURED.items() if kind.startswith("tuple")]
-AS_JSON = [*SEQUENCES, *(name for name, kind in MEASURED.items() if kind.startswith("dict"))]
-SPECTRA = ("source_spectrum", "test_spectrum", "gains")
-STAGES = ("before", "after")
-_PERCENT = Maybe(Number(0, 101))  # with room for rounding
-CELL = {name: COLUMNS[kind][1] for name, kind in KEY.items()} | {"severity": Whole(0, 5)}
-OUTCOME = {name: COLUMNS[kind][1] for name, kind in MEASURED.items()}
-OUTCOME |= dict.fromkeys(("error", "calibration_error"), _PERCENT)
-OPTIONS: dict[str, Rule] = {"options": Record(others=Plain())}
-OBSERVATION: dict[str, Rule] = dict.fromkeys(SPECTRA, _NUMBERS)
-PICTURE: dict[str, Rule] = {"stage": OneOf(STAGES), "png": Blob(10_000_000)}
-REFERENCE = "REFERENCES results (id) ON DELETE CASCADE"
-SCHEMA = (
-    "CREATE TABLE results ( id INTEGER PRIMARY KEY, "
-    + "".join(f"{name} {COLUMNS[kind][0]}, " for name, kind in (KEY | MEASURED).items())
-    + f"UNIQUE ({', '.join(KEY)}) )",
-    f"CREATE TABLE observations ( result INTEGER PRIMARY KEY {REFERENCE}, "
-    + f"{', '.join(f'{name} TEXT NOT NULL' for name in SPECTRA)} )",
-    f"CREATE TABLE pictures ( result INTEGER NOT NULL {REFERENCE}, stage TEXT NOT NULL, "
-    "number INTEGER NOT NULL, png BLOB NOT NULL, PRIMARY KEY (result, stage, number) )",
-)
 
 
 class Results:
@@ -107,7 +79,7 @@ class Results:
                 f"There is no file of results at {self.path}. `ttapca bench` writes one."
             )
         with self._errors_explained():
-            self._connection = _reader(self.path) if readonly else _connection(self.path)
+            self._connection = reader(self.path) if readonly else connection(self.path)
         try:
             with self._errors_explained():
                 self._open(readonly)
@@ -130,10 +102,12 @@ class Results:
 
     def rows(self) -> list[Row]:
         """Return all measurements, in the order in which they were made."""
-        names = ", ".join((*KEY, *MEASURED))
-        found = self._read(f"SELECT {names} FROM results ORDER BY id")  # noqa: S608
-        split = len(KEY)
-        return [Row(self._cell(values[:split]), self._outcome(values[split:])) for values in found]
+        # Asked each time: a run may have brought the file to the present layout meanwhile.
+        bits = self._pragma("user_version") >= WITH_BITS
+        names = ", ".join((*KEY, *MEASURED, CORRECT if bits else "NULL"))
+        joined = "LEFT JOIN per_image ON result = id" if bits else ""
+        found = self._read(f"SELECT {names} FROM results {joined} ORDER BY id")  # noqa: S608
+        return [self._row(values) for values in found]
 
     def observations(self) -> list[Observation]:
         """Return what the filters did, in the order of the rows."""
@@ -156,6 +130,22 @@ class Results:
             found.append(Observation(self._cell(values[: len(KEY)]), **facts))
         return found
 
+    def labels(self) -> list[ClassLabels]:
+        """Return the true classes of the test images; a file of an earlier layout has none."""
+        if self._pragma("user_version") < WITH_LABELS:
+            return []
+        found = []
+        for data, images, text, numbers in self._read("SELECT * FROM labels ORDER BY data, images"):
+            names = self._parsed("names", text)
+            self._check(
+                {"data": data, "images": images}, {"data": CELL["data"], "images": Whole(1)}
+            )
+            self._check({"names": names}, {"names": CLASS_NAMES})
+            self._check({"numbers": numbers}, {"numbers": labels_rule(images, len(names))})
+            classes = tuple(np.frombuffer(numbers, NUMBER).tolist())
+            found.append(ClassLabels(data, tuple(names), classes))
+        return found
+
     def statuses(self) -> dict[Cell, Status]:
         """Return how each measurement ended."""
         return {row.cell: row.outcome.status for row in self.rows()}
@@ -175,6 +165,17 @@ class Results:
             for observation in observations:
                 self._put_observation(numbers[observation.cell], observation)
 
+    def add_labels(self, labels: ClassLabels) -> None:
+        """Write the true classes of the test images, in place of those with the same name.
+
+        Raises:
+            StorageError: The disk is full or refuses; what was there before stays.
+        """
+        numbers = np.array(labels.numbers, NUMBER).tobytes()
+        values = (labels.data, len(labels.numbers), json.dumps(labels.names), numbers)
+        with self._errors_explained(), self._transaction():
+            self._connection.execute("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?)", values)
+
     def reserved(
         self, waiting: Callable[[str], None] | None = None
     ) -> AbstractContextManager[object]:
@@ -191,11 +192,15 @@ class Results:
         self._check({"options": self._parsed("options", values["options"])}, OPTIONS)
         return Cell(**values)
 
-    def _outcome(self, stored: Sequence[Any]) -> Outcome:
-        values = dict(zip(MEASURED, stored, strict=True))
+    def _row(self, stored: Sequence[Any]) -> Row:
+        cell, bits = self._cell(stored[: len(KEY)]), stored[-1]
+        values = dict(zip(MEASURED, stored[len(KEY) : -1], strict=True))
         values |= {name: self._parsed(name, values[name]) for name in AS_JSON}
         self._check(values, OUTCOME)
-        return Outcome(**values | {name: tuple(values[name]) for name in SEQUENCES})
+        if bits is not None:
+            self._check({CORRECT: bits}, {CORRECT: per_image_rule(cell.images, values["error"])})
+        values |= {name: tuple(values[name]) for name in SEQUENCES}
+        return Row(cell, Outcome(**values, correct=bits or b""))
 
     def _parsed(self, name: str, text: object) -> Any:
         self._check({name: text}, {name: Text(LONGEST_VALUE)})
@@ -208,6 +213,7 @@ class Results:
 
     def _put(self, row: Row) -> int:
         values = vars(row.cell) | vars(row.outcome)
+        bits = values.pop(CORRECT)
         values |= {name: json.dumps(values[name]) for name in AS_JSON}
         marks = ", ".join(f":{name}" for name in values)
         kept = ", ".join(f"{name} = excluded.{name}" for name in MEASURED)
@@ -219,8 +225,10 @@ class Results:
         where = " AND ".join(f"{name} = :{name}" for name in KEY)
         found = self._connection.execute(f"SELECT id FROM results WHERE {where}", values)  # noqa: S608
         number: int = found.fetchone()[0]
-        for table in ("observations", "pictures"):
+        for table in ("per_image", "observations", "pictures"):
             self._connection.execute(f"DELETE FROM {table} WHERE result = ?", (number,))  # noqa: S608
+        if bits:
+            self._connection.execute("INSERT INTO per_image VALUES (?, ?)", (number, bits))
         return number
 
     def _put_observation(self, number: int, observation: Observation) -> None:
@@ -256,14 +264,16 @@ class Results:
             self._make()
         elif (state := self._pragma("quick_check")) != "ok":
             raise self._damaged(str(state))
+        elif layout < LAYOUT and not readonly:
+            self._upgrade()
 
     def _check_schema(self, layout: int, found: Iterable[tuple[Any, ...]]) -> None:
         """Refuse a schema that is not ours: a view or a trigger is a program."""
-        if layout != LAYOUT:
+        if layout not in SCHEMAS:
             raise self._damaged(f"it has layout {layout}")
         for kind, name, sql in found:
             automatic = kind == "index" and sql is None  # SQLite makes these for unique columns
-            if not automatic and " ".join(str(sql).split()) not in SCHEMA:
+            if not automatic and " ".join(str(sql).split()) not in SCHEMAS[layout]:
                 raise DataFormatError(
                     f"A file of results has only the tables that ttapca made; {self.path} has the "
                     f"{shown(kind)} {shown(name)} as well, or in another form. Name another file."
@@ -274,10 +284,17 @@ class Results:
             # Another process may have made it since we looked.
             if self._read("SELECT name FROM sqlite_master"):
                 return
-            for statement in SCHEMA:
+            for statement in SCHEMAS[LAYOUT]:
                 self._connection.execute(statement)
             self._pragma(f"application_id = {APPLICATION_ID}")
             self._pragma(f"user_version = {LAYOUT}")
+
+    def _upgrade(self) -> None:
+        """Bring a file of an earlier layout to the present one; its rows stay as they are."""
+        with self._transaction():  # another process may have done it meanwhile
+            for layout in range(self._pragma("user_version") + 1, LAYOUT + 1):
+                self._connection.execute(ADDED[layout])
+                self._pragma(f"user_version = {layout}")
 
     def _pragma(self, words: str) -> Any:
         found = self._connection.execute(f"PRAGMA {words}").fetchone()
@@ -324,44 +341,3 @@ class Results:
             f"{self.path} must be a whole file of results; it is damaged or something else: "
             f"{finding}. Move it away, or name another file."
         )
-
-
-def _reader(path: Path) -> sqlite3.Connection:
-    """Open a file to read it, even in a folder that cannot be written to.
-
-    SQLite makes two files beside one in WAL mode, even to read it, and gives up where it cannot.
-    Then the file is opened as one that never changes, which is right as long as no rows are
-    waiting in the log beside it.
-    """
-    connection = _connection(path)
-    try:
-        # With `mode=ro` SQLite would leave its two files behind.
-        connection.execute("PRAGMA query_only = ON")
-        connection.execute("SELECT name FROM sqlite_master").fetchone()
-        return connection
-    except BaseException as error:
-        connection.close()
-        name = getattr(error, "sqlite_errorname", "")
-        if not path.is_file() or not name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
-            raise
-    log = path.with_name(f"{path.name}-wal")
-    if log.is_file() and log.stat().st_size:
-        raise StorageError(
-            f"In a folder that cannot be written to, only a complete file of results can be read; "
-            f"{path} has its last rows in {log.name}: it is being written, or the run was killed. "
-            "Read it when the run has ended, or copy both files to a folder of your own."
-        )
-    return _connection(f"{path.resolve().as_uri()}?immutable=1", uri=True)
-
-
-def _connection(path: Path | str, *, uri: bool = False) -> sqlite3.Connection:
-    """Open a file without trusting its schema or the sizes that it states."""
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, uri=uri)
-    try:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
-        for setting in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
-            connection.execute(f"PRAGMA {setting}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import timedelta
 
-from ttapca.benchmark.cells import Row
+from ttapca.benchmark.cells import ClassLabels, Row
 from ttapca.benchmark.elsewhere import Assignment, interleaved, packed
 from ttapca.benchmark.measurement import Written, failure, run_unit
 from ttapca.benchmark.plan import Unit
@@ -63,6 +63,10 @@ def run(
     with results.reserved(waiting):
         todo = unfinished(units, results, retry_failed=retry_failed)
         subject.source.check([condition for unit in todo for condition in unit.conditions])
+        if todo:
+            clean = subject.source.clean
+            classes = tuple(clean.labels.tolist())
+            results.add_labels(ClassLabels(todo[0].cells[0].data, clean.class_names, classes))
         engine = engine or SerialEngine()
         elsewhere = engine.elsewhere and bool(todo)
         if announce:

@@ -23,7 +23,7 @@ from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.running import run, unfinished
 from ttapca.benchmark.subject import ImageRecipe, ImageSource, Subject, choose_measured
-from ttapca.datasets import FROST, Choice, Images, Split, TensorBatches, choose, load
+from ttapca.datasets import CIFAR10_500, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.engines.engine import Engine, engine_of
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
@@ -52,6 +52,7 @@ class Benchmark:
         plan: What to compare.
         network: A network of your own, or a source of one; by default what the plan names.
         filter: The folder of a saved filter; by default one is fitted, and kept beside the results.
+            Data without training images take the one that ships with their network.
         root: The folder that `ttapca data get` fills: data sets, and the photographs of frost.
         folder: Where the data sets are, if not in `root`.
         size: Side of the centre that is cut out of pictures.
@@ -143,8 +144,8 @@ class Benchmark:
     def units(self) -> list[Unit]:
         """Return what would be run, without fitting a filter or writing anything."""
         subject = self._subject()
-        if self.plan.needs_filter and self.filter is not None:
-            subject.fitted = ttapca.load(self.filter)
+        if self.plan.needs_filter and self._saved_filter is not None:
+            subject.fitted = ttapca.load(self._saved_filter)
         elif self.plan.needs_filter:  # a placeholder with the right layer and rank
             count = max(self.plan.components, default=paper.COMPONENTS)
             none, layer = torch.zeros(1), self._layer(subject.network)
@@ -161,6 +162,15 @@ class Benchmark:
         if self.plan.model is None:
             raise OptionError("A benchmark needs a network: name one, or pass it as `network=`.")
         return NetworkSource(self.plan.model)
+
+    @property
+    def _saved_filter(self) -> Path | str | None:
+        """The folder of the filter; None if one is to be fitted."""
+        if self.filter is not None or self.plan.data != CIFAR10_500:
+            return self.filter
+        origin, plan = self._origin, self.plan
+        usual = (plan.layer, plan.route, plan.outputs) == (None, "auto", None)
+        return origin.shipped_filter if usual and isinstance(origin, NetworkSource) else None
 
     def images(self, split: Split) -> Images:
         """Return all images of a split, which are read once.
@@ -250,8 +260,8 @@ class Benchmark:
         data += "".join(f" {side}" for side in (self.size, self.shorter_side) if side is not None)
         data = f"{data}, {chosen.per_class}" if chosen.drawn else data
         filter_name: str = "" if plan.route == "auto" else plan.route
-        if self.filter is not None:
-            filter_name = Path(self.filter).absolute().name
+        if self._saved_filter is not None:
+            filter_name = Path(self._saved_filter).absolute().name
         subject = Subject(*self._named_network(), data, source, filter_name=filter_name)
         if plan.outputs is not None:  # else every measurement would fail in turn
             few = TensorBatches(subject.source.clean[:2], 2)
@@ -297,8 +307,8 @@ class Benchmark:
 
     def _fitted(self, subject: Subject, to: Path) -> FittedFilter:
         """Load the filter that was named or kept, or fit one now and keep it."""
-        if self.filter is not None:
-            return ttapca.load(self.filter)
+        if self._saved_filter is not None:
+            return ttapca.load(self._saved_filter)
         layer = self._layer(subject.network)
         plan = self.plan
         wanted = max(plan.components, default=None)
@@ -367,7 +377,7 @@ class Benchmark:
         if isinstance(origin, nn.Module):
             return []
         # What follows the path tells the filter from others at the same layer.
-        layer = None if self.filter else cell.layer.partition(", ")[0] or None
+        layer = None if self._saved_filter else cell.layer.partition(", ")[0] or None
         every = dict.fromkeys(ORDER) | {
             "--data": plan.data,
             **own,

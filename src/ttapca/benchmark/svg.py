@@ -1,8 +1,9 @@
 """How figures look, and figures as SVG in the colours of the page around them.
 
 Curves differ in colour (from Okabe and Ito's palette, made for colour-blind readers), in marker and
-in dash, so they can be told apart in grey. Matplotlib draws for a light page; in the SVG, CSS
-variables take the place of its colours, so that a dark page can change them.
+in dash, so they can be told apart in grey. A method looks the same in all figures of all reports.
+Matplotlib draws for a light page; in the SVG, CSS variables take the place of its colours, so that
+a dark page can change them.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ import html
 import io
 import math
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ttapca.support.page_colours import page_colours
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from pandas import Series
 
     from ttapca.benchmark.figures import ReportFigure
 
@@ -28,6 +28,8 @@ INK = "#1c1d21"
 PALETTE = ("#0072b2", "#d55e00", "#008a64", "#b8578a", "#9a6d00", "#3d9ad1", "#70747c")
 MARKERS = "osD^vP*X<>dph"
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
+# The methods that are compared most often have a colour each, in the order of the palette.
+COLOURED = ("wiener", "tent", "bn", "ttapca-exp", "ttapca-relu", "ttapca-closed", "source")
 STYLE: Any = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "grid.color", "text.color"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
@@ -51,6 +53,22 @@ def look(number: int) -> dict[str, Any]:
         "fillstyle": "none" if number // len(MARKERS) % 2 else "full",  # at its second use
         "linestyle": DASHES[number % len(DASHES)],
     }
+
+
+def styles_of(methods: Iterable[str]) -> dict[str, int]:
+    """Return the number of each method's style, see `look`; it does not depend on the others.
+
+    Only methods that this version does not know take what is left, in the order given.
+
+    Example:
+        >>> styles = styles_of(["source", "wiener", "yours"])
+        >>> look(styles["source"])["color"], look(styles["wiener"])["color"]
+        ('#70747c', '#0072b2')
+    """
+    from ttapca.methods import METHODS  # needs torch
+
+    order = dict.fromkeys([*COLOURED, *METHODS, *methods])
+    return {name: number for number, name in enumerate(order)}
 
 
 def page_svg(figure: ReportFigure) -> str:
@@ -116,14 +134,3 @@ def label_plainly(axis: Axis) -> None:
         axis.set_major_locator(LogLocator(subs=several if decades < 1.7 else (1,)))
     axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axis.set_minor_locator(NullLocator())
-
-
-def break_axis(above: Axes, below: Axes, far: Series) -> None:
-    """Draw two slanted strokes where the vertical axis leaves something out."""
-    above.spines["bottom"].set_visible(False)
-    above.tick_params(axis="x", length=0)
-    ends = sorted({far.min(), far.max()})
-    above.set_yticks(ends, [f"{each:.1f}" for each in ends])
-    for axes, height in ((above, 0), (below, 1)):
-        (stroke,) = axes.plot(0, height, transform=axes.transAxes, color=INK, clip_on=False)
-        stroke.set(marker=[(-1, -0.5), (1, 0.5)], markersize=8, markeredgewidth=0.9)

@@ -1,12 +1,10 @@
-"""Tables of results, and results as text: CSV, JSON, Markdown and LaTeX.
+"""Tables of results: errors, and errors by setting.
 
-There are tables of errors, and of ours beside the paper's. A `ResultTable` has no markup: a
-terminal, a page and a LaTeX file show the same table.
+A `ResultTable` has no markup: a terminal, a page and a LaTeX file show the same table.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -15,21 +13,16 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from ttapca._checks import OneOf, check_option
-from ttapca.benchmark import paper
 from ttapca.benchmark.cells import AMONG, CLEAN, SETTINGS
 from ttapca.benchmark.comparisons import (
     LINE,
     Comparison,
     Rows,
     comparisons,
-    frame,
     labels,
-    nearest_to_paper,
 )
-from ttapca.corruptions import STANDARD
+from ttapca.benchmark.uncertainty import MeanInterval
 
-FORMATS = ("csv", "json", "markdown", "latex")
 # How the paper heads its columns, where that is not the corruption's name.
 SHORT = {
     "gaussian_noise": "Gauss", "shot_noise": "Shot", "impulse_noise": "Impulse",
@@ -37,20 +30,15 @@ SHORT = {
     "brightness": "Bright", "elastic_transform": "Elastic", "pixelate": "Pixel",
     "jpeg_compression": "JPEG", "speckle_noise": "Speckle", "gaussian_blur": "Gauss blur",
 }  # fmt: skip
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "−": "$-$",  # noqa: RUF001
-        "—": "--",
-        "†": r"$\dagger$",
-    }
-)
-_MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in r"\|*_`<>[]"} | {"\n": " "})
 FINE = 5000  # images from which a second decimal means something
+RANK = "rank"
+INTERVAL = "±: half the width of the 95 % interval over images"
+BOLD = "Bold: not told apart from the lowest of the column."
+TEST = (
+    "Told apart: by a paired test over the images (flipped signs, exact), at 5 % with Holm's "
+    "correction for the number of methods."
+)
+NO_INTERVALS = "Without intervals: which images were predicted right is not known for all rows."
 LEAST_SETTINGS = 3  # that are worth a table of their own
 PARTIAL = "†"  # marks a number for which some seeds failed
 
@@ -63,8 +51,12 @@ class Value:
         text: What is shown.
         number: What the column is sorted by; None for text, and where there is no number.
         kind: What it is.
-        best: Whether no other line has a lower number in this column.
+        best: Whether no other line has a lower number in this column, that is told apart from it.
         note: More about it, such as why it failed.
+        rank: Among the lines of this column; those that are not told apart share it. None where
+            it is not known which images were predicted right.
+        heat: How strong its background is coloured, from -1 for far fewer errors to 1 for far more;
+            None for no colour.
     """
 
     text: str
@@ -72,6 +64,8 @@ class Value:
     kind: Literal["text", "number", "failed", "missing"] = "text"
     best: bool = False
     note: str = ""
+    rank: int | None = None
+    heat: float | None = None
 
 
 MISSING = Value("—", kind="missing", note="not measured")
@@ -141,12 +135,30 @@ def error_table(comparison: Comparison) -> ResultTable:
     several = len(comparison.corruptions) > 1
     lines = []
     for line, label in comparison.lines.label.items():
-        mean = [_mean_value(comparison, line)] if several else []
-        lines.append((Value(label), *mean, *(_error_value(comparison, line, n) for n in names)))
+        mean = [mean_value(comparison, line)] if several else []
+        lines.append((Value(label), *mean, *(error_value(comparison, line, n) for n in names)))
     first = ("method", f"Mean of {len(comparison.corruptions)}") if several else ("method",)
     columns = (*first, *map(heading, names))
-    title, notes = comparison.conditions.title, _notes(comparison, lines)
-    return ResultTable(title, columns, _with_best(lines), notes)
+    marked = _with_best(lines)
+    if len(comparison.standings()) > 1:  # after the number that it is the rank of
+        columns = (*columns[:2], RANK, *columns[2:])
+        marked = tuple((*line[:2], rank_value(line[1]), *line[2:]) for line in marked)
+    return ResultTable(comparison.conditions.title, columns, marked, _notes(comparison, lines))
+
+
+def rank_value(value: Value) -> Value:
+    """Return the rank of a number in its column."""
+    return MISSING if value.rank is None else Value(str(value.rank), value.rank, "number")
+
+
+def signed(number: float, decimals: int) -> str:
+    """Write a difference with its sign.
+
+    Example:
+        >>> signed(0.26, 1)
+        '+0.3'
+    """
+    return f"{number:+.{decimals}f}".replace("-", "−")  # noqa: RUF001
 
 
 def setting_tables(found: Sequence[Comparison]) -> list[ResultTable]:
@@ -186,36 +198,56 @@ def _setting_table(group: dict[str, Comparison]) -> ResultTable:
     brackets = any(value.text.endswith(")") for value in values)
     note = f"Classification error in percent, {over}" + "; clean images in brackets" * brackets
     title = first.conditions._replace(setting="by setting").title
-    return ResultTable(title, ("method", *group), _with_best(lines), (f"{note}.",))
+    notes = [f"{note}.", *([f"{INTERVAL}. {BOLD} {TEST}"] if any(v.rank for v in values) else [])]
+    return ResultTable(title, ("method", *group), _with_best(lines), tuple(notes))
 
 
 def _value_with_clean(comparison: Comparison, line: tuple[Any, ...]) -> Value:
     """Return the mean error of a method with its options, and that on clean images in brackets."""
     for found in comparison.lines.itertuples():
         if tuple(getattr(found, name) for name in LINE) == tuple(line):
-            mean = _mean_value(comparison, found.Index)
+            mean = mean_value(comparison, found.Index)
             if mean.number is None or math.isnan(found.clean) or CLEAN in comparison.corruptions:
                 return mean
             return replace(mean, text=f"{mean.text} ({_number(comparison, found.clean)})")
     return MISSING
 
 
-def _error_value(comparison: Comparison, line: int, corruption: str) -> Value:
+def error_value(comparison: Comparison, line: int, corruption: str) -> Value:
+    """Return the error of one line on one corruption."""
     found = comparison.entries.get((line, corruption))
     if found is None:
         return MISSING
     failed, reason = found["failed"], found["reason"]
     if math.isnan(found["mean"]):
         return Value("failed", kind="failed", note=reason) if failed else MISSING
-    text = _number(comparison, found["mean"], found["deviation"])
-    note = f"{failed} of {found['seeds']} seeds failed: {reason}" if failed else ""
-    return Value(text + (PARTIAL if failed else ""), found["mean"], "number", note=note)
+    spread, notes, rank = found["deviation"], [], None
+    if standing := comparison.standings(corruption).get(line):
+        # Many columns would be too wide with it; what is lost is said below the table.
+        only = comparison.corruptions == (corruption,)
+        spread, rank = standing.error.half_width if only else math.nan, standing.rank
+        notes.append(_ends(comparison, standing.error))
+    text = _number(comparison, found["mean"], spread)
+    if failed:
+        notes.append(f"{failed} of {found['seeds']} seeds failed: {reason}")
+    text, note = text + PARTIAL * bool(failed), "; ".join(notes)
+    return Value(text, found["mean"], "number", note=note, rank=rank)
 
 
-def _mean_value(comparison: Comparison, line: int) -> Value:
-    mean, deviation = comparison.lines.loc[line, ["mean", "deviation"]]
+def _ends(comparison: Comparison, error: MeanInterval) -> str:
+    decimals = decimals_of(comparison)
+    low, high = max(error.low, 0), min(error.high, 100)
+    return f"95 % interval over images: {low:.{decimals}f} to {high:.{decimals}f}"
+
+
+def mean_value(comparison: Comparison, line: int) -> Value:
+    """Return the mean error of one line over all corruptions."""
+    mean, spread = comparison.lines.loc[line, ["mean", "spread"]]
     if not math.isnan(mean):
-        return Value(_number(comparison, mean, deviation), float(mean), "number")
+        standing = comparison.standings().get(line)
+        note = _ends(comparison, standing.error) if standing else ""
+        rank = standing.rank if standing else None
+        return Value(_number(comparison, mean, spread), float(mean), "number", note=note, rank=rank)
     found = [comparison.entries.get((line, name)) for name in comparison.corruptions]
     values = [each["mean"] for each in found if each and not math.isnan(each["mean"])]
     if not values:
@@ -225,39 +257,51 @@ def _mean_value(comparison: Comparison, line: int) -> Value:
     return Value(text, kind="number", note="no seed was measured on every corruption")
 
 
-def _number(comparison: Comparison, mean: float, deviation: float = math.nan) -> str:
-    decimals = 2 if comparison.conditions.images >= FINE else 1
-    spread = "" if math.isnan(deviation) else f" ±{deviation:.{decimals}f}"
-    return f"{mean:.{decimals}f}{spread}"
+def decimals_of(comparison: Comparison) -> int:
+    """Return how many decimals mean something: one image in 1,000 is 0.1 %."""
+    return 2 if comparison.conditions.images >= FINE else 1
+
+
+def _number(comparison: Comparison, mean: float, spread: float = math.nan) -> str:
+    decimals = decimals_of(comparison)
+    return f"{mean:.{decimals}f}" + ("" if math.isnan(spread) else f" ±{spread:.{decimals}f}")
 
 
 def _with_best(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Mark the lowest of each column as it is shown: what looks equal is equally good."""
+    """Mark the best of each column."""
+    if len(lines) < 2:
+        return tuple(lines)
+    return tuple(zip(*map(_best_marked, zip(*lines, strict=True)), strict=True))
+
+
+def _best_marked(column: Line) -> Line:
+    """Mark what is not told apart from the lowest; where that is not known, what looks equal."""
 
     def shown(value: Value) -> float:
         return math.inf if value.number is None else float(value.text.split()[0].rstrip(PARTIAL))
 
-    if len(lines) < 2:
-        return tuple(lines)
-    lowest = [min(map(shown, column)) for column in zip(*lines, strict=True)]
+    if any(value.rank for value in column):
+        return tuple(replace(value, best=value.rank == 1) for value in column)
+    lowest = min(map(shown, column))
     return tuple(
-        tuple(
-            replace(value, best=value.number is not None and shown(value) == low)
-            for value, low in zip(line, lowest, strict=True)
-        )
-        for line in lines
+        replace(value, best=value.number is not None and shown(value) == lowest) for value in column
     )
 
 
 def _notes(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, ...]:
     seeds = ", ".join(map(str, comparison.seeds))
-    several = len(comparison.seeds) > 1
+    several, ranked = len(comparison.seeds) > 1, comparison.standings()
+    spread = "" if ranked else " and standard deviation"
     notes = [
         f"Classification error in percent; {comparison.conditions.images:,} images per corruption; "
-        + (f"seeds {seeds}: mean and standard deviation" if several else f"seed {seeds}")
+        + (f"seeds {seeds}: mean{spread}" if several else f"seed {seeds}")
         + f"; corrupted images: {comparison.conditions.corrupted}."
     ]
     values = [value for line in lines for value in line]
+    if ranked:
+        notes += _interval_notes(comparison)
+    elif any(value.number is not None for value in values):
+        notes.append(NO_INTERVALS)
     if any(value.text.endswith(PARTIAL) for value in values):
         notes.append(f"{PARTIAL} Some seeds failed; the mean is over the others.")
     if any(value.kind == "failed" for value in values):
@@ -265,177 +309,19 @@ def _notes(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def paper_tables(rows: Rows) -> list[ResultTable]:
-    """Return our errors beside the paper's, where it has the data set, the setting and the method.
-
-    Each table is made from the comparison with the most corruptions and images.
-
-    Example:
-        >>> paper_tables([])
-        []
-    """
-
-    def size(each: Comparison) -> tuple[int, int]:
-        return len(each.corruptions), each.conditions.images
-
-    fullest: dict[tuple[str, ...], Comparison] = {}
-    for each in comparisons(rows):
-        ours = each.conditions
-        key = (ours.model, ours.weights, ours.data, ours.setting)
-        if (ours.severity, ours.batch_size) == (paper.SEVERITY, paper.BATCH_SIZE):
-            fullest[key] = max(fullest.get(key, each), each, key=size)
-    return [table for each in fullest.values() if (table := _paper_table(each)) is not None]
-
-
-def _paper_table(comparison: Comparison) -> ResultTable | None:
-    """Return three lines for each method: ours, the paper's, the difference."""
-    ours = comparison.conditions
-    shared = tuple(name for name in comparison.corruptions if name in STANDARD)
-    comparison = replace(comparison, corruptions=shared)
-    lines: list[Line] = []
-    for line, method in nearest_to_paper(comparison.lines, ["method"]).method.items():
-        printed = paper.paper_row(ours.data, ours.setting, method)
-        if printed is not None and shared:
-            lines += _beside_paper(comparison, line, printed)
-    if not lines:
-        return None
-    columns = ("method", f"Mean of {len(shared)}", *map(heading, shared))
-    notes = (
-        f"The paper: {paper.NETWORK}, {paper.IMAGES:,} images per corruption, batches of "
-        f"{paper.BATCH_SIZE}, one step at {paper.LR:g}, {paper.COMPONENTS:,} components. Here: "
-        f"{ours.model}, {ours.images:,} images per corruption.",
-        "Means are computed from the errors shown; where the paper prints another mean, it is "
-        "added in brackets.",
-        "Difference: ours minus the paper's; below zero, ours has fewer errors.",
-    )
-    return ResultTable(f"{ours.title}: ours and the paper's", columns, tuple(lines), notes, False)
-
-
-def _beside_paper(comparison: Comparison, line: int, printed: paper.PaperRow) -> list[Line]:
-    names, method = comparison.corruptions, printed.method
-    own = [_mean_value(comparison, line), *(_error_value(comparison, line, n) for n in names)]
-    errors = [printed.errors[name] for name in names]
-    errors = [statistics.fmean(errors), *errors]
-    whole = len(names) == len(printed.errors)
-    note = f"printed {printed.printed_mean:.2f}" if whole and printed.mean_differs else ""
-    spreads = {name: f" ±{spread:.2f}" for name, spread in printed.spreads.items()}
-    ends = [f" ({note})" if note else "", *(spreads.get(name, "") for name in names)]
-    theirs = [
-        Value(f"{error:.2f}{end}", error, "number") for error, end in zip(errors, ends, strict=True)
-    ]
-    theirs[0] = replace(theirs[0], note=note)
-    gaps = [_difference(value, error) for value, error in zip(own, errors, strict=True)]
-    return [
-        (Value(f"{method}, ours"), *own),
-        (Value(f"{method}, paper"), *theirs),
-        (Value(f"{method}, difference"), *gaps),
-    ]
-
-
-def _difference(ours: Value, theirs: float) -> Value:
-    if ours.number is None:
-        return MISSING
-    gap = ours.number - theirs
-    return Value(f"{gap:+.2f}".replace("-", "−"), gap, "number")  # noqa: RUF001
-
-
-def export(rows: Rows, form: str) -> str:
-    r"""Write results as text.
-
-    Args:
-        rows: As `Results.rows()` returns them, or as a frame.
-        form: `csv` or `json` for every measurement with all its fields; `markdown` or `latex` for
-            the tables.
-
-    Raises:
-        OptionError: There is no such format.
-
-    Example:
-        >>> export([], "json")
-        '[]\n'
-    """
-    check_option("format", form, OneOf(FORMATS))
-    if form in ("markdown", "latex"):
-        write = markdown if form == "markdown" else latex
-        found = comparisons(rows)
-        tables = [*setting_tables(found), *map(error_table, found), *paper_tables(rows)]
-        return "\n".join(map(write, tables))
-    table = frame(rows)
-    if form == "json":  # not `DataFrame.to_json`, which rounds
-        records = [_finite(record) for record in table.to_dict("records")]
-        return json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    for name in ("error_stream", "entropy_stream", "versions", "machine"):  # as JSON
-        table = table.assign(**{name: [json.dumps(_finite(each)) for each in table[name]]})
-    table = table.replace([math.inf, -math.inf], math.nan)
-    return str(table.to_csv(index=False, lineterminator="\n"))
-
-
-def _finite(value: Any) -> Any:
-    """Put null in the place of NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def markdown(table: ResultTable) -> str:
-    r"""Write a table in Markdown: the title above, the best in bold, the notes below.
-
-    Example:
-        >>> line = (Value("a|b"), Value("1.0", 1.0, "number", best=True))
-        >>> print(markdown(ResultTable("errors", ("method", "mean"), (line,))))
-        ### errors
-        <BLANKLINE>
-        | method | mean |
-        |:--|--:|
-        | a\|b | **1.0** |
-        <BLANKLINE>
-    """
-    head, *body = _lines(table, _MARKDOWN, " | ", "**{}**")
-    parts = [
-        f"### {table.title.translate(_MARKDOWN)}\n",
-        f"| {head} |",
-        "|" + "|".join(":--" if words else "--:" for words in table.wordy) + "|",
-        *(f"| {line} |" for line in body),
-        *(f"\n{note.translate(_MARKDOWN)}" for note in table.notes),
-        "",
-    ]
-    return "\n".join(parts)
-
-
-def latex(table: ResultTable) -> str:
-    r"""Write a table in LaTeX, for the package `booktabs`: the best in bold, the notes below.
-
-    Example:
-        >>> line = (Value("bn"), Value("1.0", 1.0, "number", best=True))
-        >>> latex(ResultTable("50 %", ("method", "mean"), (line,))).splitlines()[7]
-        'bn & \\textbf{1.0} \\\\'
-    """
-    head, *body = _lines(table, _LATEX, " & ", r"\textbf{{{}}}")
-    layout = "".join("l" if words else "r" for words in table.wordy)
-    parts = [
-        r"\begin{table*}",
-        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",  # many columns on one page
-        rf"\caption{{{table.title.translate(_LATEX)}}}",
-        rf"\begin{{tabular}}{{{layout}}}",
-        r"\toprule",
-        rf"{head} \\",
-        r"\midrule",
-        *(rf"{line} \\" for line in body),
-        r"\bottomrule",
-        r"\end{tabular}",
-        *(rf"\par {note.translate(_LATEX)}" for note in table.notes),
-        r"\end{table*}",
-        "",
-    ]
-    return "\n".join(parts)
-
-
-def _lines(table: ResultTable, escapes: dict[int, str], between: str, bold: str) -> list[str]:
-    """Return the headings and the rows, each as one line."""
-    lines = [between.join(name.translate(escapes) for name in table.columns)]
-    for row in table.rows:
-        texts = [(value.text.translate(escapes), value.best) for value in row]
-        lines.append(between.join(bold.format(text) if best else text for text, best in texts))
-    return lines
+def _interval_notes(comparison: Comparison) -> list[str]:
+    """Say what `±`, ranks and bold numbers mean."""
+    facts = [INTERVAL]
+    if len(comparison.corruptions) > 1:
+        every = [comparison.standings(name).values() for name in comparison.corruptions]
+        widths = [each.error.half_width for column in every for each in column]
+        if widths:  # a line that is not ranked may lack bits, and then its corruptions are without
+            facts.append(f"at most ±{max(widths):.1f} for a single corruption")
+    if comparison.lines.deviation.notna().any():
+        facts.append(
+            f"standard deviation over seeds at most {comparison.lines.deviation.max():.1f}"
+        )
+    notes = ["; ".join(facts) + "."]
+    if len(comparison.standings()) > 1:
+        notes.append(f"{BOLD} Methods share a rank that are not told apart from its lowest. {TEST}")
+    return notes

@@ -19,6 +19,7 @@ from ttapca.cli import (
     bench,
     corrupt,
     data,
+    demo,
     evaluate,
     export_onnx,
     feed,
@@ -49,7 +50,7 @@ INTERRUPTED = 130
 USAGE_ERRORS = (OptionError, LayerNotFoundError, DataNotFoundError, FilterExistsError)
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": reproduce.demo,
+    "demo": demo.demo,
     "layers": listings.layers,
     "train": train.train,
     "fit": fit.fit,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from typer import Argument, Option
 
 from ttapca.benchmark.cells import SETTINGS
+from ttapca.cli import completion
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import choose, load, open_shards
 from ttapca.errors import OptionError
@@ -29,13 +30,18 @@ PAPERS_COMPONENTS = 2000
 PAPERS_BATCH = 200
 MOST_NUMBERS = 10_000
 
-DATA = "cifar10, cifar100, digits, or a path to images."
+DATA = "cifar10, cifar100, cifar10-500, digits, or a path to images."
 MODEL = "A packaged network, a file of weights, hf:NAME, timm:NAME, or package.module:factory."
 ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
 NORMALISE = "Normalisation, if the file states none: none, half, cifar10, imagenet, ..."
 EPS = "What norms add to variances (default: as usual for the network); 1e-3 from Keras."
 ANY_SIZE = "Let it take images of another size than it is known for."
-DataArgument = Annotated[str, Argument(metavar="DATA", help=DATA)]
+DataArgument = Annotated[
+    str, Argument(metavar="DATA", help=DATA, autocompletion=completion.data_set)
+]
+DataOption = Annotated[
+    str | None, Option(metavar="DATA", help=DATA, autocompletion=completion.data_set)
+]
 DataFolder = Annotated[
     Path | None,
     Option("--in", metavar="DIR", help="Folder of the data sets (default: the cache)."),
@@ -89,9 +95,17 @@ FilterOption = Annotated[
 class ModelOptions:
     """Options that name a network."""
 
-    model: Annotated[str | None, Argument(metavar="MODEL", help=MODEL)] = None
+    model: Annotated[
+        str | None, Argument(metavar="MODEL", help=MODEL, autocompletion=completion.network)
+    ] = None
     model_option: Annotated[
-        str | None, Option("--model", metavar="MODEL", help="Another way to give MODEL.")
+        str | None,
+        Option(
+            "--model",
+            metavar="MODEL",
+            help="Another way to give MODEL.",
+            autocompletion=completion.network,
+        ),
     ] = None
     weights: Annotated[
         Path | None,
@@ -158,7 +172,7 @@ class NetworkOptions(ModelOptions):
 class ImageOptions:
     """Options that say which images are read, and in which order."""
 
-    data: Annotated[str, Option(metavar="DATA", help=DATA)]
+    data: Annotated[str, Option(metavar="DATA", help=DATA, autocompletion=completion.data_set)]
     folder: DataFolder = None
     size: ImageSize = None
     shorter_side: ShorterSide = None
@@ -208,6 +222,13 @@ def cache_root() -> Path:
     shared = os.environ.get("XDG_CACHE_HOME")
     base = Path(shared).expanduser() if shared else Path.home() / ".cache"
     return base.absolute() / "ttapca"
+
+
+def cores() -> int:
+    """Return how many cores this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def read_images(data: str, split: Split, folder: Path | None, **options: Any) -> Images:

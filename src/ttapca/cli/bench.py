@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from rich.table import Table
 from typer import Option
 
 from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Row, Setting
-from ttapca.cli import arguments
+from ttapca.cli import arguments, completion
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import DIGITS
 from ttapca.errors import OptionError
@@ -30,18 +29,24 @@ NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")
 # A row of the summary names these values where a plan has several of them.
 VARIED = ("batch_size", "components", "steps", "options")
 
-SUMMARY = "Mean classification error [%] over corruptions"
+SUMMARY = "Mean error [%] over corruptions, ±: 95 % interval over images"
 MOST_ACROSS = 2  # settings beside one another in 80 columns
-Errors = dict[tuple[str, Setting, bool], list[float | None]]  # by label, setting, clean or not
+Found = dict[tuple[str, Setting, bool], list[Row]]  # by label, setting, clean or not
 
 
 @dataclass(kw_only=True)
 class PlanOptions:
     """Options that change single values of a plan; lists are written with commas."""
 
-    data: Annotated[str | None, Option(metavar="DATA", help=arguments.DATA)] = None
-    methods: Annotated[str | None, Option(help="Names from `ttapca methods`.")] = None
-    corruptions: Annotated[str | None, Option(help="Names, standard, extra, all, clean.")] = None
+    data: arguments.DataOption = None
+    methods: Annotated[
+        str | None,
+        Option(help="Names from `ttapca methods`.", autocompletion=completion.methods),
+    ] = None
+    corruptions: Annotated[
+        str | None,
+        Option(help="Names, standard, extra, all, clean.", autocompletion=completion.corruptions),
+    ] = None
     severities: Annotated[str | None, Option(help="Such as 5, 1-5 or 1,3,5.")] = None
     settings: arguments.Settings = None
     batch_sizes: arguments.BatchSizes = None
@@ -93,9 +98,9 @@ def bench(
 ) -> None:
     """Compare methods x corruptions x settings on one network; an interrupted run is continued.
 
-    Several values of an option are separated by commas. The defaults are those of the paper: its
-    methods, fifteen corruptions at severity 5, episodic and online, batches of 200, one step,
-    2,000 components.
+    Several values of an option are separated by commas. The defaults are those of the paper,
+    with `wiener` beside its methods: fifteen corruptions at severity 5, episodic and online,
+    batches of 200, one step, 2,000 components.
     """
     from ttapca.benchmark.network_source import DIGITS_NETWORK
     from ttapca.benchmark.session import Benchmark
@@ -113,8 +118,7 @@ def bench(
     found = arguments.engine(jobs, engine)
     rows = run_benchmark(benchmark, to, retry_failed=retry_failed, engine=found)
     if as_json:
-        facts = [dataclasses.asdict(row.cell) | dataclasses.asdict(row.outcome) for row in rows]
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(json.dumps([row.record() for row in rows], indent=2))
     else:
         _print_summary(rows, to)
     if any(row.outcome.status == "failed" for row in rows):
@@ -175,34 +179,34 @@ def _method_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _print_summary(rows: Sequence[Row], to: Path) -> None:
     """Print the mean error of each method in each setting, on corrupted and on clean images."""
-    errors: Errors = {}
+    found: Found = {}
     for row in rows:
         place = _label(row.cell, rows), row.cell.setting, row.cell.corruption == CLEAN
-        errors.setdefault(place, []).append(row.outcome.error)
-    few = len({setting for _, setting, _ in errors}) <= MOST_ACROSS
-    Console().print(_across(errors) if few else _down(errors))
+        found.setdefault(place, []).append(row)
+    few = len({setting for _, setting, _ in found}) <= MOST_ACROSS
+    Console().print(_across(found) if few else _down(found))
     failed = sum(row.outcome.status == "failed" for row in rows)
     lost = f", {failed:,} of them failed" if failed else ""
     typer.echo(f"{to}: {len(rows):,} measurements{lost}")
 
 
-def _across(errors: Errors) -> Table:
+def _across(found: Found) -> Table:
     """Return a table with a row for each method, its settings beside one another."""
-    found = {place[1:] for place in errors}
-    columns = sorted(found, key=lambda each: (SETTINGS.index(each[0]), each[1]))
+    places = {place[1:] for place in found}
+    columns = sorted(places, key=lambda each: (SETTINGS.index(each[0]), each[1]))
     table = Table("method", title=SUMMARY, title_justify="left")
     table.columns[0].no_wrap = True
     for setting, clean in columns:
         table.add_column(f"{setting}, clean" if clean else setting, justify="right")
-    for label in dict.fromkeys(place[0] for place in errors):
-        table.add_row(label, *(_mean(errors.get((label, *each), [])) for each in columns))
+    for label in dict.fromkeys(place[0] for place in found):
+        table.add_row(label, *(_mean(found.get((label, *each), [])) for each in columns))
     return table
 
 
-def _down(errors: Errors) -> Table:
+def _down(found: Found) -> Table:
     """Return a table with a row for each setting and method: many settings need no more width."""
-    kinds = sorted({clean for _, _, clean in errors})
-    lines = dict.fromkeys((setting, label) for label, setting, _ in errors)
+    kinds = sorted({clean for _, _, clean in found})
+    lines = dict.fromkeys((setting, label) for label, setting, _ in found)
     table = Table("setting", "method", title=SUMMARY, title_justify="left")
     for clean in kinds:
         table.add_column("clean" if clean else "corrupted", justify="right")
@@ -210,7 +214,7 @@ def _down(errors: Errors) -> Table:
     for setting, label in sorted(lines, key=lambda line: SETTINGS.index(line[0])):  # stable
         if setting != last:
             table.add_section()
-        means = (_mean(errors.get((label, setting, clean), [])) for clean in kinds)
+        means = (_mean(found.get((label, setting, clean), [])) for clean in kinds)
         table.add_row(setting if setting != last else "", label, *means)
         last = setting
     return table
@@ -229,9 +233,16 @@ def _label(cell: Cell, rows: Sequence[Row]) -> str:
     return ", ".join(parts)
 
 
-def _mean(errors: Sequence[float | None]) -> str:
-    measured = [error for error in errors if error is not None]
-    if not measured:
-        return "failed" if errors else ""
-    text = f"{sum(measured) / len(measured):.2f}"
-    return text if len(measured) == len(errors) else f"{text} ({len(measured)} of {len(errors)})"
+def _mean(rows: Sequence[Row]) -> str:
+    from ttapca.benchmark.uncertainty import ImageTally
+
+    errors = [row.outcome.error for row in rows if row.outcome.error is not None]
+    if not errors:
+        return "failed" if rows else ""
+    text = f"{sum(errors) / len(errors):.2f}"
+    if len(errors) < len(rows):
+        return f"{text} ({len(errors)} of {len(rows)})"
+    bits = [row.outcome.correct for row in rows]
+    if not all(bits):  # an earlier version measured some of them
+        return text
+    return f"{text} ±{ImageTally.of(bits, rows[0].cell.images).error.half_width:.2f}"

@@ -7,7 +7,6 @@ that `ttapca --help` is quick and works without them.
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,7 @@ import numpy as np
 import typer
 from typer import Argument, Option
 
-from ttapca.cli import arguments
+from ttapca.cli import arguments, completion
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import FROST, Images, choose
 from ttapca.errors import OptionError
@@ -31,9 +30,16 @@ class CorruptionOptions:
     """Options that say what is corrupted, and how."""
 
     dataset: Annotated[
-        str, Argument(help="cifar10, cifar100, or the path of an .npz file or of a folder.")
+        str,
+        Argument(
+            help="cifar10, cifar100, or the path of an .npz file or of a folder.",
+            autocompletion=completion.data_set,
+        ),
     ] = "cifar10"
-    corruptions: Annotated[str, Option(help="Names, all, standard (15), extra (4).")] = ""
+    corruptions: Annotated[
+        str,
+        Option(help="Names, all, standard (15), extra (4).", autocompletion=completion.corruptions),
+    ] = ""
     severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5"
     table: Annotated[
         str | None,
@@ -82,7 +88,7 @@ def corrupt(
         found = "neither" if to is None else "both"
         raise OptionError(f"`ttapca corrupt` takes either --to DIR or --sheet FILE; found {found}.")
     if to is not None:
-        _write_data_set(options, to, limit, jobs or _cores())
+        _write_data_set(options, to, limit, jobs or arguments.cores())
     elif sheet is not None:
         arguments.check_place(sheet, "--sheet")
         _draw_sheet(options, sheet, image, all_severities)
@@ -131,11 +137,10 @@ def parse_severities(words: str) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def _cores() -> int:
-    """Return how many cores this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _photographs() -> Path | None:
+    """Return the folder with the photographs of frost; None to take what ships of them."""
+    folder = arguments.cache_root() / FROST
+    return folder if folder.is_dir() else None
 
 
 def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, jobs: int) -> None:
@@ -156,7 +161,7 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
         severities=severities,
         seed=options.seed,
         table=options.table,
-        textures=arguments.cache_root() / FROST,
+        textures=_photographs(),
     )
     with writing(export.to):
         export.check()
@@ -199,7 +204,7 @@ def _draw_sheet(options: CorruptionOptions, sheet: Path, image: int, all_severit
         severities=severities if all_severities else severities[-1:],
         seed=options.seed,
         table=options.table,
-        textures=arguments.cache_root() / FROST,
+        textures=_photographs(),
     )
     png = io.BytesIO()
     drawn.save(png, format="PNG")

@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from ttapca.cli import completion
 from ttapca.cli.arguments import AsJson, DataFolder, cache_root
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import (
+    CIFAR10_500,
     DATA_SETS,
     FROST,
     Holding,
@@ -24,6 +26,7 @@ from ttapca.datasets import (
     inventory,
 )
 from ttapca.datasets.packages import FROST_PACKAGE
+from ttapca.datasets.shipped import shipped_size
 
 STATE_COLOURS = {"verified": "green", "partial": "yellow", "generated": "cyan", "damaged": "red"}
 
@@ -32,7 +35,12 @@ CACHE = "Folder (default: $TTAPCA_HOME, else $XDG_CACHE_HOME/ttapca, else ~/.cac
 
 def get(
     names: Annotated[
-        list[str], Argument(metavar="NAME", help=f"Any of: {', '.join((*DATA_SETS, FROST))}.")
+        list[str],
+        Argument(
+            metavar="NAME",
+            help=f"Any of: {', '.join((*DATA_SETS, FROST))}.",
+            autocompletion=completion.to_fetch,
+        ),
     ],
     to: Annotated[Path | None, Option(metavar="DIR", help=CACHE)] = None,
 ) -> None:
@@ -101,3 +109,5 @@ def _lines(root: Path, holdings: list[Holding]) -> Iterator[str]:
             yield f"  {name:{width}}  {'-':>10}  not there; get it with: ttapca data get {name}"
     state = "verified" if has_frost(root) else f"not there; get it with: ttapca data get {FROST}"
     yield f"  {FROST:{width}}  {'-':>10}  {state}"
+    yield "Part of the package"
+    yield f"  {CIFAR10_500:{width}}  {shipped_size() / 1e6:>7,.1f} MB  500 test images of cifar10"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 from typer import Option
 
-from ttapca.cli import arguments
+from ttapca.cli import arguments, completion
 from ttapca.cli.console import ConsoleReporter
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 def evaluate(
     images: arguments.ImageOptions,
     network: arguments.NetworkOptions,
-    method: Annotated[str, Option(help="A name from `ttapca methods`.")] = "source",
+    method: Annotated[
+        str, Option(help="A name from `ttapca methods`.", autocompletion=completion.method)
+    ] = "source",
     filter: arguments.FilterOption = None,
     forgetting: Annotated[
         str | None, Option(help="episodic (after each batch; the default), online or continual.")
@@ -34,7 +36,10 @@ def evaluate(
     batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = arguments.PAPERS_BATCH,
     steps: Annotated[int | None, Option(min=1, help="Gradient steps per batch.")] = None,
     lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None,
-    corruption: Annotated[str | None, Option(help="For CIFAR-C: which corruption.")] = None,
+    corruption: Annotated[
+        str | None,
+        Option(help="For CIFAR-C: which corruption.", autocompletion=completion.corruption),
+    ] = None,
     severity: Annotated[int | None, Option(min=1, max=5, help="For CIFAR-C: 1 to 5.")] = None,
     option: Annotated[
         list[str] | None,

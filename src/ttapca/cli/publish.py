@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -11,6 +12,9 @@ from typer import Argument, Option
 from ttapca.cli.arguments import check_place
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.support.disk import replace_file
+
+if TYPE_CHECKING:
+    from ttapca.benchmark.turned_predictions import TurnedPrediction
 
 ResultsArgument = Annotated[
     Path, Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote.")
@@ -26,15 +30,24 @@ def report(
     typer.echo(f"{to}: {count:,} measurement{'s' if count != 1 else ''}")
 
 
-def write_report(results: Path, to: Path) -> int:
-    """Write the page of a results file, and return how many measurements it shows."""
+def write_report(
+    results: Path, to: Path, remember: str = "", turned: Sequence[TurnedPrediction] = ()
+) -> int:
+    """Write the page of a results file, and return how many measurements it shows.
+
+    Args:
+        results: The file.
+        to: The page.
+        remember: A line that the page begins with.
+        turned: Images to show, whose prediction turned from wrong to right.
+    """
     from ttapca.benchmark import Results
     from ttapca.benchmark.report_page import report as page
 
     check_place(to)  # before the work, so that a wrong place is reported at once
     with Results(results, readonly=True) as file:
-        rows, observations = file.rows(), file.observations()
-    replace_file(to, page(rows, observations).encode())
+        rows, observations, labels = file.rows(), file.observations(), file.labels()
+    replace_file(to, page(rows, observations, remember, turned, labels).encode())
     return sum(row.outcome.status != "pruned" for row in rows)
 
 
@@ -50,7 +63,7 @@ def export(
 ) -> None:
     """Write what `ttapca bench` measured as CSV, JSON, Markdown or LaTeX."""
     from ttapca.benchmark import Results
-    from ttapca.benchmark.tables import export as exported
+    from ttapca.benchmark.exports import export as exported
 
     if to is not None:
         check_place(to)

@@ -1,15 +1,14 @@
-"""`ttapca demo` and `ttapca reproduce`: ready-made comparisons, from data to report."""
+"""`ttapca reproduce`: the paper's tables, from data to report."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 from typer import Option
 
-from ttapca.cli import arguments
+from ttapca.cli import arguments, completion
 from ttapca.cli.bench import run_benchmark
 from ttapca.errors import OptionError
 from ttapca.support.disk import make_folder
@@ -22,26 +21,6 @@ OWN_NETWORK = {"cifar10": "cifar10-resnet20"}
 QUICK_IMAGES = 1000
 
 
-def demo(
-    to: Annotated[Path, Option(metavar="DIR", help="Folder for results and report.")] = Path(
-        "ttapca-demo"
-    ),
-    seed: Annotated[int, Option(min=0, help="Seed of the order of the test digits.")] = 0,
-) -> None:
-    """Corrupt handwritten digits in fifteen ways, and let every method repair a small network."""
-    start = time.perf_counter()
-
-    # imported here because torch takes seconds to import
-    from ttapca.benchmark.inspection import one_thread
-    from ttapca.benchmark.plan import read_preset
-    from ttapca.benchmark.session import Benchmark
-
-    with one_thread():
-        _run_and_report(Benchmark(read_preset("demo").changed(seeds=(seed,))), to, lines=False)
-    log = Console(stderr=True)
-    log.print(f"done in {time.perf_counter() - start:.0f} s", style="dim", highlight=False)
-
-
 def reproduce(
     data: arguments.DataArgument,
     network: arguments.NetworkOptions,
@@ -49,7 +28,10 @@ def reproduce(
         Path | None, Option(metavar="DIR", help="Folder for results (default: ttapca-DATA).")
     ] = None,
     quick: Annotated[bool, Option("--quick", help=f"Use {QUICK_IMAGES:,} test images.")] = False,
-    methods: Annotated[str | None, Option(help="Names (default: those of the paper).")] = None,
+    methods: Annotated[
+        str | None,
+        Option(help="Names (default: the paper's, and wiener).", autocompletion=completion.methods),
+    ] = None,
     corrupted: Annotated[
         Path | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: found, else made).")
     ] = None,
@@ -73,7 +55,7 @@ def reproduce(
     where, source = arguments.engine(jobs, engine), network.source(default)
     source.load(doubt=False)  # refuse a network that cannot be loaded before anything is fetched
     found = corrupted or _place(f"{data}-c", folder)
-    _get(data, folder, frost=found is None)
+    _get(data, folder)
     plan = read_preset("paper-tables").changed(
         data=data,
         images=QUICK_IMAGES if quick else None,
@@ -82,10 +64,10 @@ def reproduce(
     )
     benchmark = Benchmark(plan, source, root=arguments.cache_root(), folder=folder)
     place = to or Path(f"ttapca-{Path(data).name}")
-    _run_and_report(benchmark, place, estimate=True, engine=where)
+    run_and_report(benchmark, place, estimate=True, engine=where)
 
 
-def _run_and_report(
+def run_and_report(
     benchmark: Benchmark,
     to: Path,
     *,
@@ -108,17 +90,13 @@ def _run_and_report(
     out.print(f"The report: {page.absolute()}", highlight=False, soft_wrap=True)
 
 
-def _get(data: str, folder: Path | None, *, frost: bool) -> None:
+def _get(data: str, folder: Path | None) -> None:
     """Fetch a named data set that is not there; a path is left alone."""
     from ttapca.cli.data import get
-    from ttapca.datasets import DATA_SETS, FROST, has_frost
+    from ttapca.datasets import DATA_SETS
 
-    if data not in DATA_SETS:
-        return
-    if _place(data, folder) is None:
+    if data in DATA_SETS and _place(data, folder) is None:
         get([data], folder)
-    if frost and not has_frost(arguments.cache_root()):
-        get([FROST])
 
 
 def _place(name: str, folder: Path | None) -> Path | None:

@@ -39,6 +39,9 @@ class LimitOptions:
     max_queue: Annotated[int | None, Option(min=1, help="Images that wait (1,024).")] = None
     max_streams: Annotated[int | None, Option(min=1, help="Streams at all (100,000).")] = None
     max_resident: Annotated[int | None, Option(min=1, help="Streams in memory (2,000).")] = None
+    max_memory: Annotated[
+        int | None, Option(min=1, help="Bytes of the streams in memory (1 GiB).")
+    ] = None
     max_images: Annotated[int | None, Option(min=1, help="Images of a request (256).")] = None
     max_body: Annotated[int | None, Option(min=1, help="Bytes of a request (16 MiB).")] = None
     max_pixels: Annotated[
@@ -48,7 +51,8 @@ class LimitOptions:
 
     def of_pool(self) -> dict[str, Any]:
         """Return what is said about the pool, by names of `PoolLimits`."""
-        names = ("max_batch", "max_wait", "max_queue", "max_streams", "max_resident", "max_images")
+        streams = ("max_streams", "max_resident", "max_memory")
+        names = ("max_batch", "max_wait", "max_queue", *streams, "max_images")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def of_requests(self) -> dict[str, Any]:
@@ -91,7 +95,7 @@ def serve(
 ) -> None:
     """Predict over HTTP, with a stream for each camera, a drift alarm and a live page.
 
-    Without --filter, packaged networks get one that is fitted on their data set and kept.
+    Without --filter, packaged networks get the one that ships, or one that is fitted and kept.
     Ctrl-C or SIGTERM: what runs is answered, streams are saved, and the service ends.
     """
     from ttapca._checks import Maybe, OneOf, check_option

@@ -66,7 +66,7 @@ def served_network(
 
     Args:
         source: The network.
-        filter: Folder of the filter; None to fit one for a packaged network.
+        filter: Folder of the filter; None for that of a packaged network, which may be fitted.
         classes: A file with the names of the classes, one a line.
         folder: Where the data sets are, if not in the cache.
         outputs: What the outputs of the network mean; by default one logit is `binary`.
@@ -102,7 +102,7 @@ def _classes(model: nn.Module, outputs: EvaluatedKind | None) -> int | None:
 
 
 def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> FittedFilter:
-    """Return the filter of a packaged network: the one that was kept, or a new one."""
+    """Return the filter of a packaged network: one that ships, one that was kept, or a new one."""
     import ttapca
     from ttapca import networks
     from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
@@ -117,6 +117,8 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
             f"A network is served with a filter of its own; none was given for `{source.name}`. "
             f"Fit one with `{fit} --data DATA --to my-filter`, and name it: --filter my-filter"
         )
+    if source.shipped_filter is not None:
+        return ttapca.load(source.shipped_filter)
     kept = arguments.cache_root() / KEPT_FILTERS / f"{source.file}-{fingerprint(model)}"
     if kept.exists():
         return ttapca.load(kept)

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ttapca.benchmark.tables import ResultTable
+    from ttapca.benchmark.tables import ResultTable, Value
 
 STYLES = {"failed": "red", "missing": "dim"}
 
@@ -34,12 +34,18 @@ def _fits(shown: RichTable, console: Console) -> bool:
 def _transposed(table: ResultTable) -> ResultTable:
     from ttapca.benchmark.tables import Value
 
-    lines = zip(table.columns[1:], *(row[1:] for row in table.rows), strict=True)
+    values = [[_narrow(value) for value in row[1:]] for row in table.rows]
+    lines = zip(table.columns[1:], *values, strict=True)
     return dataclasses.replace(
         table,
         columns=("", *(row[0].text.replace("-", "-\n") for row in table.rows)),
         rows=tuple((Value(name), *values) for name, *values in lines),
     )
+
+
+def _narrow(value: Value) -> Value:
+    """Put the half-width of an interval below its mean."""
+    return dataclasses.replace(value, text=value.text.replace(" ±", "\n±"))
 
 
 def rich_table(table: ResultTable) -> RichTable:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from typer import Argument, Option
 
-from ttapca.cli import arguments
+from ttapca.cli import arguments, completion
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import DIGITS
 from ttapca.errors import OptionError
@@ -39,9 +39,14 @@ OPTION = "NAME=V,V | NAME=LOW..HIGH[:log][:POINTS]"
 def tune(
     network: arguments.NetworkOptions,
     method: Annotated[
-        str | None, Argument(metavar="METHOD", help="As `ttapca methods` lists it.")
+        str | None,
+        Argument(
+            metavar="METHOD",
+            help="As `ttapca methods` lists it.",
+            autocompletion=completion.method,
+        ),
     ] = None,
-    data: Annotated[str | None, Option(metavar="DATA", help=arguments.DATA)] = None,
+    data: arguments.DataOption = None,
     option: Annotated[
         list[str] | None,
         Option(metavar="NAME=VALUES", help="1,2,4 or 1e-4..1e-1:log, with :5 for five points."),

@@ -13,6 +13,7 @@ from ttapca._checks import Whole, check_option
 from ttapca.corruptions.catalogue import (
     SEVERITIES,
     STANDARD,
+    TEXTURE_SCALE,
     TEXTURES,
     SeverityTable,
     default_table,
@@ -20,7 +21,7 @@ from ttapca.corruptions.catalogue import (
     load_table,
 )
 from ttapca.corruptions.pixels import CHANNELS, Pixels, stream_key, uniforms
-from ttapca.corruptions.weather import load_textures
+from ttapca.corruptions.weather import choose_textures, load_textures
 from ttapca.errors import OptionError, PixelTypeError, ShapeError
 
 SMALLEST_SIDE = 32
@@ -60,14 +61,16 @@ def corrupt(
         table: The severities: the name of a table (`cifar-c` or `imagenet-c`), the path of one, or
             one that was loaded. By default `imagenet-c` for images whose shorter side has 96 pixels
             or more, and `cifar-c` for smaller ones.
-        textures: For frost: the folder of its photographs, or what `load_textures` returned.
+        textures: For frost: the folder of its photographs, or what `load_textures` returned. Images
+            as small as CIFAR's need none: what they take of the photographs ships with the package.
 
     Raises:
         PixelTypeError: The images are not uint8.
         ShapeError: They are not (n, height, width, 3), or too small; or `indices` does not have
             one entry for each of them.
         OptionError: No such corruption, severity, seed, index or table.
-        DataNotFoundError: Frost has no photographs; the message says how to get them.
+        DataNotFoundError: Frost on larger images has no photographs; the message says how to get
+            them.
 
     Example:
         >>> import numpy as np
@@ -90,7 +93,9 @@ def corrupt(
     parameters = loaded.parameters(chosen.name, severity)
     arguments: dict[str, object] = dict(parameters)
     if chosen.needs_textures:
-        arguments[TEXTURES] = textures if isinstance(textures, tuple) else load_textures(textures)
+        scale = float(parameters[TEXTURE_SCALE])
+        photographs, still = choose_textures(textures, height, width, scale)
+        arguments |= {TEXTURES: photographs, TEXTURE_SCALE: still}
 
     draws = chosen.draws(height, width, parameters)
     key = stream_key(int(seed), chosen.name, int(severity))
@@ -191,7 +196,7 @@ def contact_sheet(
         raise OptionError("A sheet shows at least one corruption and one severity; found none.")
     images = image[None] if isinstance(image, np.ndarray) else image
     check_images(images)
-    if "frost" in corruptions and not isinstance(textures, tuple):
+    if "frost" in corruptions and isinstance(textures, str | Path):
         textures = load_textures(textures)  # once for all severities
 
     pictures = [] if len(severities) > 1 else [("clean", image)]

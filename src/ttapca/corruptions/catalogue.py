@@ -28,6 +28,7 @@ Family = Literal["noise", "blur", "weather", "digital"]
 Draws = Callable[[int, int, Parameters], int]
 
 TEXTURES = "textures"  # the one argument that comes from files rather than from the table
+TEXTURE_SCALE = "texture_scale"
 SEVERITIES = (1, 2, 3, 4, 5)
 CIFAR_C = "cifar-c"
 IMAGENET_C = "imagenet-c"
@@ -250,7 +251,7 @@ _LIMITS: dict[str, Rule] = {
     **dict.fromkeys(("image_weight", "frost_weight"), _SHARE),
     **dict.fromkeys(("amplitude_fraction", "deviation_fraction", "affine_fraction"), _FRACTION),
     **dict.fromkeys(("zoom", "stop"), Number(1, 10)),
-    **dict.fromkeys(("scale", "texture_scale"), Number(0.05, 1)),
+    **dict.fromkeys(("scale", TEXTURE_SCALE), Number(0.05, 1)),
     "step": Number(0.001, 1),
     "decay": Number(1, 10),
     "photons": Number(0.01, 1e6),

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttapca.corruptions.apply import SMALLEST_SIDE, corrupt
-from ttapca.corruptions.catalogue import find
+from ttapca.corruptions.catalogue import CIFAR_C, default_table, find
 from ttapca.corruptions.pixels import CHANNELS, Pixels
+from ttapca.corruptions.weather import SHRUNK_BY, textures_ship
 
 TEXTURE_SIDE = 256  # pixels of a drawn frost texture
 DRAWN_TEXTURES = 6  # as many as there are photographs
@@ -43,13 +44,15 @@ def corrupt_any_size(
         seed: From 0 on.
         indices: The index of each image in its data set, which its random numbers depend on; by
             default they are counted from 0.
-        textures: For frost on large images: the folder of its photographs.
+        textures: For frost on images larger than CIFAR's: the folder of its photographs.
 
     Example:
         >>> digits = np.full((2, 8, 8, 1), 100, np.uint8)
         >>> corrupt_any_size(digits, "brightness", 3)[1, 0, 0].tolist()
         [138]
     """
+    if not needs_photographs(images, corruption):
+        textures = None
     if not _is_small(images):
         return corrupt(images, corruption, severity, seed, indices=indices, textures=textures)
     height, width, channels = images.shape[1:]
@@ -64,13 +67,15 @@ def corrupt_any_size(
 
 
 def needs_photographs(images: Pixels, corruption: str) -> bool:
-    """Return whether a corruption of these images takes the photographs of frost.
+    """Return whether a corruption of these images takes photographs of frost that do not ship.
 
     Example:
         >>> needs_photographs(np.zeros((1, 8, 8, 1), np.uint8), "frost")
         False
     """
-    return find(corruption).needs_textures and not _is_small(images)
+    height, width = images.shape[1:3]
+    ship = default_table(height, width) == CIFAR_C and textures_ship(height, width, SHRUNK_BY)
+    return find(corruption).needs_textures and not _is_small(images) and not ship
 
 
 def _is_small(images: Pixels) -> bool:

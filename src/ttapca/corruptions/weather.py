@@ -6,6 +6,7 @@ Each corruption takes images, their random numbers from (0, 1) and its parameter
 from __future__ import annotations
 
 import io
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -78,6 +79,10 @@ TEXTURE_FILES = (
     *("frost1.png", "frost2.png", "frost3.png"),
     *("frost4.jpg", "frost5.jpg", "frost6.jpg"),
 )
+# The photographs that ship: those files at a fifth of their size, as CIFAR-C takes them.
+SHRUNK_FOLDER = Path(__file__).with_name("frost")
+SHRUNK_BY = 0.2
+SHRUNK_SIDES = (63, 97)  # height and width that the smallest of them has
 _MAX_BYTES = 16_000_000
 _MAX_PIXELS = 50_000_000  # a picture of more takes a gigabyte while it is decoded
 _REMEDY = (
@@ -102,7 +107,7 @@ def frost(
     values = image_weight * images
     for number in np.unique(chosen):
         members = np.flatnonzero(chosen == number)
-        texture = _scaled(textures[number], texture_scale, height, width)
+        texture = shrunk(textures[number], texture_scale, height, width)
         pieces = np.lib.stride_tricks.sliding_window_view(texture, (height, width), axis=(0, 1))
         rows, columns = texture.shape[0] - height, texture.shape[1] - width
         top = np.floor(numbers[members, 1] * rows).astype(np.intp)
@@ -110,6 +115,35 @@ def frost(
         values[members] += frost_weight * pieces[top, left].transpose(0, 2, 3, 1)
     np.minimum(values, WHITE, out=values)
     return values.astype(np.uint8)
+
+
+def choose_textures(
+    given: str | Path | tuple[Pixels, ...] | None, height: int, width: int, scale: float
+) -> tuple[tuple[Pixels, ...], float]:
+    """Return the photographs for images of a size, and by how much they are still to be shrunk.
+
+    Without photographs of the caller's, images as small as CIFAR's get those that ship.
+
+    Raises:
+        DataNotFoundError: None were given, and the images are too large for those that ship.
+        DataFormatError: A photograph cannot be read.
+    """
+    if isinstance(given, tuple):
+        return given, scale
+    if given is None and textures_ship(height, width, scale):
+        return _shrunk_textures(), 1.0
+    return load_textures(given), scale
+
+
+def textures_ship(height: int, width: int, scale: float) -> bool:
+    """Return whether the photographs that ship are what frost would make of the original ones."""
+    return scale == SHRUNK_BY and height < SHRUNK_SIDES[0] and width < SHRUNK_SIDES[1]
+
+
+@cache
+def _shrunk_textures() -> tuple[Pixels, ...]:
+    names = (Path(name).with_suffix(".png") for name in TEXTURE_FILES)
+    return tuple(_read_texture(SHRUNK_FOLDER / name) for name in names)
 
 
 def load_textures(folder: str | Path | None) -> tuple[Pixels, ...]:
@@ -148,7 +182,7 @@ def _read_texture(path: Path) -> Pixels:
         ) from error
 
 
-def _scaled(texture: Pixels, scale: float, height: int, width: int) -> Pixels:
+def shrunk(texture: Pixels, scale: float, height: int, width: int) -> Pixels:
     """Shrink a photograph, but never to less than one row and column more than the image."""
     rows, columns = texture.shape[:2]
     factor = max(scale, (height + 1) / rows, (width + 1) / columns)

@@ -43,7 +43,6 @@ from ttapca.corruptions.catalogue import (
     load_table,
 )
 from ttapca.corruptions.pixels import Pixels
-from ttapca.corruptions.weather import load_textures
 from ttapca.errors import DataFormatError, OptionError, ShapeError, StorageError, TtapcaError
 from ttapca.support.disk import STAGING_MARK, flush, locked, make_folder, replace_file, writing
 from ttapca.support.interrupts import interrupts_held
@@ -175,8 +174,10 @@ class Export:
         for name in self.corruptions:  # an empty batch goes through every check of `corrupt`
             for severity in self.severities:
                 corrupt(self.images[:0], name, severity, self.seed, table=self.table, textures=())
-        if any(find(name).needs_textures for name in self.missing()):
-            load_textures(self.textures)
+        for name in self.missing():
+            if find(name).needs_textures:
+                none, at = self.images[:0], self.severities[0]
+                corrupt(none, name, at, table=self.table, textures=self.textures)
         if self.to.is_dir():
             check_manifest(self.to, self.manifest())
 

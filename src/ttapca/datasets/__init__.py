@@ -33,9 +33,11 @@ from ttapca.datasets.pictures import read_image_folder
 from ttapca.datasets.reading import Split
 from ttapca.datasets.shard_kinds import Shard
 from ttapca.datasets.shards import Shards, is_sharded, open_shards
+from ttapca.datasets.shipped import CIFAR10_500, read_cifar10_500
 from ttapca.support.progress import Reporter, Silent
 
 __all__ = [
+    "CIFAR10_500",
     "DATA_SETS",
     "DIGITS",
     "FROST",
@@ -61,6 +63,7 @@ __all__ = [
     "is_sharded",
     "load",
     "open_shards",
+    "read_cifar10_500",
     "read_cifar_binary",
     "read_cifar_c",
     "read_cifar_python",

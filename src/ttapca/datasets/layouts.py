@@ -28,6 +28,7 @@ from ttapca.datasets.reading import (
     read_npz_arrays,
     reading,
 )
+from ttapca.datasets.shipped import CIFAR10_500, read_cifar10_500
 from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
@@ -52,11 +53,11 @@ def load(
     """Load labelled images by name, or from a path of any known layout.
 
     Args:
-        what: `cifar10`, `cifar100`, `cifar10-c`, `cifar100-c`, `digits`, or a path to: a folder of
-            CIFAR in its binary or python version, the folder above it (torchvision's root), a
-            folder of the CIFAR-C layout or one `.npy` in it, an `.npz`, a folder of pictures by
-            class, or the folder above its `train` and `test`, or a folder of pictures whose names
-            start with the number of their class.
+        what: `cifar10`, `cifar100`, `cifar10-c`, `cifar100-c`, `cifar10-500`, `digits`, or a path
+            to: a folder of CIFAR in its binary or python version, the folder above it
+            (torchvision's root), a folder of the CIFAR-C layout or one `.npy` in it, an `.npz`, a
+            folder of pictures by class, or the folder above its `train` and `test`, or a folder of
+            pictures whose names start with the number of their class.
         split: `train` or `test`. A path to a single set of images ignores it.
         root: The folder that holds the named data sets, as `ttapca data list` shows it.
         corruption: For CIFAR-C: which corruption.
@@ -79,10 +80,12 @@ def load(
     pictures = PictureSize(size, shorter_side)
     if what == DIGITS:
         return read_digits(split)
+    if what == CIFAR10_500:
+        return read_cifar10_500(split)
     named = isinstance(what, str) and what in DATA_SETS
     path = _named_folder(DATA_SETS[str(what)], root) if named else Path(what)
     if not path.exists():
-        known = [*DATA_SETS, DIGITS]
+        known = [*DATA_SETS, CIFAR10_500, DIGITS]
         raise DataNotFoundError(
             f"`{what}` is neither a data set nor a path.{did_you_mean(str(what), known)} "
             f"Data sets: {', '.join(known)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -175,8 +176,9 @@ def _start(threads: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(threads)
-    # Files that are mapped into memory look like a leak to loky, which would end the process.
-    process_executor._USE_PSUTIL = False
+    # Files that are mapped into memory look like a leak to loky, which would end the process. And
+    # to look for one, it collects garbage every second: 0.1 s each time, with torch loaded.
+    process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
 
 
 def _end_with(parent: int) -> None:

@@ -8,9 +8,10 @@ the memory for it:
 - otherwise, up to `MATRIX_LIMIT` numbers on the side that is filtered, a matrix of them is
   decomposed: `folded` for an affine layer with a smaller input, else `exact`; unless there are few
   samples of more than `FEW_FROM` numbers, whose own matrix is smaller: `gram`;
-- past that `gram` for few samples and `randomised` for many;
-- `dct` for images where a basis of vectors would be larger than `LARGEST_DENSE` or not fit into
-  memory.
+- past that `gram` for few samples; for many `dct` if they are images, whose cosines serve as well
+  and take seconds, else `randomised`;
+- `dct` for maps, too, where a basis of vectors would be larger than `LARGEST_DENSE` or not fit
+  into memory.
 
 Where several processes read the data, `gram` and `randomised`, which need the samples themselves in
 one process, are passed over.
@@ -28,6 +29,7 @@ from ttapca.fitting.route_costs import FLOAT64, Problem, route_cost
 from ttapca.fitting.spread import Spread
 from ttapca.spectral import pca
 from ttapca.spectral.basis import LARGEST_DENSE, MATRIX_LIMIT, Cosine
+from ttapca.spectral.outliers import is_image
 from ttapca.support.machine_memory import available_memory, resident_memory
 from ttapca.support.speed import machine_speed
 
@@ -270,9 +272,12 @@ def _candidates(problem: Problem) -> Iterator[tuple[RouteName, str]]:
         if few and size > FEW_FROM and (problem.samples or 0) < size:
             yield "gram", ""
         yield ("folded" if problem.folds else "exact"), ""
-    if image:
+    if image and not within:
+        if not few and is_image(problem.filtered_shape):  # pixels, not the maps of a later layer
+            yield "dct", f"components of their own would take many passes with {size:,} inputs"
+            return
         dense = route_cost("gram" if few else "randomised", problem).stored
-        if dense > LARGEST_DENSE and not within:
+        if dense > LARGEST_DENSE:
             yield "dct", f"a basis of vectors would take {dense / 1e6:,.0f} MB"
             return
     if few or (problem.samples is None and not within):

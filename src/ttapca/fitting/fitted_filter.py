@@ -191,6 +191,8 @@ class FittedFilter:
 
         No gain can bring it back, not even on source images.
         """
+        if self.n_components_ == math.prod(self.shape):
+            return 0.0  # nothing lies outside; a file of cosines rounds their variances down
         return max(0.0, 1.0 - float(self.explained_variance_ratio_.sum()))
 
     @property

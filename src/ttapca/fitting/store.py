@@ -223,7 +223,7 @@ torch {fitted.versions["torch"]} |
 import ttapca
 
 fitted = ttapca.load("path/to/this/folder")
-adapted = ttapca.adapt(model, "ttapca-relu", filter=fitted)
+adapted = ttapca.adapt(model, "wiener", filter=fitted)
 logits = adapted(batch)
 ```
 

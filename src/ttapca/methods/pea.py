@@ -128,14 +128,14 @@ class Alignment(Surface):
                 "Name the layers by `layers=`."
             )
         layers = [find_layer(model, path) for path in self.paths]
-        for number, moments in enumerate(self._measure_source(model, layers)):
+        for number, groups in enumerate(self._measure_source(model, layers)):
             _, dtype = device_and_dtype(layers[number], model)
-            covariance = moments.covariance
-            roots = torch.zeros_like(covariance)
-            for group in self._groups(len(covariance)):
-                block = covariance[group, group]
-                roots[group, group] = _power(_regularised(block), 0.5, least=0.0)
-            here = {"mean": moments.mean, "variance": covariance.diagonal(), "root": roots}
+            roots = [_power(_regularised(each.covariance), 0.5, least=0.0) for each in groups]
+            here = {
+                "mean": torch.cat([each.mean for each in groups]),
+                "variance": torch.cat([each.covariance.diagonal() for each in groups]),
+                "root": torch.block_diag(*roots),  # type: ignore[no-untyped-call]
+            }
             for what, tensor in here.items():
                 self.register_buffer(f"{what}_{number}", tensor.to(dtype).contiguous())
         self._source = None  # an adapter is copied and pickled without the data
@@ -147,14 +147,18 @@ class Alignment(Surface):
             self._handles.append(wrap_forward(layer, AlignedLayer(self, layer, number)))
 
     @torch.no_grad()
-    def _measure_source(self, model: nn.Module, layers: list[nn.Module]) -> list[Moments]:
-        """Return mean and covariance of the channels after each layer, over all source data."""
-        found: dict[int, Moments] = {}
+    def _measure_source(self, model: nn.Module, layers: list[nn.Module]) -> list[list[Moments]]:
+        """Return the moments of each group of channels after each layer, over all source data."""
+        found: dict[int, list[Moments]] = {}
 
         def see(number: int, layer: nn.Module, _args: Any, output: Any) -> None:
             rows = rows_of(layer, output, self.paths[number])
-            moments = found.setdefault(number, Moments(rows.shape[1], device=rows.device))
-            moments.update(rows)
+            groups = list(self._groups(rows.shape[1]))
+            if number not in found:
+                sizes = [group.stop - group.start for group in groups]
+                found[number] = [Moments(size, device=rows.device) for size in sizes]
+            for group, moments in zip(groups, found[number], strict=True):
+                moments.update(rows[:, group])
 
         handles = [
             layer.register_forward_hook(functools.partial(see, number))
@@ -169,7 +173,7 @@ class Alignment(Surface):
         finally:
             for handle in handles:
                 handle.remove()
-        if len(found) < len(layers) or any(moments.count < 2 for moments in found.values()):
+        if len(found) < len(layers) or any(groups[0].count < 2 for groups in found.values()):
             raise NotEnoughDataError(
                 "Mean and covariance need at least two samples of source data at every layer; "
                 "found fewer. Pass more of them as `source=`, and look whether the model calls "

@@ -14,7 +14,13 @@ take images in [0, 1]: normalisation is their first layer.
 from __future__ import annotations
 
 from ttapca.networks.architectures import ARCHITECTURES, build
-from ttapca.networks.checkpoints import load, load_rotation, load_weights, packaged
+from ttapca.networks.checkpoints import (
+    load,
+    load_rotation,
+    load_weights,
+    packaged,
+    packaged_filters,
+)
 from ttapca.networks.evaluation import Evaluation, evaluate, expected_calibration_error
 from ttapca.networks.layer_costs import LayerFacts, LayerTable, describe_layers
 from ttapca.networks.network import NORMALISATIONS, ImageNetwork, Normalisation, normalisation_of
@@ -46,6 +52,7 @@ __all__ = [
     "load_weights",
     "normalisation_of",
     "packaged",
+    "packaged_filters",
     "train",
     "turn",
 ]

@@ -34,6 +34,7 @@ from ttapca.networks.network import (
 from ttapca.networks.rotation import HEAD_PREFIX, RotationHead, RotationNetwork
 from ttapca.networks.weight_files import SAFETENSORS, WeightFile, read_weights
 
+FILTER_SUFFIX = "-filter"  # of the folder beside the weights of a packaged network
 COUNTER = "num_batches_tracked"  # of BatchNorm; older files lack it, and nothing depends on it
 NAMES_SHOWN = 4
 FIRST_WEIGHTS = ("conv1.weight", "features.0.0.weight", "_conv_stem.weight")
@@ -150,8 +151,25 @@ def packaged() -> dict[str, Path]:
         >>> "digits-small-cnn" in packaged()
         True
     """
-    folder = Path(str(resources.files("ttapca.networks") / "weights"))
-    return {path.stem: path for path in sorted(folder.glob(f"*{SAFETENSORS}"))}
+    return {path.stem: path for path in sorted(_shipped().glob(f"*{SAFETENSORS}"))}
+
+
+def packaged_filters() -> dict[str, Path]:
+    """Return the filters that ship with packaged networks: names of networks, and folders.
+
+    `ttapca.load` reads such a folder.
+
+    Example:
+        >>> import ttapca
+        >>> ttapca.load(packaged_filters()["cifar10-resnet20"]).layer
+        'conv1'
+    """
+    folders = sorted(_shipped().glob(f"*{FILTER_SUFFIX}"))
+    return {path.name.removesuffix(FILTER_SUFFIX): path for path in folders}
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("ttapca.networks") / "weights"))
 
 
 def describe_weights(source: str | Path) -> dict[str, Any]:

@@ -124,6 +124,11 @@ class Predictions:
     seconds: float
     n_classes: int
 
+    @property
+    def correct(self) -> Tensor:
+        """Whether each prediction is right."""
+        return self.classes == self.labels
+
     def evaluation(self, chosen: Tensor | None = None) -> Evaluation:
         """Measure all images, or those where `chosen`, of shape (n,), is true.
 
@@ -135,7 +140,7 @@ class Predictions:
         if not images:
             raise NotEnoughDataError("Evaluation needs images; found none.")
         labels, batches = self.labels[chosen], self.batches[chosen]
-        correct, entropies = self.classes[chosen] == labels, self.entropies[chosen]
+        correct, entropies = self.correct[chosen], self.entropies[chosen]
         errors, by_class = _means(~correct, batches), _means(correct, labels, self.n_classes)
         return Evaluation(
             images=images,

@@ -159,7 +159,7 @@ class Info(_Answer):
     filter: str = Field(examples=["conv1, 2000 components"])
     classes: list[str] = Field(examples=[["airplane", "automobile"]])
     input_shape: list[int] = Field(examples=[[3, 32, 32]])
-    version: str = Field(examples=["0.1.0"])
+    version: str = Field(examples=["0.2.0"])
     bands: list[InfoBand]
 
 

@@ -102,7 +102,7 @@ class StreamState:
         numbers = {each.name: getattr(self, each.name) for each in _NUMBERS}
         conditions = self.seen.conditions
         numbers["latest"] = self.seen.latest
-        numbers["unsearched"] = 0 if conditions is None else conditions.unsearched
+        numbers["unsearched"] = 0 if conditions is None else len(conditions.unsearched)
         # One entry, since safetensors writes several in any order: the same state, the same bytes.
         about = {ABOUT: json.dumps({"format": FORMAT, "kind": kind, "numbers": numbers})}
         return save({name: each.contiguous() for name, each in self.tensors().items()}, about)
@@ -178,7 +178,7 @@ def _seen(tensors: dict[str, Tensor], numbers: dict[str, Any], like: Seen) -> Se
         known[name] = _taken(tensors, CONDITIONS + name, each, lengths).numpy()
     if len(known["centres"]) != len(known["weights"]):
         raise SavedStreamError("These bytes are no saved stream: their conditions do not match.")
-    return Seen(shown, KnownConditions(**known, unsearched=unsearched), latest)
+    return Seen(shown, KnownConditions.of(**known, unsearched=unsearched), latest)
 
 
 def _tensors(known: KnownConditions) -> dict[str, Tensor]:

@@ -421,7 +421,7 @@ class Cosine(Basis):
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         """See `Basis`."""
         if is_fast(components, self.shape):
-            return base + self._by_fft().rebuilt(components, self.rotation)
+            return self._by_fft().rebuilt(components, self.rotation).add_(base)
         samples = components.shape[0]  # not `len`: exporters would fix it
         every = components.new_zeros(samples, math.prod(self.shape))
         every = every.index_copy(1, self.order[: components.shape[1]], components)

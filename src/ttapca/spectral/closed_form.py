@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ttapca._checks import Number, Whole, check_option
 from ttapca.spectral.closed_form_rule import (
+    LARGE,
     ClosedFormRule,
     Evidence,
     Shown,
@@ -144,13 +145,20 @@ class ClosedFormGain(ClosedFormRule):
     def _tell_apart(self, conditions: ConditionStates, samples: Tensor, components: Tensor) -> None:
         if not self.stream.counts("conditions/states"):
             return
-        energies = components.square() @ (self.averages / self.variances[:, None])
+        energies = self._energies_of_each(components)
         looks = conditions.describe(energies, textures(samples) if self._with_textures else None)
         # A broken batch is left out below, where its energies are added.
         if bool(torch.isfinite(looks).all()):
             states = conditions.route(looks)
             if self.stream.conditions > 1:
                 self.stream.route(states)
+
+    def _energies_of_each(self, components: Tensor) -> Tensor:
+        """Return the band energies of each sample, (batch, components) to (batch, bands)."""
+        if components.shape[1] < LARGE:
+            return components.square() @ (self.averages / self.variances[:, None])
+        found = [self.band_means(each.square().div_(self.variances)) for each in components]
+        return torch.stack(found)
 
     @torch.no_grad()
     def forward(
@@ -162,20 +170,26 @@ class ClosedFormGain(ClosedFormRule):
         """Add a batch to the stream if this pass counts, and return the gains; see `Gain`."""
         stream = self.stream
         if components is not None and len(components) and stream.counts(self._energies):
-            energies = _mean(components.square())[0] / self.variances
+            mean, square = _moments(components)
+            energies = square / self.variances
             if math.isfinite(float(energies.sum())):  # energies are never negative
-                self._add(energies, components, rest, size)
+                self._add(energies, mean, len(components), rest, size)
             else:
                 stream.left_out = True
         gains: Tensor = stream.now(self._gains)
         return gains.to(self.variances)
 
     def _add(
-        self, energies: Tensor, components: Tensor, rest: Tensor | None, size: OtherSize | None
+        self,
+        energies: Tensor,
+        mean: Tensor,
+        count: int,
+        rest: Tensor | None,
+        size: OtherSize | None,
     ) -> None:
         """Update the energies of the stream, how surely it has shifted, and the gains."""
-        stream, count = self.stream, len(components)
-        newer = self._newly_shown(energies, components, rest)
+        stream = self.stream
+        newer = self._newly_shown(energies, mean, count, rest)
         shown = self._shown_before(newer).joined(newer, stream.memory)
         samples = float(shown.samples)
         independent = shown.samples.new_tensor([independent_images(samples, stream.skew)])
@@ -203,15 +217,17 @@ class ClosedFormGain(ClosedFormRule):
         if found.rest_gain is not None:
             stream.write(self._rest_gain, float(found.rest_gain))
 
-    def _newly_shown(self, energies: Tensor, components: Tensor, rest: Tensor | None) -> Shown:
-        """Return what a batch shows, given with its energies."""
-        count = torch.tensor([len(components)], dtype=torch.float64)
-        mean = _mean(components) if self.center else None
+    def _newly_shown(
+        self, energies: Tensor, mean: Tensor, samples: int, rest: Tensor | None
+    ) -> Shown:
+        """Return what a batch shows, given with energies and mean of its components."""
+        count = torch.tensor([samples], dtype=torch.float64)
+        wanted = mean[None] if self.center else None
         if rest is None:
-            return Shown(count, energies[None], mean)
+            return Shown(count, energies[None], wanted)
         energy = float(rest.square().sum(1).mean()) / (self.rest_energy or 1.0)
         return Shown(
-            count, energies[None], mean, count.new_tensor([energy]), rest.mean(0, keepdim=True)
+            count, energies[None], wanted, count.new_tensor([energy]), rest.mean(0, keepdim=True)
         )
 
     def _shown_before(self, like: Shown) -> Shown:
@@ -283,9 +299,19 @@ class ClosedFormGain(ClosedFormRule):
         return self.gains_by_band(self.stream.now(self._gains))
 
 
-def _mean(rows: Tensor) -> Tensor:
-    """Return the mean of rows, (rows, n) to (1, n); a single row itself, which is no work."""
-    return rows if len(rows) == 1 else rows.mean(0, keepdim=True)
+def _moments(components: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of components and of their squares, (batch, n) to (n,) and (n,)."""
+    samples, size = components.shape
+    if samples == 1:
+        return components[0], components[0].square()
+    if size < LARGE:
+        return components.mean(0), components.square().mean(0)
+    # One large image after the other: squares of a whole batch would not fit in the cache.
+    mean, square = torch.zeros_like(components[0]), torch.zeros_like(components[0])
+    for each in components:
+        mean += each
+        square.addcmul_(each, each)
+    return mean.div_(samples), square.div_(samples)
 
 
 @register_gain("pulled", **WIENER)

@@ -24,7 +24,7 @@ States are not forgotten: a condition that comes back finds the state that it ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -67,37 +67,64 @@ class KnownConditions:
     Attributes:
         centres: Appearance of each state, float64, shape (states, numbers).
         weights: How many images each centre stands for, float64, shape (states,).
-        recent: Appearances of the last images, float64, shape (images, numbers).
-        unsearched: How many of these are new since states were looked for.
+        searched: Appearances of the last images in which states were looked for, float64, shape
+            (images, numbers).
+        unsearched: Those of the images since then. Kept apart, so that a single image more does not
+            make a copy of hundreds.
     """
 
     centres: Numbers
     weights: Numbers
-    recent: Numbers
-    unsearched: int = 0
+    searched: Numbers
+    unsearched: Numbers
 
     @classmethod
     def none(cls, size: int) -> Self:
         """Return what is known of a new stream, where so many numbers describe an image."""
-        return cls(np.zeros((0, size)), np.zeros(0), np.zeros((0, size)))
+        nothing = np.zeros((0, size))
+        return cls(nothing, np.zeros(0), nothing, nothing)
+
+    @classmethod
+    def of(cls, centres: Numbers, weights: Numbers, recent: Numbers, unsearched: int) -> Self:
+        """Return the same as was kept in one piece.
+
+        Args:
+            centres: See the class.
+            weights: See the class.
+            recent: See `recent`.
+            unsearched: In how many of these states were not looked for yet.
+        """
+        searched = max(0, len(recent) - unsearched)
+        return cls(centres, weights, recent[:searched], recent[searched:])
+
+    @property
+    def recent(self) -> Numbers:
+        """Appearances of the last images, at most `RECENT`."""
+        return np.concatenate([self.searched, self.unsearched])[-RECENT:]
 
     @property
     def nbytes(self) -> int:
         """How many bytes it takes in memory."""
-        return self.centres.nbytes + self.weights.nbytes + self.recent.nbytes
+        kept = (self.centres, self.weights, self.searched, self.unsearched)
+        return sum(each.nbytes for each in kept)
+
+    def last(self, count: int) -> Numbers:
+        """Return the appearances of so many last images, or of fewer if there are no more."""
+        missing = count - len(self.unsearched)
+        if missing <= 0:
+            return self.unsearched[-count:]
+        return np.concatenate([self.searched[-missing:], self.unsearched])
 
     def with_images(self, appearances: Numbers) -> KnownConditions:
         """Return the same with these among the last images, and a state if there was none."""
-        recent = np.concatenate([self.recent, appearances])[-RECENT:]
-        unsearched = self.unsearched + len(appearances)
-        if len(self.centres):
-            return KnownConditions(self.centres, self.weights, recent, unsearched)
-        return KnownConditions(appearances.mean(0, keepdims=True), np.zeros(1), recent, unsearched)
+        unsearched = np.concatenate([self.unsearched, appearances])[-RECENT:]
+        known = replace(self, unsearched=unsearched)
+        return known if len(known.centres) else known.with_state(appearances.mean(0))
 
     def with_state(self, centre: Numbers) -> KnownConditions:
         """Return the same with one more state, shape (numbers,)."""
         centres, weights = np.concatenate([self.centres, centre[None]]), np.append(self.weights, 0)
-        return KnownConditions(centres, weights, self.recent, self.unsearched)
+        return replace(self, centres=centres, weights=weights)
 
 
 class ConditionStates:
@@ -157,7 +184,7 @@ class ConditionStates:
         known = KnownConditions.none(self.describe.size)
         if centres:
             middles, recent = torch.stack(centres), rows[: int(filled)]
-            known = KnownConditions(
+            known = KnownConditions.of(
                 middles.double().cpu().numpy(),
                 np.array(weights, dtype=np.float64),
                 recent.double().cpu().numpy(),
@@ -167,8 +194,9 @@ class ConditionStates:
         states = tuple(torch.from_numpy(found.centres)), tuple(found.weights.tolist())
         self.stream.write("conditions/states", states)
         rows = torch.zeros(RECENT, appearances.shape[1], dtype=torch.float64)
-        rows[: len(found.recent)] = torch.from_numpy(found.recent)
-        self.stream.write("conditions/recent", (rows, len(found.recent), found.unsearched))
+        recent = found.recent
+        rows[: len(recent)] = torch.from_numpy(recent)
+        self.stream.write("conditions/recent", (rows, len(recent), len(found.unsearched)))
         return torch.from_numpy(nearest)
 
     def told_apart(
@@ -180,14 +208,15 @@ class ConditionStates:
             known: What was known of it before; not written into.
             appearances: Shape (images, numbers).
         """
-        before, known = known.recent, known.with_images(appearances)
-        if len(known.recent) >= ENOUGH and known.unsearched >= OFTEN:
+        before, known = known, known.with_images(appearances)
+        new = len(known.unsearched)
+        if new >= OFTEN and new + len(known.searched) >= ENOUGH:
             known = self._searched(known)
         # In a large batch, a search or its mean tells better than its outermost images.
         few = len(appearances) < TOGETHER and len(known.centres) < self.most
         if few and _some_like_source(appearances, before, known.centres):
             known = known.with_state(np.zeros_like(appearances[0]))
-        together = known.recent[-max(len(appearances), TOGETHER) :]
+        together = known.last(max(len(appearances), TOGETHER))
         if len(together) >= TOGETHER and _of_one_condition(together, known.centres):
             mean = together.mean(0, keepdims=True)
             far = bool(_squares(mean, known.centres).min() > FAR**2)
@@ -198,8 +227,7 @@ class ConditionStates:
         else:
             nearest = _nearest(appearances, known.centres)
         centres, weights = _moved(known.centres, known.weights, appearances, nearest)
-        weights = weights.clip(max=MEMORY)
-        return KnownConditions(centres, weights, known.recent, known.unsearched), nearest
+        return replace(known, centres=centres, weights=weights.clip(max=MEMORY)), nearest
 
     def _searched(self, known: KnownConditions) -> KnownConditions:
         """Split states as long as there are two conditions in one."""
@@ -227,7 +255,7 @@ class ConditionStates:
             start = centres
             for _ in range(STEPS):
                 centres, _ = _moved(start, kept, recent, _nearest(recent, centres))
-        return KnownConditions(centres, counts, recent)
+        return KnownConditions(centres, counts, recent, recent[:0])
 
 
 def _squares(rows: Numbers, centres: Numbers) -> Numbers:
@@ -241,12 +269,12 @@ def _nearest(rows: Numbers, centres: Numbers) -> NDArray[np.int64]:
     return found
 
 
-def _some_like_source(rows: Numbers, before: Numbers, centres: Numbers) -> bool:
+def _some_like_source(rows: Numbers, before: KnownConditions, centres: Numbers) -> bool:
     """Return whether some images are like the source, while no state is and none has such images.
 
     Args:
         rows: The images.
-        before: The last images before these.
+        before: What was known before these.
         centres: Of the states.
     """
     lengths = np.linalg.norm(centres, axis=1)
@@ -255,10 +283,11 @@ def _some_like_source(rows: Numbers, before: Numbers, centres: Numbers) -> bool:
     squares = _squares(rows, centres)
     states = squares.argmin(1)
     like = squares.min(1) - np.square(rows).sum(1) > LIKE_SOURCE
+    recent = before.recent if like.any() else rows[:0]
     for state in sorted(set(states[like].tolist())):
         direction = centres[state] / lengths[state]
         # How much the images of the state vary towards the source; at first, these images tell.
-        own = before[_nearest(before, centres) == state]
+        own = recent[_nearest(recent, centres) == state]
         own = (own if len(own) >= FEWEST else rows[states == state]) @ direction
         spread = float(own.std(ddof=1)) if len(own) >= FEWEST else 1.0  # as source images
         places = rows[like & (states == state)] @ direction

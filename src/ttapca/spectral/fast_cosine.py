@@ -91,9 +91,8 @@ class FastCosines:
         Returns:
             Shape (batch, components).
         """
-        if not len(centred):
-            return centred.new_empty(0, len(self._places))
-        return torch.stack([self._cosines(image, rotation) for image in centred])
+        found = [self._cosines(image, rotation) for image in centred]
+        return _rows(found, centred.new_empty(0, len(self._places)))
 
     def _cosines(self, image: Tensor, rotation: Tensor) -> Tensor:
         plan = _plan(*self.shape[1:], image.dtype, image.device)
@@ -114,9 +113,8 @@ class FastCosines:
         Returns:
             Shape (batch, C H W).
         """
-        if not len(components):
-            return components.new_empty(0, math.prod(self.shape))
-        return torch.stack([self._image(each, rotation) for each in components])
+        found = [self._image(each, rotation) for each in components]
+        return _rows(found, components.new_empty(0, math.prod(self.shape)))
 
     def _image(self, components: Tensor, rotation: Tensor) -> Tensor:
         height, width = self.shape[1:]
@@ -132,6 +130,13 @@ class FastCosines:
         pixels = torch.fft.irfft2(waves.mul_(plan.turn_back), s=(height, width)).flatten(1)
         channels = torch.stack([each.index_select(0, plan.places) for each in pixels])
         return (rotation @ channels).to(components.dtype).flatten()
+
+
+def _rows(found: list[Tensor], none: Tensor) -> Tensor:
+    """Return all that was found in rows, a single row without a copy."""
+    if not found:
+        return none
+    return found[0][None] if len(found) == 1 else torch.stack(found)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.gains import Gain
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.support.last_made import identity
+from ttapca.support.tensors import identity
 
 # Sizes of images that a filter is ready for: a stream may have a few of them in turn.
 SIZES_KEPT = 4
@@ -136,27 +136,25 @@ class SpectralFilter(nn.Module):
             outside = flat - mean - basis.add_rebuilt(torch.zeros_like(mean), components)
         gains, offset, scale = gain(components, outside), gain.offset(), gain.rest_gain()
         rest = _rest_gains(gains, scale)
-        away = away_outside = None
+        minus = away_outside = None
         if offset is not None:
             away, away_outside = offset
-            away = gains * away.to(gains)
+            minus = -gains * away.to(gains)
         else:
             changed = _differ_from(gains, rest)
             if not changed and bool((rest == 1).all()):
                 return samples
             components, gains = components[:, :changed], gains[..., :changed]
 
-        # Written as a correction: gains of 1 leave every bit as it was.
         def rescaled(
-            flat: Tensor, components: Tensor, more: Tensor, rest_more: Tensor, away: Tensor | None
+            flat: Tensor, components: Tensor, more: Tensor, rest: Tensor, minus: Tensor | None
         ) -> Tensor:
-            change = components * more
-            if away is not None:
-                change = change - away
-            return basis.add_rebuilt(flat, change).addcmul_(flat - mean, rest_more)
+            change = components * more if minus is None else torch.addcmul(minus, components, more)
+            # Written as a correction: gains of 1 leave every bit as it was.
+            return basis.add_rebuilt(torch.addcmul(flat, flat - mean, rest - 1), change)
 
         filtered = _few_at_a_time(
-            rescaled, basis.at_once, flat, components, gains - rest, rest - 1, away
+            rescaled, basis.at_once, flat, components, gains - rest, rest, minus
         )
         if away_outside is not None:
             filtered = filtered - rest * away_outside.to(filtered)

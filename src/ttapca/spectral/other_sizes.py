@@ -99,7 +99,7 @@ class OtherSize:
         """Return a new tensor: `base`, (C h w,) or (batch, C h w), plus images by coefficients."""
         if is_fast(coefficients, self.shape):
             rows = coefficients.reshape(-1, math.prod(self.shape))
-            return base + self._fast.rebuilt(rows, self._basis.rotation)
+            return self._fast.rebuilt(rows, self._basis.rotation).add_(base)
         table = coefficients.reshape(-1, *self.shape)
         images = images_of(table, self._basis.rotation, self._height, self._width)
         return base + images.flatten(1)

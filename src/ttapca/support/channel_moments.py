@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
+
+from ttapca.support.tensors import as_on
+
+# Where a sample has more numbers than this, so many places of each of its feature maps will do.
+MANY = 2**16
+PLACES = 128
 
 # From this many numbers on, `quick_moments` is quicker than BatchNorm in training mode.
 LARGE = 2**18
@@ -19,10 +27,10 @@ def mixed_moments(
 ) -> tuple[Tensor, Tensor]:
     """Return mean and variance of two populations together, the batch with weight alpha."""
     (batch_mean, batch_var), (source_mean, source_var) = batch, source
-    source_mean, source_var = source_mean.to(batch_mean), source_var.to(batch_var)
+    source_mean, source_var = as_on(source_mean, batch_mean), as_on(source_var, batch_var)
     between = batch_mean - source_mean
     var = torch.lerp(source_var, batch_var, alpha)
-    var = torch.addcmul(var, between, between, value=alpha * (1 - alpha))
+    var.addcmul_(between, between, value=alpha * (1 - alpha))
     return torch.add(source_mean, between, alpha=alpha), var
 
 
@@ -35,10 +43,13 @@ def normalised(
 ) -> Tensor:
     """Return weight (x - mean) / sqrt(var + eps) + bias for x of shape (batch, channels, ...)."""
     mean, var = moments
-    weight, bias = (None if value is None else value.to(x.dtype) for value in (weight, bias))
+    if weight is not None and weight.dtype != x.dtype:
+        weight = weight.to(x.dtype)
+    if bias is not None and bias.dtype != x.dtype:
+        bias = bias.to(x.dtype)
     if not torch.is_grad_enabled():
         # One pass instead of two; but no gradient would reach mean and variance.
-        return F.batch_norm(x, mean, var, weight, bias, eps=eps)
+        return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, True)
     scale = torch.rsqrt(var + eps)
     if weight is not None:
         scale = scale * weight
@@ -51,9 +62,41 @@ def normalised(
 
 def can_be_quick(x: Tensor) -> bool:
     """Return whether statistics without gradients will do, and are worth a path of their own."""
-    several = x.numel() >= 2 * x.shape[1]
-    plain = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return several and plain and x.device.type == "cpu"
+    if torch.is_grad_enabled() or not x.is_cpu or x.numel() < 2 * x.shape[1]:
+        return False
+    return not torch.compiler.is_compiling()
+
+
+def some_places(x: Tensor) -> Tensor:
+    """Return evenly spread places of large feature maps; small ones as they are.
+
+    Neighbours are alike: some hundred places tell mean and variance of a channel about as well as
+    all of them, and most of the time for these goes into reading them.
+
+    Args:
+        x: Shape (batch, channels, ...).
+
+    Returns:
+        Shape (batch, channels, places), or (1, channels, places of all, 1).
+
+    Example:
+        >>> with torch.no_grad():
+        ...     some_places(torch.zeros(1, 16, 112, 112)).shape
+        torch.Size([1, 16, 130])
+    """
+    channels, *sides = x.shape[1:]
+    places = math.prod(sides)
+    step = places // PLACES
+    if step < 2 or channels * places <= MANY or not can_be_quick(x):
+        return x
+    # What repeats along a row, as the blocks of a compressed image do, is not to be met at the same
+    # place each time.
+    while math.gcd(step, 2 * sides[-1]) > 1:
+        step -= 1
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        some = x.permute(0, 2, 3, 1).flatten(1, 2)[:, ::step].contiguous()
+        return some.view(1, -1, 1, channels).permute(0, 3, 1, 2)  # channels stay last
+    return x.flatten(2)[:, :, ::step].contiguous()
 
 
 def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from ttapca.support.tensors import identity
+
 Made = TypeVar("Made")
 
 
@@ -39,10 +41,3 @@ class LastMade(Generic[Made]):
                 kept = (state, make())
             self._kept = kept
         return kept[1]
-
-
-def identity(tensor: Tensor) -> tuple[Any, ...]:
-    """Return something that changes whenever a tensor is written, cast or moved."""
-    # Tensors that were made in inference mode do not count how often they are written.
-    version = None if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.dtype, tensor.device

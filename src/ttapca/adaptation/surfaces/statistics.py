@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -21,6 +20,7 @@ from ttapca.support.channel_moments import (
     channel_moments,
     mixed_moments,
     normalised,
+    some_places,
 )
 from ttapca.support.modules import device_and_dtype, find_layer
 from ttapca.support.sample_norms import (
@@ -31,6 +31,7 @@ from ttapca.support.sample_norms import (
     is_sample_norm,
     normalised_alone,
 )
+from ttapca.support.tensors import as_on, at_least_float32
 from ttapca.support.wrapping import Wrapper, is_replaced, wrap_forward
 
 # What is known of a layer's channels before a stream starts: mean, variance, how many samples they
@@ -88,8 +89,10 @@ class MixedStatistics(Surface):
         come, and is 0 as soon as there are more than `prior` of them.
         """
         fading = (samples - 1) / self.prior if self.prior else float(samples > 1)
+        if not self.alone or fading >= 1:
+            return 0.0
         strength = LEAST_ALONE + (1 - LEAST_ALONE) * self.stream.unusual
-        return self.alone * strength * min(1.0, max(0.0, 1 - fading))
+        return self.alone * strength * min(1.0, 1 - fading)
 
     def start_batch(self) -> None:
         """Drop the moments of the batch before, which nobody settled."""
@@ -172,12 +175,12 @@ class LayerStatistics(Wrapper):
         """Normalise a batch; the argument has the name that torch's own layers give it."""
         if not self.surface.enabled:
             return forward(input)
-
-        def run(samples: Tensor) -> Any:
-            output = self.normalise(self.layer, self, samples)
-            return forward(samples) if output is None else output
-
+        run = functools.partial(self._run, forward)
         return self.surface.stream.by_condition(run, input) if self.surface.follow else run(input)
+
+    def _run(self, forward: Callable[..., Any], samples: Tensor) -> Any:
+        output = self.normalise(self.layer, self, samples)
+        return forward(samples) if output is None else output
 
     def weight(self, batch_size: int, *, maps: bool = True) -> float:
         """Return the weight of the test data in the mixture, given what was seen before.
@@ -219,16 +222,16 @@ class LayerStatistics(Wrapper):
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the channels in the batch, or in the stream up to it."""
-        moments = channel_moments(x)
         if not self.surface.follow:
-            return moments
+            return channel_moments(x)
+        moments, size = channel_moments(some_places(x)), x.shape[0]
         stream, composition = self.surface.stream, self.surface.stream.composition
         past = self._past()
-        together = self._together(moments, len(x), past)
+        together = self._together(moments, size, past)
         if stream.counts(self.name):
-            self._write(together, len(x), past)
+            self._write(together, size, past)
             if composition is not None:
-                self.own[stream.condition] = (moments, len(x))
+                self.own[stream.condition] = (moments, size)
         if composition is not None and composition.past_only and past[0] is not None:
             mean, var, _, _ = past
             return mean, var
@@ -257,7 +260,9 @@ class LayerStatistics(Wrapper):
     def _write(
         self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, bool]
     ) -> None:
-        mean, var = (moment.detach() for moment in moments)
+        mean, var = moments
+        if mean.requires_grad or var.requires_grad:
+            mean, var = mean.detach(), var.detach()
         stream = self.surface.stream
         stream.write(self.name, (mean, var, stream.aged(past[2], size) + size, True))
 
@@ -307,6 +312,7 @@ class BatchNormStatistics(MixedStatistics):
         required: Whether a model without BatchNorm is an error.
 
     Example:
+        >>> import torch
         >>> model = nn.Sequential(nn.BatchNorm1d(1, affine=False)).eval()
         >>> statistics = BatchNormStatistics(alpha=1.0)
         >>> statistics.attach(model)
@@ -343,25 +349,24 @@ class BatchNormStatistics(MixedStatistics):
 
 
 def _batch_norm(layer: _BatchNorm, statistics: LayerStatistics, x: Tensor) -> Tensor:
-    alpha = statistics.weight(len(x), maps=_has_maps(x))
+    alpha = statistics.weight(x.shape[0], maps=_has_maps(x))
+    mean, var, weight, bias = layer.running_mean, layer.running_var, layer.weight, layer.bias
     if alpha == 0.0:
-        return F.batch_norm(
-            x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps
-        )
+        return F.batch_norm(x, mean, var, weight, bias, eps=layer.eps)
     if alpha == 1.0 and x.numel() == x.shape[1]:
         raise ShapeError(
             "Batch statistics need more than one value for each channel; found a batch of "
             f"shape {tuple(x.shape)}. Use a larger batch, or source or mixed statistics."
         )
-    large = x.numel() >= LARGE and can_be_quick(x)
-    if alpha == 1.0 and not statistics.surface.follow and not large:
-        return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
-    precise = x.to(torch.promote_types(x.dtype, torch.float32))
-    if layer.running_mean is None or layer.running_var is None:
+    if alpha == 1.0 and not statistics.surface.follow:
+        large = x.numel() >= LARGE and can_be_quick(x)
+        if not large:
+            return F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
+    if mean is None or var is None:
         raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
-    source = (layer.running_mean, layer.running_var)
-    moments = mixed_moments(alpha, statistics.moments(precise), source)
-    return normalised(precise, moments, layer.weight, layer.bias, layer.eps).to(x.dtype)
+    precise = at_least_float32(x)
+    moments = mixed_moments(alpha, statistics.moments(precise), (mean, var))
+    return as_on(normalised(precise, moments, weight, bias, layer.eps), x)
 
 
 class SampleNormStatistics(MixedStatistics):
@@ -378,6 +383,7 @@ class SampleNormStatistics(MixedStatistics):
         alpha, prior, follow: See `BatchNormStatistics`.
 
     Example:
+        >>> import torch
         >>> model = nn.Sequential(nn.GroupNorm(1, 2, affine=False))
         >>> source = {"0": torch.tensor([[0.0, 0.0], [1.0, 1.0]])}
         >>> statistics = SampleNormStatistics(source)
@@ -421,10 +427,10 @@ class SampleNormStatistics(MixedStatistics):
 def _sample_norm(
     source: Tensor, layer: SampleNorm, statistics: LayerStatistics, x: Tensor
 ) -> Tensor | None:
-    alpha = statistics.weight(len(x))
+    alpha = statistics.weight(x.shape[0])
     if alpha == 0.0:
         return None
-    precise = normalised_alone(layer, x.to(torch.promote_types(x.dtype, torch.float32)))
+    precise = normalised_alone(layer, at_least_float32(x))
     source_mean, source_var = source.to(precise)
     moments = mixed_moments(alpha, statistics.moments(precise), (source_mean, source_var))
     # To the mean and deviation of the source, and from there by the layer's own scale and shift.
@@ -439,4 +445,4 @@ def _sample_norm(
 
 def _has_maps(x: Tensor) -> bool:
     """Return whether a sample has more than one number for each channel."""
-    return x.numel() > len(x) * x.shape[1]
+    return x.numel() > x.shape[0] * x.shape[1]

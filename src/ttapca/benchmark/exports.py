@@ -1,0 +1,137 @@
+"""Results as text: CSV and JSON of every measurement, Markdown and LaTeX of the tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from ttapca._checks import OneOf, check_option
+from ttapca.benchmark.comparisons import Rows, comparisons, frame
+from ttapca.benchmark.difference_table import difference_table
+from ttapca.benchmark.paper_tables import paper_tables
+from ttapca.benchmark.tables import ResultTable, error_table, setting_tables
+
+FORMATS = ("csv", "json", "markdown", "latex")
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "−": "$-$",  # noqa: RUF001
+        "—": "--",
+        "†": r"$\dagger$",
+    }
+)
+_MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in r"\|*_`<>[]"} | {"\n": " "})
+
+
+def export(rows: Rows, form: str) -> str:
+    r"""Write results as text.
+
+    Args:
+        rows: As `Results.rows()` returns them, or as a frame.
+        form: `csv` or `json` for every measurement with all its fields; `markdown` or `latex` for
+            the tables. Which images were predicted right is in `json` only, packed as in
+            `Outcome.correct` and written in hexadecimal digits.
+
+    Raises:
+        OptionError: There is no such format.
+
+    Example:
+        >>> export([], "json")
+        '[]\n'
+    """
+    check_option("format", form, OneOf(FORMATS))
+    if form in ("markdown", "latex"):
+        write = markdown if form == "markdown" else latex
+        found = comparisons(rows)
+        tables = [*setting_tables(found)]
+        for each in found:
+            told_apart = difference_table(each)
+            tables += [error_table(each), *([told_apart] if told_apart else [])]
+        return "\n".join(map(write, [*tables, *paper_tables(rows)]))
+    table = frame(rows)
+    if form == "json":  # not `DataFrame.to_json`, which rounds
+        table = table.assign(correct=[bits.hex() for bits in table.correct])
+        records = [_finite(record) for record in table.to_dict("records")]
+        return json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    for name in ("error_stream", "entropy_stream", "versions", "machine"):  # as JSON
+        table = table.assign(**{name: [json.dumps(_finite(each)) for each in table[name]]})
+    table = table.drop(columns="correct").replace([math.inf, -math.inf], math.nan)
+    return str(table.to_csv(index=False, lineterminator="\n"))
+
+
+def _finite(value: Any) -> Any:
+    """Put null in the place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def markdown(table: ResultTable) -> str:
+    r"""Write a table in Markdown: the title above, the best in bold, the notes below.
+
+    Example:
+        >>> from ttapca.benchmark.tables import Value
+        >>> line = (Value("a|b"), Value("1.0", 1.0, "number", best=True))
+        >>> print(markdown(ResultTable("errors", ("method", "mean"), (line,))))
+        ### errors
+        <BLANKLINE>
+        | method | mean |
+        |:--|--:|
+        | a\|b | **1.0** |
+        <BLANKLINE>
+    """
+    head, *body = _lines(table, _MARKDOWN, " | ", "**{}**")
+    parts = [
+        f"### {table.title.translate(_MARKDOWN)}\n",
+        f"| {head} |",
+        "|" + "|".join(":--" if words else "--:" for words in table.wordy) + "|",
+        *(f"| {line} |" for line in body),
+        *(f"\n{note.translate(_MARKDOWN)}" for note in table.notes),
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def latex(table: ResultTable) -> str:
+    r"""Write a table in LaTeX, for the package `booktabs`: the best in bold, the notes below.
+
+    Example:
+        >>> from ttapca.benchmark.tables import Value
+        >>> line = (Value("bn"), Value("1.0", 1.0, "number", best=True))
+        >>> latex(ResultTable("50 %", ("method", "mean"), (line,))).splitlines()[7]
+        'bn & \\textbf{1.0} \\\\'
+    """
+    head, *body = _lines(table, _LATEX, " & ", r"\textbf{{{}}}")
+    layout = "".join("l" if words else "r" for words in table.wordy)
+    parts = [
+        r"\begin{table*}",
+        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",  # many columns on one page
+        rf"\caption{{{table.title.translate(_LATEX)}}}",
+        rf"\begin{{tabular}}{{{layout}}}",
+        r"\toprule",
+        rf"{head} \\",
+        r"\midrule",
+        *(rf"{line} \\" for line in body),
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par {note.translate(_LATEX)}" for note in table.notes),
+        r"\end{table*}",
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _lines(table: ResultTable, escapes: dict[int, str], between: str, bold: str) -> list[str]:
+    """Return the headings and the rows, each as one line."""
+    lines = [between.join(name.translate(escapes) for name in table.columns)]
+    for row in table.rows:
+        texts = [(value.text.translate(escapes), value.best) for value in row]
+        lines.append(between.join(bold.format(text) if best else text for text, best in texts))
+    return lines

@@ -1,0 +1,108 @@
+"""The layout of a file of results: its tables, and what may stand in them.
+
+Layout 2 adds the table `per_image` and layout 3 the table `labels`; the others stay as they were in
+layout 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import get_args
+
+import numpy as np
+
+from ttapca._checks import (
+    Blob,
+    ListOf,
+    Maybe,
+    Measured,
+    Number,
+    OneOf,
+    Plain,
+    Record,
+    Rule,
+    Such,
+    Text,
+    Whole,
+)
+from ttapca.benchmark.cells import SETTINGS, Cell, Outcome, Status
+
+APPLICATION_ID = 0x74746170  # "ttap"
+LAYOUT = 3
+WITH_BITS, WITH_LABELS = 2, 3  # the first layouts that have them
+LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
+
+# By the type of a field: its column, and what may stand in it. Names of methods, corruptions and
+# data may be those of another version.
+_NUMBERS = ListOf(Measured(), 0, 10_000_000)
+COLUMNS: dict[str, tuple[str, Rule]] = {
+    "str": ("TEXT NOT NULL", Text(100_000)),
+    "Setting": ("TEXT NOT NULL", OneOf(SETTINGS)),
+    "Status": ("TEXT NOT NULL", OneOf(get_args(Status))),
+    "int": ("INTEGER NOT NULL", Whole(0)),
+    "float": ("REAL NOT NULL", Number(0)),
+    "float | None": ("REAL", Maybe(Number())),
+    "tuple[float, ...]": ("TEXT NOT NULL", _NUMBERS),
+    "dict[str, str]": ("TEXT NOT NULL", Record(others=Text(10_000))),
+}
+KEY = {field.name: str(field.type) for field in dataclasses.fields(Cell)}
+CORRECT = "correct"  # the field of `Outcome` that has a table of its own
+MEASURED = {
+    field.name: str(field.type) for field in dataclasses.fields(Outcome) if field.name != CORRECT
+}
+SEQUENCES = [name for name, kind in MEASURED.items() if kind.startswith("tuple")]
+AS_JSON = [*SEQUENCES, *(name for name, kind in MEASURED.items() if kind.startswith("dict"))]
+SPECTRA = ("source_spectrum", "test_spectrum", "gains")
+STAGES = ("before", "after")
+_PERCENT = Maybe(Number(0, 101))  # with room for rounding
+CELL = {name: COLUMNS[kind][1] for name, kind in KEY.items()} | {"severity": Whole(0, 5)}
+OUTCOME = {name: COLUMNS[kind][1] for name, kind in MEASURED.items()}
+OUTCOME |= dict.fromkeys(("error", "calibration_error"), _PERCENT)
+OPTIONS: dict[str, Rule] = {"options": Record(others=Plain())}
+OBSERVATION: dict[str, Rule] = dict.fromkeys(SPECTRA, _NUMBERS)
+PICTURE: dict[str, Rule] = {"stage": OneOf(STAGES), "png": Blob(10_000_000)}
+REFERENCE = "REFERENCES results (id) ON DELETE CASCADE"
+_FIRST_SCHEMA = (
+    "CREATE TABLE results ( id INTEGER PRIMARY KEY, "
+    + "".join(f"{name} {COLUMNS[kind][0]}, " for name, kind in (KEY | MEASURED).items())
+    + f"UNIQUE ({', '.join(KEY)}) )",
+    f"CREATE TABLE observations ( result INTEGER PRIMARY KEY {REFERENCE}, "
+    + f"{', '.join(f'{name} TEXT NOT NULL' for name in SPECTRA)} )",
+    f"CREATE TABLE pictures ( result INTEGER NOT NULL {REFERENCE}, stage TEXT NOT NULL, "
+    "number INTEGER NOT NULL, png BLOB NOT NULL, PRIMARY KEY (result, stage, number) )",
+)
+ADDED = {  # by layout: the table that it added
+    WITH_BITS: f"CREATE TABLE per_image ( result INTEGER PRIMARY KEY {REFERENCE}, "
+    f"{CORRECT} BLOB NOT NULL )",
+    WITH_LABELS: "CREATE TABLE labels ( data TEXT NOT NULL, images INTEGER NOT NULL, "
+    "names TEXT NOT NULL, numbers BLOB NOT NULL, PRIMARY KEY (data, images) )",
+}
+SCHEMAS = {  # by layout
+    layout: (*_FIRST_SCHEMA, *(ADDED[each] for each in range(WITH_BITS, layout + 1)))
+    for layout in range(1, LAYOUT + 1)
+}
+NUMBER = "<u4"  # of a class, in the table `labels`
+CLASS_NAMES = ListOf(Text(10_000), 1, 1_000_000)
+
+
+def per_image_rule(images: int, error: float | None) -> Rule:
+    """Return the rule for the bits of a measurement: one for each image, and the same error."""
+
+    def holds(bits: bytes) -> bool:
+        if error is None or len(bits) != -(-images // 8):
+            return False
+        wrong = images - int.from_bytes(bits).bit_count()
+        return abs(100 * wrong - error * images) < 1e-6 * images
+
+    words = f"a bit for each of {images:,} images, with an error of {error} %"
+    return Such(Blob(LONGEST_VALUE), holds, words)
+
+
+def labels_rule(images: int, classes: int) -> Rule:
+    """Return the rule for the classes of the images of a data set."""
+
+    def holds(numbers: bytes) -> bool:
+        found = np.frombuffer(numbers, NUMBER) if len(numbers) % 4 == 0 else np.zeros(0)
+        return len(found) == images > 0 and int(found.max()) < classes
+
+    return Such(Blob(LONGEST_VALUE), holds, f"one of {classes:,} classes for {images:,} images")

@@ -1,0 +1,214 @@
+"""How sure a mean error is, and which methods are told apart: statistics over the test images.
+
+Test images are a sample: with others, every error would be another one. All methods predict the
+same images under every corruption, so what is sampled is an image with all of its predictions. From
+its share of wrong ones follow, without drawing random numbers:
+
+- the 95 % interval of a mean error, by Student's distribution. A bootstrap over images tends to the
+  same interval, because the error is a mean over images;
+- the interval of the difference of two methods, from the differences image by image;
+- the p-value of that difference by flipping signs: if two methods are equally good, their results
+  on each image could as well be exchanged. It is exact; with one prediction of each image it is
+  that of McNemar's test.
+
+These intervals do not hold what depends on the order of the images: several seeds show it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE = 0.95
+VANISHED = 1e-25  # even a million of these change no p-value
+
+
+@dataclass(frozen=True)
+class MeanInterval:
+    """A mean over images, in percent.
+
+    Attributes:
+        mean: Of the images that were measured.
+        half_width: Of the 95 % interval around it.
+    """
+
+    mean: float
+    half_width: float
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.mean + self.half_width
+
+
+@dataclass(frozen=True)
+class Difference(MeanInterval):
+    """By how much one mean error lies above another, over the same images.
+
+    Attributes:
+        p: How likely a difference at least as large is between methods that are equally good.
+    """
+
+    p: float
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether the interval is without zero, and the p-value at most 5 %."""
+        return self.p <= 1 - CONFIDENCE and self.low * self.high > 0
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTally:
+    """How often each image was predicted wrong.
+
+    Attributes:
+        wrong: In how many of its predictions, for each image; whole numbers, shape (images,).
+        predictions: How many there were of each image: corruptions times seeds.
+
+    Example:
+        >>> tally = ImageTally(np.array([0, 1, 2, 1]), predictions=2)
+        >>> tally.error.mean
+        50.0
+    """
+
+    wrong: NDArray[np.int64]
+    predictions: int
+
+    @classmethod
+    def of(cls, packed: Sequence[bytes], images: int) -> ImageTally:
+        """Count the bits of several measurements of the same images, see `Outcome.correct`."""
+        bits = np.frombuffer(b"".join(packed), np.uint8).reshape(len(packed), -1)
+        correct = np.unpackbits(bits, axis=1, count=images)
+        return cls(len(packed) - correct.sum(0, dtype=np.int64), len(packed))
+
+    @property
+    def error(self) -> MeanInterval:
+        """The mean error."""
+        shares = 100 * self.wrong / self.predictions
+        return MeanInterval(float(shares.mean()), _half_width(shares))
+
+    def above(self, other: ImageTally) -> Difference:
+        """Return by how much this error lies above that of another method on the same images."""
+        # Whole numbers, also where one method was measured with more seeds than the other.
+        gaps = self.wrong * other.predictions - other.wrong * self.predictions
+        shares = 100 * gaps / (self.predictions * other.predictions)
+        return Difference(float(shares.mean()), _half_width(shares), sign_flip_p(gaps))
+
+
+def _half_width(values: NDArray[np.float64]) -> float:
+    """Return half the width of the 95 % interval of a mean."""
+    from scipy.special import stdtrit
+
+    count, tail = len(values), (1 - CONFIDENCE) / 2
+    deviation = float(values.std(ddof=1)) if count > 1 else 0.0
+    if not deviation:  # all images alike: the largest share of others that might go unseen
+        return float(100 * (1 - tail ** (1 / count)))
+    return float(stdtrit(count - 1, 1 - tail)) * deviation / math.sqrt(count)
+
+
+def sign_flip_p(differences: NDArray[np.int64]) -> float:
+    """Return how often random signs make the sum of these differences at least as large.
+
+    All signs are considered, not a sample of them: the distribution of the sum is the inverse
+    Fourier transform of its characteristic function, a product of cosines.
+
+    Args:
+        differences: Whole numbers, one for each image.
+
+    Returns:
+        The two-sided p-value; 1 where the sum is zero.
+
+    Example:
+        >>> round(sign_flip_p(np.array([1, 1, 1, 0, 1])), 9)  # 2 of 16 ways to choose signs
+        0.125
+    """
+    from scipy.fft import irfft, next_fast_len
+
+    sizes, total = np.abs(differences), abs(int(differences.sum()))
+    if not total:
+        return 1.0
+    divisor = int(np.gcd.reduce(sizes))
+    sizes, total = sizes // divisor, total // divisor
+    reach = int(sizes.sum())
+    # The sum of sizes whose sign is plus goes from 0 to `reach`: one place in a list for each sum.
+    places = next_fast_len(reach + 1, real=True)
+    angles = np.pi * np.arange(places // 2 + 1) / places
+    counts = np.bincount(sizes)[1:]  # of differences of size 1, 2, ...
+    alive, factors = np.arange(len(angles)), np.ones(len(angles))
+    for size in np.argsort(-counts)[: np.count_nonzero(counts)] + 1:
+        factors = factors * np.cos(size * angles[alive]) ** counts[size - 1]
+        kept = np.abs(factors) > VANISHED  # soon few are left to compute
+        alive, factors = alive[kept], factors[kept]
+    transform = np.zeros(len(angles), dtype=complex)
+    transform[alive] = factors * np.exp(-1j * reach * angles[alive])
+    chances = irfft(transform, places)
+    tail = float(chances[(reach + total) // 2 : reach + 1].sum())
+    return min(max(2 * tail, 0.0), 1.0)  # both ways; rounding may leave less than nothing
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number (Holm, 1979).
+
+    Example:
+        >>> holm([0.04, 0.01, 0.5])
+        [0.08, 0.03, 0.5]
+    """
+    order = np.argsort(p_values, kind="stable")
+    corrected, least = [0.0] * len(p_values), 0.0
+    for place, number in enumerate(order.tolist()):
+        least = max(least, min(1.0, (len(p_values) - place) * p_values[number]))
+        corrected[number] = least
+    return corrected
+
+
+def differences(tallies: Sequence[ImageTally], reference: int) -> list[Difference]:
+    """Return by how much each error lies above one of them, with p-values corrected by `holm`."""
+    others = [number for number in range(len(tallies)) if number != reference]
+    gaps = {number: tallies[number].above(tallies[reference]) for number in range(len(tallies))}
+    corrected = holm([gaps[number].p for number in others])
+    for number, p in zip(others, corrected, strict=True):
+        gaps[number] = replace(gaps[number], p=p)
+    return list(gaps.values())
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a method stands among others on the same images.
+
+    Attributes:
+        rank: 1 for the lowest error and for all that are not told apart from it. The lowest of the
+            others has the next rank, which it shares in the same way.
+        error: Its error.
+    """
+
+    rank: int
+    error: MeanInterval
+
+
+def standings(tallies: Sequence[ImageTally]) -> list[Standing]:
+    """Rank methods by their error; those that are not told apart share a rank.
+
+    Example:
+        >>> good, bad = (ImageTally(np.arange(100) % each == 0, 1) for each in (5, 2))
+        >>> [each.rank for each in standings([good, bad, good])]
+        [1, 3, 1]
+    """
+    errors = [tally.error for tally in tallies]
+    ranks: dict[int, int] = {}
+    remaining = sorted(range(len(tallies)), key=lambda number: errors[number].mean)
+    while remaining:
+        gaps = differences([tallies[number] for number in remaining], 0)  # to the lowest of them
+        apart = [number for number, gap in zip(remaining, gaps, strict=True) if gap.told_apart]
+        rank = len(ranks) + 1
+        ranks |= {number: rank for number in remaining if number not in apart}
+        remaining = apart
+    return [Standing(ranks[number], error) for number, error in enumerate(errors)]

@@ -1,0 +1,72 @@
+"""What Tab offers in a shell, asked for as a shell asks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ttapca.cli import completion
+from ttapca.cli.app import run
+from ttapca.corruptions import CORRUPTIONS
+from ttapca.methods import METHODS
+from ttapca.networks import packaged
+
+
+def ask(what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what the command prints when a shell asks it for something."""
+    monkeypatch.setenv("_TTAPCA_COMPLETE", what)
+    monkeypatch.setattr(sys, "argv", ["ttapca"])
+    run()
+    return capsys.readouterr().out
+
+
+def test_all_methods_and_networks_are_known() -> None:
+    assert set(completion.METHOD_NAMES) == set(METHODS)
+    assert completion.packaged_networks() == sorted({"digits", *packaged()})
+    assert completion.corruptions("") == ["standard", "extra", "all", "clean", *CORRUPTIONS]
+
+
+def test_lists_are_completed_at_their_end() -> None:
+    assert completion.methods("tent,ttapca-r") == ["tent,ttapca-relu"]
+    assert "tent,tent" not in completion.methods("tent,t")
+    assert completion.corruptions("fog,gaussian_") == ["fog,gaussian_noise", "fog,gaussian_blur"]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("ttapca eval --method wi", ["wiener"]),
+        ("ttapca bench --methods bn,two", ["bn,two-sided"]),
+        ("ttapca bench --corruptions contr", ["contrast"]),
+        ("ttapca bench cifar10-res", ["cifar10-resnet20"]),
+        ("ttapca tune digits rot", ["rotta"]),
+        ("ttapca fit digits --data cifar100", ["cifar100", "cifar100-c"]),
+        ("ttapca data get fr", ["frost"]),
+        ("ttapca bench my-weights.p", []),  # so that the shell offers files
+    ],
+)
+def test_bash_is_answered(
+    line: str,
+    offered: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    assert ask("complete_bash", monkeypatch, capsys).split() == offered
+
+
+def test_bash_is_given_a_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = ask("source_bash", monkeypatch, capsys)
+    assert "complete -o default" in program  # files, where no name fits
+    assert "_TTAPCA_COMPLETE=complete_bash" in program
+
+
+def test_tab_does_not_wait_for_torch() -> None:
+    code = "import sys, ttapca.cli.app; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

@@ -1,0 +1,120 @@
+"""`ttapca demo` as a user meets it, and the numbers that README shows of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ttapca.benchmark import Plan, Results, plan, read_preset
+from ttapca.benchmark.demo_tables import mean_errors
+from ttapca.benchmark.inspection import one_thread
+from ttapca.cli import arguments
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ONE_IMAGE = 0.2  # percent of 500: rounding differs from processor to processor
+
+
+@pytest.fixture(scope="module")
+def known() -> pd.DataFrame:
+    """The rows of a whole run of the demo."""
+    return pd.read_csv(ROOT / "docs" / "results" / "demo.csv").fillna({"layer": ""})
+
+
+def test_readme_shows_the_means_of_the_demo(known: pd.DataFrame) -> None:
+    means = mean_errors(known)[list(read_preset("demo").methods)]
+    lines = {
+        "fifteen corruptions, batches of 250": ("episodic", False),
+        "one photograph at a time, sorted by class": ("correlated", False),
+        "clean, batches of 250": ("episodic", True),
+    }
+    heads = re.search(r"^\| photographs \|(.*)\|$", README, re.MULTILINE)
+    assert heads is not None
+    assert [word.strip(" `") for word in heads[1].split("|")] == list(means.columns)
+    for words, place in lines.items():
+        [line] = re.findall(rf"^\| {words} \|(.*)\|$", README, re.MULTILINE)
+        shown = [word.strip(" *") for word in line.split("|")]
+        assert shown == [f"{error:.1f}" for error in means.loc[place]]
+    single = means.loc["correlated", True]
+    text = f"({single.bn:.0f} against {single.wiener:.1f} for `wiener`)"
+    assert text in " ".join(README.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("--preset demo --corruptions frost", 6),
+        ("--preset demo-camera --corruptions defocus_blur --methods wiener", 1),
+    ],
+)
+def test_a_part_of_the_demo_has_the_known_numbers(
+    words: str, count: int, known: pd.DataFrame, command
+) -> None:
+    """The presets, the network, the images and the filter that ship, on this processor."""
+    with one_thread():
+        command(f"bench {words} --to r.sqlite")
+    with Results("r.sqlite", readonly=True) as results:
+        rows = results.rows()
+    assert len(rows) == count
+    keys = ["model", "data", "corruption", "setting", "method", "batch_size", "images", "layer"]
+    for row in rows:
+        same = (known[keys] == [getattr(row.cell, key) for key in keys]).all(axis=1)
+        [expected] = known.error[same]
+        assert row.outcome.error == pytest.approx(expected, abs=ONE_IMAGE + 1e-6)
+
+
+def small(name: str) -> Plan:
+    return read_preset(name).changed(images=20, corruptions=("contrast", "clean"))
+
+
+def test_three_tables_a_line_and_a_report(
+    place: Path, command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On few images; the rows are checked above."""
+    monkeypatch.setattr(plan, "read_preset", small)
+    monkeypatch.setattr(arguments, "cores", lambda: 1)  # no time for other processes to start
+    said = command("demo --to demo")
+    assert [said.out.count(f"\n{number}. ") for number in (1, 2, 3)] == [1, 1, 1]
+    with Results("demo/results.sqlite", readonly=True) as results:
+        means = mean_errors(results.rows())
+    [last] = re.findall(r"^To remember: .*\n(?:.+\n)*", said.out, re.MULTILINE)
+    found = re.findall(r"[\d.]+ %", " ".join(last.split()))
+    of = {place: means.loc[place].round(1) for place in means.index}
+    clean, batches = of["episodic", True], of["episodic", False]
+    single = of["correlated", False]
+    expected = [clean.source, batches.source, batches.wiener, batches.bn]
+    expected += [single.wiener, single.source, single.bn]
+    assert found == [f"{number} %" for number in expected]
+    page = Path("demo/report.html").read_text(encoding="utf-8")
+    assert " ".join(last.split()).replace(" %", "\u00a0%") in page
+    assert page.count("<figcaption>taken for") == 2  # of one corruption
+    assert f"The report: {place / 'demo' / 'report.html'}" in said.out
+    assert "done in" in said.err
+    again = command("demo --to demo")
+    assert again.out == said.out
+    assert again.err.count("0 measurements to make") == 2
+
+
+def errors_by_row(text: str) -> dict[str, list[float]]:
+    """The first table of digits, by the names of its rows."""
+    rows = re.findall(r"^ (Mean of 15|[A-Z]\w+)((?: +\d+\.\d){8})", text, re.MULTILINE)
+    return {name: [float(value) for value in values.split()] for name, values in rows[:17]}
+
+
+@pytest.mark.slow
+def test_digits_have_the_known_numbers(command) -> None:
+    """Every method in both settings, with weights that ship."""
+    result = command("demo --digits --to demo")
+    assert len(result.out.split("Mean of 15")) == 3  # episodic and online
+    found = errors_by_row(result.out)
+    known = errors_by_row(Path(__file__).with_name("demo_digits.txt").read_text(encoding="utf-8"))
+    assert found.keys() == known.keys()
+    assert len(found) == 17
+    for name, errors in found.items():
+        # Rounding differs from processor to processor: one digit is 0.17 points.
+        assert errors == pytest.approx(known[name], abs=0.55)
+    assert "ttapca-relu" in Path("demo/report.html").read_text()
