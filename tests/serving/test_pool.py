@@ -164,6 +164,23 @@ def test_requests_of_a_stream_are_answered_in_order_and_streams_are_gathered(
     assert seen.passes == [(7, 4), (2, 1), (3, 1), (4, 1)]
 
 
+def test_who_has_an_answer_finds_it_counted(
+    network: nn.Module, fitted: ttapca.FittedFilter
+) -> None:
+    class Slow(PoolObserver):
+        counted = 0
+
+        def answered(self, answer, waited: float) -> None:
+            threading.Event().wait(0.05)
+            self.counted += 1
+
+    seen = Slow()
+    with StreamPool(network, fitted, observer=seen) as pool:
+        for turn in range(1, 4):
+            pool.predict("a", pictures(1, turn), timeout=60)
+            assert seen.counted == turn
+
+
 def test_off_and_shadow_answer_as_the_untouched_network_bit_for_bit(
     network: nn.Module, pool: StreamPool
 ) -> None:
@@ -175,10 +192,11 @@ def test_off_and_shadow_answer_as_the_untouched_network_bit_for_bit(
         with torch.no_grad():
             # The pool has to let go of the network for this: its filter passes nobody's images.
             plain = network(images)
+            twice = network(torch.cat([images, images]))[:20]  # as many as a pass in shadow has
         off, shadow = pool.predict("off", images), pool.predict("shadow", images)
         on = pool.predict("on", images)
         assert torch.equal(off.logits, plain)
-        assert torch.equal(shadow.logits[:0], plain[:0])
+        assert torch.equal(shadow.logits, twice)
         assert not off.adapted
         assert not shadow.adapted
         assert off.differ is None
@@ -267,7 +285,7 @@ def test_conditions_that_no_image_can_have_are_refused(pool: StreamPool) -> None
     assert known is not None
     before = pool.dump("a")
     for changed in (
-        dataclasses.replace(known, recent=known.recent * 1e200),
+        dataclasses.replace(known, searched=known.searched * 1e200),
         dataclasses.replace(known, centres=known.centres - 1e200),
     ):
         seen = dataclasses.replace(state.seen, conditions=changed)

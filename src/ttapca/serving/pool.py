@@ -474,8 +474,9 @@ class StreamPool:
             glance=_glance(name, state),
             _status=lambda: self._network.status(name, state),
         )
-        _settle(request.answer, answer)
+        # The observer first: whoever has an answer finds it counted.
         self._tell(self._observer.answered, answer, time.perf_counter() - request.came)
+        _settle(request.answer, answer)
 
     def _tell(self, notice: Callable[..., None], *facts: object) -> None:
         """Tell the observer; the threads of the pool outlive an error in it."""

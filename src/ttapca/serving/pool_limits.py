@@ -53,7 +53,7 @@ class PoolObserver:
         """Take notice of a forward pass."""
 
     def answered(self, answer: Answer, waited: float) -> None:
-        """Take notice of an answer, and of the seconds since its request came."""
+        """Take notice of an answer, before it is given, and of the seconds that it took."""
 
     def refused(self, reason: str) -> None:
         """Take notice of a request that was not taken."""
