@@ -26,6 +26,7 @@ from ttapca.networks.architectures import (
     shapes_of,
     wide_resnet,
 )
+from ttapca.networks.imagenet import small_image_resnet
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "weights"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")
@@ -68,6 +69,8 @@ def test_the_frozen_facts_are_those_of_the_list() -> None:
         ("resnet20-zeros", 269_722),
         ("resnet110-zeros", 1_727_962),
         ("wrn-40-2", 2_243_546),
+        ("resnet18-cifar", 11_173_962),  # kuangliu's, with a 3x3 stem
+        ("resnet34-cifar", 21_282_122),
     ],
 )
 def test_published_parameter_counts(name: str, parameters: int) -> None:
@@ -118,15 +121,15 @@ def wide_by_hand(hand: ByHand, x: Tensor) -> Tensor:
 
 def residual_by_hand(hand: ByHand, x: Tensor, *, zeros: bool) -> Tensor:
     x = hand.norm("bn1", hand.conv("conv1", x)).clamp(min=0)
-    for stage in (1, 2, 3):
-        block = f"layer{stage}.0"
-        stride = 1 if stage == 1 else 2
+    for block in (name.removesuffix(".bn1.bias") for name in hand.weights if ".bn1.bias" in name):
+        halved = block.endswith(".0") and block != "layer1.0"
+        stride = 2 if halved else 1
         out = hand.norm(f"{block}.bn1", hand.conv(f"{block}.conv1", x, stride)).clamp(min=0)
         out = hand.norm(f"{block}.bn2", hand.conv(f"{block}.conv2", out))
-        if stage > 1 and zeros:
+        if halved and zeros:
             nothing = torch.zeros_like(x[:, : x.shape[1] // 2, ::2, ::2])
             x = torch.cat([nothing, x[:, :, ::2, ::2], nothing], 1)
-        elif stage > 1:
+        elif halved:
             x = hand.norm(f"{block}.downsample.1", hand.conv(f"{block}.downsample.0", x, stride))
         x = (x + out).clamp(min=0)
     return hand.classify(x)
@@ -159,6 +162,7 @@ def randomise_norms(network: nn.Module) -> nn.Module:
 
 SMALL = (3, 16, 16)
 ZEROS = partial(resnet, depth=8, zero_shortcut=True)
+FOUR_STAGES = partial(small_image_resnet, depth=18, width=8)
 
 
 @pytest.mark.parametrize(
@@ -168,9 +172,10 @@ ZEROS = partial(resnet, depth=8, zero_shortcut=True)
         (partial(wide_resnet, depth=10, width=2), wide_by_hand),  # its first shortcut convolves
         (partial(resnet, depth=8), partial(residual_by_hand, zeros=False)),
         (ZEROS, partial(residual_by_hand, zeros=True)),
+        (FOUR_STAGES, partial(residual_by_hand, zeros=False)),
         (partial(group_norm_resnet, depth=26), group_norm_by_hand),
     ],
-    ids=["wide", "wider", "convolution", "zeros", "group-norm"],
+    ids=["wide", "wider", "convolution", "zeros", "four-stages", "group-norm"],
 )
 def test_forward_passes_by_hand(
     recipe: Recipe, by_hand: Callable[[ByHand, Tensor], Tensor]

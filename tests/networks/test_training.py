@@ -202,6 +202,22 @@ def test_one_step_by_hand() -> None:
     torch.testing.assert_close(found, [weight, bias], rtol=1e-5, atol=1e-6)
 
 
+def test_a_step_in_bfloat16_is_close_to_one_in_float32_and_not_equal() -> None:
+    options = TrainingOptions(epochs=1, batch_size=64, peak=0.01, padding=0, flip=False)
+    few = DIGITS.subset(range(64))
+    after = []
+    for bfloat16 in (False, True):
+        training = Training(network(), few, few, dataclasses.replace(options, bfloat16=bfloat16))
+        training.run_epoch()
+        after.append(training.tensors())
+    exact, rounded = after
+    weights = [name for name in exact if name.endswith("weight") and name.startswith("network/")]
+    assert all(rounded[name].dtype == torch.float32 for name in weights)
+    # bfloat16 has eight binary digits; a step moves these weights by less than 0.1.
+    assert all(torch.allclose(exact[name], rounded[name], atol=0.02) for name in weights)
+    assert not equal(exact, rounded)
+
+
 def test_one_step_of_adamw_by_hand() -> None:
     """Its first step is the sign of the gradient; the decay does not pass through it."""
     schedule = {"epochs": 1, "batch_size": 4, "peak": 0.01, "schedule": "cosine", "warmup": 0}

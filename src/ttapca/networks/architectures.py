@@ -7,7 +7,7 @@
 | `group_norm_resnet`, as in test-time training and MEMO | the same with GroupNorm | memo |
 | `small_cnn` | three convolutions | the digits that ship with this package |
 | `CompactTransformer` (after Hassani and others, 2021) | attention and LayerNorm | this package |
-| those of `imagenet.py`: ResNets for photographs | as `resnet`, and bottlenecks | torchvision |
+| those of `imagenet.py`: ResNets of four stages | as `resnet`, and bottlenecks | torchvision |
 | those of `mobile.py` | inverted residuals | torchvision, and a package of EfficientNet-Lite0 |
 
 GroupNorm keeps no statistics of the training data, so methods that correct the statistics of
@@ -29,6 +29,7 @@ from ttapca.networks.imagenet import (
     IMAGENET_CLASSES,
     IMAGENET_RESNETS,
     IMAGENET_SHAPE,
+    SMALL_IMAGE_RESNETS,
 )
 from ttapca.networks.mobile import efficientnet_lite0, mobilenet_v2
 from ttapca.networks.network import (
@@ -172,6 +173,7 @@ _RECIPES: dict[str, Recipe] = {
     },
     "resnet26-gn": partial(group_norm_resnet, depth=26),
     "small-cnn": small_cnn,
+    **SMALL_IMAGE_RESNETS,
     **IMAGENET_RESNETS,
     "mobilenet-v2": mobilenet_v2,
     "efficientnet-lite0": efficientnet_lite0,

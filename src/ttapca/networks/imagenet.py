@@ -1,7 +1,8 @@
-"""ResNets for photographs, with layers named as in torchvision's weights.
+"""ResNets of four stages (He and others, 2016), with layers named as in torchvision's weights.
 
-A 7x7 stem of 64 channels with stride 2, a pooling of 3x3 with stride 2, four stages, `fc`
-(He and others, 2016). Blocks are those of the CIFAR ResNets up to depth 34, bottlenecks beyond.
+For photographs the stem has 7x7 weights and stride 2, and a pooling of 3x3 with stride 2 follows.
+For images of 32 x 32 pixels the stem is 3x3 and there is no pooling, as is usual for CIFAR. Blocks
+are those of the three-stage ResNets up to depth 34, bottlenecks beyond.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 from torch import nn
 
 from ttapca.networks.blocks import BasicBlock, Bottleneck, stages
+from ttapca.networks.network import conv3x3
 
 IMAGENET_CLASSES = 1000
 IMAGENET_SHAPE = (3, 224, 224)
@@ -53,6 +55,20 @@ def imagenet_resnet(
     }
 
 
+def small_image_resnet(
+    channels: int, classes: int, *, depth: int, width: int = STEM
+) -> dict[str, nn.Module]:
+    """Make the layers of such a ResNet for small images, with `width` channels in its stem."""
+    widths = (width, *(width * each // STEM for each in WIDTHS))
+    return {
+        "conv1": conv3x3(channels, width),
+        "bn1": nn.BatchNorm2d(width),
+        "relu": nn.ReLU(),
+        **stages("layer", BasicBlock, BLOCKS[depth], widths),
+        "fc": nn.Linear(widths[-1], classes),
+    }
+
+
 # The usual ones come first: by names and shapes they cannot be told from those that stride early.
 IMAGENET_RESNETS = {
     **{f"resnet{depth}": partial(imagenet_resnet, depth=depth) for depth in BLOCKS},
@@ -61,4 +77,9 @@ IMAGENET_RESNETS = {
         for depth in BLOCKS
         if depth not in SHALLOW
     },
+}
+
+SMALL_IMAGE_RESNETS = {
+    **{f"resnet{depth}-cifar": partial(small_image_resnet, depth=depth) for depth in SHALLOW},
+    "resnet18-cifar-32": partial(small_image_resnet, depth=18, width=32),
 }

@@ -263,14 +263,16 @@ class Training:
     def _step(self, rows: Tensor) -> dict[str, float]:
         labels = self._labels[rows]
         pixels = augment(self._pixels[rows], self.options, self._generator)
-        logits = self.network(self._images(pixels))
+        with self._precision():
+            logits = self.network(self._images(pixels))
+        logits = logits.float()
         loss = F.cross_entropy(logits, labels, label_smoothing=self.options.label_smoothing)
         outcome = {"right": float((logits.argmax(1) == labels).sum())}
         if isinstance(self.network, RotationNetwork):
             turned, quarters = turn(pixels, self._generator)
-            with frozen_statistics(self.network):
+            with frozen_statistics(self.network), self._precision():
                 guesses = self.network.rotation_logits(self._images(turned))
-            loss = loss + self.options.rotation * F.cross_entropy(guesses, quarters)
+            loss = loss + self.options.rotation * F.cross_entropy(guesses.float(), quarters)
             outcome["turned_right"] = float((guesses.argmax(1) == quarters).sum())
         outcome["loss"] = float(loss.detach())
         if not math.isfinite(outcome["loss"]):
@@ -279,6 +281,9 @@ class Training:
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return outcome
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.options.bfloat16)
 
     def _images(self, pixels: Tensor) -> Tensor:
         return pixels.to(torch.float32, memory_format=self._layout).div_(255)

@@ -30,6 +30,7 @@ _RULES: dict[str, Rule] = {
     "average": Number(0, below=1),
     "rotation": Number(0),
     "channels_last": Flag(),
+    "bfloat16": Flag(),
     "seed": Whole(-(2**63)),
 }
 
@@ -57,6 +58,9 @@ class TrainingOptions:
             instead of them; 0 for none. It starts lower, to forget the random start soon.
         rotation: Weight of the rotation loss, for a network with a rotation head.
         channels_last: Memory layout; a third faster on the CPU that was measured.
+        bfloat16: Whether convolutions and matrices are multiplied in bfloat16 (`torch.autocast`);
+            weights stay float32. Twice as fast where the processor has such instructions
+            (`avx512_bf16`, `amx_bf16`), slower elsewhere.
         seed: Of the order of images and their augmentation.
 
     Raises:
@@ -82,6 +86,7 @@ class TrainingOptions:
     average: float = 0.0
     rotation: float = 1.0
     channels_last: bool = True
+    bfloat16: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
