@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from typer import Option
 
@@ -41,8 +42,10 @@ def reproduce(
 ) -> None:
     """Get the data, fit a filter, run tables 1 and 2 of the paper, write the report.
 
-    You can stop it at any time: the same command continues.
+    It says first what differs from the paper's own setting, and how to get that. You can stop it at
+    any time: the same command continues.
     """
+    from ttapca.benchmark.paper_setting import needed_for_the_papers_setting
     from ttapca.benchmark.plan import read_preset
     from ttapca.benchmark.session import Benchmark
 
@@ -53,12 +56,16 @@ def reproduce(
             "MODEL`."
         )
     where, source = arguments.engine(jobs, engine), network.source(default)
-    source.load(doubt=False)  # refuse a network that cannot be loaded before anything is fetched
+    # A network that cannot be loaded is refused before anything is fetched.
+    subject = source.load(doubt=False)
     found = corrupted or _place(f"{data}-c", folder)
     _get(data, folder)
+    images = QUICK_IMAGES if quick else None
+    for need in needed_for_the_papers_setting(data, subject, found, images):
+        typer.echo(f"reproduce: {need}", err=True)
     plan = read_preset("paper-tables").changed(
         data=data,
-        images=QUICK_IMAGES if quick else None,
+        images=images,
         corrupted=None if found is None else str(found),
         methods=arguments.separated(methods),
     )
