@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -25,7 +26,7 @@ from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError
 SOURCE = images(100, seed=3)
 # Wide margins, so that samples pass both filters with as few classes as here.
 WIDE = {"entropy_margin": 0.75, "redundancy_margin": 0.8}
-OFFICIAL = {"entropy_margin": 0.4, "redundancy_margin": 0.05}
+DEFAULT = {"entropy_margin": 0.4, "redundancy_margin": 0.4}
 
 
 def plain_fisher(network: nn.Module, parameters: list[nn.Parameter]) -> list[Tensor]:
@@ -89,7 +90,7 @@ def plain_eata(
 @every_norm
 @both_ways
 @pytest.mark.parametrize("weight", [0.0, 50.0])
-@pytest.mark.parametrize("margins", [WIDE, OFFICIAL], ids=["wide", "official"])
+@pytest.mark.parametrize("margins", [WIDE, DEFAULT], ids=["wide", "default"])
 def test_equals_a_plain_loop(
     make, forgetting: str, weight: float, margins: dict[str, float]
 ) -> None:
@@ -112,7 +113,34 @@ def test_defaults_are_those_of_the_official_code() -> None:
     adapter = ttapca.adapt(sharp(small_convnet()), "eata", forgetting="online", steps=2)
     (group,) = adapter.mover.descent._optimizer.param_groups
     assert (group["lr"], group["momentum"]) == (2.5e-4, 0.9)
-    assert (adapter.mover.redundancy_margin, adapter.mover.fisher_weight) == (0.05, 2000.0)
+
+
+@pytest.mark.parametrize(("classes", "margin", "weight"), [(100, 0.4, 1.0), (101, 0.05, 2000.0)])
+def test_few_and_many_classes_have_the_papers_settings(
+    classes: int, margin: float, weight: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = 3 * torch.randn(4, 64, 8, generator=generator)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, classes))
+    with torch.no_grad():
+        network[3].weight.mul_(20)  # sure of what it predicts
+
+    def logits(**options: float) -> Tensor:
+        adapter = ttapca.adapt(
+            copy.deepcopy(network).eval(),
+            "eata",
+            forgetting="online",
+            lr=0.05,
+            source=batches[0],
+            **options,
+        )
+        return torch.cat([adapter(batch) for batch in batches])
+
+    usual = logits()
+    assert torch.equal(usual, logits(redundancy_margin=margin, fisher_weight=weight))
+    for other in ({"redundancy_margin": 1.5}, {"fisher_weight": 100.0}):
+        assert not torch.equal(usual, logits(**other))
 
 
 @pytest.mark.parametrize(

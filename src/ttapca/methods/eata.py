@@ -27,8 +27,19 @@ from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode
 from ttapca.support.outputs import Outputs
 
-FISHER_WEIGHT = 2000.0
 MEAN_MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the paper sets for one kind of data."""
+
+    redundancy_margin: float
+    fisher_weight: float
+
+
+FEW_CLASSES = 100
+CIFAR, IMAGENET = Setting(0.4, 1.0), Setting(0.05, 2000.0)
 
 
 @register("eata", paper="Niu et al. (ICML 2022)")
@@ -36,15 +47,21 @@ MEAN_MOMENTUM = 0.9
 class EATA(GradientMethod):
     """Scale and shift of the normalisation layers, learned by the entropy of reliable samples.
 
-    All defaults are those of the official code on ImageNet, which returns the logits from before
-    the update. Without source data there is no penalty: the method is then the paper's ETA.
+    The defaults are those of the official code, which returns the logits from before the update.
+    Two of them depend on the data: up to 100 classes they are the paper's for CIFAR-10, beyond them
+    those for ImageNet. With ImageNet's margin hardly a sample of ten classes takes part: a sure
+    prediction of one of ten is already similar to the mean of all. The learning rate is that for
+    ImageNet; for CIFAR-10 the paper has 0.005.
+
+    Without source data there is no penalty: the method is then the paper's ETA.
 
     Attributes:
         source: Unlabelled source data for the Fisher information: batches, pairs whose first
             element is a batch, or one tensor of samples. Read once, when the adapter is made.
         entropy_margin: Samples of lower entropy take part; as a share of the largest, log C.
-        redundancy_margin: Samples take part whose prediction is less similar to the mean one.
-        fisher_weight: Weight of the penalty; 2,000 by default.
+        redundancy_margin: Samples take part whose prediction is less similar to the mean one; by
+            default 0.4, and 0.05 for more than 100 classes.
+        fisher_weight: Weight of the penalty; by default 1, and 2,000 for more than 100 classes.
     """
 
     optimiser: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM)
@@ -52,7 +69,7 @@ class EATA(GradientMethod):
     lr: Positive = 2.5e-4
     source: SourceData | None = None
     entropy_margin: Positive = 0.4
-    redundancy_margin: Positive = 0.05
+    redundancy_margin: Positive | None = None
     fisher_weight: Positive | None = None
 
     def __post_init__(self) -> None:
@@ -84,8 +101,7 @@ class ReliableSteps(GradientSteps):
         super().__init__(mean_entropy, reads="classes", **options.stepping())
         self.entropy_margin = options.entropy_margin
         self.redundancy_margin = options.redundancy_margin
-        weight = options.fisher_weight
-        self.fisher_weight = FISHER_WEIGHT if weight is None else weight
+        self.fisher_weight = options.fisher_weight
         self.fisher: list[Tensor] = []
         self.mean: Tensor | None = None
         self._source = options.source
@@ -107,12 +123,14 @@ class ReliableSteps(GradientSteps):
         entropy = softmax_entropy(logits)
         if not bool(torch.isfinite(entropy).all()):
             return entropy.mean()  # not finite: the step is skipped, and counted as such
-        margin = self.entropy_margin * math.log(logits.shape[1])
+        classes = logits.shape[1]
+        usual = CIFAR if classes <= FEW_CLASSES else IMAGENET
+        margin = self.entropy_margin * math.log(classes)
         chosen = entropy < margin
         if self.mean is not None:
             self.mean = self.mean.to(predictions)
             similarity = F.cosine_similarity(self.mean.unsqueeze(0), predictions, dim=1)
-            chosen &= similarity.abs() < self.redundancy_margin
+            chosen &= similarity.abs() < (self.redundancy_margin or usual.redundancy_margin)
         if not bool(chosen.any()):
             return None
         batch_mean = predictions[chosen].mean(0)
@@ -120,14 +138,16 @@ class ReliableSteps(GradientSteps):
             batch_mean if self.mean is None else torch.lerp(batch_mean, self.mean, MEAN_MOMENTUM)
         )
         entropy = entropy[chosen]
-        return (torch.exp(margin - entropy.detach()) * entropy).mean() + self._penalty()
+        penalty = (self.fisher_weight or usual.fisher_weight) * self._distance()
+        return (torch.exp(margin - entropy.detach()) * entropy).mean() + penalty
 
     def moved(self) -> None:
         """Update the mean prediction with the samples of the step."""
         self.mean = self._next_mean
 
-    def _penalty(self) -> Tensor | float:
-        return self.fisher_weight * sum(
+    def _distance(self) -> Tensor | float:
+        """How far the weights are from where they began, counted by how much they matter."""
+        return sum(
             (importance * (parameter - start).square()).sum()
             for importance, parameter, start in zip(
                 self.fisher, self.descent.parameters, self.start, strict=False
