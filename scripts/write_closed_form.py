@@ -1,4 +1,4 @@
-"""Put the tables of docs/closed-form.md in their places, from what was measured.
+"""Put the tables of docs/closed-form-evidence.md in their places, from what was measured.
 
     python scripts/write_closed_form.py
 
@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "closed-form.md"
+PAGE = HERE.parent / "docs" / "closed-form-evidence.md"
 PLACE = re.compile(r"<!-- (?P<name>[\w-]+) -->.*?<!-- end -->", re.S)
 Errors = dict[str, dict[str, float]]
 
