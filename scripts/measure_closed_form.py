@@ -1,4 +1,4 @@
-"""Measure methods on test images at severity 5: the table and the ablation of docs/closed-form.md.
+"""Measure methods on test images at severity 5: tables of docs/closed-form-evidence.md.
 
     python scripts/measure_closed_form.py NAME WEIGHTS FILTER CIFAR_C --to scripts/results/...json
         [--normalise cifar10] [--clean DATA --home DIR] [--rows "bn;wiener"] [--images 2000]

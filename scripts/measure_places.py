@@ -1,4 +1,6 @@
-"""Measure where a closed-form filter is worth having, and in which basis (docs/closed-form.md).
+"""Measure where a closed-form filter is worth having, and in which basis.
+
+The tables are in docs/closed-form-evidence.md.
 
     python scripts/measure_places.py cifar --home DIR --corrupted CIFAR_C --filters DIR
     python scripts/measure_places.py digits --filters DIR [--seeds 3]

@@ -8,6 +8,7 @@ A test fails when the page is out of date.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +40,48 @@ def table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for each in METHODS.values():
-        options = ", ".join(f"`{option}`" for option in own_options(each))
         cells = (
             f"`{each.name}`",
             f"`{each.method.__name__}`",
             each.summary,
             each.paper or "-",
             NEEDS[each.needs],
-            options or "-",
+            shown_options(each) or "-",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def own_options(method: Registration) -> list[str]:
-    """Options with their defaults, but for what all methods with gradient steps have."""
-    shared = SHARED if issubclass(method.method, GradientMethod) else {}
-    return [
-        name if default is None else f"{name}={shown(default)}"
+def shown_options(method: Registration) -> str:
+    """Options with their defaults, but for those that a reader knows from elsewhere.
+
+    All methods with gradient steps have some in common, and a relative has those of the method it
+    comes from.
+    """
+    known = SHARED if issubclass(method.method, GradientMethod) else {}
+    root = origin(method)
+    options = ", ".join(
+        f"`{name}`" if default is None else f"`{name}={shown(default)}`"
         for name, default in method.options.items()
-        if name not in shared or default != shared[name]
-    ]
+        if not _is_known(name, default, known if root is None else root.options)
+    )
+    if root is None:
+        return options
+    return f"those of `{root.name}`" + (f", with {options}" if options else "")
+
+
+def origin(method: Registration) -> Registration | None:
+    """The first method before it whose class and options it shares, if there is one."""
+    for other in METHODS.values():
+        if other is method:
+            return None
+        if issubclass(method.method, other.method) and {*other.options} <= {*method.options}:
+            return other
+    return None
+
+
+def _is_known(name: str, default: Any, known: Mapping[str, Any]) -> bool:
+    return name in known and default == known[name]
 
 
 def shown(value: Any) -> str:

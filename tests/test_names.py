@@ -26,7 +26,7 @@ PAGES = [
     ROOT / "benchmarks" / "README.md",
 ]
 PACKAGE = Path(ttapca.__file__).parent
-# Folders of ours; docs/methods.md also names files of other repositories.
+# Folders of ours; docs/methods-evidence.md also names files of other repositories.
 OURS = (
     *("src/ttapca/", "docs/", "scripts/", "benchmarks/", "tests/"),
     *(f"{path.name}/" for path in PACKAGE.iterdir() if path.is_dir()),

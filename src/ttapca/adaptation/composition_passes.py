@@ -18,7 +18,7 @@ from ttapca.spectral.composition import JUDGED, ClassMoments, Composition, Estim
 from ttapca.spectral.stream import Stream
 from ttapca.support.logits import softmax_entropy
 
-# Chosen on held-out conditions; docs/closed-form.md has the measurements.
+# Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
 SURPRISE = 0.25  # share of the batch whose class was not expected, from which a pass is repeated
 ALIKE = 0.75  # cosine from which two looks at a stream find the same classes too often
 CERTAIN = 0.6  # certainty from which the whole weight shows the classes better than half of it

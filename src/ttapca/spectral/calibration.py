@@ -54,8 +54,8 @@ def band_edges(n_components: int) -> list[int]:
     """Return where bands begin and end: band k holds components edges[k] to edges[k + 1] - 1.
 
     There is one band per doubling, which makes 12 bands of 3,072 components. More bands were not
-    better at any batch size (docs/closed-form.md). Fewer components have the same bands, except
-    that the last one ends earlier.
+    better at any batch size (docs/closed-form-evidence.md). Fewer components have the same bands,
+    except that the last one ends earlier.
 
     Example:
         >>> band_edges(12)

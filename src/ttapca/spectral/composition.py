@@ -29,7 +29,7 @@ from ttapca.spectral.stream import Stream
 # Directions in which class moments may differ: 4.5 MB for a ResNet-50 with 1,000 classes.
 LARGEST_RANK = 20
 
-# Chosen on held-out conditions; docs/closed-form.md has the measurements.
+# Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
 STEPS = 10  # of expectation maximisation
 CLASS_MEMORY = 20.0  # after so many samples, a prediction counts 1 / e
 SOURCE_SAMPLES = 1.0  # the source shares count for so many samples in statistics

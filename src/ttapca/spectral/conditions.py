@@ -35,7 +35,7 @@ from torch import Tensor
 from ttapca.spectral.appearances import Appearances
 from ttapca.spectral.stream import Stream
 
-# Chosen on held-out conditions; docs/closed-form.md has the measurements.
+# Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
 MOST_STATES = 16
 RECENT = 400  # images that are looked at for a new state
 ENOUGH = 64  # with fewer than these, none is looked for ...

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Chosen on held-out conditions; docs/closed-form.md has the measurements.
+# Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
 CHANCE = 4.0
 FARTHEST_CLASS = 0.5  # of the squared distance of the farthest class counts as reach
 SMALLEST_REACH = 0.25

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError
 
-# Chosen on held-out conditions; docs/closed-form.md has the errors.
+# Chosen on held-out conditions; docs/closed-form-evidence.md has the errors.
 ONE_IN = 1000  # the distance that one value in so many of an image exceeds ...
 MOST_IMAGES = 0.75  # ... as it is in this share of source images, or smaller
 DEVIATIONS = 8.0  # of the image's own noise, which a filter removes better
