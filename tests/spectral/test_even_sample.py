@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ttapca.errors import NotEnoughDataError
 from ttapca.spectral import even_sample
+from ttapca.spectral.appearances import FEWEST_SOURCE
 from ttapca.spectral.even_sample import HELD_OUT, SAMPLES, EvenSample, Positions
 
 
@@ -89,3 +90,9 @@ def test_what_is_pickled_is_what_is_kept() -> None:
 def test_nothing_was_seen() -> None:
     with pytest.raises(NotEnoughDataError, match="needs data; found none"):
         pickle.loads(pickle.dumps(EvenSample(3))).all()
+
+
+def test_photographs_are_enough_to_know_how_images_vary() -> None:
+    """Kept are at least half as many as may be; with fewer, no conditions were told apart."""
+    photograph, numbers = 3 * 224 * 224, 18 + 15  # energies of bands and textures
+    assert EvenSample(photograph)._limit // 2 >= FEWEST_SOURCE * numbers

@@ -114,7 +114,7 @@ def route_cost(route: str, problem: Problem) -> RouteCost:
     knows_classes = 0 < problem.classes * problem.filtered <= MOST_CLASS_MEANS
     if knows_classes:
         common += 4 * problem.classes * problem.filtered * FLOAT64
-    found = _COSTS[route](problem, samples, held)
+    found = _COSTS[route](problem, samples, kept_samples if route == "dct" else held)
     beside = FLOAT64 * (problem.outputs + problem.filtered * problem.folds)  # means
     if route == "dct" and problem.folds:
         beside = PACKED * problem.filtered
@@ -191,7 +191,7 @@ def _randomised(problem: Problem, _samples: int, held: int) -> RouteCost:
     )
 
 
-def _dct(problem: Problem, _samples: int, held: int) -> RouteCost:
+def _dct(problem: Problem, _samples: int, measured: int) -> RouteCost:
     shape, size = problem.filtered_shape, problem.filtered
     channels, sides = shape[0], sum(shape[1:])
     transform = size * (sides + channels)
@@ -200,7 +200,7 @@ def _dct(problem: Problem, _samples: int, held: int) -> RouteCost:
         # Copies and a small product for each frequency: as long as 1,500 multiply-adds a number.
         reading=float(size * (sides + 1500)),
         decomposing=(2.0 * size * channels**2, 0.0),
-        calibrating=(float(held * transform * 10), 0.0),
+        calibrating=(float(measured * transform * 10), 0.0),
         memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
         stored=float(PACKED * size),
         summed=FLOAT64 * (channels + 1) * size,

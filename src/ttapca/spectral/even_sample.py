@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError
 
-# How many source samples are kept, and how many numbers at most.
+# How many source samples are kept, and how many numbers at most (256 MB in float32): some hundred
+# photographs of 224 x 224 pixels, which it takes to know how images vary.
 SAMPLES = 2048
-SAMPLED_NUMBERS = 2**24
+SAMPLED_NUMBERS = 2**26
 
 # One sample in 8 is held out of the basis that measures it, provided that gives 32 samples.
 HELD_OUT = 8
