@@ -9,11 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from browsing import CHROMIUM
 
 # The matrices of these tests are small: a second thread costs more than it brings.
 torch.set_num_threads(1)
+
+# The same examples on every machine, however slow: one that takes 0.2 s would be a failure, and so
+# would a new one be that fails. `pytest --hypothesis-profile=default` looks for those.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
 
 # A process started in the background or by nohup ignores SIGINT or SIGHUP, and so do its children;
 # tests that press Ctrl-C would wait for ever.
