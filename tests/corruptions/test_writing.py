@@ -252,8 +252,8 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     script, to = tmp_path / "script.py", tmp_path / "out"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(to)]
-    # It kills itself once the first file is whole. The pipe ends when the last worker has ended, which
-    # it must by itself.
+    # It kills itself once the first file is whole. The pipe ends when the last worker has ended,
+    # which it must by itself.
     killed = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert [path.name for path in to.glob(".*.ttapca-unfinished-")] == [
