@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+PATIENCE = 120_000  # milliseconds that a busy machine may take
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 needs_chromium = pytest.mark.skipif(

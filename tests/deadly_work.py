@@ -77,7 +77,7 @@ def deadly_subject(folder: Path | None) -> Subject:
     return replace(subject, network=Deadly(subject.network, folder), fitted=fitted)
 
 
-def wait_for(happened: Callable[[], bool], seconds: float = 60) -> bool:
+def wait_for(happened: Callable[[], bool], seconds: float = 300) -> bool:
     end = time.monotonic() + seconds
     while not happened() and time.monotonic() < end:
         time.sleep(0.05)

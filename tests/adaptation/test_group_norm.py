@@ -196,7 +196,7 @@ def test_gradients_with_channels_last() -> None:
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[1],
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert (run.returncode, run.stdout) == (0, "survived"), run.stderr

@@ -145,7 +145,7 @@ def test_interrupts_from_outside_at_random_moments(method: str, count: int) -> N
         [sys.executable, str(script), method, str(count), "0"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert run.stdout == f"{count} interrupts survived\n", run.stderr

@@ -102,7 +102,7 @@ def test_a_stream_goes_on_in_another_process(tmp_path: Path) -> None:
     subprocess.run(
         [*command, str(tmp_path / "stream"), str(tmp_path / "logits")],
         cwd=Path(__file__).parents[1],
-        timeout=300,
+        timeout=1200,
         check=True,
     )
     assert_same(run(camera, STREAM[3:]), torch.load(tmp_path / "logits", weights_only=True))
@@ -183,9 +183,9 @@ def test_a_thread_waits_while_another_has_switched_off() -> None:
             waiting = pool.submit(adapter, X)
             assert torch.equal(adapter(X), plain)
             for twin in twins:
-                assert torch.equal(pool.submit(twin, X).result(timeout=60), expected)
+                assert torch.equal(pool.submit(twin, X).result(timeout=300), expected)
             assert not waiting.done()
-        assert torch.equal(waiting.result(timeout=60), expected)
+        assert torch.equal(waiting.result(timeout=300), expected)
 
 
 def test_threads_take_turns_each_with_its_stream() -> None:
@@ -208,8 +208,9 @@ def test_casting_takes_all_streams_along(method: str, norm: str) -> None:
     for name, batch in (("default", OTHER[3]), ("camera", STREAM[3]), ("new", X)):
         found, expected = adapter.stream(name)(batch.float()), reference.stream(name)(batch)
         assert found.dtype == torch.float32
-        # A pseudo-label between two classes may become the other one by rounding.
-        close = math.inf if method == "shot with pseudo-labels" else 1e-2
+        # A pseudo-label between two classes may become the other one by rounding; what learns its
+        # input as well is 0.004 away on some processors.
+        close = {"shot with pseudo-labels": math.inf, "slr+it": 5e-2}.get(method, 1e-2)
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=close)
 
 

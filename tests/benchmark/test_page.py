@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from benchmark.synthetic_rows import cell, everything, failed, observations, paper_grid, with_bits
-from browsing import contrast, luminance, needs_chromium
+from browsing import PATIENCE, contrast, luminance, needs_chromium
 from ttapca.benchmark.cells import CLEAN
 from ttapca.benchmark.report_page import report
 
@@ -50,6 +50,7 @@ def opened(browser: Any, page_file: Path) -> Opener:
         )
         said: list[str] = []
         page = context.new_page()
+        page.set_default_timeout(PATIENCE)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: said.append(request.url))

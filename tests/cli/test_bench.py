@@ -308,6 +308,6 @@ def test_calls_that_make_no_sense(words: str, code: int, message: str, command) 
 
 def test_reproduce_runs_both_tables_and_says_how_long(command) -> None:
     result = command("reproduce digits digits --methods source,bn --to r")
-    assert "about 0:00:" in result.err
+    assert re.search(r"about \d:\d\d:\d\d", result.err)  # however slow this machine is
     assert result.out.count("Mean of 15") == 2
     assert Path("r/report.html").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from serving.scripted_server import INFO, Asked, Reply, prediction, refusal, scripted
 from ttapca.cli import feed as feed_command
 from ttapca.cli.feed import _lines
+from ttapca.serving import feeding
 from ttapca.serving.feed_schedule import parse_schedule
 from ttapca.serving.feeding import FedStream, Feeder, StreamPlan
 
@@ -100,9 +102,10 @@ def test_other_names_of_classes_are_remarked(command: Any) -> None:
 def test_a_server_that_refuses_or_is_not_there_exits_with_1(command: Any) -> None:
     with scripted(lambda asked: refusal(401)) as server:
         assert "asks for a token" in command(f"feed {server.url} {FAST}", code=1).err
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:  # it stays taken, so that nobody else listens there meanwhile
+        taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    said = command(f"feed {url} {FAST} --wait 0s", code=1)
+        said = command(f"feed {url} {FAST} --wait 0s", code=1)
     assert f"error: {url} cannot be reached: connection refused" in said.err
     assert said.out == ""
 
@@ -133,6 +136,7 @@ def test_ctrl_c_ends_with_a_summary(command: Any, monkeypatch: pytest.MonkeyPatc
 def test_a_line_for_each_stream_on_a_terminal(
     command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(feeding, "LATE", math.inf)  # which a line would tell on a busy machine
     monkeypatch.setattr(
         feed_command, "Console", lambda **how: Console(**how, force_terminal=True, width=100)
     )

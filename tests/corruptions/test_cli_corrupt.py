@@ -159,7 +159,7 @@ def test_ctrl_c_ends_with_130_and_whole_files(tmp_path, jobs):
         while not (to / ".shot_noise.npy.ttapca-unfinished-").exists() and process.poll() is None:
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
-        _, said = process.communicate(timeout=300)  # on a busy machine
+        _, said = process.communicate(timeout=1200)  # on a busy machine
     assert process.returncode == 130
     assert "Traceback" not in said
     assert {each.name for each in to.iterdir()} == {"corruptions.json", "labels.npy"}

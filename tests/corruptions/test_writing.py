@@ -231,15 +231,19 @@ def test_a_killed_worker_is_an_error_with_a_remedy():
 
 
 SCRIPT = """
-import sys
+import os, signal, sys
 from pathlib import Path
 import numpy as np
 from ttapca.corruptions.writing import Export
+def progress(name, done, total):
+    print(name, done, total, flush=True)
+    if (name, done) == ("contrast", total):
+        os.kill(os.getpid(), signal.SIGKILL)
 if __name__ == "__main__":
     images = np.full((2000, 32, 32, 3), 90, np.uint8)
     names = ("contrast", "shot_noise")
     export = Export(images, np.zeros(2000, int), Path(sys.argv[1]), names)
-    export.run(jobs=2, progress=lambda *done: print(*done, flush=True))
+    export.run(jobs=2, progress=progress)
 """
 
 
@@ -248,14 +252,13 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     script, to = tmp_path / "script.py", tmp_path / "out"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(to)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            if line.startswith("shot_noise"):  # the first file is whole, the second is not
-                process.kill()
-                break
-        process.stdout.read()  # ends when the last worker has ended, which it must by itself
-    partials = list(to.glob(".*.ttapca-unfinished-"))
-    assert partials
+    # It kills itself once the first file is whole. The pipe ends when the last worker has ended,
+    # which it must by itself.
+    killed = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name for path in to.glob(".*.ttapca-unfinished-")] == [
+        ".shot_noise.npy.ttapca-unfinished-"
+    ]
     first = to / "contrast.npy"
     mark = first.stat().st_mtime_ns
     time.sleep(0.01)

@@ -95,7 +95,7 @@ def test_ctrl_c(tmp_path):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        silent.settimeout(60)
+        silent.settimeout(300)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/slow.tar"
         settings = {"PYTHONPATH": os.pathsep.join(sys.path), "TTAPCA_HOME": str(tmp_path)}
         process = subprocess.Popen(
@@ -107,7 +107,7 @@ def test_ctrl_c(tmp_path):
         connection, _ = silent.accept()
         with connection:
             process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=60)
+            _, error = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in error
     assert "cifar10: stopped; the same command goes on from here" in error

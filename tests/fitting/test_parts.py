@@ -69,7 +69,8 @@ def whole(network: str, layer: str, route: Any) -> ttapca.FittedFilter:
 
 @pytest.mark.parametrize(("network", "layer", "route"), CASES)
 @settings(
-    deadline=None, max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     cuts=st.lists(st.integers(0, SAMPLES), max_size=9),

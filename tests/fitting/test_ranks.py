@@ -55,7 +55,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     try:
         for rank, process in enumerate(started):
-            output, _ = process.communicate(timeout=300)
+            output, _ = process.communicate(timeout=1200)
             assert process.returncode == 0, f"rank {rank}: {output}"
     finally:
         for process in started:
@@ -102,7 +102,7 @@ class Meeting:
     def __init__(self, count: int) -> None:
         self.count = count
         self.mine = threading.local()
-        self.barrier = threading.Barrier(count, timeout=60)
+        self.barrier = threading.Barrier(count, timeout=300)
         self.table: list[Any] = [None] * count
         self.post: dict[tuple[int, int], queue.Queue[Any]] = {
             (a, b): queue.Queue() for a in range(count) for b in range(count)
@@ -131,11 +131,11 @@ class Group:
         self.meeting.post[self.rank, to].put({k: v.clone() for k, v in tensors.items()})
 
     def receive(self, sender: int) -> dict[str, Tensor]:
-        return self.meeting.post[sender, self.rank].get(timeout=60)
+        return self.meeting.post[sender, self.rank].get(timeout=300)
 
     def broadcast(self, tensors: Any = None, facts: Any = None) -> Any:
         if tensors is None:
-            return self.meeting.post[0, self.rank].get(timeout=60)
+            return self.meeting.post[0, self.rank].get(timeout=300)
         for rank in range(1, self.count):
             self.meeting.post[0, rank].put((tensors, facts))
         return tensors, facts

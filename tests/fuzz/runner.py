@@ -32,7 +32,7 @@ GOOD: tuple[Kind, ...] = ("data", "refused")
 BAD: tuple[Kind, ...] = ("unnamed", "raw", "hang", "crash", "memory")
 MODULES = tuple(sorted(f"fuzz.{path.stem}" for path in Path(__file__).parent.glob("*_targets.py")))
 MOST_SECONDS = 10  # of processor time: on a busy machine a file may take longer
-PATIENCE = 120.0  # seconds of the clock, for a child that waits for something that never comes
+PATIENCE = 600.0  # seconds of the clock, for a child that waits for something that never comes
 MOST_MEMORY = 1500.0  # MB
 TORCH_IS_OUT_OF_MEMORY = "can't allocate memory"
 

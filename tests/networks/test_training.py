@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -335,11 +334,27 @@ def test_a_run_delivers_what_it_measured(tmp_path: Path) -> None:
     assert load_rotation(tmp_path / WEIGHTS).split == "conv2"
 
 
-def command(folder: Path) -> list[str]:
-    """Many small steps, so that an epoch lasts long enough to be killed in."""
+# Kills itself before a step of that number, if it is not 0.
+PROGRAM = """
+import os, signal, sys
+from ttapca.cli import main
+from ttapca.networks import training
+last, augment, steps = int(sys.argv.pop(1)), training.augment, []
+def step(*given):
+    steps.append(given)
+    if len(steps) == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return augment(*given)
+training.augment = step
+main()
+"""
+
+
+def command(folder: Path, last: int = 0) -> list[str]:
+    """A hundred steps in each epoch."""
     words = f"train digits small-cnn --epochs 4 --batch-size 12 --average 0.99 --to {folder}"
     words += " --rotation-head conv2 --cutout 2"
-    return [sys.executable, "-c", "from ttapca.cli import main; main()", *words.split()]
+    return [sys.executable, "-c", PROGRAM, str(last), *words.split()]
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -348,17 +363,12 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.jo
 def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     subprocess.run(command(tmp_path / "whole"), env=ENVIRONMENT, check=True, capture_output=True)
     killed = tmp_path / "killed"
-    for _ in range(2):  # twice: a resumed run can be killed as well
-        known = len(read_history(killed))
-        process = subprocess.Popen(
-            command(killed), env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    for done in (1, 2):  # twice: a resumed run can be killed as well
+        process = subprocess.run(
+            command(killed, last=150), env=ENVIRONMENT, capture_output=True, check=False
         )
-        while process.poll() is None and len(read_history(killed)) <= known:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    done = len(read_history(killed))
-    assert 2 <= done < 4
+        assert process.returncode == -signal.SIGKILL, process.stderr
+        assert len(read_history(killed)) == done
     (killed / f".{STATE}.ttapca-unfinished-").write_bytes(b"what a kill while writing leaves")
     result = subprocess.run(
         command(killed), env=ENVIRONMENT, check=True, capture_output=True, text=True

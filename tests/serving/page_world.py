@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 from PIL import Image
 
+from browsing import PATIENCE
 from ttapca.serving.answers import StreamGlance
 from ttapca.serving.page_files import PageFile, page_files
 
@@ -25,6 +27,15 @@ HOME = "http://page.test/"
 NOON = 1_763_294_400.0  # 16 November 2025, 12:00:00 UTC
 POLICY = "default-src 'self'; img-src 'self' data:"
 STEP = 0.5  # seconds
+# Counts the requests that are under way.
+COUNTED = """
+    window.underWay = 0;
+    const ask = window.fetch;
+    window.fetch = (...given) => {
+        window.underWay += 1;
+        return ask(...given).finally(() => { window.underWay -= 1; });
+    };
+"""
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"]
 
 
@@ -205,10 +216,11 @@ def opened(
         **context_options,
     )
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(PATIENCE)
     page.on("console", lambda message: world.said.append(message.text))
     page.on("pageerror", lambda error: world.said.append(str(error)))
     page.route("**/*", world.answer)
+    page.add_init_script(COUNTED)
     page.clock.install(time=NOON - 600)  # it goes on until it is paused
     page.clock.pause_at(NOON)
     page.goto(HOME + at)
@@ -220,9 +232,11 @@ def opened(
 
 
 def pass_time(page: Any, seconds: float = 1.0) -> None:
-    """Let the page's time pass; between two steps, answers have time to arrive."""
+    """Let the page's time pass; between two steps, answers arrive, however slow the browser is."""
     for _ in range(round(seconds / STEP)):
         page.clock.run_for(int(1000 * STEP))
+        _wait(page, lambda: page.evaluate("window.underWay") == 0)
+        page.wait_for_timeout(10)  # of real time, to draw them
 
 
 def soon(page: Any, check: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -230,6 +244,12 @@ def soon(page: Any, check: Callable[[], bool], seconds: float = 60.0) -> None:
     for _ in range(round(seconds / STEP)):
         if check():
             return
-        page.clock.run_for(int(1000 * STEP))
-        page.wait_for_timeout(10)  # of real time
-    assert check()
+        pass_time(page, STEP)
+    _wait(page, check)  # what is left to do takes none of the page's time
+
+
+def _wait(page: Any, check: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE / 1000
+    while not check():
+        assert time.monotonic() < end
+        page.wait_for_timeout(5)  # in which requests are answered

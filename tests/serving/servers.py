@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ttapca.serving.http_server import DrainingServer
 
-PATIENCE = 60.0  # seconds that a busy machine may take
+PATIENCE = 300.0  # seconds that a busy machine may take
 
 
 def until(true: Callable[[], object]) -> None:

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from serving.scripted_server import Asked, Reply, prediction, refusal, reply, scripted
+from serving.servers import PATIENCE
 from ttapca.benchmark.subject import ImageSource
 from ttapca.datasets import Images, choose, read_digits
 from ttapca.errors import DataNotFoundError, FeedError, OptionError
 from ttapca.serving import feeding
 from ttapca.serving.feed_schedule import parse_schedule
-from ttapca.serving.feeding import Feeder, Pace, StreamPlan, check_fits
+from ttapca.serving.feeding import FedStream, Feeder, Pace, StreamPlan, check_fits
 from ttapca.serving.server_client import ServerClient
 
 DIGITS = read_digits()[:60]
@@ -75,12 +77,12 @@ def test_streams_do_not_wait_for_each_other() -> None:
     def answer(asked: Asked) -> Reply:
         if asked.path.endswith("slow"):
             reached.set()
-            assert gate.wait(10)
+            assert gate.wait(PATIENCE)
         return prediction([0] * len(asked.images))
 
     slow, quick = plan("clean 3 images", "slow"), plan("clean 30 images", "quick", seed=1000)
     with scripted(answer) as server, feeder(server.url, slow, quick) as found:
-        assert reached.wait(10)
+        assert reached.wait(PATIENCE)
         while not found.streams[1].finished:
             assert found.running(0.02)
         assert found.streams[0].sent == 0
@@ -147,6 +149,28 @@ def test_a_refusal_ends_it() -> None:
         pytest.raises(FeedError, match="refuses with 422: Too large"),
     ):
         play(feeder(server.url, plan("clean 3 images")))
+
+
+def test_a_stream_that_fails_while_it_is_looked_at_is_not_taken_for_finished() -> None:
+    answered = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        assert answered.wait(PATIENCE)
+        return refusal(422, "Too large.")
+
+    class Looked(list[FedStream]):
+        """Once all streams were looked at, the one fails."""
+
+        def __iter__(self) -> Iterator[FedStream]:
+            yield from super().__iter__()
+            answered.set()
+            found._threads[0].join(PATIENCE)
+
+    with scripted(answer) as server, feeder(server.url, plan("clean 3 images")) as found:
+        found.streams = Looked(found.streams)
+        assert found.running(0)
+        with pytest.raises(FeedError, match="refuses with 422"):
+            found.running(0)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ def test_predict_adapts_and_shadow_answers_as_the_bare_network(
     shadow = ok(client.predict("shadow", given), api_models.PredictAnswer)
     assert (shadow["mode"], shadow["adapted"]) == ("shadow", False)
     plain = digits_network(to_tensor(given)).softmax(1).max(1)
-    assert [each["probability"] for each in shadow["predictions"]] == plain.values.tolist()
+    # Not bit for bit: twice as many images are in a pass, which a processor may round otherwise.
+    probabilities = [each["probability"] for each in shadow["predictions"]]
+    assert probabilities == pytest.approx(plain.values.tolist(), abs=1e-5)
     adapted = [each["class"] for each in on["predictions"]]
     assert shadow["differ"] == sum(
         one != other for one, other in zip(adapted, plain.indices.tolist(), strict=True)

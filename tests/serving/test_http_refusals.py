@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from serving.clients import Kept, in_pieces, npy, npy_bytes, picture
 from serving.conftest import Serving
+from serving.servers import PATIENCE, until
 from serving.test_decoding import bomb
 from ttapca.serving.api_models import ErrorAnswer
 from ttapca.serving.decoding import NPY
 from ttapca.serving.http_app import create_app
+from ttapca.serving.request_log import RequestRecord
 
 PREDICT = "/v1/predict?stream=camera-7"
 STREAM = "/v1/streams/camera-7"
@@ -170,13 +172,23 @@ def test_a_closed_pool(serving: Serving) -> None:
     assert "retry-after" in response.headers
 
 
-def test_an_answer_that_takes_too_long(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["in the pool", "while it is decoded"])
+def test_an_answer_that_takes_too_long(
+    where: str, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = serving(answer_seconds=0.05)
     never: Future[Any] = Future()
-    monkeypatch.setattr(client.service.pool, "submit", lambda *_: never)
+    decoded = threading.Event()
+
+    def submit(*_: object) -> Future[Any]:
+        assert where == "in the pool" or decoded.wait(PATIENCE)
+        return never
+
+    monkeypatch.setattr(client.service.pool, "submit", submit)
     response = refused(client.predict("one", DIGITS), 503, "too_late", "within 0.05 s")
     assert response.headers["retry-after"] == "1"
-    assert never.cancelled()  # the pool need not work on it any more
+    decoded.set()
+    until(never.cancelled)  # the pool need not work on it any more
 
 
 def test_a_body_that_comes_too_slowly(serving: Serving) -> None:
@@ -224,16 +236,23 @@ def test_requests_at_once_are_bounded(serving: Serving, monkeypatch: pytest.Monk
     client = serving(max_running=2)
     release = threading.Event()
     answer = client.service.pool.submit("x", torch.rand(1, 1, 8, 8)).result()
+    finished = client.service.metrics.finished
+    records: list[RequestRecord] = []
 
     def submit(*_: object) -> Future[Any]:
-        release.wait(30)
+        release.wait(PATIENCE)
         done: Future[Any] = Future()
         done.set_result(answer)
         return done
 
-    monkeypatch.setattr(client.service.pool, "submit", submit)
+    def four_have_ended(record: RequestRecord) -> None:
+        finished(record)
+        records.append(record)
+        if len(records) == 4:
+            release.set()
 
-    threading.Timer(0.5, release.set).start()
+    monkeypatch.setattr(client.service.pool, "submit", submit)
+    monkeypatch.setattr(client.service.metrics, "finished", four_have_ended)
     requests = [("POST", PREDICT, None, npy(DIGITS)) for _ in range(6)]
     statuses = [each.status_code for each in client.together(*requests)]
     assert sorted(statuses) == [200, 200, 503, 503, 503, 503]

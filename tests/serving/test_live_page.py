@@ -36,7 +36,7 @@ def test_everything_about_a_stream(browser: Any) -> None:
         expect(page.locator("#state")).to_have_text("As usual since 12:00:00 at least")
         assert page.locator("input[value=shadow]").is_checked()
         bars = page.locator("#ratios .bars rect")
-        assert bars.count() == 6
+        expect(bars).to_have_count(6)  # which come after the list of streams
         assert page.locator("#ratios .bars rect.sure").count() == 2
         assert page.locator("#ratios .values text").all_text_contents()[-1] == "9.5"
         # Above the source's variance upwards, below it downwards, on a scale of doublings.
@@ -301,6 +301,7 @@ def test_a_stream_of_which_nothing_is_known(browser: Any) -> None:
         assert "NaN" not in page.locator("#live").inner_text().replace("with NaN or infinity", "")
         page.locator("#list").get_by_text("odd").click()
         expect(page.locator("#name")).to_have_text("odd")
+        expect(page.locator("#bands tr")).to_have_count(6)  # which come after the name
         assert "NaN" not in page.locator("#live").inner_text().replace("with NaN or infinity", "")
 
 
@@ -335,12 +336,19 @@ def test_nothing_is_cut_off(browser: Any, scheme: Any) -> None:
     world.streams[long]["health"]["composition"] = [0.5, 0.5] + [0.0] * 998
     with opened(browser, world, color_scheme=scheme) as page:
         page.get_by_text("Bands as a table").click()
+        expect(page.locator("#bands tr")).to_have_count(6)
         page.evaluate("document.getElementById('token-form').hidden = false")
         for width in (390, 800, 1280):
             page.set_viewport_size({"width": width, "height": 900})
-            soon(page, lambda: page.evaluate(CUT) == [])  # once it has drawn itself again
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            assert page.evaluate(OUTSIDE, width) == []
+            # Once it has drawn itself again.
+            soon(
+                page,
+                lambda: (
+                    page.evaluate(CUT) == []
+                    and page.evaluate("document.documentElement.scrollWidth") <= width  # noqa: B023
+                    and page.evaluate(OUTSIDE, width) == []  # noqa: B023
+                ),
+            )
             beside = page.locator("#details").bounding_box()["x"] > 200
             assert beside == (width > 832)  # on a phone, details lie under the list
 
@@ -370,7 +378,8 @@ def test_light_and_dark_can_both_be_read(browser: Any) -> None:
         soon(page, lambda: page.locator("#history .line").get_attribute("d") != "")
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-            page.wait_for_function("document.getAnimations().length < 2")  # colours have arrived
+            # Colours have arrived.
+            soon(page, lambda: page.evaluate("document.getAnimations().length") < 2)
             found[scheme] = page.evaluate(COLOURS)
     assert luminance(found["dark"]["paper"]) < 0.05 < 0.8 < luminance(found["light"]["paper"])
     for colours in found.values():
@@ -385,13 +394,14 @@ def test_light_and_dark_can_both_be_read(browser: Any) -> None:
 def test_nothing_moves_for_those_who_do_not_like_it(browser: Any) -> None:
     with opened(browser, cameras(1)) as page:
         moving = "document.getAnimations().length"
-        assert page.evaluate(moving) > 0
+        soon(page, lambda: page.evaluate(moving) > 0)
         page.emulate_media(reduced_motion="reduce")
-        page.wait_for_function(f"{moving} == 0")
+        soon(page, lambda: page.evaluate(moving) == 0)
 
 
 def test_everything_that_can_be_used_has_a_name(browser: Any) -> None:
     with opened(browser, cameras(2)) as page:
+        expect(page.locator("#bands tr")).to_have_count(6)
         nameless = page.evaluate(
             """() => [...document.querySelectorAll('button, input, a, [role], img:not([hidden])')]
                 .filter(each => each.checkVisibility() && !each.closest('[aria-hidden=true]'))

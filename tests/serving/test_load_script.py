@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+import numpy as np
 import pytest
 from scripts import load_service
 from scripts.load_service import BROKEN, Minute
@@ -25,9 +26,15 @@ def minute(memory: float = 100.0, waits: tuple[float, ...] = (0.1,), **statuses:
 
 
 def test_a_service_bears_load_and_overload(
-    serving: Serving, capsys: pytest.CaptureFixture[str]
+    serving: Serving, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Running(DrainingServer(serving().service), listen("127.0.0.1", 0))
+    # Both ends are in this process, which may have 1,024 open files; 256 requests run at once.
+    monkeypatch.setattr(load_service, "MOST_CONNECTIONS", 300)
+    client = serving()
+    client.predict(
+        "first", np.zeros((1, 8, 8, 1), np.uint8)
+    )  # takes longest, and a line is a second
+    server = Running(DrainingServer(client.service), listen("127.0.0.1", 0))
     host, port = server.address
     code = load_service.main(["--url", f"http://{host}:{port}", *OPTIONS])
     server.end()

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -488,15 +489,16 @@ def test_a_disk_that_cannot_be_written_stops_no_answer(
         pool.close()
 
 
+@pytest.mark.parametrize("warned", ["ignore", "error"])
 def test_an_observer_that_raises_stops_no_answer(
-    network: nn.Module, fitted: ttapca.FittedFilter
+    warned: Any, network: nn.Module, fitted: ttapca.FittedFilter
 ) -> None:
     class Broken(PoolObserver):
         def passed(self, images: int, streams: int, seconds: float) -> None:
             raise RuntimeError("broken")
 
     with StreamPool(network, fitted, observer=Broken()) as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore", CallbackWarning)
+        warnings.simplefilter(warned, CallbackWarning)
         for turn in range(3):
             assert pool.predict("a", pictures(1, turn), timeout=60).logits.shape == (1, 5)
 

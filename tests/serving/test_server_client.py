@@ -94,11 +94,11 @@ def test_patience_ends(client: Make) -> None:
 
 
 def test_a_server_that_is_not_there(client: Make) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    ours, time = client(f"127.0.0.1:{port}", patience=3.0)
-    with pytest.raises(FeedError, match="cannot be reached: connection refused"):
-        ours.info()
+    with socket.socket() as taken:  # it stays taken, so that nobody else listens there meanwhile
+        taken.bind(("127.0.0.1", 0))
+        ours, time = client(f"127.0.0.1:{taken.getsockname()[1]}", patience=3.0)
+        with pytest.raises(FeedError, match="cannot be reached: connection refused"):
+            ours.info()
     assert time.waited == sorted(time.waited)
     assert 2 < sum(time.waited) <= 3
 

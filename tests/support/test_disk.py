@@ -97,7 +97,7 @@ def test_two_processes_do_not_fill_one_place(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="another one is at work"), locked(tmp_path):
             pass
         process.kill()
-    for _ in range(100):  # the system releases the lock of a dead process a little later
+    for _ in range(1200):  # the system releases the lock of a dead process a little later
         if can_lock(tmp_path):
             break
         time.sleep(0.05)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
 import ttapca
 from oracles import images
 from ttapca.fitting.fit_plan import FitPlan, Stage
+from ttapca.support import timed_stages
 from ttapca.support.timed_stages import TimedStages
 
 
@@ -28,7 +31,9 @@ class Told:
         self.states.append((done, total, facts))
 
 
-def test_batches_and_stages_share_one_bar() -> None:
+def test_batches_and_stages_share_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The bar moves with the clock as well, which stands still here.
+    monkeypatch.setattr(timed_stages, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     told = Told()
     stages = (Stage("reading", 60.0), Stage("decomposing", 30.0), Stage("calibrating", 10.0))
     with TimedStages(told, "fitting") as progress:

@@ -201,7 +201,7 @@ def _summarise(streams: list[FedStream], as_json: bool) -> None:
                 "retries": stream.retries,
             }
             for stream in streams
-            for tally in stream.totals.values()
+            for tally in list(stream.totals.values())
         ]
         typer.echo(json.dumps(found, indent=2))
         return
@@ -211,7 +211,7 @@ def _summarise(streams: list[FedStream], as_json: bool) -> None:
     for name in ("images", "right", "adapted"):
         table.add_column(name, justify="right", no_wrap=True)
     for stream in streams:
-        for tally in stream.totals.values():
+        for tally in list(stream.totals.values()):
             table.add_row(
                 stream.plan.name,
                 tally.step.title,

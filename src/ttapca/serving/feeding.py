@@ -154,9 +154,10 @@ class FedStream:
         step = self.current.step
         if self.current.mode != mode:  # somebody has switched it: what comes is counted by itself
             self.current = Tally(step, mode)
-        total = self.totals.setdefault((step.title, mode), Tally(step, mode))
+        total = self.totals.get((step.title, mode)) or Tally(step, mode)
         for tally in (self.current, total):
             tally.add(len(labels), right, adapted)
+        self.totals[step.title, mode] = total  # at last: whoever looks finds no empty one
 
 
 class Feeder:
@@ -217,10 +218,12 @@ class Feeder:
         until = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        # First who is alive: a stream that fails meanwhile is raised now, or at the next call.
+        alive = any(thread.is_alive() for thread in self._threads)
         for stream in self.streams:
             if stream.failure is not None:
                 raise stream.failure
-        return any(thread.is_alive() for thread in self._threads)
+        return alive
 
     def _feed(self, stream: FedStream) -> None:
         """Play a schedule; the life of a thread."""

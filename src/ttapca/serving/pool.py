@@ -18,6 +18,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self, TypeVar, get_args
 
@@ -483,11 +484,12 @@ class StreamPool:
         try:
             notice(*facts)
         except Exception as error:
-            warnings.warn(
-                f"The observer of a pool must not raise; it did: {error!r}. The pool goes on.",
-                CallbackWarning,
-                stacklevel=2,
-            )
+            with suppress(CallbackWarning):  # where warnings are errors
+                warnings.warn(
+                    f"The observer of a pool must not raise; it did: {error!r}. The pool goes on.",
+                    CallbackWarning,
+                    stacklevel=2,
+                )
 
     def close(self, *, drain: bool = True) -> None:
         """Take no more requests, answer those that wait, save all streams, and free the model.

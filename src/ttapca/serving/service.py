@@ -234,9 +234,13 @@ class Service:
         def submit() -> Future[Answer]:
             return self.pool.submit(stream, self.decoder.images(content_type, body))
 
-        loop = asyncio.get_running_loop()
         async with self._in_time():
-            future = await loop.run_in_executor(self._decoders, submit)
+            decoding = self._decoders.submit(submit)
+            try:
+                future = await asyncio.wrap_future(decoding)
+            except asyncio.CancelledError:
+                decoding.add_done_callback(_give_up)  # it goes on, but nobody waits for its pass
+                raise
             return await asyncio.wrap_future(future)
 
     async def in_thread(
@@ -262,6 +266,12 @@ class Service:
                 "It may still be worked on: look at the stream before you send it again.",
                 retry_after=SHORT_WAIT,
             ) from None
+
+
+def _give_up(decoding: Future[Future[Answer]]) -> None:
+    """Cancel the request that a thread has given to the pool, if it has."""
+    if not decoding.cancelled() and decoding.exception() is None:
+        decoding.result().cancel()
 
 
 def record_of(request: Request) -> RequestRecord:
