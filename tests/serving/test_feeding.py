@@ -12,7 +12,7 @@ from ttapca.datasets import Images, choose, read_digits
 from ttapca.errors import DataNotFoundError, FeedError, OptionError
 from ttapca.serving import feeding
 from ttapca.serving.feed_schedule import parse_schedule
-from ttapca.serving.feeding import Feeder, Pace, StreamPlan, check_fits
+from ttapca.serving.feeding import FedStream, Feeder, Pace, StreamPlan, check_fits
 from ttapca.serving.server_client import ServerClient
 
 DIGITS = read_digits()[:60]
@@ -99,6 +99,17 @@ def test_a_loop_goes_on_until_it_is_stopped() -> None:
     count = len(server.asked)
     assert count >= 11
     assert not two.running(0)
+
+
+def test_the_first_answer_is_no_switch() -> None:
+    stream = FedStream(plan("clean 12 images"))
+    stream.begin(stream.plan.schedule[0])
+    begun = stream.current
+    answer = {"predictions": [{"class": 0}], "adapted": False, "mode": "shadow", "health": {}}
+    stream.count(np.array([0]), answer)
+    assert begun is not None
+    assert stream.current is begun
+    assert (begun.mode, begun.images) == ("shadow", 1)
 
 
 def test_what_comes_after_a_switch_is_counted_by_itself() -> None:
