@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -158,6 +159,17 @@ def test_untrained_weights_are_warned_of(weights: Path, place: Path, pictures, c
     assert "UNTRAINED" not in command(f"{words} --to f2 --weights {weights}").err
     pictures(place / "images")
     assert "warning: no weights were given" in command("eval own:mean --data images").err
+
+
+def test_fit_finds_out_at_once_that_nobody_may_write_there(
+    monkeypatch: pytest.MonkeyPatch, command
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    told = command("fit digits --data digits --to new/f", 1).err
+    assert told == (
+        "error: Cannot write to new/f: Permission denied. You may not write there; choose another "
+        "place with `--to DIR`.\n"
+    )
 
 
 def test_a_filter_is_replaced_by_force_only(weights: Path, command) -> None:
