@@ -167,7 +167,25 @@ def test_a_batch_that_breaks_late_is_forgotten_early(method: str) -> None:
     assert torch.equal(adapter(X), expected(X))
 
 
+@pytest.mark.parametrize("method", ["wiener", "ttapca-relu", "tent", "shot", "cotta", "rotta"])
+def test_an_adapter_that_is_made_in_inference_mode(method: str) -> None:
+    expected, model = adapted(method), small_convnet()
+    with torch.inference_mode():
+        adapter = adapted(method, model=model)
+    for x in BATCHES:
+        assert torch.equal(adapter(x), expected(x))
+
+
 # Bad input: the model is as it was.
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_models_whose_layers_are_out_of_reach() -> None:
+    program = torch.jit.trace(small_convnet(), X)
+    for model, message in ((None, "found a NoneType"), (program, "a program of `torch.jit`")):
+        for put in (lambda m: ttapca.adapt(m, "bn"), lambda m: ttapca.fit(m, "conv1", DATA)):
+            with pytest.raises(AttachError, match=message):
+                put(model)
 
 
 def test_surfaces_that_do_not_fit_take_the_others_away() -> None:

@@ -109,6 +109,16 @@ def test_the_command(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "form"),
+    [("a.csv", "csv"), ("a.JSON", "json"), ("a.tex", "latex"), ("a.md", "markdown")],
+)
+def test_the_name_of_a_file_says_its_format(name: str, form: str, folder: Path) -> None:
+    words = ["export", str(folder / "results.sqlite"), "--to", str(folder / name)]
+    assert command_line.run(words) == 0
+    assert (folder / name).read_text() == export(everything(), form)
+
+
+@pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         ("export {here}/none.sqlite", 2, "no file of results"),

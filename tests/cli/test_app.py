@@ -54,6 +54,7 @@ def refusing(error: BaseException):
         (OptionError("lr is above 0; found -1."), 2, "error: lr is above 0; found -1.\n"),
         (SavedFilterError("not JSON."), 1, "error: not JSON.\n"),
         (PermissionError(13, "Permission denied", "/x"), 1, "error: Permission denied: /x\n"),
+        (OSError(28, "No space left on device"), 1, "error: No space left on device\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )

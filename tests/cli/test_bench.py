@@ -272,6 +272,7 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
         ("--plan none.toml", 2, "Cannot read the plan none.toml"),
         ("--option tent", 2, "--option takes METHOD.NAME=VALUE"),
         ("--option tent.lrr=1", 2, "Did you mean `lr`"),
+        ("--methods bn --option tent.lr=1", 2, "would have no effect: the methods .* are bn."),
         ("--methods tnt", 2, "Did you mean `tent`"),
         ("--methods wiener --layer 9", 2, "no layer `9`"),
         ("--methods ttt", 1, "rotation"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -103,6 +104,12 @@ def test_a_corruption(place: Path, command) -> None:
     assert "2 images of c, fog 3 (source)" in command(words).out
 
 
+def test_eval_takes_the_filter_that_ships(command) -> None:
+    words = "eval cifar10-resnet20 --data cifar10-500 --limit 10 --method"
+    assert "10 images of cifar10-500 (wiener, episodic" in command(f"{words} wiener").out
+    assert "10 images of cifar10-500 (bn, episodic" in command(f"{words} bn").out  # takes none
+
+
 def test_eval_explains_a_closed_form_filter(command) -> None:
     command("fit digits --data digits --layer conv1 --components 30 --to f")
     words = "eval digits --data digits --limit 100 --method wiener --filter f --explain"
@@ -152,6 +159,17 @@ def test_untrained_weights_are_warned_of(weights: Path, place: Path, pictures, c
     assert "UNTRAINED" not in command(f"{words} --to f2 --weights {weights}").err
     pictures(place / "images")
     assert "warning: no weights were given" in command("eval own:mean --data images").err
+
+
+def test_fit_finds_out_at_once_that_nobody_may_write_there(
+    monkeypatch: pytest.MonkeyPatch, command
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    told = command("fit digits --data digits --to new/f", 1).err
+    assert told == (
+        "error: Cannot write to new/f: Permission denied. You may not write there; choose another "
+        "place with `--to DIR`.\n"
+    )
 
 
 def test_a_filter_is_replaced_by_force_only(weights: Path, command) -> None:
@@ -228,7 +246,10 @@ def world(weights: Path, place: Path, pictures) -> dict[str, str]:
         ("eval {own} --data empty", 1, "has no known layout"),
         ("eval {own} --data digits --batch-size 0", 2, "--batch-size"),
         ("eval {own} --data digits --severity 9", 2, "--severity"),
+        ("eval {own} --data digits --severity 3", 2, "CIFAR-C layout only; .* `ttapca corrupt`"),
+        ("eval {own} --data digits --size 8", 2, "--size N and --shorter-side N are for folders"),
         ("eval {own} --data cifarc", 2, "give --corruption NAME and --severity N"),
+        ("eval {own} --data cifarc/fog.npy --corruption snow --severity 5", 2, "with `fog`; asked"),
         ("eval {own} --data cifarc --corruption fogg --severity 5", 2, "Did you mean `fog`"),
         ("fit {own} --data cifar10 --to f", 2, "ttapca data get cifar10"),
         ("fit {own} --data corrupted --to f", 2, "CIFAR-C has a test split only"),
@@ -313,8 +334,9 @@ def test_outputs_that_cannot_be(
 
 
 def test_without_a_number_there_are_as_many_components_as_there_can_be(digits, command) -> None:
-    told = command(f"fit {digits} --data digits --to f").out
-    assert "`conv1`, folded: 61 components of 1,024 outputs" in told  # three pixels never vary
+    told = command(f"fit {digits} --data digits --to f")
+    assert "`conv1`, folded: 61 components of 1,024 outputs" in told.out  # three pixels never vary
+    assert told.err.count("fitting conv1: ") == 1
     told = command(f"fit {digits} --data digits --route dct --to cosines").out
     assert "`conv1`, dct: 64 components of 64 inputs" in told
 

@@ -98,6 +98,9 @@ def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
     [
         ([], 2, "takes either --to DIR or --sheet FILE; found neither"),
         (["--to", "{out}", "--sheet", "x.png"], 2, "found both"),
+        (["--to", "{out}", "--all-severities"], 2, "--all-severities would have no effect with"),
+        (["--to", "{out}", "--image", "0"], 2, "--image would have no effect with --to DIR"),
+        (["--sheet", "x.png", "--limit", "3"], 2, "--limit would have no effect with --sheet FILE"),
         (["--to", "{out}", "--corruptions", "fogg"], 2, "Did you mean `fog`"),
         (["--to", "{out}", "--corruptions", "standart"], 2, "Did you mean `standard`"),
         (["--to", "{out}", "--corruptions", ","], 2, "at least one name"),

@@ -49,6 +49,16 @@ def test_a_name_is_looked_for_in_the_root(make_images, tmp_path):
         load("cifar10", root=tmp_path, corruption="fog", severity=1)
 
 
+@pytest.mark.parametrize("name", ["digits", "cifar10-500"])
+def test_options_that_would_have_no_effect(name):
+    with pytest.raises(OptionError, match=f"CIFAR-C layout only; {name} has another"):
+        load(name, corruption="fog")
+    with pytest.raises(OptionError, match="CIFAR-C layout only"):
+        load(name, severity=3)
+    with pytest.raises(OptionError, match=f"the images of `{name}` have one size already"):
+        load(name, size=16)
+
+
 def test_what_is_neither_a_name_nor_a_layout(tmp_path):
     with pytest.raises(DataNotFoundError, match=r"`cifar-10` is neither .* Did you mean `cifar10`"):
         load("cifar-10")

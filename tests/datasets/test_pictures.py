@@ -113,3 +113,12 @@ def test_a_number_that_is_no_class(tmp_path, noise):
     save(tmp_path / "20241117_holiday.png", noise(4, 4))
     with pytest.raises(DataFormatError, match="class numbers from 0 up; found 20241117"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_grey_levels_above_255_are_refused(dtype, tmp_path):
+    (tmp_path / "a").mkdir()
+    levels = np.arange(64, dtype=dtype).reshape(8, 8) * 1000
+    Image.fromarray(levels).save(tmp_path / "a" / "scan.tif")
+    with pytest.raises(DataFormatError, match=r"scan.tif .* more than 8 bits .* convert it to 8"):
+        load(tmp_path)

@@ -139,7 +139,7 @@ def test_one_filter_for_a_layer(fitted: ttapca.FittedFilter) -> None:
     assert not torch.equal(model(X), plain)
     other.detach()
     assert torch.equal(model(X), plain)
-    with pytest.raises(LayerNotFoundError, match="no layer"):
+    with pytest.raises(LayerNotFoundError, match=r"fitted at .* no layer .* Fit a filter"):
         ttapca.attach(nn.Sequential(nn.Linear(3, 3)), fitted)
 
 
@@ -147,7 +147,7 @@ def test_one_filter_for_a_layer(fitted: ttapca.FittedFilter) -> None:
     ("layer", "message"),
     [
         (nn.ReLU(), "`conv1` is a ReLU"),
-        (nn.Conv2d(4, 8, 3, padding=1), r"takes samples of shape \(3, 6, 6\)"),
+        (nn.Conv2d(4, 8, 3, padding=1), r"takes samples of shape \(3, 6, 6\).* Fit a filter"),
         (nn.Conv2d(3, 9, 3, padding=1), "belongs to the weights"),
         (small_convnet(seed=5).conv1, "belongs to the weights"),
     ],

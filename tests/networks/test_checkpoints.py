@@ -180,7 +180,7 @@ def test_weights_for_a_network_of_your_own(tmp_path: Path) -> None:
     ("name", "error", "message"),
     [
         ("my_nets:smal", OptionError, "no function or class `smal`. Did you mean `small`"),
-        ("my_nets:number", OptionError, "no function or class `number`"),
+        ("my_nets:number", OptionError, "no function or class `number`[.]$"),
         ("my_nets:wrong", OptionError, "returns an `nn.Module`; .* returned a int"),
         ("my_net:small", OptionError, "no module `my_net`"),
         ("my_broken:small", FactoryError, "be imported: .*surely_not_installed.*line 1"),

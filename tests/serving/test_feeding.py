@@ -103,6 +103,17 @@ def test_a_loop_goes_on_until_it_is_stopped() -> None:
     assert not two.running(0)
 
 
+def test_the_first_answer_is_no_switch() -> None:
+    stream = FedStream(plan("clean 12 images"))
+    stream.begin(stream.plan.schedule[0])
+    begun = stream.current
+    answer = {"predictions": [{"class": 0}], "adapted": False, "mode": "shadow", "health": {}}
+    stream.count(np.array([0]), answer)
+    assert begun is not None
+    assert stream.current is begun
+    assert (begun.mode, begun.images) == ("shadow", 1)
+
+
 def test_what_comes_after_a_switch_is_counted_by_itself() -> None:
     def answer(asked: Asked) -> Reply:
         return prediction([0], mode="off" if 5 < len(server.asked) <= 9 else "on")

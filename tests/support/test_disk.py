@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import ttapca
 from oracles import images, small_convnet
 from ttapca.errors import SourceError, StorageError
 from ttapca.support import disk
-from ttapca.support.disk import check_space, locked, make_folder, staged_folder
+from ttapca.support.disk import check_space, locked, make_folder, replace_file, staged_folder
 
 
 def test_a_staged_folder_appears_at_once(tmp_path: Path) -> None:
@@ -250,3 +251,28 @@ def test_what_was_left_beside_its_place_is_found_by_a_load(tmp_path: Path) -> No
     (tmp_path / "filter").rename(tmp_path / f".filter{disk.WHOLE_MARK}x")
     assert ttapca.load(tmp_path / "filter").n_components_ == 5
     assert [path.name for path in tmp_path.iterdir()] == ["filter"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    replace_file(pipe, b"all of it")
+    reader.join()
+    assert read == [b"all of it"]
+    assert pipe.is_fifo()
+    with pytest.raises(StorageError, match="Is a directory"):
+        replace_file(tmp_path, b"")
+
+
+def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
+    link, file = tmp_path / "link", tmp_path / "folder" / "file"
+    make_folder(file.parent)
+    for content, made in ((b"new", "where a link leads nowhere yet"), (b"newer", "in its place")):
+        link.unlink(missing_ok=True)
+        link.symlink_to(file)
+        replace_file(link, content)
+        assert link.is_symlink(), made
+        assert file.read_bytes() == content

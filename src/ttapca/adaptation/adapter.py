@@ -23,7 +23,12 @@ from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.fitted_filter import detach_filter
 from ttapca.spectral.stream import Attributes, tensors_in
 from ttapca.support.group_norm import make_gradients_safe
-from ttapca.support.modules import explained_inputs, restore_training_flags, training_flags
+from ttapca.support.modules import (
+    check_model,
+    explained_inputs,
+    restore_training_flags,
+    training_flags,
+)
 from ttapca.support.outputs import FindLogits, OutputKind, Outputs
 from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward, wrappers_of
 
@@ -98,6 +103,7 @@ class Adapter(nn.Module):
         on_shift: ShiftAlarm | Callable[[Health], object] | None = None,
     ) -> None:
         super().__init__()
+        check_model(model)
         alarm = make_alarm(on_shift)
         check_option("forgetting", forgetting, OneOf(get_args(Forgetting)))
         mover = mover or Mover()
@@ -126,9 +132,10 @@ class Adapter(nn.Module):
         stream = self._streams.stream
         done: list[Surface] = []
         try:
-            for surface in surfaces:
-                surface.attach(model, stream)
-                done.append(surface)
+            with torch.inference_mode(False):  # gradients need tensors that are made outside of it
+                for surface in surfaces:
+                    surface.attach(model, stream)
+                    done.append(surface)
             stream.end_batch()  # from here on, only passes within calls of the adapter count
             self._surface_parts = stream.parts  # what a guard undoes
             self._handles = [wrap_forward(model, _OwnedBy(self))]

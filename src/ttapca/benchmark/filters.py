@@ -82,8 +82,9 @@ def usual_fit(
         FittedFilter(layer='conv1', 61 components, 1201 samples, folded (1, 8, 8) -> (16, 8, 8))
     """
 
-    def fit(count: int | None) -> FittedFilter:
-        with TimedStages(reporter or Silent(), f"fitting {layer}") as progress:
+    def fit(count: int | None, *, again: bool = False) -> FittedFilter:
+        task = f"fitting {layer}"
+        with TimedStages(reporter or Silent(), task, announce=not again) as progress:
             return ttapca.fit(
                 network,
                 layer,
@@ -105,4 +106,4 @@ def usual_fit(
     try:
         return fit(most)
     except NotEnoughDataError:  # of components, or of images, which the second try says again
-        return fit(None)
+        return fit(None, again=True)

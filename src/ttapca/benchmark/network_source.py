@@ -78,7 +78,8 @@ class NetworkSource:
         else:
             network = self._from_file(assumed)
         if doubt and (reason := self._doubt(network)):
-            advice = "Give trained ones with `weights=`."
+            other = "trained" if self.weights is None else "other"
+            advice = f"Give {other} ones with `weights=`."
             warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
         return network.eval()
 

@@ -156,7 +156,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return _interrupted()
         return stop.code if isinstance(stop.code, int) else FAILED
     except OSError as error:  # such as a full disk or a missing permission
-        return _fail(f"{error.strerror or error}: {error.filename}", FAILED)
+        place = f": {error.filename}" if error.filename is not None else ""  # none for a stream
+        return _fail(f"{error.strerror or error}{place}", FAILED)
     except (MemoryError, RuntimeError) as error:
         refused = refused_memory(error)
         if refused is None:

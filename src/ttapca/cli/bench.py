@@ -105,7 +105,14 @@ def bench(
     from ttapca.benchmark.network_source import DIGITS_NETWORK
     from ttapca.benchmark.session import Benchmark
 
-    chosen = _plan(plan, preset).changed(**wishes.changes())
+    changes = wishes.changes()
+    chosen = _plan(plan, preset).changed(**changes)
+    for method in changes["method"]:
+        if method not in chosen.methods:
+            raise OptionError(
+                f"--option {method}.NAME=VALUE would have no effect: the methods to compare are "
+                f"{', '.join(chosen.methods)}. Leave it out, or name `{method}` in --methods."
+            )
     source = network.source(default=chosen.model)
     bare = wishes.data is None and plan is None and preset is None
     if source.name in (DIGITS, DIGITS_NETWORK) and bare:

@@ -118,7 +118,8 @@ OPTIONS = {
 
 # Phrases that need other words here.
 PHRASES = (
-    (r"`ttapca\.fit\([^`]*\)` and pass it as `filter=`", "`ttapca fit` and name it: --filter DIR"),
+    (r"`ttapca\.fit\([^`]*\)`, or .* and pass it as `filter=`",
+     "`ttapca fit` and name it: --filter DIR"),
     (r"Pass the module as `head=`, and as `split=` the layer whose output it takes\.",
      "`ttapca bench` takes it from weights that `ttapca train --rotation-head LAYER` wrote."),
     (r"`fitted\.save\(path\)`", "`ttapca fit`"),

@@ -75,7 +75,9 @@ def corrupt(
     jobs: Annotated[int | None, Option(min=1, help="Processes (default: one per core).")] = None,
     limit: arguments.LimitOption = None,
     sheet: Annotated[Path | None, Option(help="Draw a contact sheet (PNG) instead.")] = None,
-    image: Annotated[int, Option(min=0, help="Number of the image on the sheet.")] = 0,
+    image: Annotated[
+        int | None, Option(min=0, help="Number of the image on the sheet (default: 0).")
+    ] = None,
     all_severities: Annotated[
         bool, Option("--all-severities", help="Show all severities on the sheet, in one row.")
     ] = False,
@@ -87,11 +89,17 @@ def corrupt(
     if (to is None) == (sheet is None):
         found = "neither" if to is None else "both"
         raise OptionError(f"`ttapca corrupt` takes either --to DIR or --sheet FILE; found {found}.")
+    for_folders = {"--limit": limit is not None, "--jobs": jobs is not None}
+    for_sheets = {"--image": image is not None, "--all-severities": all_severities}
+    kind, idle = ("--to DIR", for_sheets) if sheet is None else ("--sheet FILE", for_folders)
+    for option, is_given in idle.items():
+        if is_given:
+            raise OptionError(f"{option} would have no effect with {kind}. Leave it out.")
     if to is not None:
         _write_data_set(options, to, limit, jobs or arguments.cores())
     elif sheet is not None:
         arguments.check_place(sheet, "--sheet")
-        _draw_sheet(options, sheet, image, all_severities)
+        _draw_sheet(options, sheet, image or 0, all_severities)
 
 
 def parse_corruptions(words: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import (
     CIFAR10_500,
     DATA_SETS,
+    DIGITS,
     FROST,
     Holding,
     fetch,
@@ -111,3 +112,4 @@ def _lines(root: Path, holdings: list[Holding]) -> Iterator[str]:
     yield f"  {FROST:{width}}  {'-':>10}  {state}"
     yield "Part of the package"
     yield f"  {CIFAR10_500:{width}}  {shipped_size() / 1e6:>7,.1f} MB  500 test images of cifar10"
+    yield f"  {DIGITS:{width}}  {'-':>10}  1,797 handwritten digits of scikit-learn"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
     from ttapca.networks.evaluation import EvaluatedKind
 
 
+FILTER = "A filter from `ttapca fit` (default: the one that ships with the network, if any)."
+
+
 def evaluate(
     images: arguments.ImageOptions,
     network: arguments.NetworkOptions,
     method: Annotated[
         str, Option(help="A name from `ttapca methods`.", autocompletion=completion.method)
     ] = "source",
-    filter: arguments.FilterOption = None,
+    filter: Annotated[
+        Path | None, Option(metavar="DIR", exists=True, file_okay=False, help=FILTER)
+    ] = None,
     forgetting: Annotated[
         str | None, Option(help="episodic (after each batch; the default), online or continual.")
     ] = None,
@@ -55,15 +61,18 @@ def evaluate(
     import ttapca
     from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.datasets import TensorBatches
+    from ttapca.methods.method import registration
     from ttapca.networks.evaluation import EvaluatedKind
 
     check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
     meaning = cast("EvaluatedKind | None", outputs)
     setting = _setting(forgetting, episodic)
     source = network.source()
+    shipped = source.shipped_filter if registration(method).method.needs_filter else None
+    folder = filter or shipped
     test, chosen = images.read("test", corruption=corruption, severity=severity)
     wishes = {"forgetting": setting, "steps": steps, "lr": lr, **_options(option or [])}
-    fitted = None if filter is None else ttapca.load(filter)
+    fitted = None if folder is None else ttapca.load(folder)
     wishes["outputs"] = outputs
     adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
     facts = {

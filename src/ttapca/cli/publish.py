@@ -16,6 +16,11 @@ from ttapca.support.disk import replace_file
 if TYPE_CHECKING:
     from ttapca.benchmark.turned_predictions import TurnedPrediction
 
+FORMAT = (
+    "csv, json (every measurement), markdown or latex (the tables); by default what the name of "
+    "FILE ends in, else markdown."
+)
+SUFFIXES = {".csv": "csv", ".json": "json", ".tex": "latex"}
 ResultsArgument = Annotated[
     Path, Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote.")
 ]
@@ -53,10 +58,7 @@ def write_report(
 
 def export(
     results: ResultsArgument,
-    form: Annotated[
-        str,
-        Option("--format", help="csv, json (every measurement), markdown or latex (the tables)."),
-    ] = "markdown",
+    form: Annotated[str | None, Option("--format", help=FORMAT)] = None,
     to: Annotated[
         Path | None, Option(metavar="FILE", help="Where to write (default: standard output).")
     ] = None,
@@ -68,11 +70,16 @@ def export(
     if to is not None:
         check_place(to)
     with Results(results, readonly=True) as file:
-        text = exported(file.rows(), form)
+        text = exported(file.rows(), form or _form_of(to))
     if to is None:
         typer.echo(text, nl=False)
     else:
         replace_file(to, text.encode())
+
+
+def _form_of(to: Path | None) -> str:
+    """Return the format that the name of a file stands for; Markdown where it stands for none."""
+    return SUFFIXES.get(to.suffix.lower(), "markdown") if to is not None else "markdown"
 
 
 def figure(

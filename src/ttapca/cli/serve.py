@@ -21,7 +21,6 @@ from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from ttapca.cli.served_network import ServedNetwork
-    from ttapca.serving.answers import Mode
     from ttapca.serving.service import Service, ServiceFacts
     from ttapca.serving.tokens import Tokens
 
@@ -100,6 +99,7 @@ def serve(
     """
     from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.networks.evaluation import EvaluatedKind
+    from ttapca.serving.answers import Mode
     from ttapca.serving.http_server import listen, url_of
     from ttapca.serving.http_server import serve as run
     from ttapca.serving.metrics import Metrics
@@ -114,6 +114,7 @@ def serve(
     saving = _saving(state, save_every)
     request_limits = RequestLimits(**limits.of_requests())
     pool_limits = PoolLimits(**limits.of_pool())
+    check_option("mode", mode, OneOf(get_args(Mode)))  # before a filter is fitted
     check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
     meaning = cast("EvaluatedKind | None", outputs)
     served = served_network(network.source(), filter, classes, folder, meaning)

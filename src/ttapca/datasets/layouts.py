@@ -78,11 +78,15 @@ def load(
     """
     check_split(split)
     pictures = PictureSize(size, shorter_side)
+    named = isinstance(what, str) and what in DATA_SETS
+    if named or what in (DIGITS, CIFAR10_500):
+        _check_no_pictures(str(what), pictures)
+    if what in (DIGITS, CIFAR10_500):
+        _check_clean(str(what), corruption, severity)
     if what == DIGITS:
         return read_digits(split)
     if what == CIFAR10_500:
         return read_cifar10_500(split)
-    named = isinstance(what, str) and what in DATA_SETS
     path = _named_folder(DATA_SETS[str(what)], root) if named else Path(what)
     if not path.exists():
         known = [*DATA_SETS, CIFAR10_500, DIGITS]
@@ -92,12 +96,14 @@ def load(
         )
     folder = path.parent if path.suffix == ".npy" else path
     if (folder / LABELS_FILE).is_file():
+        if path != folder and corruption not in (None, path.stem):
+            raise OptionError(
+                f"{path} holds images with `{path.stem}`; asked for is `{corruption}`. Leave "
+                f"`corruption=` out, or name the folder {folder}."
+            )
         chosen = corruption if path == folder else path.stem
         return _load_corrupted(folder, split, chosen, severity)
-    if corruption is not None or severity is not None:
-        raise OptionError(
-            f"`corruption` and `severity` are for the CIFAR-C layout only; {path} has another."
-        )
+    _check_clean(path, corruption, severity)
     if path.suffix == ".npz" and path.is_file():
         return read_npz(path)
     if path.is_file():
@@ -105,6 +111,22 @@ def load(
             f"A file of images must be an `.npz`, or an `.npy` beside `{LABELS_FILE}`; not {path}."
         )
     return _load_folder(path, split, pictures)
+
+
+def _check_no_pictures(name: str, size: PictureSize) -> None:
+    if size != PictureSize(None, None):
+        raise OptionError(
+            f"`size=` and `shorter_side=` are for folders of pictures; the images of `{name}` have "
+            "one size already. Leave them out."
+        )
+
+
+def _check_clean(what: str | Path, corruption: str | None, severity: int | None) -> None:
+    if corruption is not None or severity is not None:
+        raise OptionError(
+            f"`corruption` and `severity` are for the CIFAR-C layout only; {what} has another. "
+            "`ttapca corrupt` writes that layout, and `ttapca bench` corrupts images by itself."
+        )
 
 
 def _named_folder(data_set: DataSet, root: Path | str | None) -> Path:

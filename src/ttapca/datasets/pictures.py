@@ -26,6 +26,8 @@ PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PICTURE_BYTES = 1 << 28
 MAX_PIXELS = 50_000_000  # a larger picture takes a gigabyte while it is decoded
 LONGEST_SIDE = 16_384
+# Numbers of 16 or 32 bits, and fractions: Pillow would cut off what is brighter than 255.
+WIDE_MODES = ("I", "F")
 NUMBERED = re.compile(r"(\d{1,9})[_-](.+)")  # 0007_n01514668_cock
 
 
@@ -200,7 +202,7 @@ def open_picture(content: bytes, formats: tuple[str, ...] = PICTURE_FORMATS) -> 
     """Open a picture that is in memory: only its header is read, and its size is checked.
 
     Raises:
-        ValueError: It has none of these formats, or more than `MAX_PIXELS`.
+        ValueError: It has none of these formats, more than `MAX_PIXELS`, or grey levels above 255.
 
     Pillow raises all kinds of errors for damaged pictures; `reading` makes one of them.
     """
@@ -213,6 +215,10 @@ def open_picture(content: bytes, formats: tuple[str, ...] = PICTURE_FORMATS) -> 
     if opened.width * opened.height > MAX_PIXELS:
         raise ValueError(
             f"it has {opened.width:,} x {opened.height:,} pixels, more than {MAX_PIXELS:,}"
+        )
+    if opened.mode.startswith(WIDE_MODES):
+        raise ValueError(
+            f"it has more than 8 bits a channel ({opened.mode}), so convert it to 8 bits first"
         )
     return opened
 

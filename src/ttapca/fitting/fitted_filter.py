@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ttapca import __version__
-from ttapca.errors import AttachError, NotEnoughDataError
+from ttapca.errors import AttachError, LayerNotFoundError, NotEnoughDataError
 from ttapca.fitting.class_means import ClassMeans
 from ttapca.fitting.store import (
     CLASS_LOADINGS,
@@ -505,7 +505,13 @@ def attach(
         >>> torch.equal(model(data), plain)
         True
     """
-    layer = find_layer(model, fitted.layer)
+    try:
+        layer = find_layer(model, fitted.layer)
+    except LayerNotFoundError as error:
+        raise LayerNotFoundError(
+            f"The filter was fitted at the layer `{fitted.layer}`. {error} Fit a filter on this "
+            "model."
+        ) from None
     if carries_filter(layer):
         raise AttachError(
             f"A layer carries one filter; `{fitted.layer}` has one already. Call `detach()` on "

@@ -32,7 +32,7 @@ from ttapca.fitting.sample_routes import by_gram, randomised
 from ttapca.fitting.source_channels import SourceChannels
 from ttapca.fitting.summed_routes import SUMMED
 from ttapca.spectral.pca import check_n_components
-from ttapca.support.modules import evaluation_mode
+from ttapca.support.modules import check_model, evaluation_mode
 from ttapca.support.outputs import OutputKind, Outputs
 
 # Rounding leaves a share of variance of about this size where a basis is complete.
@@ -206,6 +206,7 @@ def plan_fit(
 @contextmanager
 def _gathering(model: nn.Module, data: Any, engine: Engine | str | None) -> Iterator[Gathering]:
     """Say who reads the data, and put the model in the state in which it is run, for a while."""
+    check_model(model)
     # Tensors made in inference mode could not be used under gradients later.
     with (
         closing(gathering_of(data, engine)) as gathering,

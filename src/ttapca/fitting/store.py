@@ -12,9 +12,11 @@ what they must be.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -42,7 +44,7 @@ from ttapca.spectral.basis import ROUTE_NAMES, Basis, Cosine, TensorForm, basis_
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.outliers import floor_of, is_image
 from ttapca.spectral.textures import TEXTURES
-from ttapca.support.disk import make_folder, recover, staged_folder
+from ttapca.support.disk import make_folder, recover, staged_folder, writing
 from ttapca.support.parsing import parse_json, read_bounded
 
 if TYPE_CHECKING:
@@ -262,7 +264,12 @@ def write_folder(
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise `FilterExistsError` unless a filter may be saved to this folder."""
+    """Raise unless a filter may be saved to this folder, before the work on it begins.
+
+    Raises:
+        FilterExistsError: Something is there.
+        StorageError: Nobody may write there.
+    """
     if (path / CONFIG).is_file():
         if not overwrite:
             raise FilterExistsError(
@@ -274,6 +281,10 @@ def check_target(path: Path, *, overwrite: bool) -> None:
             f"A filter is saved to a new or empty folder, or over another saved filter; `{path}` "
             "holds something else. Choose another path."
         )
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not os.access(above, os.W_OK):
+        with writing(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _checksum(config: dict[str, Any]) -> str:

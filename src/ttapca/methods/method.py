@@ -271,7 +271,8 @@ def needed_filter(given: object) -> FittedFilter:
         found = "none" if given is None else f"a {type(given).__name__}"
         raise OptionError(
             f"This method needs a fitted filter; found {found}. Fit one with "
-            "`ttapca.fit(model, layer, data)` and pass it as `filter=`."
+            "`ttapca.fit(model, layer, data)`, or read a saved one with `ttapca.load(path)`, and "
+            "pass it as `filter=`."
         )
     return given
 

@@ -37,7 +37,7 @@ def call_factory(name: str) -> nn.Module:
     if not callable(factory):
         raise OptionError(
             f"`{path}` has no function or class `{attribute}`."
-            f"{did_you_mean(attribute, dir(module))}"
+            f"{did_you_mean(attribute, _callables(module))}"
         )
     try:
         signature = inspect.signature(factory)
@@ -63,6 +63,10 @@ def call_factory(name: str) -> nn.Module:
             f"A factory returns an `nn.Module`; `{name}` returned a {type(network).__name__}."
         )
     return network
+
+
+def _callables(module: ModuleType) -> list[str]:
+    return [name for name in dir(module) if callable(getattr(module, name, None))]
 
 
 def _import(path: str) -> ModuleType:

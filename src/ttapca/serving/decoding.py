@@ -30,8 +30,6 @@ FORMATS = ("PNG", "JPEG")
 PICTURE_TYPES = ("image/png", "image/jpeg")
 FORM, JSON, NPY = "multipart/form-data", "application/json", "application/x-npy"
 CONTENT_TYPES = (FORM, *PICTURE_TYPES, JSON, NPY)
-# Pillow cuts off what is brighter than 255 in pictures of 16 bits.
-EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 # A number in JSON takes 2 bytes there and 32 in memory, and is read by one thread at a time.
 MOST_JSON = 8 * MEGABYTE
 FLOATS = ("float16", "float32", "float64")
@@ -121,8 +119,6 @@ class ImageDecoder:
         for number, content in enumerate(files):
             with _reading_picture(number):
                 opened.append(open_picture(content, FORMATS))
-                if opened[-1].mode not in EIGHT_BITS:
-                    raise ValueError(f"it has more than 8 bits a channel ({opened[-1].mode})")
         self._check_pixels([each.size for each in opened], size)
         channels, height, width = self.shape
         images = np.empty((len(opened), height, width, channels), np.uint8)

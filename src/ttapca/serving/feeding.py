@@ -152,7 +152,9 @@ class FedStream:
                 f"stream; this one did not ({error!r}). It may be of another version."
             ) from error
         step = self.current.step
-        if self.current.mode != mode:  # somebody has switched it: what comes is counted by itself
+        if not self.current.images:  # the first answer says in which mode the stream is
+            self.current.mode = mode
+        elif self.current.mode != mode:  # somebody has switched it: counted by itself from here on
             self.current = Tally(step, mode)
         total = self.totals.get((step.title, mode)) or Tally(step, mode)
         for tally in (self.current, total):

@@ -345,7 +345,7 @@ class Folded(_MatrixBasis):
         except RuntimeError as error:
             raise AttachError(
                 f"The filter was fitted on a layer that takes samples of shape {shape}; "
-                f"`{name}` cannot take them: {error}"
+                f"`{name}` cannot take them: {error}. Fit a filter on this model."
             ) from error
         # With the weights of the fit, the layer maps these columns to orthonormal ones.
         gram = vectors @ vectors.T

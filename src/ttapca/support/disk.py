@@ -250,12 +250,18 @@ def _remove(path: Path) -> None:
 def replace_file(target: Path, content: bytes) -> None:
     """Write a file in one step: readers find either the old one or the new one.
 
+    A link stays a link, to the new file. A device or a pipe, such as `/dev/stdout`, is written to.
+
     Raises:
         StorageError: The operating system refuses to write.
     """
-    # A fixed name, so that the next process overwrites what a killed one left.
-    staging = target.with_name(f".{target.name}{STAGING_MARK}")
     with writing(target):
+        if target.exists() and not target.is_file():  # a file in its place would destroy it
+            target.write_bytes(content)
+            return
+        target = target.resolve()
+        # A fixed name, so that the next process overwrites what a killed one left.
+        staging = target.with_name(f".{target.name}{STAGING_MARK}")
         staging.write_bytes(content)
         flush(staging)
         staging.replace(target)

@@ -41,6 +41,26 @@ def multiply_adds(layer: nn.Module, outputs: int) -> int:
     return 0
 
 
+def check_model(model: object) -> None:
+    """Raise `AttachError` unless something can be put on the layers of a model.
+
+    Example:
+        >>> check_model(nn.Linear(2, 3))
+        >>> check_model("resnet20")
+        Traceback (most recent call last):
+        ttapca.errors.AttachError: A model is an `nn.Module`; found a str. Give the network itself.
+    """
+    if not isinstance(model, nn.Module):
+        raise AttachError(
+            f"A model is an `nn.Module`; found a {type(model).__name__}. Give the network itself."
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise AttachError(
+            "The layers of a model must run in Python, where a filter can act on them; this one is "
+            "a program of `torch.jit`. Give the model that it was made from."
+        )
+
+
 def find_layer(model: nn.Module, path: str) -> nn.Module:
     """Return a layer by its dotted path, as in `model.named_modules()`.
 

@@ -53,6 +53,7 @@ class TimedStages:
     Args:
         reporter: Who is told.
         task: What the work is.
+        announce: Whether to say what will be done; a second try of the same work need not.
 
     Example:
         >>> from ttapca.support.progress import Silent
@@ -62,8 +63,8 @@ class TimedStages:
         6
     """
 
-    def __init__(self, reporter: Reporter, task: str) -> None:
-        self._reporter, self._task = reporter, task
+    def __init__(self, reporter: Reporter, task: str, *, announce: bool = True) -> None:
+        self._reporter, self._task, self._announce = reporter, task, announce
         self._stages: tuple[NamedStage, ...] = ()
         self._passes, self._pass, self._done, self._length = 1, 0, 0, 0
         self._unit = "batch"
@@ -86,7 +87,8 @@ class TimedStages:
     def plan(self, plan: Planned) -> None:
         """Say what will be done, and begin."""
         self._stages, self._passes = plan.stages, plan.passes
-        self._reporter.note(f"{self._task}: {plan}")
+        if self._announce:
+            self._reporter.note(f"{self._task}: {plan}")
         self._since = time.perf_counter()
 
     def stage(self, name: str) -> None:
