@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Everything that docs/results.md reports: hours on two cores; cut it off, it goes on.
 #
-#   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten tuned ttt c10 c100 gn cct
-#                                        strong rank steps cost streams
+#   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten tuned ttt c10 c100 gn
+#                                        cct rank steps cost streams
 #
 # c10, c100 and gn need the checkpoints of docs/networks.md in $WEIGHTS (default: ../shared/data/weights)
-# and CIFAR-100 in $CIFAR100; strong needs the run of scripts/train_checkpoint.sh in $STRONG. Then: python scripts/write_results.py DIR
+# and CIFAR-100 in $CIFAR100. Then: python scripts/write_results.py DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 to=${1:?where the results go}
 shift
-runs=${*:-own others ten tuned ttt c10 c100 gn cct strong rank steps cost streams}
+runs=${*:-own others ten tuned ttt c10 c100 gn cct rank steps cost streams}
 weights=${WEIGHTS:-$here/../shared/data/weights}
 mkdir -p "$to"
 
