@@ -16,6 +16,8 @@ import torch
 from PIL import Image
 
 import ttapca
+from ttapca.benchmark.network_source import NetworkSource
+from ttapca.errors import UntrainedWarning
 from ttapca.networks import build, runs
 from ttapca.networks.runs import WEIGHTS
 
@@ -157,6 +159,9 @@ def test_untrained_weights_are_warned_of(weights: Path, place: Path, pictures, c
     assert "warning: the weights of `own:flat` look UNTRAINED" in told
     assert "Give trained ones with --weights FILE." in told
     assert "UNTRAINED" not in command(f"{words} --to f2 --weights {weights}").err
+    torch.save(build("wrn-10-1").state_dict(), "new.pth")
+    with pytest.warns(UntrainedWarning, match="those of random weights. Name a file of others."):
+        NetworkSource("new.pth", normalisation="none").load()
     pictures(place / "images")
     assert "warning: no weights were given" in command("eval own:mean --data images").err
 

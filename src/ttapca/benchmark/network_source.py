@@ -79,7 +79,7 @@ class NetworkSource:
             network = self._from_file(assumed)
         if doubt and (reason := self._doubt(network)):
             other = "trained" if self.weights is None else "other"
-            advice = f"Give {other} ones with `weights=`."
+            advice = f"Give {other} ones with `weights=`." if made else "Name a file of others."
             warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
         return network.eval()
 
