@@ -38,6 +38,17 @@ for run in $runs; do
         ;;
     ten) bench cifar10-resnet20 --corruptions standard,clean --settings online --images 10000 \
         --methods source,bn,tent,wiener --to "$to/ten.sqlite" ;;
+    tuned) # online, with the defaults and with the learning rates that `ttapca tune` found
+        for words in --methods=source,bn,wiener,tent,eata,roid,sar,ttapca-relu,ttapca-exp,rotta,pea \
+            tent.lr=0.01 eata.lr=0.3 roid.lr=0.03 sar.lr=0.3 ttapca-exp.lr=0.03; do
+            case $words in
+            --*) set -- "$words" ;;
+            *) set -- --methods "${words%%.*}" --option "$words" ;;
+            esac
+            bench cifar10-resnet20 --settings online --corruptions standard,clean --images 2000 \
+                --to "$to/tuned.sqlite" "$@"
+        done
+        ;;
     ttt) bench cifar10-wrn10-rotation --settings episodic,online --images 1000 \
         --methods source,bn,tent,ttt --to "$to/ttt.sqlite" ;;
     c10) tables "$weights/cifar10_resnet20.pth" --normalise cifar10 --to "$to/c10.sqlite" ;;

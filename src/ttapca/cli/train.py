@@ -49,9 +49,7 @@ class TrainingWishes:
     average: Annotated[float, Option(help="Decay of averaged weights; 0 for none.")] = 0.0
     rotation: Annotated[float, Option(help="Weight of the rotation loss.")] = 1.0
     channels_last: Annotated[bool, Option(help="Memory layout that is mostly faster.")] = True
-    bfloat16: Annotated[
-        bool, Option("--bfloat16", help="Multiply in bfloat16: faster if the processor has it.")
-    ] = False
+    bfloat16: Annotated[bool, Option(help="Faster where the processor has it.")] = False
     seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0
 
     def options(self, data: str, images: Images) -> TrainingOptions:
