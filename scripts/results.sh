@@ -40,7 +40,8 @@ for run in $runs; do
         --methods source,bn,tent,wiener --to "$to/ten.sqlite" ;;
     tuned) # online, with the defaults and with the learning rates that `ttapca tune` found
         for words in --methods=source,bn,wiener,tent,eata,roid,sar,ttapca-relu,ttapca-exp,rotta,pea \
-            tent.lr=0.01 eata.lr=0.3 roid.lr=0.03 sar.lr=0.3 ttapca-exp.lr=0.03; do
+            tent.lr=0.01 eata.lr=0.3 roid.lr=0.03 sar.lr=0.3 ttapca-exp.lr=0.03 \
+            rotta.lr=0.01 wiener.views=2; do
             case $words in
             --*) set -- "$words" ;;
             *) set -- --methods "${words%%.*}" --option "$words" ;;
