@@ -84,6 +84,8 @@ def command_of(description: Mapping[str, Any]) -> str:
     name = named.get((tuple(given["mean"]), tuple(given["std"])))
     if name is not None:  # others are those of the training images
         words.append(f"--normalise {name}")
+    if description.get("start"):
+        words.append(f"--start {description['start']}")
     if description.get("rotation_split"):
         words.append(f"--rotation-head {description['rotation_split']}")
     return " ".join([*words, "--to DIR"])

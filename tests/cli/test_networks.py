@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scripts.pack_checkpoint import command_of
 
 import ttapca
 from ttapca.benchmark.network_source import NetworkSource
 from ttapca.errors import UntrainedWarning
 from ttapca.networks import build, runs
 from ttapca.networks.runs import WEIGHTS
+from ttapca.networks.weight_files import read_weights
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 
@@ -277,6 +279,8 @@ def world(weights: Path, place: Path, pictures) -> dict[str, str]:
         ("train digits small-cnn --epochs 0 --to f", 2, "`epochs` must be a whole number from 1"),
         ("train digits small-cnn --batch-size 5000 --to f", 1, "one batch of 5000 images"),
         ("train digits small-cnn --rotation-head conv9 --to f", 2, "no layer `conv9`"),
+        ("train digits small-cnn --start none.pth --to f", 2, "a packaged network nor a file"),
+        ("train digits resnet20 --start wrn.pth --to f", 1, "do not fit .*: missing .* `wrn-10-1`"),
         ("train none small-cnn --to f", 2, "neither a data set nor a path"),
         ("export none.sqlite", 2, "no file of results at none.sqlite"),
     ],
@@ -383,6 +387,20 @@ def test_events_are_written_where_tensorboard_is_there(
     assert ("test_accuracy", accuracy, 1) in written
     assert "rotation_accuracy" not in {name for name, *_ in written}
     writer.return_value.__exit__.assert_called_once()
+
+
+def test_a_training_may_begin_with_other_weights(digits: Path, command) -> None:
+    """Steps of almost nothing leave the weights where they began, and the normalisation too."""
+    words = "train digits small-cnn --epochs 1 --peak 1e-9 --no-flip --start"
+    command(f"{words} {digits} --to run")
+    before, after = (read_weights(path) for path in (digits, Path("run") / WEIGHTS))
+    assert after.description["start"] == str(digits)
+    assert after.description["normalisation"] == before.description["normalisation"]
+    for name, value in build("small-cnn", input_shape=(1, 8, 8)).named_parameters():
+        torch.testing.assert_close(after.tensors[name], before.tensors[name].float())
+        assert not torch.equal(after.tensors[name], value)
+    assert command_of(after.description).endswith(f"--normalise none --start {digits} --to DIR")
+    assert "start=" in command(f"{words} digits-small-cnn-rotation --to run", 2).err
 
 
 def test_ctrl_c_says_how_to_continue(monkeypatch: pytest.MonkeyPatch, command) -> None:

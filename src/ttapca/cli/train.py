@@ -79,6 +79,9 @@ def train(
     normalise: Annotated[
         str | None, Option(metavar="NAME", help="none, half, cifar10, ... (default: measured).")
     ] = None,
+    start: Annotated[
+        str | None, Option(metavar="FILE", help="Weights to begin with (default: random ones).")
+    ] = None,
     rotation_head: Annotated[
         str | None,
         Option(metavar="LAYER", help="Also learn rotations, sharing all layers up to this one."),
@@ -98,7 +101,7 @@ def train(
     )
     options = wishes.options(data, images)
     network, description = _network(
-        architecture, model, images, normalise, rotation_head, wishes.seed
+        architecture, model, images, normalise, start, rotation_head, wishes.seed
     )
     fingerprint = images.fingerprint()
     if fingerprint == test.fingerprint():  # a path to one set of images serves as both
@@ -117,12 +120,20 @@ def _network(
     factory: str | None,
     images: Images,
     normalise: str | None,
+    start: str | None,
     split: str | None,
     seed: int,
 ) -> tuple[nn.Module, dict[str, Any]]:
     import torch
 
-    from ttapca.networks import add_rotation_head, build, normalisation_of
+    from ttapca.networks import (
+        Normalisation,
+        add_rotation_head,
+        build,
+        load_weights,
+        normalisation_of,
+    )
+    from ttapca.networks.checkpoints import describe_weights, find_weights
     from ttapca.networks.network import find_normalisation
 
     if (architecture is None) == (factory is None):
@@ -137,7 +148,13 @@ def _network(
     description = shape | {"class_names": names}
     network: nn.Module
     if architecture is not None:
-        scale = find_normalisation(normalise) if normalise else normalisation_of(images)
+        told = describe_weights(start).get("normalisation") if start is not None else None
+        if normalise is not None:
+            scale = find_normalisation(normalise)
+        elif told is not None:  # weights are right for one normalisation only
+            scale = Normalisation(tuple(told["mean"]), tuple(told["std"]))
+        else:
+            scale = normalisation_of(images)
         network = build(architecture, normalisation=scale, generator=generator, **shape)
         description["architecture"] = architecture
         description["normalisation"] = dataclasses.asdict(scale)
@@ -148,6 +165,9 @@ def _network(
             torch.manual_seed(seed)
             network = arguments.ModelOptions(model=factory).source().load(doubt=False)
         description["factory"] = factory
+    if start is not None:
+        load_weights(network, find_weights(start))
+        description["start"] = start
     if split is not None:
         network = add_rotation_head(network, split, generator, input_shape)
     return network, description | {"rotation_split": split}
