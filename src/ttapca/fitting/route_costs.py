@@ -75,6 +75,17 @@ class Problem:
             most = min(most, self.samples - 1)
         return max(1, min(most, self.components) if isinstance(self.components, int) else most)
 
+    @property
+    def sampled(self) -> int:
+        """How many samples are kept to know how images vary."""
+        fitting = max(2, SAMPLED_NUMBERS // self.filtered)
+        return min(SAMPLES, fitting, self.samples or SAMPLES)
+
+    @property
+    def held_out(self) -> int:
+        """How many of these principal components are measured on: they must not know them."""
+        return min(self.sampled, self.samples // HELD_OUT) if self.samples else self.sampled
+
 
 @dataclass(frozen=True)
 class RouteCost:
@@ -104,23 +115,20 @@ class RouteCost:
 
 def route_cost(route: str, problem: Problem) -> RouteCost:
     """Return what a route costs; where the number of samples is unknown, with those of one pass."""
-    samples = problem.samples or 0
-    kept_samples = min(SAMPLES, max(2, SAMPLED_NUMBERS // problem.filtered), samples or SAMPLES)
-    held = min(kept_samples, samples // HELD_OUT) if samples else kept_samples
     common = MEASURING + FLOAT64 * 3 * problem.outputs  # means
     # The kept samples, the batch that is read and its copy in float64.
-    common += kept_samples * problem.filtered * FLOAT32
+    common += problem.sampled * problem.filtered * FLOAT32
     common += min(problem.batch, 4096) * problem.filtered * (FLOAT32 + 2 * FLOAT64)
     knows_classes = 0 < problem.classes * problem.filtered <= MOST_CLASS_MEANS
     if knows_classes:
         common += 4 * problem.classes * problem.filtered * FLOAT64
-    found = _COSTS[route](problem, samples, kept_samples if route == "dct" else held)
+    found = _COSTS[route](problem)
     beside = FLOAT64 * (problem.outputs + problem.filtered * problem.folds)  # means
     if route == "dct" and problem.folds:
         beside = PACKED * problem.filtered
     if knows_classes:  # their reach, for each component
         beside += PACKED * problem.filtered if route == "dct" else FLOAT32 * problem.kept()
-    beside += FLOAT32 * kept_samples * CALIBRATED
+    beside += FLOAT32 * problem.sampled * CALIBRATED
     by_class = FLOAT64 * problem.classes * problem.filtered if knows_classes else 0
     return dataclasses.replace(
         found,
@@ -131,7 +139,7 @@ def route_cost(route: str, problem: Problem) -> RouteCost:
     )
 
 
-def _folded(problem: Problem, _samples: int, held: int) -> RouteCost:
+def _folded(problem: Problem) -> RouteCost:
     size, kept = problem.filtered, problem.kept()
     cube, work = float(size) ** 3, 2.5 * size**2 * kept
     there_and_back = AFFINE_CHUNK * FLOAT64 * 3
@@ -139,37 +147,39 @@ def _folded(problem: Problem, _samples: int, held: int) -> RouteCost:
         passes=1,
         reading=size**2 / 2,
         decomposing=(2 * cube + work + cube / 6, cube),
-        calibrating=(2 * cube + work + held * size * (kept + size / 2), cube),
+        calibrating=(2 * cube + work + problem.held_out * size * (kept + size / 2), cube),
         memory=FLOAT64 * (6 * size**2 + 2 * size * kept) + there_and_back,
         stored=2 * FLOAT32 * size * kept,
         summed=FLOAT64 * size**2,
     )
 
 
-def _exact(problem: Problem, _samples: int, held: int) -> RouteCost:
+def _exact(problem: Problem) -> RouteCost:
     size, kept = problem.outputs, min(problem.kept(), problem.outputs)
     cube = float(size) ** 3
     return RouteCost(
         passes=1,
         reading=size**2 / 2,
         decomposing=(0.0, cube),
-        calibrating=(held * size * (kept + size / 2), cube),
+        calibrating=(problem.held_out * size * (kept + size / 2), cube),
         memory=FLOAT64 * (6 * size**2 + 2 * size * kept),
         stored=FLOAT32 * size * kept,
         summed=FLOAT64 * size**2,
     )
 
 
-def _gram(problem: Problem, samples: int, held: int) -> RouteCost:
+def _gram(problem: Problem) -> RouteCost:
     size, kept = problem.filtered, problem.kept()
-    samples = samples or min(MOST_SAMPLES, MOST_BYTES // (FLOAT32 * size))  # then it gives up
+    samples = problem.samples or min(
+        MOST_SAMPLES, MOST_BYTES // (FLOAT32 * size)
+    )  # then it gives up
     cube, work = float(samples) ** 3, 3.0 * samples * size * kept + size * kept**2
     matrices = 2 if problem.folds else 1
     return RouteCost(
         passes=1,
         reading=0.0,
         decomposing=(samples**2 * size + work, cube),
-        calibrating=(work + held * size * kept, cube),
+        calibrating=(work + problem.held_out * size * kept, cube),
         memory=FLOAT32 * (3 if problem.folds else 1) * samples * size
         + FLOAT64 * (5 * samples**2 + (5 + matrices) * size * kept)
         + FLOAT64 * (samples * size + 3 * AFFINE_CHUNK) * problem.folds,
@@ -177,7 +187,7 @@ def _gram(problem: Problem, samples: int, held: int) -> RouteCost:
     )
 
 
-def _randomised(problem: Problem, _samples: int, held: int) -> RouteCost:
+def _randomised(problem: Problem) -> RouteCost:
     size, kept = problem.outputs, problem.kept()
     columns = min(size, kept + OVERSAMPLING)
     orthogonal = 2.0 * USUAL_PASSES**2 * size * columns**2
@@ -185,13 +195,13 @@ def _randomised(problem: Problem, _samples: int, held: int) -> RouteCost:
         passes=USUAL_PASSES,
         reading=2.0 * size * columns,
         decomposing=(orthogonal, (USUAL_PASSES * columns) ** 3),
-        calibrating=(held * size * kept, 0.0),
+        calibrating=(problem.held_out * size * kept, 0.0),
         memory=FLOAT64 * (MAX_PASSES + 4) * size * columns,
         stored=FLOAT32 * size * kept,
     )
 
 
-def _dct(problem: Problem, _samples: int, measured: int) -> RouteCost:
+def _dct(problem: Problem) -> RouteCost:
     shape, size = problem.filtered_shape, problem.filtered
     channels, sides = shape[0], sum(shape[1:])
     transform = size * (sides + channels)
@@ -200,7 +210,7 @@ def _dct(problem: Problem, _samples: int, measured: int) -> RouteCost:
         # Copies and a small product for each frequency: as long as 1,500 multiply-adds a number.
         reading=float(size * (sides + 1500)),
         decomposing=(2.0 * size * channels**2, 0.0),
-        calibrating=(float(measured * transform * 10), 0.0),
+        calibrating=(float(problem.sampled * transform * 10), 0.0),
         memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
         stored=float(PACKED * size),
         summed=FLOAT64 * (channels + 1) * size,
