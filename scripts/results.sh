@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that docs/results.md reports: hours on two cores; cut it off, it goes on.
+# Everything that docs/results.md and docs/paper-results.md report: hours on two cores; cut it off, it goes on.
 #
 #   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten tuned ttt c10 c100 gn
 #                                        cct rank steps cost streams

@@ -1,10 +1,10 @@
-"""Put the tables of docs/results.md in their places, from the files that scripts/results.sh fills.
+"""Put the tables of the results in their places, from the files that scripts/results.sh fills.
 
     python scripts/write_results.py DIR
 
-A table goes between `<!-- RUN SETTING -->` and `<!-- end -->`, `<!-- RUN paper SETTING -->` is the
-comparison with the paper, and every result goes to docs/results/RUN.csv. Tables of runs that DIR
-does not have stay as they are.
+On each page of PAGES a table goes between `<!-- RUN SETTING -->` and `<!-- end -->`; with `paper`
+between the two words it is the comparison with the paper. Every result goes to
+docs/results/RUN.csv, and the runs of PICTURES are drawn. What DIR has no run for stays as it is.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from pathlib import Path
 
 from ttapca.benchmark import Results, Row
 from ttapca.benchmark.exports import export, markdown
+from ttapca.benchmark.figures import figures
 from ttapca.benchmark.paper_tables import paper_tables
+from ttapca.benchmark.svg import file_svg
 from ttapca.benchmark.tables import error_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("results.md", "paper-results.md")
+PICTURES = ("rank", "steps", "cost")  # runs that are drawn, each in the figure of its name
 PLACE = re.compile(
     r"<!-- (?P<run>\w+) (?P<paper>paper )?(?P<setting>[\w.-]+) -->.*?<!-- end -->", re.S
 )
@@ -34,8 +38,12 @@ def main() -> None:
             rows[path.stem] = results.rows()
         (DOCS / "results").mkdir(exist_ok=True)
         (DOCS / "results" / f"{path.stem}.csv").write_text(export(rows[path.stem], "csv"))
-    page = DOCS / "results.md"
-    page.write_text(PLACE.sub(lambda place: filled(place, rows), page.read_text()))
+    for name in filter(rows.__contains__, PICTURES):
+        (drawn,) = (figure for figure in figures(rows[name]) if figure.name == name)
+        (DOCS / "pictures" / f"{name}.svg").write_text(file_svg(drawn))
+    for name in PAGES:
+        page = DOCS / name
+        page.write_text(PLACE.sub(lambda place: filled(place, rows), page.read_text()))
 
 
 def filled(place: re.Match[str], rows: dict[str, list[Row]]) -> str:
