@@ -34,6 +34,7 @@ from ttapca.methods.source_data import SourceData, batches_of
 from ttapca.methods.views import images_and_forward, refuse_pixels
 from ttapca.spectral.moments import Moments
 from ttapca.spectral.stream import Stream
+from ttapca.support.channel_moments import channel_moments
 from ttapca.support.logits import softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
 from ttapca.support.outputs import Reads
@@ -152,7 +153,7 @@ class Alignment(Surface):
         found: dict[int, list[Moments]] = {}
 
         def see(number: int, layer: nn.Module, _args: Any, output: Any) -> None:
-            rows = rows_of(layer, output, self.paths[number])
+            rows = rows_of(features_of(layer, output, self.paths[number]))
             groups = list(self._groups(rows.shape[1]))
             if number not in found:
                 sizes = [group.stop - group.start for group in groups]
@@ -223,13 +224,15 @@ class Alignment(Surface):
         """Return a layer's output, aligned or as it was."""
         if not self._enabled:
             return output
-        rows = rows_of(layer, output, self.paths[number])  # (samples, channels)
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        features = features_of(layer, output, self.paths[number])
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
         source_mean, source_variance, root = (
-            getattr(self, f"{what}_{number}").to(rows) for what in ("mean", "variance", "root")
+            getattr(self, f"{what}_{number}").to(features) for what in ("mean", "variance", "root")
         )
         if self._phase == "measure":
-            variance, mean = torch.var_mean(rows, 0, correction=int(len(rows) > 1))
+            mean, variance = channel_moments(features)
+            count = features.numel() // len(mean)
+            variance = variance * (count / max(1, count - 1))
             distance = (source_mean - mean).norm() + (source_variance - variance).norm()
             self._distances[number] = float(distance)
             return output
@@ -237,6 +240,7 @@ class Alignment(Surface):
         weight = 0.0 if weights is None else weights[number]
         if weight < SMALLEST_WEIGHT:
             return output
+        rows = rows_of(features)
         if self._phase == "align" and not self._take_in(number, rows):
             return output
         mean, covariances, _ = self.stream.now(f"features/{number}")
@@ -245,9 +249,14 @@ class Alignment(Surface):
         aligned = torch.empty_like(rows)
         for group, covariance in zip(self._groups(rows.shape[1]), covariances, strict=True):
             whitened = _power(covariance.to(rows), -0.5, least=SMALLEST_VARIANCE)
-            changed = (rows[:, group] - mean[group].to(rows)) @ (whitened @ root[group, group])
-            aligned[:, group] = changed + source_mean[group]
-        return _as_before(torch.lerp(rows, aligned, weight), layer, output)
+            recoloured = whitened @ root[group, group]
+            # All of the formula is one product: features are read and written once.
+            shift = weight * (source_mean[group] - mean[group].to(rows) @ recoloured)
+            kept = torch.eye(len(recoloured)).to(rows)
+            aligned[:, group] = torch.addmm(
+                shift, rows[:, group], torch.lerp(kept, recoloured, weight)
+            )
+        return _as_before(aligned, layer, output)
 
     def _take_in(self, number: int, rows: Tensor) -> bool:
         """Update the running averages; return False for a batch that is not finite."""
@@ -351,8 +360,8 @@ def blocks_of(model: nn.Module) -> list[str]:
     return blocks or [path for path in norms if path]
 
 
-def rows_of(layer: nn.Module, output: Any, path: str) -> Tensor:
-    """Return the features after a layer, one row for each place or token of each sample.
+def features_of(layer: nn.Module, output: Any, path: str) -> Tensor:
+    """Return the features after a layer in shape (samples, channels, ...).
 
     Raises:
         LayerOutputError: The layer does not return one tensor of features.
@@ -363,8 +372,12 @@ def rows_of(layer: nn.Module, output: Any, path: str) -> Tensor:
             f"Features are one tensor of shape (batch, channels, ...) or (batch, tokens, channels);"
             f" `{path}` returns {found}. Name other layers by `layers=`."
         )
-    rows = output.movedim(_channels(layer, output), -1)
-    return rows.reshape(-1, rows.shape[-1])
+    return output.movedim(_channels(layer, output), 1)
+
+
+def rows_of(features: Tensor) -> Tensor:
+    """Return one row of channels for each place or token of each sample."""
+    return features.movedim(1, -1).reshape(-1, features.shape[1])
 
 
 def _as_before(rows: Tensor, layer: nn.Module, output: Tensor) -> Tensor:
