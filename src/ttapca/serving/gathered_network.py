@@ -63,7 +63,7 @@ class GatheredNetwork:
     The filter has closed-form gains, of their own for each condition of a stream, and pixels that
     have gone wrong are repaired before it. Normalisation layers keep the statistics of the source:
     those of single images of a stream that may be sorted by class would do more harm than good
-    (docs/production.md has the measurements).
+    (docs/production-evidence.md has the measurements).
 
     Args:
         model: Returns logits for a batch of images.
