@@ -18,6 +18,8 @@ def ask(what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     """Return what the command prints when a shell asks it for something."""
     monkeypatch.setenv("_TTAPCA_COMPLETE", what)
     monkeypatch.setattr(sys, "argv", ["ttapca"])
+    # Otherwise the program's name is that of the module which Python runs: `python -m pytest`.
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
     run()
     return capsys.readouterr().out
 

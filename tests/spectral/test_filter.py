@@ -26,8 +26,8 @@ def spectral_filter(kept: int = 12, gain: bool = False, dtype=torch.float64) -> 
     values = PCA_OF_DATA.singular_values[:kept].to(dtype)
     source = SourceComponents(values, values, None, lambda: values)
     return SpectralFilter(
-        PCA_OF_DATA.mean.to(dtype),
-        Dense(PCA_OF_DATA.basis[:, :kept].to(dtype)),
+        PCA_OF_DATA.mean.to(dtype, copy=True),  # tests load other values into the filter
+        Dense(PCA_OF_DATA.basis[:, :kept].to(dtype, copy=True)),
         shape=SHAPE,
         gain=make_gain("relu", source, initial=0.2) if gain else None,
     )
