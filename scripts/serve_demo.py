@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 
 TTAPCA = [sys.executable, "-m", "ttapca"]
-STARTING = 600  # seconds: the first start fits a filter, on CIFAR-10 for minutes
+STARTING = 600  # seconds: the first start may fit a filter
 # For each camera what it sees; every camera begins clean.
 SCHEDULES = {
     "digits": (

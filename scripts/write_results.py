@@ -3,8 +3,9 @@
     python scripts/write_results.py DIR
 
 On each page of PAGES a table goes between `<!-- RUN SETTING -->` and `<!-- end -->`; with `paper`
-between the two words it is the comparison with the paper. Every result goes to
-docs/results/RUN.csv, and the runs of PICTURES are drawn. What DIR has no run for stays as it is.
+between the two words it is the comparison with the paper, and for `RUN settings` one table of all
+settings. Every result goes to docs/results/RUN.csv, and the runs of PICTURES are drawn. What DIR
+has no run for stays as it is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 from pathlib import Path
 
 from ttapca.benchmark import Results, Row
+from ttapca.benchmark.comparisons import comparisons
 from ttapca.benchmark.exports import export, markdown
 from ttapca.benchmark.figures import figures
 from ttapca.benchmark.paper_tables import paper_tables
@@ -53,9 +55,33 @@ def filled(place: re.Match[str], rows: dict[str, list[Row]]) -> str:
         print(f"no results of `{run}`, so its table stays; scripts/results.sh DIR {run} makes them")
         return place[0]
     chosen = [row for row in rows[run] if row.cell.setting == setting]
-    tables = paper_tables(chosen) if place["paper"] else error_tables(chosen)
+    if setting == "settings":
+        tables = [by_setting(rows[run])]
+    else:
+        found = paper_tables(chosen) if place["paper"] else error_tables(chosen)
+        tables = [markdown(table).strip() for table in found]
     opening = place[0].partition("\n")[0].partition(" -->")[0] + " -->"
-    return "\n\n".join([opening, *(markdown(table).strip() for table in tables), "<!-- end -->"])
+    return "\n\n".join([opening, *tables, "<!-- end -->"])
+
+
+def by_setting(rows: list[Row]) -> str:
+    """Mean errors, with those of clean images in brackets: a line for a method, a column a setting.
+
+    Bold: not told apart from the lowest of the column.
+    """
+    columns = {f"`{each.conditions.setting}`": each for each in comparisons(rows)}
+    lines: dict[str, list[str]] = {}
+    for each in columns.values():
+        ranked = each.standings()
+        for number, line in each.lines.iterrows():
+            mean = f"{line['mean']:.1f} ±{line.spread:.1f}"
+            mean = f"**{mean}**" if ranked[number].rank == 1 else mean
+            lines.setdefault(f"`{line.label}`", []).append(f"{mean} ({line.clean:.1f})")
+    head = ["method", *columns]
+    rule = [":--", *("--:" for _ in columns)]
+    return "\n".join(
+        f"| {' | '.join(cells)} |" for cells in (head, rule, *([k, *v] for k, v in lines.items()))
+    )
 
 
 if __name__ == "__main__":
