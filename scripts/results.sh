@@ -2,15 +2,18 @@
 # Everything that docs/results.md and docs/paper-results.md report: hours on two cores; cut it off, it goes on.
 #
 #   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten tuned ttt c10 c100 gn
-#                                        cct rank steps cost streams
+#                                        cct rank steps cost streams rivals strong
 #
-# c10, c100 and gn need the checkpoints of docs/networks.md in $WEIGHTS (default: ../shared/data/weights)
-# and CIFAR-100 in $CIFAR100. Then: python scripts/write_results.py DIR
+# c10, c100, gn and rivals need the checkpoints of docs/networks.md in $WEIGHTS (default: ../shared/data/weights)
+# and CIFAR-100 in $CIFAR100; strong needs the network of scripts/train_strong.sh in $STRONG.
+# Then: python scripts/write_results.py DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 to=${1:?where the results go}
 shift
-runs=${*:-own others ten tuned ttt c10 c100 gn cct rank steps cost streams}
+runs=${*:-own others ten tuned ttt c10 c100 gn cct rank steps cost streams rivals strong}
+rivals=source,bn,wiener,tent,eata,roid
+everything=$rivals,sar,ttapca-relu,ttapca-exp,rotta,pea
 weights=${WEIGHTS:-$here/../shared/data/weights}
 mkdir -p "$to"
 
@@ -25,6 +28,11 @@ tables() {
         --methods tent,ttapca-exp,ttapca-relu,wiener
 }
 
+# Online, beside the rivals that do not take many passes.
+compare() {
+    bench "$@" --settings online --corruptions standard,clean --images 2000 --methods "$rivals"
+}
+
 for run in $runs; do
     case $run in
     own) tables cifar10-resnet20 --to "$to/own.sqlite" ;;
@@ -37,9 +45,9 @@ for run in $runs; do
             --to "$to/others.sqlite"
         ;;
     ten) bench cifar10-resnet20 --corruptions standard,clean --settings online --images 10000 \
-        --methods source,bn,tent,wiener --to "$to/ten.sqlite" ;;
+        --methods "$everything" --to "$to/ten.sqlite" ;;
     tuned) # online, with the defaults and with the learning rates that `ttapca tune` found
-        for words in --methods=source,bn,wiener,tent,eata,roid,sar,ttapca-relu,ttapca-exp,rotta,pea \
+        for words in "--methods=$everything" \
             tent.lr=0.01 eata.lr=0.3 roid.lr=0.03 sar.lr=0.3 ttapca-exp.lr=0.03 \
             rotta.lr=0.01 wiener.views=2; do
             case $words in
@@ -58,20 +66,25 @@ for run in $runs; do
     gn) tables "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/gn.sqlite" ;;
     cct) bench cifar10-cct2 --settings episodic,online --corruptions standard,clean --images 1000 \
         --methods source,neo,t3a,wiener --to "$to/cct.sqlite" ;;
-    rank) bench cifar10-resnet20 --preset paper-rank --images 200 --to "$to/rank.sqlite" ;;
-    steps) bench cifar10-resnet20 --preset paper-steps --steps 1,2,4 --images 400 \
-        --to "$to/steps.sqlite" ;;
+    rank | steps) # one seed: the intervals are over images
+        bench cifar10-resnet20 --preset "paper-$run" --images 2000 --seeds 0 --to "$to/$run.sqlite" ;;
     cost) bench cifar10-resnet20 --settings online --images 400 --to "$to/cost.sqlite" \
         --corruptions gaussian_noise,defocus_blur,frost,contrast,jpeg_compression \
         --methods source,bn,tent,ttapca-exp,ttapca-relu,ttapca-closed,wiener,shot,slr+it,eata,sar,roid,lame,cotta ;;
-    streams) # ordered, mixed and changing streams; the rivals on half of the images
-        for order in "correlated --batch-sizes 100" "dirichlet-0.1,dirichlet-1,mixed,changing"; do
+    streams) # sorted by class, mixed, classes that come and go, one corruption after the other
+        for order in "correlated --batch-sizes 100" "mixed,dirichlet-0.1,continual"; do
             # shellcheck disable=SC2086  # the batch size is a word of its own
-            bench "$weights/cifar10_resnet20.pth" --normalise cifar10 --settings $order \
-                --corruptions standard,clean --images 1000 --to "$to/streams.sqlite" \
-                --methods source,bn,tent,eata,roid,lame,rotta,pea,wiener
+            bench cifar10-resnet20 --settings $order --corruptions standard,clean --images 1000 \
+                --to "$to/streams.sqlite" --methods "$rivals,rotta,pea"
         done
         ;;
+    rivals) # other people's networks
+        compare "$weights/cifar10_resnet20.pth" --normalise cifar10 --to "$to/rivals10.sqlite"
+        compare "$weights/cifar100_resnet20.pth" --normalise cifar100 --data cifar100 \
+            ${CIFAR100:+--in "$CIFAR100"} --to "$to/rivals100.sqlite"
+        compare "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/rivalsgn.sqlite"
+        ;;
+    strong) compare "${STRONG:?weights of scripts/train_strong.sh}" --to "$to/strong.sqlite" ;;
     *)
         echo "no run \`$run\`" >&2
         exit 2
