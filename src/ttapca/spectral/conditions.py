@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ttapca.spectral.appearances import Appearances
-from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream import CONDITION_STATES, Stream
 
 # Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
 MOST_STATES = 16
@@ -168,7 +168,7 @@ class ConditionStates:
         """Keep what is seen in this stream."""
         self.stream = stream
         # The centres of the states, and how many images each stands for.
-        stream.declare("conditions/states", ((), ()))
+        stream.declare(CONDITION_STATES, ((), ()))
         # The last images, how many of the rows are filled, and how many are new since a search.
         recent = torch.zeros(RECENT, self.describe.size, dtype=torch.float64)
         stream.declare("conditions/recent", (recent, 0, 0))
@@ -179,7 +179,7 @@ class ConditionStates:
         Args:
             appearances: Shape (images, numbers).
         """
-        centres, weights = self.stream.past("conditions/states")
+        centres, weights = self.stream.past(CONDITION_STATES)
         rows, filled, unsearched = self.stream.past("conditions/recent")
         known = KnownConditions.none(self.describe.size)
         if centres:
@@ -192,7 +192,7 @@ class ConditionStates:
             )
         found, nearest = self.told_apart(known, appearances.numpy())
         states = tuple(torch.from_numpy(found.centres)), tuple(found.weights.tolist())
-        self.stream.write("conditions/states", states)
+        self.stream.write(CONDITION_STATES, states)
         rows = torch.zeros(RECENT, appearances.shape[1], dtype=torch.float64)
         recent = found.recent
         rows[: len(recent)] = torch.from_numpy(recent)
