@@ -152,9 +152,7 @@ class SampleGram:
         kept[list(leave_out)] = False
         products = self._products[kept][:, kept]
         if leave_out:  # the mean has changed
-            products = (
-                products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
-            )
+            products = products_about_mean(products)
         eigenvalues, vectors = eigh_descending(products)
         count = len(products)
         vectors = vectors[:, : choose_components(n_components, eigenvalues, count)]
@@ -172,6 +170,17 @@ class SampleGram:
             n_samples=count,
             total_variance=total_variance(eigenvalues, count),
         )
+
+
+def products_about_mean(products: Tensor) -> Tensor:
+    """Return the products of samples about their mean, given those about any other point, (n, n).
+
+    Example:
+        >>> samples = torch.tensor([[1.0], [3.0]])
+        >>> products_about_mean(samples @ samples.T).tolist()
+        [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    return products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
 
 
 def hold(batches: Iterator[Tensor], *, limited: bool = True) -> tuple[list[Tensor], bool]:
