@@ -246,7 +246,8 @@ def statistics_surfaces(
             "`layer_norm` would have no effect: it needs a filter with closed-form gains, fitted "
             "by this version of ttapca on a model with LayerNorm. Leave it out."
         )
-    if looks_at_classes if statistics.layer_norm is None else statistics.layer_norm:
+    mixes_tokens = looks_at_classes if statistics.layer_norm is None else statistics.layer_norm
+    if mixes_tokens:
         known = known | tokens
     if known:
         # They normalise every image by itself already: nothing is to be gained from one alone.
