@@ -54,6 +54,9 @@ from ttapca.support.modules import device_and_dtype, find_layer
 # predictions, 0.06 % changes 14 %, and 0.45 % changes 30 % (2,000, 1,500 and 1,000 components; 500
 # test images).
 LEAST_AGREEMENT = 0.95
+
+# A basis that drops a smaller share of the variance counts as complete: what lies outside it is not
+# watched at test time, and nobody is warned where predictions were not compared.
 MOST_DROPPED = 1e-4
 
 
