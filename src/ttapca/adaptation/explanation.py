@@ -110,6 +110,9 @@ def explain(adapted: Adapter) -> list[Explanation]:
     Args:
         adapted: An adapter with at least one filter, called at least once.
 
+    Returns:
+        One explanation for each closed-form filter; `print` shows it as a table.
+
     Raises:
         OptionError: It has no closed-form filter, or has seen no data since its last reset.
 

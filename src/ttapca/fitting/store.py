@@ -312,6 +312,9 @@ def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `write_folder` wrote, and compare it with its checksums.
 
     A folder that a killed process left beside its place is put back first.
+
+    Raises:
+        SavedFilterError: The folder is missing, foreign, truncated or altered.
     """
     with contextlib.suppress(OSError):  # if it cannot be put back, it is reported as missing
         recover(path)

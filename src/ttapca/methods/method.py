@@ -226,6 +226,9 @@ def statistics_surfaces(
         below: The filters. Where one knows the channels of GroupNorm or LayerNorm layers, `mixed`
             mixes these.
         looks_at_classes: Whether what the classes of a batch explain is taken out of statistics.
+
+    Raises:
+        OptionError: LayerNorm was asked for, and no filter knows such layers.
     """
     closed = [surface for surface in below if surface.in_closed_form]
     if statistics == "mixed":

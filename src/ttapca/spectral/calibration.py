@@ -59,6 +59,9 @@ def band_edges(n_components: int) -> list[int]:
     better at any batch size (docs/closed-form-evidence.md). Fewer components have the same bands,
     except that the last one ends earlier.
 
+    Raises:
+        OptionError: There are no components.
+
     Example:
         >>> band_edges(12)
         [0, 1, 3, 7, 12]

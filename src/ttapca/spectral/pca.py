@@ -241,7 +241,14 @@ def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_s
 def choose_among(
     n_components: int | float | None, variances: Tensor, limit: str, n_samples: int
 ) -> int:
-    """Choose among components of these falling variances; `limit` names their number in errors."""
+    """Return how many components of these falling variances to keep; see `choose_components`.
+
+    Args:
+        n_components: A number, a fraction of the variance, or None for all.
+        variances: Of those that may be kept.
+        limit: What their number is, for errors: "the rank of the activations".
+        n_samples: Number of samples behind them, for errors.
+    """
     check_n_components(n_components)
     most = len(variances)
     if not most:
