@@ -38,7 +38,7 @@ def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
         batch: The batch to call it with, shape (batch, ...).
 
     Returns:
-        What it costs, the same on every machine.
+        The counts, and the bytes.
 
     Example:
         >>> import ttapca
