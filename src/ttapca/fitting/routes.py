@@ -3,9 +3,9 @@
 Only the part of the network up to the layer is run, but for some of the samples, which show what
 normalisation layers and classes do (`ttapca.fitting.source_channels`, and which ones
 `ttapca.fitting.measuring_rule`). `ttapca.fitting.fit_plan` chooses one of five routes to the
-components. Three need sums over the samples (`ttapca.fitting.summed_routes`),
-so that several processes can read the data (`ttapca.fitting.gathering`); two need the samples
-themselves (`ttapca.fitting.sample_routes`).
+components. Three need sums over the samples (`ttapca.fitting.summed_routes`), so that several
+processes can read the data (`ttapca.fitting.gathering`); two need the samples themselves
+(`ttapca.fitting.sample_routes`).
 """
 
 from __future__ import annotations
