@@ -37,8 +37,9 @@ TOGETHER = 32
 DRAWS = 512
 SEED = 0
 
-# What may have been done to images without harm is rounded to such parts. So many distributions of
-# it are remembered: while the sizes of images change, each batch of a stream has its own.
+# The leeway of images (see `SourceSpectrum.batches_of`) is rounded to such parts of 1. So many
+# distributions with leeway are remembered, at most: where a stream has images of many sizes, each
+# batch may need another one.
 LEEWAY_STEPS = 16
 MOST_WITH_LEEWAY = 256
 

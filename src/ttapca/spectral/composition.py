@@ -39,7 +39,7 @@ SURE = 6.0  # standard deviations of chi squared that chance is granted
 GLANCE_WEIGHT = 0.5  # of the weight that statistics of the batch will have, at a glance
 FAR = 0.25  # share of samples of other classes than the source's, from which an order counts
 ORDER_MEMORY = 500.0  # samples over which a stream is judged to be ordered by class
-JUDGED = 64  # samples that show whether a new stream is
+JUDGED = 64  # samples that show whether a new stream is ordered by class
 PROBATION = 256  # samples over which such a judgement may turn out to be wrong
 
 SMALLEST_RATIO = 0.05  # of variances: a low rank may overshoot

@@ -4,7 +4,7 @@ One set of gains and statistics cannot serve a batch in which every image may ha
 condition. So a stream can have several *states*, one for each condition, and each image is served
 by the state that it is nearest to.
 
-Which one that is, its appearance tells (`ttapca.spectral.appearances`).
+Its appearance tells which one that is (`ttapca.spectral.appearances`).
 
 **A new state.** There is one state at first. The images that a state had of late are split in two
 along a direction in which they vary most, where the split leaves two clearly separate groups: far
@@ -49,7 +49,8 @@ DIRECTIONS = 4  # that are tried
 APART, APART_LATER = 0.28, 0.32
 STEPS = 5  # of k-means, after a split
 TOGETHER = 32  # images that are looked at together, to see whether they have one condition
-# So much nearer, in squared distance, are the images of one condition to the states at most.
+# Images have one condition if the states are nearer to them than their own mean is by less than
+# this, in squared distance: some state always is a little nearer by chance.
 ONE = 3.0
 # An image begins a state like the source if it is so much nearer to that than to any state, in
 # squared distance, and so many standard deviations nearer than the images of its state are.
