@@ -42,10 +42,8 @@ class Appearances:
         measured = _beside(energies, textures)
         self._least = LEAST * measured.median(0).values.clamp(min=torch.finfo(torch.float32).tiny)
         logarithms = (measured + self._least).log()
-        self._mean, self._deviation = (
-            logarithms.mean(0),
-            logarithms.std(0).clamp(min=LEAST_DEVIATION),
-        )
+        self._mean = logarithms.mean(0)
+        self._deviation = logarithms.std(0).clamp(min=LEAST_DEVIATION)
         unit = (logarithms - self._mean) / self._deviation
         correlations = unit.T @ unit / (len(unit) - 1)
         ridge = RIDGE * torch.eye(len(correlations), dtype=torch.float64)

@@ -50,7 +50,7 @@ APART, APART_LATER = 0.28, 0.32
 STEPS = 5  # of k-means, after a split
 TOGETHER = 32  # images that are looked at together, to see whether they have one condition
 # Images have one condition if the states are nearer to them than their own mean is by less than
-# this, in squared distance: some state always is a little nearer by chance.
+# this, in squared distance.
 ONE = 3.0
 # An image begins a state like the source if it is so much nearer to that than to any state, in
 # squared distance, and so many standard deviations nearer than the images of its state are.
