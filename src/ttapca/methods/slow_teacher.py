@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class TaughtSteps(Stepper):
         teacher: One tensor for each parameter of the student; None while they are the source's.
     """
 
-    keeps = ("teacher",)
+    keeps: ClassVar[tuple[str, ...]] = ("teacher",)
     remembers_start = True
 
     def __init__(self, *, teacher_momentum: float, **stepping: Any) -> None:
