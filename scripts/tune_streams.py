@@ -55,7 +55,7 @@ CONSTANTS: dict[str, tuple[str, list[float]]] = {
     "ALIKE": ("ttapca.adaptation.composition_passes", [0.75, 0.5, 0.9]),
     "SURPRISE": ("ttapca.adaptation.composition_passes", [0.25, 0.1, 0.5]),
     "ORDERED": ("ttapca.adaptation.composition_passes", [0.3, 0.1, 0.6]),
-    "LIKENESS": ("ttapca.spectral.closed_form", [0.1, 0.03, 0.3]),
+    "LIKENESS": ("ttapca.spectral.closed_form_rule", [0.1, 0.03, 0.3]),
 }
 
 
@@ -125,6 +125,8 @@ def lines(only: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from PARTS.items()
     for name, (place, values) in CONSTANTS.items():
         module = importlib.import_module(place)
+        if getattr(module, name, None) != values[0]:  # setting it elsewhere would change nothing
+            raise SystemExit(f"`{name}` must be {values[0]:g} in {place}; correct CONSTANTS.")
         for value in values[1:] if name in only else ():
             setattr(module, name, value)
             yield f"{name} = {value:g}", {}

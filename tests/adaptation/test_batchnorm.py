@@ -42,6 +42,13 @@ def with_statistics_of(data: Tensor, layer: nn.Module) -> nn.Module:
     return twin
 
 
+@pytest.mark.parametrize("prior", [0.0, 16.0])
+def test_an_empty_batch_stays_empty(prior: float) -> None:
+    layer = nn.BatchNorm2d(3).eval()
+    BatchNormStatistics(0.5, prior=prior).attach(layer)
+    assert layer(torch.zeros(0, 3, 4, 4)).shape == (0, 3, 4, 4)
+
+
 LAYERS = {
     "1d": (nn.BatchNorm1d(4), (4,)),
     "1d over time": (nn.BatchNorm1d(3), (3, 5)),

@@ -294,6 +294,16 @@ def described(path: Path, part: str | None = None, content: Any = None, **about:
     save_file(load_file(path), path, {**known, "form": json.dumps(form), **about})
 
 
+def blanked(path: Path, part: str) -> None:
+    """Write zeros in place of a part that is one tensor."""
+    with safe_open(path, framework="pt") as file:
+        known = file.metadata()
+    number = json.loads(known["form"])["dict"]["parts"]["dict"][part]["tensor"]
+    tensors = load_file(path)
+    tensors[str(number)].zero_()
+    save_file(tensors, path, known)
+
+
 ANOTHER = "is a stream of another adapter. Load it with the method, the filter and the network"
 ONE_MORE = {"dict": {"99": {"dict": {}}}}
 DAMAGE: dict[str, tuple[Any, str]] = {
@@ -315,6 +325,7 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "a shape": (lambda path: described(path, "draws", {"tensor": 0}), "`draws` has another shape"),
     "a number": (lambda path: described(path, "optimiser", 3), "`optimiser` has another shape"),
     "one more": (lambda path: described(path, "optimiser", ONE_MORE), "IndexError"),
+    "no generator": (lambda path: blanked(path, "draws"), "is no saved stream: RuntimeError"),
 }
 
 

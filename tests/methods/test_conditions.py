@@ -60,6 +60,24 @@ def test_each_condition_is_served_as_if_it_came_alone(kind: str) -> None:
         torch.testing.assert_close(adapted(batch), expected, rtol=1e-9, atol=1e-9)
 
 
+def test_the_surest_condition_is_explained_as_if_it_came_alone() -> None:
+    batch, of = BATCHES[0]
+    adapted = adapted_to("BatchNorm", outliers=False)
+    adapted(batch)
+    (found,) = ttapca.explain(adapted)
+    alone = adapted_to("BatchNorm", states=1, outliers=False)
+    by_condition = []
+    for condition in range(3):
+        alone.reset()
+        alone(batch[of == condition])
+        by_condition += ttapca.explain(alone)
+    expected = max(by_condition, key=lambda each: each.shift)
+    assert found.shift == pytest.approx(expected.shift) == adapted.health.shift
+    for band, other in zip(found.bands, expected.bands, strict=True):
+        assert band.test_variance == pytest.approx(other.test_variance)
+        assert band.gain == pytest.approx(other.gain)
+
+
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_one_condition_changes_no_bit(kind: str) -> None:
     adapted, one = adapted_to(kind), adapted_to(kind, states=1)

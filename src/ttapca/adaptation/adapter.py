@@ -137,7 +137,7 @@ class Adapter(nn.Module):
                     surface.attach(model, stream)
                     done.append(surface)
             stream.end_batch()  # from here on, only passes within calls of the adapter count
-            self._surface_parts = stream.parts  # what a guard undoes
+            self._surface_parts = stream.parts  # a guard undoes these, not what joins below
             self._handles = [wrap_forward(model, _OwnedBy(self))]
             if self.mover.needs_gradients:
                 self._handles += make_gradients_safe(model)
@@ -193,6 +193,9 @@ class Adapter(nn.Module):
 
         Returns:
             Logits, without gradients.
+
+        Raises:
+            AttachError: The adapter was detached.
         """
         return self._call(DEFAULT_STREAM, inputs, options)
 
@@ -273,14 +276,15 @@ class Adapter(nn.Module):
             self.events.append(
                 GuardEvent(call, guard.action, guard.effective_classes, guard.mean_entropy)
             )
-            good = self._good[:1]
+            older = self._good[:1]  # taken now, since `forget` empties the good states as well
             stream.forget()
-            if guard.action == "rollback" and good:
-                state = copy.deepcopy(good[0])
+            if guard.action == "rollback" and older:
+                state = copy.deepcopy(older[0])
                 stream.put({**state, "values": state["values"] | stream.lasting})
             return True
         if guard.full and stream.batches % guard.window == 0:
-            # Two are kept: the newer may be on the way to a collapse that is not visible yet.
+            # Two are kept, and the older one is gone back to: the newer may be on the way to a
+            # collapse that is not visible yet.
             state = stream.contents()
             moved = {name: state["parts"][name] for name in self._surface_parts}
             self._good = (*self._good, copy.deepcopy({**state, "parts": moved}))[-2:]
@@ -291,6 +295,9 @@ class Adapter(nn.Module):
 
         Args:
             name: The name of the stream; a new one starts where this adapter started.
+
+        Raises:
+            OptionError: The name is empty, or no text.
 
         Example:
             >>> from ttapca.adaptation.surfaces import BatchNormStatistics

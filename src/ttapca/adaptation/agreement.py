@@ -25,7 +25,14 @@ NEIGHBOURS = 5
 
 
 def affinities_of(features: Tensor, kind: Affinity = "knn", neighbours: int = NEIGHBOURS) -> Tensor:
-    """Return how much each two samples have in common, shape (batch, batch)."""
+    """Return how much each two samples have in common, shape (batch, batch).
+
+    Args:
+        features: Shape (batch, d); their direction alone counts.
+        kind: `knn`: 1 for each of the nearest neighbours of a sample, else 0; `rbf`: a Gaussian of
+            the distance, as wide as the mean distance to the last neighbour; `linear`: the cosine.
+        neighbours: How many, for `knn` and `rbf`.
+    """
     directions = F.normalize(features, dim=-1)  # (batch, d)
     if kind == "linear":
         return directions @ directions.T
@@ -44,7 +51,13 @@ def affinities_of(features: Tensor, kind: Affinity = "knn", neighbours: int = NE
 
 
 def agreed(own: Tensor, affinities: Tensor, iterations: int = 100) -> Tensor:
-    """Iterate until the bound converges, and return log-probabilities of the assignments."""
+    """Iterate until the bound converges, and return log-probabilities of the assignments.
+
+    Args:
+        own: Log-probabilities that the network predicts (log q), shape (batch, classes).
+        affinities: See `affinities_of`.
+        iterations: How many there may be.
+    """
     unary = torch.log(own.exp() + SMALLEST_PROBABILITY)
     assigned = unary.log_softmax(1)
     last = float("inf")

@@ -16,7 +16,6 @@ from ttapca.adaptation.surfaces.statistics import MixedStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.composition import JUDGED, ClassMoments, Composition, Estimate
 from ttapca.spectral.stream import Stream
-from ttapca.support.logits import softmax_entropy
 
 # Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
 SURPRISE = 0.25  # share of the batch whose class was not expected, from which a pass is repeated
@@ -79,14 +78,17 @@ class CompositionPasses(Mover):
         composition, stream = self.composition, self.composition.stream
         size = stream.samples - stream.past("samples")
         composition.start_batch(size)
-        passes = self.passes if self._surfaces else 1  # nothing else would change
+        # A pass is repeated with other statistics: where there are none, one is enough.
+        passes = self.passes if self._surfaces else 1
         enough = stream.past("samples") >= min(size, ENOUGH)
         composition.past_only = enough and composition.ordered > ORDERED
-        new = passes > 2 and not composition.known
-        if passes > 2 and size >= JUDGED and composition.on_probation:
+        # To judge a new stream takes a pass, a glance, and a pass that goes by what was found.
+        can_judge = passes > 2
+        new = can_judge and not composition.known
+        if can_judge and size >= JUDGED and composition.on_probation:
             new = True
             composition.start_afresh()
-        for left in reversed(range(passes - new)):
+        for left in reversed(range(passes - new)):  # the glance counts as one of them
             logits = run(*inputs, **options)
             if not size or stream.left_out or not self._usable(logits):
                 return logits
@@ -94,8 +96,9 @@ class CompositionPasses(Mover):
                 glance = functools.partial(self._glance, run, size, inputs, options)
                 again = self._has_own_classes(logits, glance)
                 if again is None:
-                    return logits
-                # What a stream without classes of its own seems to hold is the shift's doing.
+                    return logits  # the stream is still new when its next batch comes
+                # Not what the logits say: where a stream has no classes of its own, those that it
+                # seems to hold are the doing of the shift.
                 new, found = False, composition.expected
             else:
                 found = composition.estimate(logits)
@@ -201,14 +204,12 @@ def _rows(value: Any, size: int, chosen: slice) -> Any:
     return value
 
 
-def _entropy(logits: Tensor) -> float:
-    return float(softmax_entropy(logits).mean())
-
-
 def _with_prior(logits: Tensor, found: Estimate) -> Tensor:
-    """Return logits that know which classes the stream holds, and that it holds them in order.
+    """Return logits that count on the classes that the stream holds.
 
-    Where batches have classes of their own, samples that look alike most likely share one.
+    They are a prior on each prediction. And where batches have classes of their own, samples that
+    look alike most likely share one: they agree on theirs, the more the surer that is. Predictions
+    of every pixel, and of a single sample, have no others to agree with.
     """
     logits = logits + found.prior.to(logits).view(1, -1, *[1] * (logits.dim() - 2))
     if logits.dim() > 2 or len(logits) == 1:

@@ -37,6 +37,9 @@ def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
         adapter: An attached adapter, on any device.
         batch: The batch to call it with, shape (batch, ...).
 
+    Returns:
+        The counts, and the bytes.
+
     Example:
         >>> import ttapca
         >>> from torch import nn

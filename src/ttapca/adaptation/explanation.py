@@ -72,6 +72,9 @@ class BandReport:
 class Explanation:
     """What one filter does to the data it saw last.
 
+    Where several conditions are told apart (`states` of `wiener`), it is about the one that has
+    shifted most surely.
+
     Attributes:
         layer: The layer of the filter.
         images: How many images the estimate rests on; older ones count less.
@@ -107,6 +110,9 @@ def explain(adapted: Adapter) -> list[Explanation]:
     Args:
         adapted: An adapter with at least one filter, called at least once.
 
+    Returns:
+        One explanation for each closed-form filter; `print` shows it as a table.
+
     Raises:
         OptionError: It has no closed-form filter, or has seen no data since its last reset.
 
@@ -137,7 +143,8 @@ def explain(adapted: Adapter) -> list[Explanation]:
 
 
 def _explanation(layer: str, gain: ClosedFormGain, skew: float) -> Explanation:
-    evidence = gain.evidence_in(gain.stream.values, skew)
+    values = gain.stream.values
+    evidence = gain.evidence_in(values, skew)
     if evidence is None:
         raise OptionError("There is nothing to explain before the first batch; call the adapter.")
     source = band_means(gain.variances.double().cpu(), gain.edges)
@@ -145,4 +152,4 @@ def _explanation(layer: str, gain: ClosedFormGain, skew: float) -> Explanation:
     gains = gain.band_gains().tolist()
     rows = zip(gain.edges, gain.edges[1:], source.tolist(), test.tolist(), gains, strict=False)
     bands = tuple(BandReport(first + 1, *rest) for first, *rest in rows)
-    return Explanation(layer, evidence.samples, evidence.p_value, gain.shift, bands)
+    return Explanation(layer, evidence.samples, evidence.p_value, gain.shift_in(values), bands)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains
 from ttapca.adaptation.surfaces.statistics import MixedStatistics
-from ttapca.spectral.closed_form_rule import ClosedFormRule, Evidence
+from ttapca.spectral.closed_form_rule import TINY, ClosedFormRule, Evidence
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
@@ -44,15 +44,15 @@ class Health:
             episodic adaptation does, does not change this.
         skipped: How many batches led to NaN or infinity, and so changed nothing.
         shifted: Whether `on_shift` was told last that a shift began; None without `on_shift`.
-        p_value: Share of source batches that are as far from the mean source batch as the stream
-            is, which its last images count most in. With several filters, the smallest one times
-            their number.
+        p_value: Share of source batches that are at least as far from the mean source batch as the
+            stream is; its last images count most. With several filters, the smallest of their
+            p-values times their number.
         shift: How surely the data have shifted, from 0 to 1.
         size: Size of the shift: how far the variances of bands are from those of the source, in
             doublings, as the root of the mean square.
         bands: The same for every band of every closed-form filter, from large shapes to fine
             detail.
-        composition: Share of each class in the predictions of late; None where nobody looks at
+        composition: Share of each class in the latest predictions; None where nobody looks at
             classes, which takes `composition` or `on_shift`.
         skew: How surely the classes are not those of the source, from 0 to 1. Images of one class
             resemble each other, and `p_value` allows for that. For `on_shift` without
@@ -180,7 +180,7 @@ def shift_facts(
             strict=False,
         )
     )
-    squares = [math.log2(max(band.ratio, 1e-12)) ** 2 for band in bands]
+    squares = [math.log2(max(band.ratio, TINY)) ** 2 for band in bands]
     return {
         "p_value": joint_p_value([evidence.p_value for _, _, evidence in found]),
         "shift": shift,

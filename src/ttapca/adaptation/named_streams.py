@@ -70,6 +70,8 @@ class Streams:
         """Park the current stream and put another in place; a new one starts from the source."""
         if name == self.current:
             return
+        # An interrupt may come at any line. Until the new stream is in place nothing is current,
+        # and both are parked: the next switch begins again, and loses neither.
         with torch.inference_mode(False):
             if self.current is not None:
                 self.parked[self.current] = self.stream.contents()
@@ -180,6 +182,9 @@ class NamedStream:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue, bit for bit, where a stream of the same kind of adapter was saved.
 
+        Args:
+            path: A file that `save` wrote.
+
         Raises:
             SavedStreamError: The file is missing, damaged, or of another kind of adapter.
         """
@@ -191,7 +196,7 @@ class NamedStream:
             before = self._do(Stream.contents)
             try:
                 self._do(lambda stream: stream.put(found))
-            except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 self._do(lambda stream: stream.put(before))
                 raise SavedStreamError(f"{path} is no saved stream: {error!r}.") from error
 

@@ -48,7 +48,8 @@ class Mover:
             before `bind`.
         backwards: Number of backward passes since it was made.
         updates: Number of steps taken since it was made.
-        skipped: Number of batches whose loss or gradient was not finite.
+        skipped: Number of batches that led to NaN or infinity. A mover that meets one adds 1, or
+            more for single images; the adapter makes that 1 for each batch.
     """
 
     keeps: ClassVar[tuple[str, ...]] = ()
@@ -95,9 +96,16 @@ class Mover:
 
 
 class Descent:
-    """Gradients and steps of an optimiser, by default Adam; its state is a part of a stream."""
+    """Gradients and steps of an optimiser, by default Adam; its state is a part of a stream.
 
-    undone = False  # as a part of a stream
+    Args:
+        optimizer: Makes an optimiser of parameters.
+
+    Attributes:
+        parameters: What is moved.
+    """
+
+    undone = False  # see `Part`: optimisers write into their state
 
     _optimizer: Optimizer  # made by `bind`
 
@@ -106,7 +114,11 @@ class Descent:
         self.parameters: list[nn.Parameter] = []
 
     def bind(self, parameters: list[nn.Parameter]) -> None:
-        """Take these parameters to move, and a fresh optimiser."""
+        """Take these parameters to move, and a fresh optimiser.
+
+        Raises:
+            OptionError: There are none.
+        """
         if not parameters:
             raise OptionError(
                 "An objective needs a surface with parameters to move; found none. Leave the "
@@ -142,7 +154,11 @@ class Descent:
         return {}
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...] | None:
-        """Return the gradients of a loss, or None where it or they are not finite."""
+        """Return the gradients of a loss, or None where it or they are not finite.
+
+        Raises:
+            AttachError: No gradient reaches the parameters.
+        """
         if not loss.requires_grad:
             raise AttachError(
                 "Gradients must reach the adapted parameters; those of this model do not: its "
@@ -199,6 +215,12 @@ class Stepper(Mover):
         steps: Number of steps on each batch.
         logits: From `before` or `after` the update.
         seed: Seed of the generator; a reset draws the same again.
+
+    Attributes:
+        remembers_start: Whether `start` is filled, which takes a copy of all that is moved.
+        start: Where the parameters started, for methods that go back there or stay near.
+        descent: Takes the steps.
+        generator: For methods that draw something, on the CPU; a stream has its own state of it.
     """
 
     fixed: ClassVar[tuple[str, ...]] = ("start",)
@@ -220,7 +242,7 @@ class Stepper(Mover):
         self.steps = steps
         self.logits: Logits = logits
         self.descent = Descent(optimizer)
-        self.start: list[Tensor] = []  # where parameters started, if `remembers_start`
+        self.start: list[Tensor] = []
         self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -333,6 +355,11 @@ def sgd(
     lr: float = DEFAULT_LEARNING_RATE, *, momentum: float = 0.0, nesterov: bool = False
 ) -> OptimizerFactory:
     """Return a factory of stochastic gradient descent with this learning rate.
+
+    Args:
+        lr: The learning rate.
+        momentum: See `torch.optim.SGD`.
+        nesterov: See `torch.optim.SGD`.
 
     Raises:
         OptionError: The learning rate makes no sense.

@@ -29,7 +29,8 @@ from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.composition import CLASS_MEMORY, skew_of
 from ttapca.spectral.stream import Stream
 
-# Chosen on held-out conditions; docs/health.md has the measurements.
+# Chosen on held-out conditions; docs/health.md has the measurements. The first four are defaults of
+# `ShiftAlarm`, which says what they mean.
 BEGINS = 0.01
 ENDS = 0.05
 BLOCKS = 2
@@ -98,6 +99,9 @@ class ShiftAlarm:
             shifted: Whether a shift has begun.
             run: How many blocks in a row have spoken against that.
             p_value: Of the block.
+
+        Returns:
+            `shifted` and `run`, for the next block.
         """
         against = p_value > self.ends if shifted else p_value <= self.begins
         run = run + 1 if against else 0

@@ -67,7 +67,24 @@ class Shapes:
 
 
 class SourceActivations:
-    """Batches of source data, and what they become at the layer."""
+    """Batches of source data, and what they become at the layer.
+
+    Whoever plans a fit calls `probe` first, which looks at the first batch. Whoever only reads, by
+    a `Reading` that was made elsewhere, need not.
+
+    Args:
+        model: The model, in evaluation mode.
+        path: Dotted path of the layer.
+        data: See `ttapca.fit`, as `prepare` and `logits`.
+        progress: Wraps the batches while they are read.
+        prepare: Returns what the model takes of a batch.
+        logits: Finds the logits in what the model returns.
+
+    Raises:
+        LayerNotFoundError: There is no such layer.
+        AttachError: The layer carries a filter already.
+        OptionError: What should be a function is none.
+    """
 
     def __init__(
         self,
@@ -115,6 +132,18 @@ class SourceActivations:
 
     def probe(self) -> Shapes:
         """Run a sample or two through the whole model to see what the layer takes and returns."""
+        batch = self._inputs_of(self._first_batch())
+        inputs = batch.head(2)
+        self.data_shape = tuple(inputs.first.shape[1:])
+        output, shapes = self._recorded(inputs)
+        self._look_ahead(batch, output)
+        # Not before the hook is gone: with one, a layer does not count as affine.
+        folds = acts_on_input(self.layer, shapes.input, shapes.output, self.data_shape)
+        self._shapes = Shapes(shapes.input, shapes.output, folds)
+        return self._shapes
+
+    def _first_batch(self) -> Any:
+        """Return the first batch, which will be read again, and note how long that took."""
         start = time.perf_counter()
         iterator = iter(self._data)
         try:
@@ -123,7 +152,15 @@ class SourceActivations:
             raise NotEnoughDataError("Fitting needs data; found none.") from None
         self._fetching = time.perf_counter() - start
         if self._one_shot:
-            self._data = itertools.chain([first], iterator)  # this batch will be read again
+            self._data = itertools.chain([first], iterator)
+        return first
+
+    def _recorded(self, inputs: ModelInputs) -> tuple[Any, Shapes]:
+        """Run the whole model, and return its output and the shapes at the layer.
+
+        What the model costs is noted on the way. Raises unless the model takes the inputs, and
+        calls the layer once.
+        """
         calls: list[Shapes] = []
 
         def record(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -135,9 +172,6 @@ class SourceActivations:
             taken = tuple(args[0].shape[1:]) if args and isinstance(args[0], Tensor) else None
             calls.append(Shapes(taken, tuple(output.shape[1:])))
 
-        batch = self._inputs_of(first)
-        inputs = batch.head(2)
-        self.data_shape = tuple(inputs.first.shape[1:])
         handle = self.layer.register_forward_hook(record)
         try:
             seen = watched(self.model, len(inputs.first))
@@ -162,12 +196,7 @@ class SourceActivations:
                 f"A filter goes after a layer that is called once in a forward pass; `{self.path}` "
                 f"is {times}. Choose another layer, or use a separate module for each call."
             )
-        self._look_ahead(batch, output)
-        taken, given = calls[0].input, calls[0].output
-        # Not before the hook is gone: with one, a layer does not count as affine.
-        folds = acts_on_input(self.layer, taken, given, self.data_shape)
-        self._shapes = Shapes(taken, given, folds)
-        return self._shapes
+        return output, calls[0]
 
     def _look_ahead(self, batch: ModelInputs, output: Any) -> None:
         """Note what the first batch and its output say about the work to come."""

@@ -6,8 +6,9 @@ the memory for it:
 - `dct` for images of more than `SMALL` numbers if there are fewer than `SAMPLES_A_COMPONENT` of
   them for each component;
 - otherwise, up to `MATRIX_LIMIT` numbers on the side that is filtered, a matrix of them is
-  decomposed: `folded` for an affine layer with a smaller input, else `exact`; unless there are few
-  samples of more than `FEW_FROM` numbers, whose own matrix is smaller: `gram`;
+  decomposed: `folded` where a filter acts on the input of an affine layer (`acts_on_input`), else
+  `exact`; unless there are few samples of more than `FEW_FROM` numbers, whose own matrix is
+  smaller: `gram`;
 - past that `gram` for few samples; for many `dct` if they are images, whose cosines serve as well
   and take seconds, else `randomised`;
 - `dct` for maps, too, where a basis of vectors would be larger than `LARGEST_DENSE` or not fit
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ttapca.errors import OptionError, OutOfMemoryError
-from ttapca.fitting.route_costs import FLOAT64, Problem, route_cost
+from ttapca.fitting.route_costs import FLOAT32, FLOAT64, Problem, route_cost
 from ttapca.fitting.spread import Spread
 from ttapca.spectral import pca
 from ttapca.spectral.basis import LARGEST_DENSE, MATRIX_LIMIT, Cosine
@@ -203,7 +204,7 @@ def plan_of(
                 tasks = spread.tasks(route_cost(name, problem))
                 plan = dataclasses.replace(plan, tasks=tasks, worker_bytes=worker)
             return dataclasses.replace(plan, filter_bytes=plan.filter_bytes + norm_bytes)
-    name = candidates[-1][0] if route else min((each for each, _ in candidates), key=needs)
+    name = min((each for each, _ in candidates), key=needs)
     fewer = " Let fewer processes read." if needs_here(name) > needs(name) else ""
     raise OutOfMemoryError(
         f"A fit must not take more memory than there is: the {name} route takes up to "
@@ -289,9 +290,10 @@ def _candidates(problem: Problem) -> Iterator[tuple[RouteName, str]]:
 
 
 def _can_be_held(problem: Problem) -> bool:
+    """Return whether all samples fit into memory at once, as float32, for the `gram` route."""
     samples = problem.samples or 0
     # `pca` is asked when it is needed: its limits may change.
-    return samples <= pca.MOST_SAMPLES and 4 * samples * problem.filtered <= pca.MOST_BYTES
+    return samples <= pca.MOST_SAMPLES and FLOAT32 * samples * problem.filtered <= pca.MOST_BYTES
 
 
 def _plan(

@@ -54,6 +54,9 @@ from ttapca.support.modules import device_and_dtype, find_layer
 # predictions, 0.06 % changes 14 %, and 0.45 % changes 30 % (2,000, 1,500 and 1,000 components; 500
 # test images).
 LEAST_AGREEMENT = 0.95
+
+# A basis that drops a smaller share of the variance counts as complete: what lies outside it is not
+# watched at test time, and nobody is warned where predictions were not compared.
 MOST_DROPPED = 1e-4
 
 
@@ -298,6 +301,9 @@ class FittedFilter:
             gain: Name or class of its gains; without, it only drops what lies outside its basis.
             dtype: Precision that it computes in.
             **options: Options of the gain, see `ttapca.spectral.gains`.
+
+        Raises:
+            OptionError: There is no such gain or option, or its value makes no sense.
         """
         source = SourceComponents(
             self.singular_values_.to(dtype),
@@ -327,16 +333,17 @@ class FittedFilter:
 
         Args:
             path: A new or empty folder.
-            overwrite: Whether to replace a saved filter that is there already.
             dtype: Precision of the large matrices. Half precision halves the folder; means and
                 singular values are always kept in float64, except those of cosines. float16 is
                 more precise than bfloat16, and on a CPU it filters single samples in three quarters
                 of the time.
+            overwrite: Whether to replace a saved filter that is there already.
 
         Raises:
             OptionError: There is no such precision, or float16 cannot hold the numbers.
             FilterExistsError: The path holds a saved filter that is not to be replaced, or
                 something else.
+            StorageError: The disk is full, or the folder cannot be written.
         """
         save_filter(self, Path(path), dtype=dtype, overwrite=overwrite)
 
@@ -493,6 +500,7 @@ def attach(
     Raises:
         LayerNotFoundError: The model has no such layer.
         AttachError: The layer carries a filter already, or has other weights than at the fit.
+        OptionError: There is no such gain or option, or its value makes no sense.
 
     Example:
         >>> import ttapca

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from ttapca.support.batches import as_tensor
 
-# Some of the data are kept, evenly spread, to predict them again after the fit: this many parts of
-# batches, with this many samples and numbers at most.
-KEPT_PARTS = 8
-KEPT_SAMPLES = 16
-KEPT_NUMBERS = 2**23
+# Some of the data are kept, evenly spread, to predict them again after the fit.
+KEPT_PARTS = 8  # batches of which some samples are kept
+KEPT_SAMPLES = 16  # of each of them, at most
+KEPT_NUMBERS = 2**23  # of all of them together, at most
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ NOT_KEPT = -1
 DEEPEST = 2**15 - 1  # 32 octaves: less is rounding
 MEAN_STEPS, MEAN_SCALE = "mean_steps", "mean_scale"
 MOST_STEPS = 2**16 - 1
+ROUNDING = 1e-9  # of a step: what was packed once must not be rounded up again
 FINEST = 2.0**-40  # of the largest number: finer steps would lose digits of float64
 
 
@@ -40,7 +41,7 @@ def packed(tensors: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
     order, values = kept.pop("order"), kept.pop("singular_values")
     octaves = (values[0] / values).log2()
     # Rounded up, so that no variance becomes larger and all of them together stay below the total.
-    below = (octaves * STEPS - 1e-9).ceil().clamp(0, DEEPEST).to(torch.int16)
+    below = (octaves * STEPS - ROUNDING).ceil().clamp(0, DEEPEST).to(torch.int16)
     levels = torch.full((size,), NOT_KEPT, dtype=torch.int16)
     levels[order] = below
     kept[LEVELS], kept[LARGEST] = levels, values[:1].clone()

@@ -170,9 +170,8 @@ def _exact(problem: Problem) -> RouteCost:
 
 def _gram(problem: Problem) -> RouteCost:
     size, kept = problem.filtered, problem.kept()
-    samples = problem.samples or min(
-        MOST_SAMPLES, MOST_BYTES // (FLOAT32 * size)
-    )  # then it gives up
+    # Where nobody knows how many there are, the route gives up beyond these.
+    samples = problem.samples or min(MOST_SAMPLES, MOST_BYTES // (FLOAT32 * size))
     cube, work = float(samples) ** 3, 3.0 * samples * size * kept + size * kept**2
     matrices = 2 if problem.folds else 1
     return RouteCost(

@@ -1,10 +1,11 @@
 """`fit`: from a model, a layer and source data to a fitted filter.
 
-Only the part of the network up to the layer is run (except for some batches if the network has
-BatchNorm or GroupNorm, see `ttapca.fitting.source_channels`). `ttapca.fitting.fit_plan` chooses one
-of five routes to the components. Three need sums over the samples (`ttapca.fitting.summed_routes`),
-so that several processes can read the data (`ttapca.fitting.gathering`); two need the samples
-themselves (`ttapca.fitting.sample_routes`).
+Only the part of the network up to the layer is run, but for some of the samples, which show what
+normalisation layers and classes do (`ttapca.fitting.source_channels`, and which ones
+`ttapca.fitting.measuring_rule`). `ttapca.fitting.fit_plan` chooses one of five routes to the
+components. Three need sums over the samples (`ttapca.fitting.summed_routes`), so that several
+processes can read the data (`ttapca.fitting.gathering`); two need the samples themselves
+(`ttapca.fitting.sample_routes`).
 """
 
 from __future__ import annotations
@@ -181,9 +182,12 @@ def plan_fit(
     route: RouteName | Literal["auto"] = "auto",
     engine: Engine | str | None = None,
 ) -> FitPlan:
-    """Say what `fit` would do with these arguments, without doing it.
+    """Say what `fit` would do with these arguments, which are those of `fit`, without doing it.
 
     The model runs on a sample or two. An iterator, which can be read once, loses its first batch.
+
+    Returns:
+        The plan: the route, memory and size on disk.
 
     Raises:
         TtapcaError: As `fit` does before it reads the data.

@@ -20,6 +20,7 @@ from ttapca.errors import LayerOutputError
 from ttapca.fitting.channel_sums import ChannelSums
 from ttapca.spectral.composition import ClassMoments
 from ttapca.support.sample_norms import is_sample_norm, normalised_alone
+from ttapca.support.tensors import at_least_float32
 
 # With fewer images a class, the classes cannot be told from the chance that chose the images, and a
 # thousand of them would take most of the time, memory and disk of a fit.
@@ -114,8 +115,7 @@ class SourceChannels:
         if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
             values = normalised_alone(layer, values)
             flat = values.transpose(0, 1).flatten(1)
-            precise = flat.to(torch.promote_types(flat.dtype, torch.float32))
-            var, mean = torch.var_mean(precise, dim=1, correction=0)
+            var, mean = torch.var_mean(at_least_float32(flat), dim=1, correction=0)
             moments = torch.stack([mean.double(), var.double() + mean.double().square()])
             self.sums.add_values(path, moments.cpu(), flat.shape[1])
         each = values.flatten(2) if values.dim() > 2 else values[..., None]

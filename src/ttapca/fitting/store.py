@@ -312,6 +312,9 @@ def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `write_folder` wrote, and compare it with its checksums.
 
     A folder that a killed process left beside its place is put back first.
+
+    Raises:
+        SavedFilterError: The folder is missing, foreign, truncated or altered.
     """
     with contextlib.suppress(OSError):  # if it cannot be put back, it is reported as missing
         recover(path)
@@ -426,32 +429,57 @@ def _forms(
         side = required if kind.sides == (True,) else optional
         side["input_mean"] = TensorForm((math.prod(shape),), torch.float64)
         if "input_mean" in tensors and is_image(shape):
-            samples = max(2, _rows_and_columns(tensors.get("outliers"))[0])
-            words = "distances and, up to 1, shares"
-            optional["outliers"] = TensorForm((samples, 3), torch.float32, words, _has_shares)
-            rows = _rows_and_columns(tensors.get("energies"))[0]
-            form = TensorForm((rows, TEXTURES), torch.float32, "not below 0", _not_negative)
-            optional["textures"] = form
-    for name, tensor in tensors.items():
-        if name.startswith((GROUP_NORM, LAYER_NORM)):
-            channels = _rows_and_columns(tensor)[1]
-            words = "a mean and a variance for each channel"
-            optional[name] = TensorForm((2, channels), torch.float32, words, _has_variances)
-    if CLASS_SHARES in tensors or CLASS_LOADINGS in tensors:
-        classes, rank = _rows_and_columns(tensors.get(CLASS_LOADINGS))
-        shares, loadings = (classes,), (classes, rank)
-        words = "above 0, with a sum of 1"
-        required[CLASS_SHARES] = TensorForm(shares, torch.float32, words, _are_shares)
-        required[CLASS_LOADINGS] = TensorForm(loadings, torch.float32)
-        for name, tensor in tensors.items():
-            if name.startswith(CLASS_MOMENTS):
-                channels = tensor.shape[-1] if tensor.dim() else 1
-                optional[name] = TensorForm((1 + rank, 2, channels), torch.float32)
-    return required, optional
+            optional |= _image_forms(tensors, samples)
+    optional |= _norm_forms(tensors)
+    of_classes, of_layers = _class_forms(tensors)
+    return required | of_classes, optional | of_layers
+
+
+def _image_forms(tensors: Mapping[str, Tensor], samples: int) -> dict[str, TensorForm]:
+    """Return the forms of what is measured where a filter acts on the model's input images."""
+    images = max(2, _rows_and_columns(tensors.get("outliers"))[0])
+    words = "distances and, up to 1, shares"
+    return {
+        "outliers": TensorForm((images, 3), torch.float32, words, _has_shares),
+        "textures": TensorForm((samples, TEXTURES), torch.float32, "not below 0", _not_negative),
+    }
+
+
+def _norm_forms(tensors: Mapping[str, Tensor]) -> dict[str, TensorForm]:
+    """Return the forms of the channel statistics of GroupNorm and LayerNorm layers."""
+    words = "a mean and a variance for each channel"
+    return {
+        name: TensorForm((2, _rows_and_columns(tensor)[1]), torch.float32, words, _has_variances)
+        for name, tensor in tensors.items()
+        if name.startswith((GROUP_NORM, LAYER_NORM))
+    }
+
+
+def _class_forms(
+    tensors: Mapping[str, Tensor],
+) -> tuple[dict[str, TensorForm], dict[str, TensorForm]]:
+    """Return the forms of what is known of classes: what goes together, and what layers have."""
+    if CLASS_SHARES not in tensors and CLASS_LOADINGS not in tensors:
+        return {}, {}
+    classes, rank = _rows_and_columns(tensors.get(CLASS_LOADINGS))
+    words = "above 0, with a sum of 1"
+    together = {
+        CLASS_SHARES: TensorForm((classes,), torch.float32, words, _are_shares),
+        CLASS_LOADINGS: TensorForm((classes, rank), torch.float32),
+    }
+    of_layers = {
+        name: TensorForm((1 + rank, 2, tensor.shape[-1] if tensor.dim() else 1), torch.float32)
+        for name, tensor in tensors.items()
+        if name.startswith(CLASS_MOMENTS)
+    }
+    return together, of_layers
 
 
 def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
-    """Return the sizes of a matrix, at least 1, where one of them may be any number."""
+    """Return the sizes of a matrix, at least 1, for a form that leaves one of them open.
+
+    What is no matrix has the sizes 1 and 1, and so fails the comparison with its form.
+    """
     rows, columns = tensor.shape if tensor is not None and tensor.dim() == 2 else (1, 1)
     return max(1, rows), max(1, columns)
 

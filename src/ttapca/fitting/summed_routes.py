@@ -1,6 +1,7 @@
 """Routes that need sums over the samples only, so that parts of the data can be read anywhere.
 
-- **folded**, for an affine layer with fewer inputs than outputs: exact, in the space of its input;
+- **folded**, for an affine layer whose input is smaller than its output or is the model's images
+  (`acts_on_input` of `ttapca.spectral.affine`): exact, in the space of its input;
 - **exact**, for any other layer: one p x p matrix;
 - **dct**, for images too large for a basis of vectors: cosines with exact variances, not exactly
   the principal components (see `ttapca.spectral.cosine`).

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ttapca.errors import LayerOutputError
+from ttapca.support.tensors import at_least_float32
 
 
 def path_of(model: nn.Module, layer: nn.Module) -> str:
@@ -39,5 +39,4 @@ def features_of(caught: list[Any], samples: int) -> Tensor:
             f"the {samples} samples; found calls on {calls}. Name the right layer with "
             "`classifier=`."
         )
-    features: Tensor = caught[0].flatten(1)
-    return features.to(torch.promote_types(features.dtype, torch.float32))
+    return at_least_float32(caught[0].flatten(1))

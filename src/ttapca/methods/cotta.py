@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttapca.adaptation.optimisation import Run, Stepper
+from ttapca.adaptation.optimisation import Run
 from ttapca.adaptation.surfaces.trainable import Weights, all_parameters
 from ttapca.methods.method import Assembly, Count, GradientMethod, Seed, Share, register
+from ttapca.methods.slow_teacher import TaughtSteps, surprise_of
 from ttapca.methods.temporary_values import with_values
 from ttapca.methods.views import STRONG, STRONG_COLOURS, Forward, Jitter, images_and_forward
-from ttapca.support.logits import log_softmax
 
 
 @register("cotta", paper="Wang et al. (CVPR 2022)")
@@ -59,36 +59,32 @@ class CoTTA(GradientMethod):
         return self.assembly(Weights(all_parameters, "weights"), mover=TeacherAndStudent(self))
 
 
-class TeacherAndStudent(Stepper):
-    """Moves the student on the surfaces; keeps the teacher and the source as values.
-
-    Attributes:
-        teacher: One tensor for each parameter of the student; None while they are the source's.
-    """
-
-    keeps = ("teacher",)
-    remembers_start = True
+class TeacherAndStudent(TaughtSteps):
+    """Lets the student learn from the teacher, and part of it return to the source."""
 
     def __init__(self, options: CoTTA) -> None:
-        super().__init__(**options.stepping(), seed=options.seed)
+        super().__init__(
+            teacher_momentum=options.teacher_momentum, seed=options.seed, **options.stepping()
+        )
         self.options = options
         self.jitter = replace(STRONG, flip=options.flip)
-        self.teacher: list[Tensor] | None = None
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Ask the teacher, let the student learn from it, and return the teacher's logits."""
         images, forward = images_and_forward("cotta", run, inputs, options)
         for _ in range(self.steps):
             target = self._target(images, forward)
-            if not self.step(_consistency(forward(images), target)):
+            if not self.step(surprise_of(forward(images), target).mean()):
                 return target
-            self._follow()
+            self.follow()
+            self._restore()
         if self.logits == "before":
             return target
         with torch.no_grad():
-            return self._ask(self._teacher, functools.partial(forward, images))
+            return self._ask(self.teacher_weights, functools.partial(forward, images))
 
     def _ask(self, weights: list[Tensor], run: Callable[[], Tensor]) -> Tensor:
+        """Run the model with the weights of the teacher, or of the source."""
         return with_values(self.descent.parameters, weights, run)
 
     @torch.no_grad()
@@ -97,10 +93,10 @@ class TeacherAndStudent(Stepper):
         plain = functools.partial(forward, images)
         logits = self._ask(self.start, plain)
         if not logits.softmax(1).amax(1).mean() < self.options.confidence_below:
-            return self._ask(self._teacher, plain)
+            return self._ask(self.teacher_weights, plain)
         jitter = STRONG_COLOURS if self.outputs.of_pixels(logits) else self.jitter
         views = functools.partial(self._mean_over_views, images, forward, jitter)
-        return self._ask(self._teacher, views)
+        return self._ask(self.teacher_weights, views)
 
     def _mean_over_views(self, images: Tensor, forward: Forward, jitter: Jitter) -> Tensor:
         total = forward(jitter(images, self.generator))
@@ -108,27 +104,12 @@ class TeacherAndStudent(Stepper):
             total = total + forward(jitter(images, self.generator))
         return total / self.options.views
 
-    @property
-    def _teacher(self) -> list[Tensor]:
-        return self.start if self.teacher is None else self.teacher
-
     @torch.no_grad()
-    def _follow(self) -> None:
-        """Move the teacher towards the student, then part of the student back to the source."""
-        students, kept = self.descent.parameters, self.options.teacher_momentum
-        self.teacher = [
-            torch.add(kept * teacher, student, alpha=1 - kept)
-            for teacher, student in zip(self._teacher, students, strict=True)
-        ]
+    def _restore(self) -> None:
+        """Move a random share of the student's weights back to the source."""
         share = self.options.restored_share
-        for student, source in zip(students, self.start, strict=True):
-            if share:
-                draws = torch.rand(student.shape, generator=self.generator)
-                student.copy_(torch.where((draws < share).to(student.device), source, student))
-
-
-def _consistency(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the student's to the teacher's logits."""
-    guesses = log_softmax(student)
-    wanted = teacher.detach().softmax(1, dtype=guesses.dtype)
-    return -(wanted * guesses).sum(1).mean()
+        if not share:
+            return
+        for student, source in zip(self.descent.parameters, self.start, strict=True):
+            draws = torch.rand(student.shape, generator=self.generator)
+            student.copy_(torch.where((draws < share).to(student.device), source, student))

@@ -27,7 +27,7 @@ from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode
 from ttapca.support.outputs import Outputs
 
-MEAN_MOMENTUM = 0.9
+MEAN_MOMENTUM = 0.9  # of the running mean prediction
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Setting:
     fisher_weight: float
 
 
-FEW_CLASSES = 100
+FEW_CLASSES = 100  # up to so many, CIFAR's settings serve, beyond them ImageNet's
 CIFAR, IMAGENET = Setting(0.4, 1.0), Setting(0.05, 2000.0)
 
 
@@ -146,11 +146,16 @@ class ReliableSteps(GradientSteps):
         self.mean = self._next_mean
 
     def _distance(self) -> Tensor | float:
-        """How far the weights are from where they began, counted by how much they matter."""
+        """Return how far the weights are from where they began, counted by how much they matter.
+
+        Without source data nobody knows that, and the distance is 0.
+        """
+        if not self.fisher:
+            return 0
         return sum(
             (importance * (parameter - start).square()).sum()
             for importance, parameter, start in zip(
-                self.fisher, self.descent.parameters, self.start, strict=False
+                self.fisher, self.descent.parameters, self.start, strict=True
             )
         )
 

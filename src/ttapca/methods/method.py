@@ -226,6 +226,9 @@ def statistics_surfaces(
         below: The filters. Where one knows the channels of GroupNorm or LayerNorm layers, `mixed`
             mixes these.
         looks_at_classes: Whether what the classes of a batch explain is taken out of statistics.
+
+    Raises:
+        OptionError: LayerNorm was asked for, and no filter knows such layers.
     """
     closed = [surface for surface in below if surface.in_closed_form]
     if statistics == "mixed":
@@ -246,7 +249,8 @@ def statistics_surfaces(
             "`layer_norm` would have no effect: it needs a filter with closed-form gains, fitted "
             "by this version of ttapca on a model with LayerNorm. Leave it out."
         )
-    if looks_at_classes if statistics.layer_norm is None else statistics.layer_norm:
+    mixes_tokens = looks_at_classes if statistics.layer_norm is None else statistics.layer_norm
+    if mixes_tokens:
         known = known | tokens
     if known:
         # They normalise every image by itself already: nothing is to be gained from one alone.

@@ -31,9 +31,10 @@ from ttapca.methods.method import (
 from ttapca.spectral.stream import Stream
 from ttapca.support.modules import find_classifier
 from ttapca.support.outputs import Reads
+from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import Wrapper, wrap_forward
 
-CENTRE = "centre"
+CENTRE = "centre"  # the name under which a stream keeps the mean, and of how many rows it is
 
 
 @register("neo", paper="Murphy et al. (ICLR 2026)")
@@ -92,8 +93,7 @@ class CentredFeatures(Surface):
             return features
         self.called = True
         where = self._channels(layer, features)
-        rows = features.movedim(where, -1)
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        rows = at_least_float32(features.movedim(where, -1))
         if self.stream.counts(CENTRE):
             self._take_in(rows.reshape(-1, rows.shape[-1]))
         mean, _ = self.stream.now(CENTRE)

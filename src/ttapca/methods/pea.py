@@ -38,6 +38,7 @@ from ttapca.support.channel_moments import channel_moments
 from ttapca.support.logits import softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
 from ttapca.support.outputs import Reads
+from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import Result, Wrapper, surely, wrap_forward
 
 Augment = Literal["none", "crop", "crop and flip"]
@@ -46,7 +47,7 @@ Phase = Literal["idle", "measure", "align"]
 # As in the official code.
 SMALLEST_VARIANCE = 1e-5  # added to covariances, and the least eigenvalue that is inverted
 SMALLEST_WEIGHT = 1e-3  # blocks of less weight are left as they are
-CROPPED = 0.9
+CROPPED = 0.9  # side of the middle of an image that is a view of it
 
 # Of a layer's features: mean, covariances within groups, and how far means of batches usually are.
 NOTHING_SEEN = (None, None, 0.0)
@@ -224,17 +225,9 @@ class Alignment(Surface):
         """Return a layer's output, aligned or as it was."""
         if not self._enabled:
             return output
-        features = features_of(layer, output, self.paths[number])
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
-        source_mean, source_variance, root = (
-            getattr(self, f"{what}_{number}").to(features) for what in ("mean", "variance", "root")
-        )
+        features = at_least_float32(features_of(layer, output, self.paths[number]))
         if self._phase == "measure":
-            mean, variance = channel_moments(features)
-            count = features.numel() // len(mean)
-            variance = variance * (count / max(1, count - 1))
-            distance = (source_mean - mean).norm() + (source_variance - variance).norm()
-            self._distances[number] = float(distance)
+            self._distances[number] = self._distance(number, features)
             return output
         weights = self.stream.now("weights")
         weight = 0.0 if weights is None else weights[number]
@@ -243,9 +236,30 @@ class Alignment(Surface):
         rows = rows_of(features)
         if self._phase == "align" and not self._take_in(number, rows):
             return output
-        mean, covariances, _ = self.stream.now(f"features/{number}")
+        mean, _, _ = self.stream.now(f"features/{number}")
         if mean is None:
             return output
+        return _as_before(self._aligned(number, rows, weight), layer, output)
+
+    def _source_of(self, what: Literal["mean", "variance", "root"], number: int) -> Tensor:
+        """Return what was measured on the source after a layer; see `attach`."""
+        measured: Tensor = getattr(self, f"{what}_{number}")
+        return measured
+
+    def _distance(self, number: int, features: Tensor) -> float:
+        """Return how far the features after a layer are from the source (d_l)."""
+        mean, variance = channel_moments(features)
+        count = features.numel() // len(mean)
+        variance = variance * (count / max(1, count - 1))
+        source_mean = self._source_of("mean", number).to(features)
+        source_variance = self._source_of("variance", number).to(features)
+        return float((source_mean - mean).norm() + (source_variance - variance).norm())
+
+    def _aligned(self, number: int, rows: Tensor, weight: float) -> Tensor:
+        """Return rows of channels after a layer, aligned to the source by its weight (w_l)."""
+        mean, covariances, _ = self.stream.now(f"features/{number}")
+        source_mean = self._source_of("mean", number).to(rows)
+        root = self._source_of("root", number).to(rows)
         aligned = torch.empty_like(rows)
         for group, covariance in zip(self._groups(rows.shape[1]), covariances, strict=True):
             whitened = _power(covariance.to(rows), -0.5, least=SMALLEST_VARIANCE)
@@ -256,7 +270,7 @@ class Alignment(Surface):
             aligned[:, group] = torch.addmm(
                 shift, rows[:, group], torch.lerp(kept, recoloured, weight)
             )
-        return _as_before(aligned, layer, output)
+        return aligned
 
     def _take_in(self, number: int, rows: Tensor) -> bool:
         """Update the running averages; return False for a batch that is not finite."""

@@ -22,8 +22,9 @@ from ttapca.support.modules import map_first_tensor
 
 # In place of the official chain of colour, affine and noise transformations.
 VIEWS = Jitter(shift=1 / 16, brightness=0.4, contrast=0.3, flip=True)
-MEAN_MOMENTUM = 0.9
-LARGEST_PROBABILITY = 0.99
+# As in the official code.
+MEAN_MOMENTUM = 0.9  # of the running mean prediction
+LARGEST_PROBABILITY = 0.99  # where likelihood ratios are clipped
 
 
 @register("roid", paper="Marsden et al. (WACV 2024)")

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttapca.adaptation.optimisation import Run, Stepper, log_predictions
+from ttapca.adaptation.optimisation import Run, log_predictions
 from ttapca.adaptation.surfaces import NormAffine, Surface
 from ttapca.adaptation.surfaces.statistics import refuse_replaced, with_running_statistics
 from ttapca.errors import OptionError, ShapeError
@@ -37,12 +37,13 @@ from ttapca.methods.method import (
     Share,
     register,
 )
+from ttapca.methods.slow_teacher import TaughtSteps, surprise_of
 from ttapca.methods.temporary_values import with_values
 from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.spectral.stream import Stream
 from ttapca.support.channel_moments import channel_moments, normalised
-from ttapca.support.logits import log_softmax
 from ttapca.support.outputs import Reads
+from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import Result, Wrapper, surely, wrap_forward
 
 Who = Literal["student", "teacher"]
@@ -140,7 +141,7 @@ class Memory:
         self.samples = [each._replace(age=each.age + 1) for each in self.samples]
 
     def _makes_room_for(self, sample: Sample) -> bool:
-        """Let the worst sample go if the memory, or its class, is full; return whether one went."""
+        """Return whether there is room for a sample, once a worse one was let go if need be."""
         held = Counter(each.label for each in self.samples)
         crowded = {sample.label}
         if held[sample.label] < self.options.capacity / self.classes:
@@ -236,7 +237,7 @@ class SlowLayer(Wrapper):
         surface, layer = self.surface, self.layer
         if not surface.enabled:
             return forward(input)
-        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        x = at_least_float32(input)
         name = f"{surface.who}'s statistics/{self.number}"
         known: Any = surface.stream.now(name) or (layer.running_mean, layer.running_var)
         mean, var = (moment.to(x) for moment in known)
@@ -248,27 +249,26 @@ class SlowLayer(Wrapper):
         return normalised(x, (mean, var), layer.weight, layer.bias, layer.eps).to(input.dtype)
 
 
-class MemorySteps(Stepper):
-    """Moves the student on the surfaces; keeps the memory, and the teacher as values.
+class MemorySteps(TaughtSteps):
+    """Keeps the memory, and lets student and teacher learn from it.
 
     Attributes:
-        memory: The samples that are held, as plain tuples; see `Sample`.
+        memory: The samples that are held, as plain tuples, which can be saved; see `Sample`.
         seen: How many samples have come.
-        teacher: One tensor for each parameter of the student; None while they are the source's.
     """
 
     keeps = ("memory", "seen", "teacher")
     reads: Reads = "classes"
-    remembers_start = True
 
     def __init__(self, options: RoTTA, statistics: SlowStatistics) -> None:
-        super().__init__(**options.stepping(), seed=options.seed)
+        super().__init__(
+            teacher_momentum=options.teacher_momentum, seed=options.seed, **options.stepping()
+        )
         self.options = options
         self.statistics = statistics
         self.jitter = replace(STRONG, flip=options.flip)
         self.memory: tuple[tuple[Any, ...], ...] = ()
         self.seen = 0
-        self.teacher: list[Tensor] | None = None
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Ask the teacher, remember the samples, and learn whenever enough of them have come."""
@@ -315,29 +315,14 @@ class MemorySteps(Stepper):
             student = self.statistics.run_as(
                 "student", functools.partial(forward, views), learn=True
             )
-            guesses = log_softmax(student)
-            wanted = target.softmax(1, dtype=guesses.dtype)
-            surprise = -(wanted * guesses).sum(1)  # (samples,)
+            surprise = surprise_of(student, target)  # (samples,)
             if not self.step((weights.to(surprise) * surprise).mean()):
                 return False
-            self._follow()
+            self.follow()
         return True
 
     @torch.no_grad()
     def _ask_teacher(self, images: Tensor, forward: Forward, *, learn: bool = False) -> Tensor:
         ask = functools.partial(forward, images)
         as_teacher = functools.partial(self.statistics.run_as, "teacher", ask, learn=learn)
-        return with_values(self.descent.parameters, self._teacher, as_teacher)
-
-    @property
-    def _teacher(self) -> list[Tensor]:
-        return self.start if self.teacher is None else self.teacher
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Move the teacher towards the student."""
-        kept = self.options.teacher_momentum
-        self.teacher = [
-            torch.add(kept * teacher, student, alpha=1 - kept)
-            for teacher, student in zip(self._teacher, self.descent.parameters, strict=True)
-        ]
+        return with_values(self.descent.parameters, self.teacher_weights, as_teacher)

@@ -31,6 +31,7 @@ from ttapca.support.logits import softmax_entropy
 # last norm, which are near the output and drift first.
 LAST_BLOCKS = ("*layer4*", "*blocks.9*", "*blocks.10*", "*blocks.11*", "norm", "*norm.*")
 MEMORY = 0.9  # of the moving average
+TINY = 1e-12  # added to the length of a gradient, which may be zero
 
 
 @register("sar", paper="Niu et al. (ICLR 2023)")
@@ -125,7 +126,7 @@ class SharpnessAwareSteps(Stepper):
     def _probe(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
         """Return the parameters at the highest point within the radius, to first order."""
         length = torch.stack([gradient.norm() for gradient in gradients]).norm()
-        scale = self.options.radius / (length + 1e-12)
+        scale = self.options.radius / (length + TINY)
         return [
             parameter.detach() + scale * gradient
             for parameter, gradient in zip(self.descent.parameters, gradients, strict=True)

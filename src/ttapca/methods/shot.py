@@ -87,14 +87,14 @@ def _feature_extractor(model: nn.Module, *, classifier: str | None = None) -> li
 
 
 class PseudoLabelSteps(GradientSteps):
-    """Adds to it the cross-entropy to labels from the centroids of the features."""
+    """Information maximisation, plus the cross-entropy to labels from centroids of the features."""
 
     _classifier: nn.Module  # found by `bind`
 
     def __init__(self, options: SHOT) -> None:
         super().__init__(information_maximisation, reads="classes", **options.stepping())
         self.options = options
-        self._caught: list[Tensor] = []
+        self._caught: list[Tensor] = []  # inputs of the classifier since the last step
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Find the classifier as well."""

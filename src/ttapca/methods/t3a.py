@@ -35,9 +35,10 @@ from ttapca.support.outputs import Reads
 # How far the classifier's output may be from what the model returns, relative to the largest logit:
 # above the rounding of half precision, below anything that another layer would say.
 SAME = 0.02
+TINY = 1e-6  # in place of the largest logit, where all are zero
 
-SUPPORTS = "supports"
-Supports = tuple[Tensor, Tensor, Tensor]
+SUPPORTS = "supports"  # the name under which a stream keeps them
+Supports = tuple[Tensor, Tensor, Tensor]  # features, classes, entropies; see `Prototypes`
 
 
 @register("t3a", paper="Iwasawa, Matsuo (NeurIPS 2021)")
@@ -133,7 +134,7 @@ class Prototypes(Mover):
         if self._checked or not len(features):
             return
         made = self._scores(features)
-        if float((made - logits).abs().amax()) > SAME * max(1e-6, float(logits.abs().amax())):
+        if float((made - logits).abs().amax()) > SAME * max(TINY, float(logits.abs().amax())):
             raise LayerOutputError(
                 "`t3a` replaces the classifier, whose output must be what the model returns; that "
                 f"of `{self._path}` is another. Name the layer that makes the logits with "

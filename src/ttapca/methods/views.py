@@ -24,7 +24,12 @@ from ttapca.support.outputs import Outputs
 # Runs the model on images, with its further inputs as they are.
 Forward = Callable[[Tensor], Tensor]
 
+# Changed versions that a mixed view is made of, as many as AugMix has.
 CHAINS = 3
+
+# Columns of the numbers that are drawn for each image.
+TURN, ZOOM, ACROSS, DOWN, SHEAR, CONTRAST, BRIGHTNESS, MIRROR = range(8)
+DRAWN = 8
 
 
 @dataclass(frozen=True)
@@ -55,16 +60,16 @@ class Jitter:
         """Change every image, shape (batch, channels, height, width), by its own draws.
 
         Example:
-            >>> images = torch.zeros(4, 3, 8, 8)
-            >>> Jitter(degrees=15, flip=True)(images, torch.Generator().manual_seed(0)).shape
-            torch.Size([4, 3, 8, 8])
+            >>> row = torch.arange(4.0).view(1, 1, 1, 4)
+            >>> Jitter(flip=True)(row, torch.Generator().manual_seed(0)).round().flatten().tolist()
+            [3.0, 2.0, 1.0, 0.0]
         """
-        draws = _uniform(images, 8, generator)  # (batch, 8), from -1 to 1
+        draws = _uniform(images, DRAWN, generator)  # (batch, 8), from -1 to 1
         grid = F.affine_grid(self._maps(images, draws), list(images.shape), align_corners=False)
         moved = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
         spread, mean = torch.std_mean(moved, dim=(1, 2, 3), correction=0, keepdim=True)
-        contrast = (1 + self.contrast * draws[:, 5]).view(-1, 1, 1, 1)
-        brightness = (self.brightness * draws[:, 6]).view(-1, 1, 1, 1)
+        contrast = (1 + self.contrast * draws[:, CONTRAST]).view(-1, 1, 1, 1)
+        brightness = (self.brightness * draws[:, BRIGHTNESS]).view(-1, 1, 1, 1)
         changed = mean + contrast * (moved - mean) + brightness * spread
         if self.noise:
             noise = torch.randn(images.shape, generator=generator, dtype=torch.float64)
@@ -74,14 +79,16 @@ class Jitter:
     def _maps(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return the affine maps from output to input pixels, shape (batch, 2, 3)."""
         height, width = images.shape[-2:]
-        angle = draws[:, 0] * (self.degrees * torch.pi / 180)
-        size = 1 + self.zoom * draws[:, 1]
+        angle = draws[:, TURN] * (self.degrees * torch.pi / 180)
+        size = 1 + self.zoom * draws[:, ZOOM]
         cos, sin = torch.cos(angle) / size, torch.sin(angle) / size
         # Coordinates run from -1 to 1 in both directions, whatever the sides.
-        across = 2 / width * torch.round(self.shift * width * draws[:, 2])
-        down = 2 / height * torch.round(self.shift * height * draws[:, 3])
-        mirror = torch.where(draws[:, 7] < 0, -1.0, 1.0) if self.flip else torch.ones_like(angle)
-        sheared = self.shear * draws[:, 4] - sin
+        across = 2 / width * torch.round(self.shift * width * draws[:, ACROSS])
+        down = 2 / height * torch.round(self.shift * height * draws[:, DOWN])
+        mirror = torch.ones_like(angle)
+        if self.flip:
+            mirror = torch.where(draws[:, MIRROR] < 0, -1.0, 1.0)
+        sheared = self.shear * draws[:, SHEAR] - sin
         first = torch.stack([mirror * cos, sheared * height / width, across], 1)
         second = torch.stack([mirror * sin * width / height, cos, down], 1)
         return torch.stack([first, second], 1).to(images.dtype)

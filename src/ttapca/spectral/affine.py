@@ -61,9 +61,7 @@ class InputPCA(Spectrum):
     def both_ways(self, linear: LinearPart) -> tuple[Tensor, Tensor]:
         """Give P the signs that V = W B shall have, in place, and return P and B of its shape."""
         rebuild = linear.factor[1](self.rotation)
-        columns = max(1, CHUNK_NUMBERS // linear.output_size)
-        parts = torch.split(rebuild, columns, dim=1)  # V as a whole may be too large
-        sign = torch.cat([signs(linear.apply(part.T).T) for part in parts])
+        sign = linear.signs_of(rebuild)
         return self.project.mul_(sign), rebuild.mul_(sign)
 
 
@@ -94,6 +92,12 @@ class LinearPart:
         inputs = sample.to("cpu", torch.float64).reshape(1, *self.input_shape)
         output: Tensor = _float64_copy(self._layer, bias=True)(inputs)
         return output.flatten()
+
+    def signs_of(self, columns: Tensor) -> Tensor:
+        """Return the `signs` of W times columns, (q, n) to (n,)."""
+        some = max(1, CHUNK_NUMBERS // self.output_size)
+        parts = torch.split(columns, some, dim=1)  # the product as a whole may be too large
+        return torch.cat([signs(self.apply(part.T).T) for part in parts])
 
     @functools.cached_property
     def factor(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

@@ -16,6 +16,8 @@ FEWEST_SOURCE = 4
 RIDGE = 3e-3
 # An image without any detail has no logarithm; as a share of what source images have.
 LEAST = 1e-3
+# In place of a deviation of zero, where a number is the same in all source images.
+LEAST_DEVIATION = 1e-6
 
 
 class Appearances:
@@ -40,12 +42,12 @@ class Appearances:
         measured = _beside(energies, textures)
         self._least = LEAST * measured.median(0).values.clamp(min=torch.finfo(torch.float32).tiny)
         logarithms = (measured + self._least).log()
-        self._mean, self._deviation = logarithms.mean(0), logarithms.std(0).clamp(min=1e-6)
+        self._mean = logarithms.mean(0)
+        self._deviation = logarithms.std(0).clamp(min=LEAST_DEVIATION)
         unit = (logarithms - self._mean) / self._deviation
         correlations = unit.T @ unit / (len(unit) - 1)
         ridge = RIDGE * torch.eye(len(correlations), dtype=torch.float64)
         self._whiten = torch.linalg.cholesky(torch.linalg.inv(correlations + ridge))
-
         self.known = len(measured) >= FEWEST_SOURCE * self.size
 
     @property

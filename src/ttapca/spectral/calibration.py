@@ -37,8 +37,9 @@ TOGETHER = 32
 DRAWS = 512
 SEED = 0
 
-# What may have been done to images without harm is rounded to such parts. So many distributions of
-# it are remembered: while the sizes of images change, each batch of a stream has its own.
+# The leeway of images (see `SourceSpectrum.batches_of`) is rounded to such parts of 1. So many
+# distributions with leeway are remembered, at most: where a stream has images of many sizes, each
+# batch may need another one.
 LEEWAY_STEPS = 16
 MOST_WITH_LEEWAY = 256
 
@@ -49,6 +50,8 @@ USUAL = 0.5
 # Added to the covariance of log energies, so that bands that hardly vary do not dominate.
 RIDGE = 1e-3
 
+TINY = 1e-12  # in place of zero, which has no logarithm and divides nothing
+
 
 def band_edges(n_components: int) -> list[int]:
     """Return where bands begin and end: band k holds components edges[k] to edges[k + 1] - 1.
@@ -56,6 +59,9 @@ def band_edges(n_components: int) -> list[int]:
     There is one band per doubling, which makes 12 bands of 3,072 components. More bands were not
     better at any batch size (docs/closed-form-evidence.md). Fewer components have the same bands,
     except that the last one ends earlier.
+
+    Raises:
+        OptionError: There are no components.
 
     Example:
         >>> band_edges(12)
@@ -178,7 +184,7 @@ class Usual:
 
         Shape (..., bands) to (...).
         """
-        return (1 - self.reach / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
+        return self._beyond(self.reach, log_energy)
 
     def unusual(self, log_energy: Tensor) -> Tensor:
         """Return how unusual a batch is: 0 for the nearer half of source batches, up to 1.
@@ -186,7 +192,10 @@ class Usual:
         It says less than `certainty` and says it sooner, for what does little harm if it is wrong.
         Shape (..., bands) to (...).
         """
-        return (1 - self.middle / self.distance(log_energy).clamp(min=1e-12)).clamp(min=0)
+        return self._beyond(self.middle, log_energy)
+
+    def _beyond(self, distance: Tensor, log_energy: Tensor) -> Tensor:
+        return (1 - distance / self.distance(log_energy).clamp(min=TINY)).clamp(min=0)
 
     def excess(self, log_energy: Tensor) -> Tensor:
         """Return how far log energies lie outside the range, with sign, shape (..., bands)."""
@@ -272,8 +281,8 @@ class SourceSpectrum:
             raise NotEnoughDataError(
                 f"Calibration needs at least two source images; found {len(energies)}."
             )
-        # An energy of zero, as of a black image, has no logarithm.
-        self.energies = energies.detach().to("cpu", torch.float64).clamp(min=1e-12)
+        # A black image has an energy of zero.
+        self.energies = energies.detach().to("cpu", torch.float64).clamp(min=TINY)
         self._known: dict[int, Normality] = {}
         self._with_leeway: dict[tuple[float, ...], Normality] = {}
         self._tables: dict[float, tuple[dict[int, int], Usual]] = {}
@@ -347,24 +356,13 @@ class SourceSpectrum:
         return rows, Usual.of_each([self.batches_of(size).usual(threshold) for size in sizes])
 
     def _draw(self, size: int, leeway: Tensor | None = None) -> Normality:
-        images = len(self.energies)
-        if size == 1:
-            log_energies = self.energies.log()
-        else:
-            generator = torch.Generator().manual_seed(SEED)
-            chosen = torch.randint(images, (DRAWS, size), generator=generator)
-            # By numpy, the same sums bit for bit: torch would share each of these small steps among
-            # its threads, which takes seconds in all where the cores are busy with other work.
-            energies = self.energies.numpy()
-            total = np.zeros((DRAWS, energies.shape[1]))
-            for column in chosen.numpy().T:  # one image of every batch at a time: little memory
-                total += energies[column]
-            log_energies = (torch.from_numpy(total) / size).log()
+        """Draw batches of this size, and return how their log energies are distributed."""
+        log_energies = self._log_energies(size)
         mean = log_energies.mean(0)
         away = log_energies - mean
         if size > 1:
             # The images are a sample themselves: what they tell about the source varies, too.
-            away = away * math.sqrt(1 + size / images)
+            away = away * math.sqrt(1 + size / len(self.energies))
         if leeway is not None:
             generator = torch.Generator().manual_seed(SEED)
             turns = torch.rand(len(away), len(leeway), generator=generator, dtype=torch.float64)
@@ -378,6 +376,20 @@ class SourceSpectrum:
         extremes = (2 * ranks - 1).abs().amax(1).double()
         rising = (mean + away).sort(dim=0).values
         return Normality(rising, mean, extremes.sort().values, precision, distances.sort().values)
+
+    def _log_energies(self, size: int) -> Tensor:
+        """Return those of drawn batches, shape (draws, bands); for a size of 1, of all images."""
+        if size == 1:
+            return self.energies.log()
+        generator = torch.Generator().manual_seed(SEED)
+        chosen = torch.randint(len(self.energies), (DRAWS, size), generator=generator)
+        # By numpy, the same sums bit for bit: torch would share each of these small steps among
+        # its threads, which takes seconds in all where the cores are busy with other work.
+        energies = self.energies.numpy()
+        total = np.zeros((DRAWS, energies.shape[1]))
+        for column in chosen.numpy().T:  # one image of every batch at a time: little memory
+            total += energies[column]
+        return (torch.from_numpy(total) / size).log()
 
 
 def energies_of(

@@ -31,11 +31,11 @@ from ttapca.spectral.gains import (
     register_gain,
 )
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.spectral.stream import Stream, surest_condition
+from ttapca.spectral.stream import CONDITION_STATES, Stream, surest_condition
 from ttapca.spectral.textures import textures
 
-# Chosen by scripts/tune_closed_form.py; so are the exponents that the names stand for.
-MEMORY = 200.0  # samples
+MEMORY = 200.0  # samples; chosen by scripts/tune_memory.py
+# The exponents that the name stands for, chosen by scripts/tune_closed_form.py.
 WIENER = {"shrink": 1.0, "restore": 0.6}
 
 
@@ -143,7 +143,7 @@ class ClosedFormGain(ClosedFormRule):
 
     @torch.no_grad()
     def _tell_apart(self, conditions: ConditionStates, samples: Tensor, components: Tensor) -> None:
-        if not self.stream.counts("conditions/states"):
+        if not self.stream.counts(CONDITION_STATES):
             return
         energies = self._energies_of_each(components)
         looks = conditions.describe(energies, textures(samples) if self._with_textures else None)
@@ -295,8 +295,13 @@ class ClosedFormGain(ClosedFormRule):
         return float(values[self._certainty + surest_condition(values, self._certainty)])
 
     def band_gains(self) -> Tensor:
-        """Return the gains in the middle of every band, shape (bands,)."""
-        return self.gains_by_band(self.stream.now(self._gains))
+        """Return the gains in the middle of every band, shape (bands,).
+
+        Where conditions are told apart, those of the one that has shifted most surely, as
+        `evidence_in` and `shift_in` say.
+        """
+        values = self.stream.values
+        return self.gains_by_band(values[self._gains + surest_condition(values, self._certainty)])
 
 
 def _moments(components: Tensor) -> tuple[Tensor, Tensor]:

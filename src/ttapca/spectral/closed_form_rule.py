@@ -37,12 +37,13 @@ from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.variance_ratios import signal_share, smoothed, two_sided_gain
 from ttapca.spectral.white_noise import with_white_noise
 
-# Chosen by scripts/tune_closed_form.py; so are the exponents that the names stand for.
+# The first two were chosen by scripts/tune_closed_form.py.
 LARGEST_RATIO = 64.0
 THRESHOLD = 0.8  # share of source batches that are left exactly alone
 LIKENESS = 0.1  # correlation of the energies of two images of one class
 TINY = 1e-12  # an energy of zero has no logarithm
-LARGE = 2**15  # components, from which bands are averaged one by one
+# From this many components on, bands are averaged one by one: a matrix would take longer to read.
+LARGE = 2**15
 
 ODD = Such(Whole(1), lambda value: value % 2 == 1, "an odd number of components")
 _RULES = {
@@ -199,11 +200,6 @@ class ClosedFormRule(Gain):
     reach: Tensor
     floor: Tensor | None
 
-    @property
-    def leeway(self) -> Tensor:
-        """What resizing may have done to the images that were seen; see `leeway_of`."""
-        return self.no_leeway()
-
     def __init__(
         self,
         source: SourceComponents,
@@ -246,6 +242,11 @@ class ClosedFormRule(Gain):
         white = source.noise().to(deviations) / self.variances  # of noise of variance 1
         self.register_buffer("floor", floor * white if floor else None)
         self._white_noise = (white @ self.averages).to("cpu", torch.float64)  # (bands,)
+
+    @property
+    def leeway(self) -> Tensor:
+        """What resizing may have done to the images that were seen; see `leeway_of`."""
+        return self.no_leeway()
 
     def no_leeway(self) -> Tensor:
         """Return `leeway_of` images of the fitted size: nothing has been done to them."""

@@ -28,6 +28,7 @@ from ttapca.spectral.stream import Stream
 
 # Directions in which class moments may differ: 4.5 MB for a ResNet-50 with 1,000 classes.
 LARGEST_RANK = 20
+NO_DIRECTION = 1e-10  # a smaller share of the largest one, squared, is rounding
 
 # Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
 STEPS = 10  # of expectation maximisation
@@ -38,7 +39,7 @@ SURE = 6.0  # standard deviations of chi squared that chance is granted
 GLANCE_WEIGHT = 0.5  # of the weight that statistics of the batch will have, at a glance
 FAR = 0.25  # share of samples of other classes than the source's, from which an order counts
 ORDER_MEMORY = 500.0  # samples over which a stream is judged to be ordered by class
-JUDGED = 64  # samples that show whether a new stream is
+JUDGED = 64  # samples that show whether a new stream is ordered by class
 PROBATION = 256  # samples over which such a judgement may turn out to be wrong
 
 SMALLEST_RATIO = 0.05  # of variances: a low rank may overshoot
@@ -86,10 +87,10 @@ class ClassMoments:
             var = (base[path][1] - base[path][0].square()).clamp(min=1e-12)
             unit = torch.stack([var.sqrt(), var])
             scaled.append(((each - base[path]) / unit).flatten(1))
-        # What is common has the weight of a class, so that rare classes do not rule the directions.
+        # Each class counts by its share, so that rare ones do not rule the directions.
         table = torch.cat(scaled, 1) * shares.sqrt()[:, None]
         left, values, _ = torch.linalg.svd(table @ table.T)
-        rank = max(1, min(LARGEST_RANK, int((values > 1e-10 * values[0]).sum())))
+        rank = max(1, min(LARGEST_RANK, int((values > NO_DIRECTION * values[0]).sum())))
         loadings = left[:, :rank] / shares.sqrt()[:, None]
         layers = {}
         for path, each in means.items():

@@ -4,7 +4,7 @@ One set of gains and statistics cannot serve a batch in which every image may ha
 condition. So a stream can have several *states*, one for each condition, and each image is served
 by the state that it is nearest to.
 
-Which one that is, its appearance tells (`ttapca.spectral.appearances`).
+Its appearance tells which one that is (`ttapca.spectral.appearances`).
 
 **A new state.** There is one state at first. The images that a state had of late are split in two
 along a direction in which they vary most, where the split leaves two clearly separate groups: far
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ttapca.spectral.appearances import Appearances
-from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream import CONDITION_STATES, Stream
 
 # Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
 MOST_STATES = 16
@@ -49,7 +49,8 @@ DIRECTIONS = 4  # that are tried
 APART, APART_LATER = 0.28, 0.32
 STEPS = 5  # of k-means, after a split
 TOGETHER = 32  # images that are looked at together, to see whether they have one condition
-# So much nearer, in squared distance, are the images of one condition to the states at most.
+# Images have one condition if the states are nearer to them than their own mean is by less than
+# this, in squared distance.
 ONE = 3.0
 # An image begins a state like the source if it is so much nearer to that than to any state, in
 # squared distance, and so many standard deviations nearer than the images of its state are.
@@ -168,7 +169,7 @@ class ConditionStates:
         """Keep what is seen in this stream."""
         self.stream = stream
         # The centres of the states, and how many images each stands for.
-        stream.declare("conditions/states", ((), ()))
+        stream.declare(CONDITION_STATES, ((), ()))
         # The last images, how many of the rows are filled, and how many are new since a search.
         recent = torch.zeros(RECENT, self.describe.size, dtype=torch.float64)
         stream.declare("conditions/recent", (recent, 0, 0))
@@ -179,7 +180,7 @@ class ConditionStates:
         Args:
             appearances: Shape (images, numbers).
         """
-        centres, weights = self.stream.past("conditions/states")
+        centres, weights = self.stream.past(CONDITION_STATES)
         rows, filled, unsearched = self.stream.past("conditions/recent")
         known = KnownConditions.none(self.describe.size)
         if centres:
@@ -192,7 +193,7 @@ class ConditionStates:
             )
         found, nearest = self.told_apart(known, appearances.numpy())
         states = tuple(torch.from_numpy(found.centres)), tuple(found.weights.tolist())
-        self.stream.write("conditions/states", states)
+        self.stream.write(CONDITION_STATES, states)
         rows = torch.zeros(RECENT, appearances.shape[1], dtype=torch.float64)
         recent = found.recent
         rows[: len(recent)] = torch.from_numpy(recent)

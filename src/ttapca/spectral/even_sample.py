@@ -110,7 +110,11 @@ class EvenSample:
             self._positions[: self._count] = self._positions[kept]
 
     def all(self) -> Tensor:
-        """Return all kept samples in order of their positions, shape (samples, size)."""
+        """Return all kept samples in order of their positions, shape (samples, size).
+
+        Raises:
+            NotEnoughDataError: No sample was seen.
+        """
         if self._rows is None:
             raise NotEnoughDataError("Calibration needs data; found none.")
         positions, rows = self._positions[: self._count], self._rows[: self._count]

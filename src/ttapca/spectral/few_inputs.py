@@ -26,7 +26,7 @@ from ttapca.spectral.pca import (
     check_sample_count,
     choose_components,
     eigh_descending,
-    signs,
+    products_about_mean,
     total_variance,
 )
 
@@ -76,9 +76,8 @@ class InputGram:
         """Decompose all samples except those at the positions in `leave_out`."""
         kept = torch.ones(self.count, dtype=torch.bool)
         kept[list(leave_out)] = False
-        products = self._products[kept][:, kept]
         # Centred again: rounding, and those that are left out, have moved the mean.
-        products = products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
+        products = products_about_mean(self._products[kept][:, kept])
         eigenvalues, vectors = eigh_descending((products + products.T) / 2)
         count = len(products)
         vectors = vectors[:, : choose_components(n_components, eigenvalues, count)]
@@ -91,7 +90,7 @@ class InputGram:
         lower = torch.linalg.cholesky(rebuild.T @ project)
         for matrix in (rebuild, project):
             matrix.copy_(torch.linalg.solve_triangular(lower, matrix.T, upper=False).T)
-        sign = self._signs(rebuild)
+        sign = self._linear.signs_of(rebuild)
         return FoldedPCA(
             mean=(self._inputs * kept[:, None]).sum(0, dtype=torch.float64) / count,
             project=project.mul_(sign),
@@ -109,9 +108,3 @@ class InputGram:
         ):
             total.addmm_((rows - self._mean).T, part)
         return total
-
-    def _signs(self, rebuild: Tensor) -> Tensor:
-        """Return the signs that V = W B shall have; V as a whole may be too large."""
-        columns = max(1, CHUNK_NUMBERS // self._linear.output_size)
-        parts = torch.split(rebuild, columns, dim=1)
-        return torch.cat([signs(self._linear.apply(part.T).T) for part in parts])

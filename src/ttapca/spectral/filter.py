@@ -125,7 +125,16 @@ class SpectralFilter(nn.Module):
         )
 
     def _scaled(self, gain: Gain, samples: Tensor, components: Tensor) -> Tensor:
-        """Return samples, given with their components, as they are after scaling these."""
+        """Return samples, given with their components, as they are after scaling these.
+
+        With c the components, F their gains, r the gain of what lies outside the basis, and o and
+        p what is to be subtracted from components and outside before scaling, a sample x becomes
+
+            m + F (c - o) V^T + r (x - m - c V^T - p)
+            = x + (r - 1) (x - m) + ((F - r) c - F o) V^T - r p
+
+        of which the second line is computed.
+        """
         mean, basis = self.mean, self.basis
         if not gain.keeps_rest:
             filtered = basis.add_rebuilt(mean, components * gain(components))
@@ -141,7 +150,7 @@ class SpectralFilter(nn.Module):
             away, away_outside = offset
             minus = -gains * away.to(gains)
         else:
-            changed = _differ_from(gains, rest)
+            changed = _leading_that_differ(gains, rest)
             if not changed and bool((rest == 1).all()):
                 return samples
             components, gains = components[:, :changed], gains[..., :changed]
@@ -192,7 +201,7 @@ class SpectralFilter(nn.Module):
             outside = other.outside(other.like_fitted(coefficients))
         gains, offset, scale = gain(components, outside, other), gain.offset(), gain.rest_gain()
         own = other.gains(gains, _rest_gains(gains, scale))
-        if offset is None and not _differ_from(own, own.new_ones(())):
+        if offset is None and not _leading_that_differ(own, own.new_ones(())):
             return samples
         change = coefficients * (own - 1)
         if offset is not None:
@@ -213,10 +222,11 @@ def _rest_gains(gains: Tensor, scale: Tensor | float | None) -> Tensor:
     return scale if isinstance(scale, Tensor) else gains.new_tensor(scale)
 
 
-def _differ_from(gains: Tensor, rest: Tensor) -> int:
+def _leading_that_differ(gains: Tensor, rest: Tensor) -> int:
     """Return how many leading components to rebuild: all others are scaled like the rest.
 
     Closed-form gains are constant from the middle of the last band on: only a quarter is rebuilt.
+    Under gradients and for a compiler it is all of them, since numbers must not decide there.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return gains.shape[-1]

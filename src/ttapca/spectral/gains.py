@@ -233,6 +233,7 @@ def is_closed_form(name: GainName) -> bool:
         (True, False)
     """
     check_option("gain", name, OneOf(tuple(_REGISTERED)))
+    # Learned gains are the paper's, which drop what lies outside the basis; all others keep it.
     return _REGISTERED[name][0].keeps_rest
 
 

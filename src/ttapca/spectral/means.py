@@ -10,7 +10,9 @@ source's deviation and variance, the part of m that counts is, after James and S
 
     m max(0, 1 - (reach v + 4 max(v, 1) / n) / m^2)
 
-The second term is twice the deviation of a mean of n samples.
+The first term is how far a class may lie. The second is what chance is granted: the square of twice
+the deviation that a mean of n samples has. Few samples do not tell v, so the source's variance
+counts for some samples in it; and of what is left, the share (n - 1) / (n - 1 + 4) counts.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ import torch
 from torch import Tensor
 
 # Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
-CHANCE = 4.0
+CHANCE = 4.0  # squared deviations of a mean that chance is granted
 FARTHEST_CLASS = 0.5  # of the squared distance of the farthest class counts as reach
 SMALLEST_REACH = 0.25
 UNKNOWN_REACH = 4.0  # where nobody knows the classes: two deviations within a class
 SOURCE_SAMPLES = 16.0  # the source's variance counts for so many samples
-FEW = 4.0  # samples beyond the first that count half
+FEW = 4.0  # with so many samples beyond the first, half of what is left counts
 
 
 def class_reach(class_means: Tensor, shares: Tensor, variances: Tensor) -> Tensor:

@@ -76,7 +76,11 @@ class Moments:
 
     @property
     def covariance(self) -> Tensor:
-        """Unbiased covariance, shape (size, size)."""
+        """Unbiased covariance, shape (size, size).
+
+        Raises:
+            NotEnoughDataError: Fewer than two samples were seen.
+        """
         if self.count < 2:
             raise NotEnoughDataError(f"A covariance needs 2 samples; found {self.count}.")
         return self.scatter / (self.count - 1)

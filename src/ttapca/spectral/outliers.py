@@ -21,6 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError
+from ttapca.support.tensors import at_least_float32
 
 # Chosen on held-out conditions; docs/closed-form-evidence.md has the errors.
 ONE_IN = 1000  # the distance that one value in so many of an image exceeds ...
@@ -46,10 +47,12 @@ LEAST = 1e-3
 # So many images of a batch, evenly spread, tell whether it has outliers.
 LOOKED_AT = 64
 LOOKED_AT_VALUES = 2**21  # and of large images fewer: 13 of 3 x 224 x 224
-# Of large images, first of all strips of so many rows, one in so many rows, are looked at. All of
-# an image is looked at only if these have more than a share of the strays that make a difference.
-STRIP, EVERY, GLANCED = 10, 40, 0.5
+# Of large images, strips are looked at first, and all of an image only if more values stray in its
+# strips than this share of the limit.
 LARGE = 128 * 128  # pixels
+STRIP = 10  # rows of a strip
+EVERY = 40  # rows from the beginning of one strip to that of the next
+GLANCED = 0.5
 # So many values of an image, evenly spread, tell its noise.
 NOISE_VALUES = 2**12
 # Batches that are drawn for one batch size, and the seed they are drawn with.
@@ -132,7 +135,7 @@ def strays(images: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         Whether each value strays, and the local medians, both of the shape of the images. There are
         no gradients. NaN does not stray.
     """
-    precise = images.to(torch.promote_types(images.dtype, torch.float32))
+    precise = at_least_float32(images)
     median = local_median(precise)
     return _is_far(precise, median, floor), median
 
@@ -159,8 +162,7 @@ def strays_at_a_glance(images: Tensor, floor: float) -> Tensor:
     """
     batch, channels, _, width = images.shape
     strips = images.unfold(2, STRIP, EVERY).permute(0, 2, 1, 4, 3)  # (batch, strips, channels, ...)
-    strips = strips.to(torch.promote_types(images.dtype, torch.float32))
-    padded = F.pad(strips.flatten(0, 1), (1, 1, 0, 0), mode="replicate")
+    padded = F.pad(at_least_float32(strips).flatten(0, 1), (1, 1, 0, 0), mode="replicate")
 
     def by_image(values: Tensor) -> Tensor:
         some = values.reshape(batch, -1, channels, STRIP - 2, width)
@@ -216,7 +218,7 @@ def floor_of(distances: Tensor) -> float:
 
 
 def _rare_distance(images: Tensor) -> Tensor:
-    precise = images.to(torch.promote_types(images.dtype, torch.float32))
+    precise = at_least_float32(images)
     distance = (precise - local_median(precise)).abs().flatten(1)
     size = distance.shape[1]
     return distance.kthvalue(size - size // ONE_IN, dim=1).values.float()

@@ -152,9 +152,7 @@ class SampleGram:
         kept[list(leave_out)] = False
         products = self._products[kept][:, kept]
         if leave_out:  # the mean has changed
-            products = (
-                products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
-            )
+            products = products_about_mean(products)
         eigenvalues, vectors = eigh_descending(products)
         count = len(products)
         vectors = vectors[:, : choose_components(n_components, eigenvalues, count)]
@@ -172,6 +170,17 @@ class SampleGram:
             n_samples=count,
             total_variance=total_variance(eigenvalues, count),
         )
+
+
+def products_about_mean(products: Tensor) -> Tensor:
+    """Return the products of samples about their mean, given those about any other point, (n, n).
+
+    Example:
+        >>> samples = torch.tensor([[1.0], [3.0]])
+        >>> products_about_mean(samples @ samples.T).tolist()
+        [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    return products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
 
 
 def hold(batches: Iterator[Tensor], *, limited: bool = True) -> tuple[list[Tensor], bool]:
@@ -232,7 +241,14 @@ def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_s
 def choose_among(
     n_components: int | float | None, variances: Tensor, limit: str, n_samples: int
 ) -> int:
-    """Choose among components of these falling variances; `limit` names their number in errors."""
+    """Return how many components of these falling variances to keep; see `choose_components`.
+
+    Args:
+        n_components: A number, a fraction of the variance, or None for all.
+        variances: Of those that may be kept.
+        limit: What their number is, for errors: "the rank of the activations".
+        n_samples: Number of samples behind them, for errors.
+    """
     check_n_components(n_components)
     most = len(variances)
     if not most:

@@ -162,6 +162,14 @@ def randomised_pca(
         max_passes: Limit of passes, at least 2; if it is reached, a warning tells the error.
         generator: Draws the starting block; a fixed seed by default.
         device: Where the blocks are kept: one per pass after the first, (p, n_components + 64).
+
+    Warns:
+        UserWarning: The tolerance was not reached within `max_passes`.
+
+    Raises:
+        OptionError: `n_components` or `max_passes` is not such a number.
+        NotEnoughDataError: There are too few samples for so many components.
+        NonFiniteError: A batch holds NaN or infinity.
     """
     if not isinstance(n_components, int):
         raise OptionError(

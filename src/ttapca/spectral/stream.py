@@ -37,8 +37,11 @@ OF_CONDITION = " of condition "
 # Torch keeps the step count of an optimiser on the CPU, whatever else is moved.
 STAYS = "step"
 
-# Numbers of a tensor from which a copy of it takes longer than a look at it alone.
+# From this many numbers on, copying a tensor takes longer than summing it up by itself.
 LARGE = 2**13
+
+# The value that `ttapca.spectral.conditions` keeps, of which the stream counts the states.
+CONDITION_STATES = "conditions/states"
 
 # What every batch adds to, however often its passes start again.
 COUNTED = ("samples", "batches", "images")
@@ -48,7 +51,9 @@ class Part(Protocol):
     """State that does not live in the stream.
 
     Attributes:
-        undone: Whether a broken batch is undone by putting back what was there before it.
+        undone: Whether a broken batch is undone by putting back what was there before it. That
+            takes contents which are replaced, never written into: of a parameter that an optimiser
+            moves in place, the reference from before the batch shows the new value as well.
     """
 
     undone: bool
@@ -191,7 +196,8 @@ class Stream:
         self._present: dict[str, Any] = {}  # what the batch changes
         self._parts: dict[str, Part] = {}
         self._undo: dict[str, Any] = {}
-        # Values that have seen this batch; None where every pass counts.
+        # Values that have seen this batch; None where every pass counts, as nobody called
+        # `start_batch` yet.
         self._counted: set[str] | None = None
         self._within_batch = False
         self._certainty: str | None = None
@@ -234,16 +240,16 @@ class Stream:
     @property
     def conditions(self) -> int:
         """How many conditions the samples of the stream have, as far as is known."""
-        return max(1, len(self.now("conditions/states")[0])) if self.has_conditions else 1
+        return max(1, len(self.now(CONDITION_STATES)[0])) if self.has_conditions else 1
 
     @property
     def has_conditions(self) -> bool:
         """Whether anybody tells conditions apart."""
-        return "conditions/states" in self.starts
+        return CONDITION_STATES in self.starts
 
     def conditions_in(self, values: Mapping[str, Any]) -> int:
         """Return `conditions` for the values of a stream of this kind."""
-        return max(1, len(values["conditions/states"][0])) if self.has_conditions else 1
+        return max(1, len(values[CONDITION_STATES][0])) if self.has_conditions else 1
 
     @property
     def values(self) -> dict[str, Any]:
@@ -509,12 +515,17 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values without NaN or infinity; almost always all, which is seen at once."""
+    """Return those values that hold neither NaN nor infinity.
+
+    Almost always that is all of them, so a few sums are looked at first, and single values only
+    where a sum is not finite.
+    """
     large: list[Tensor] = []
     small: list[Tensor] = []
     for tensor in tensors_in(values):
         (large if tensor.numel() >= LARGE else small).append(tensor)
-    # A sum is finite only if all it is made of is. Few sums, and none of copies of large tensors.
+    # A sum is finite only if all it is made of is. Small tensors are joined, since each sum takes a
+    # call; of large ones, the copy would take longer.
     if small:
         large.append(torch.cat([as_on(tensor, small[0]).reshape(-1) for tensor in small]))
     if all(math.isfinite(float(tensor.sum())) for tensor in large):

@@ -43,7 +43,15 @@ LEAST_ALONE = 1 / 3
 
 
 class MixedStatistics(Surface):
-    """What both kinds of statistics share: the options, and how layers are taken over."""
+    """What both kinds of statistics share: the options, and how layers are taken over.
+
+    Args:
+        alpha, prior, follow, alone: See `BatchNormStatistics`.
+
+    Attributes:
+        ends: `alpha` in the first and in the last layer.
+        layers: The layers that were taken over, once attached, in the order of the model.
+    """
 
     def __init__(
         self,
@@ -192,6 +200,7 @@ class LayerStatistics(Wrapper):
         surface, weight, size = self.surface, self.full_weight, float(batch_size)
         alone = 0.0
         if surface.follow and (weight or surface.alone):
+            # What counts are the samples of the stream so far, not only those of this batch.
             stream, composition = surface.stream, surface.stream.composition
             _, _, samples, seen = self._past()
             before = stream.aged(samples, batch_size)
@@ -206,7 +215,8 @@ class LayerStatistics(Wrapper):
                 return 0.0
             weight *= stream.shift * (1.0 if composition is None else composition.trust)
         if surface.prior is not None:
-            weight *= size / (size + surface.prior)
+            # An empty batch says nothing, also beside a source that counts for no samples.
+            weight *= size / (size + surface.prior) if size else 0.0
         return min(1.0, weight + alone)
 
     def weight_in(self, values: Mapping[str, Any], shift: float) -> float | None:
@@ -358,10 +368,10 @@ def _batch_norm(layer: _BatchNorm, statistics: LayerStatistics, x: Tensor) -> Te
             "Batch statistics need more than one value for each channel; found a batch of "
             f"shape {tuple(x.shape)}. Use a larger batch, or source or mixed statistics."
         )
-    if alpha == 1.0 and not statistics.surface.follow:
-        large = x.numel() >= LARGE and can_be_quick(x)
-        if not large:
-            return F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
+    batch_alone = alpha == 1.0 and not statistics.surface.follow
+    # Of a large batch, our own moments are quicker than those of torch.
+    if batch_alone and not (x.numel() >= LARGE and can_be_quick(x)):
+        return F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
     if mean is None or var is None:
         raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
     precise = at_least_float32(x)

@@ -38,7 +38,7 @@ class Weights(Surface):
         what: What they are, for errors: "affine parameters of normalisation layers".
     """
 
-    undone = False  # as a part of a stream
+    undone = False  # see `Part`: optimisers write into the copies
 
     def __init__(self, select: Select, what: str) -> None:
         super().__init__()
