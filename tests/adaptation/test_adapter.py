@@ -145,6 +145,20 @@ def test_a_gradient_that_is_not_finite_is_skipped() -> None:
     assert (adapter.updates, adapter.skipped) == (0, 1)
 
 
+@pytest.mark.parametrize("options", [{"logits": "after"}, {"steps": 2}])
+def test_a_step_that_goes_too_far_is_taken_back_to_the_source(options: dict[str, Any]) -> None:
+    model, x = small_convnet().float(), X.float()
+    with torch.no_grad():
+        model[-1].weight.mul_(100)
+    with ttapca.adapt(model, "bn") as statistics:
+        expected = statistics(x)
+    adapter = ttapca.adapt(model, "tent", lr=1e37, forgetting="online", **options)
+    for count in (1, 2):  # the second batch is as good as the first
+        assert not torch.isfinite(adapter(x)).all()
+        assert (adapter.skipped, adapter.updates) == (count, count)
+        torch.testing.assert_close(adapter.model(x), expected)
+
+
 @pytest.mark.parametrize("method", ["wiener", "tent over wiener"])
 def test_a_batch_that_breaks_late_is_forgotten_early(method: str) -> None:
     """The filter and the first layers have seen nothing wrong; the logits overflow."""

@@ -221,7 +221,7 @@ class Adapter(nn.Module):
         for surface in self._surfaces:
             surface.start_batch()
         stream.start_batch(_batch_size(inputs, options))
-        skipped = self.mover.skipped
+        skipped, updates = self.mover.skipped, self.mover.updates
         broken, skip, news = True, False, False
         try:
             logits = self._predict(inputs, options)
@@ -233,6 +233,12 @@ class Adapter(nn.Module):
             broken = skip
         finally:
             stream.end_batch(broken=broken, skipped=skip)
+        finite = all(map(_is_finite, (*inputs, *options.values())))
+        if skip and finite and self.mover.updates > updates:
+            # Not the batch was broken, its step went too far: what it moved has no way back but
+            # to the source, and every later batch would be lost as well.
+            with torch.inference_mode(False):
+                stream.forget()
         if news:  # only now: whatever the function does, the batch is part of the stream
             self.watch.tell(health_of(self, self._streams.current or DEFAULT_STREAM))
         returned: Tensor = self.mover.outputs.as_returned(logits)
