@@ -28,6 +28,14 @@ tables() {
         --methods tent,ttapca-exp,ttapca-relu,wiener
 }
 
+# Say to bench: these methods, or one method with an option such as tent.lr=0.01.
+chosen() {
+    case $1 in
+    *=*) echo "--methods ${1%%.*} --option $1" ;;
+    *) echo "--methods $1" ;;
+    esac
+}
+
 # Online, beside the rivals that do not take many passes.
 compare() {
     bench "$@" --settings online --corruptions standard,clean --images 2000 --methods "$rivals"
@@ -47,15 +55,11 @@ for run in $runs; do
     ten) bench cifar10-resnet20 --corruptions standard,clean --settings online --images 10000 \
         --methods "$everything" --to "$to/ten.sqlite" ;;
     tuned) # online, with the defaults and with the learning rates that `ttapca tune` found
-        for words in "--methods=$everything" \
-            tent.lr=0.01 eata.lr=0.3 roid.lr=0.03 sar.lr=0.3 ttapca-exp.lr=0.03 \
-            rotta.lr=0.01 wiener.views=2; do
-            case $words in
-            --*) set -- "$words" ;;
-            *) set -- --methods "${words%%.*}" --option "$words" ;;
-            esac
+        for words in "$everything" tent.lr=0.01 eata.lr=0.3 roid.lr=0.03 sar.lr=0.3 \
+            ttapca-exp.lr=0.03 rotta.lr=0.01 wiener.views=2; do
+            # shellcheck disable=SC2046  # these are several words
             bench cifar10-resnet20 --settings online --corruptions standard,clean --images 2000 \
-                --to "$to/tuned.sqlite" "$@"
+                --to "$to/tuned.sqlite" $(chosen "$words")
         done
         ;;
     ttt) bench cifar10-wrn10-rotation --settings episodic,online --images 1000 \
@@ -73,9 +77,11 @@ for run in $runs; do
         --methods source,bn,tent,ttapca-exp,ttapca-relu,ttapca-closed,wiener,shot,slr+it,eata,sar,roid,lame,cotta ;;
     streams) # sorted by class, mixed, classes that come and go, one corruption after the other
         for order in "correlated --batch-sizes 100" "mixed,dirichlet-0.1,continual"; do
-            # shellcheck disable=SC2086  # the batch size is a word of its own
-            bench cifar10-resnet20 --settings $order --corruptions standard,clean --images 1000 \
-                --to "$to/streams.sqlite" --methods "$rivals,rotta,pea"
+            for words in "$rivals,rotta,pea" roid.lr=0.03 eata.lr=0.3; do
+                # shellcheck disable=SC2046,SC2086  # these are several words
+                bench cifar10-resnet20 --settings $order --corruptions standard,clean \
+                    --images 1000 --to "$to/streams.sqlite" $(chosen "$words")
+            done
         done
         ;;
     rivals) # other people's networks
