@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -30,7 +31,8 @@ from ttapca.errors import EngineError
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 from ttapca.engines import cluster_workers
-from ttapca.engines.cluster import DaskEngine
+from ttapca.engines.cluster import DaskEngine, _Connection
+from ttapca.engines.task_line import TaskLine
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -181,6 +183,18 @@ def test_a_task_that_kills_every_worker(cluster: Cluster) -> None:
     assert isinstance(lost, Lost)
     assert lost.reason.startswith("WorkerDied: 2 workers died at it, the last one at tcp://127.")
     assert told == ["workers died at the same task; it is tried once more"]
+
+
+def test_a_result_that_died_with_its_worker_is_waited_for() -> None:
+    told = list[str]()
+    client = MagicMock(**{"nthreads.return_value": {}})  # nobody is left
+    connection = _Connection(client, TaskLine([]), raise_at_two, told.append)
+    future = MagicMock(status="pending", **{"result.side_effect": [TimeoutError, TimeoutError, 7]})
+    assert connection._result(future) == 7
+    assert told == ["there are no workers any more; waiting for others"]
+    future = MagicMock(status="error", **{"result.side_effect": TimeoutError("of the work")})
+    with pytest.raises(TimeoutError, match="of the work"):
+        connection._result(future)
 
 
 def test_nobody_is_there() -> None:

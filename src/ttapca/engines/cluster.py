@@ -152,6 +152,7 @@ class _Connection(Generic[Task, Result]):
         self._call = Call(work, versions())
         self._sent: dict[Future[Any], Attempt[Task]] = {}  # what has not ended
         self._ended: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        self._told_of_no_workers = False
 
     @contextmanager
     def opened(
@@ -209,15 +210,31 @@ class _Connection(Generic[Task, Result]):
                 room -= 1
 
     def _next(self) -> Future[Any]:
-        """Wait for a task that ends; say so if there is nobody left to do it."""
-        told = False
+        """Wait for a task that ends."""
         while True:
             try:
                 return self._ended.get(timeout=LOOKED_AFTER_EVERY)
             except queue.Empty:
-                if not told and not _threads(self._client):
-                    self._tell("there are no workers any more; waiting for others")
-                    told = True
+                self._look_for_workers()
+
+    def _result(self, future: Future[Any]) -> Any:
+        """Return the result of a task that has ended.
+
+        It can take as long as the task: if the worker that held it has died, it is done again.
+        """
+        while True:
+            try:
+                return future.result(timeout=LOOKED_AFTER_EVERY)
+            except TimeoutError:
+                if future.status == "error":  # then the work has raised it
+                    raise
+                self._look_for_workers()
+
+    def _look_for_workers(self) -> None:
+        """Say so, once, if there is nobody left to do the work."""
+        if not self._told_of_no_workers and not _threads(self._client):
+            self._tell("there are no workers any more; waiting for others")
+            self._told_of_no_workers = True
 
     def _ending(
         self, future: Future[Any]
@@ -225,7 +242,7 @@ class _Connection(Generic[Task, Result]):
         """Return how a task ended, what its work has raised, or the attempt that comes next."""
         attempt = self._sent[future]
         try:
-            return Finished(attempt.task, future.result())
+            return Finished(attempt.task, self._result(future))
         except KilledWorker as error:
             if attempt.deaths < RETRIES:
                 return attempt.after_death()
