@@ -53,7 +53,7 @@ for run in $runs; do
             --to "$to/others.sqlite"
         ;;
     ten) bench cifar10-resnet20 --corruptions standard,clean --settings online --images 10000 \
-        --methods "$everything" --to "$to/ten.sqlite" ;;
+        --methods source,bn,wiener,tent --to "$to/ten.sqlite" ;;
     tuned) # online, with the defaults and with the learning rates that `ttapca tune` found
         for words in "$everything" tent.lr=0.01 eata.lr=0.3 roid.lr=0.03 sar.lr=0.3 \
             ttapca-exp.lr=0.03 rotta.lr=0.01 wiener.views=2; do
@@ -90,7 +90,13 @@ for run in $runs; do
             ${CIFAR100:+--in "$CIFAR100"} --to "$to/rivals100.sqlite"
         compare "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/rivalsgn.sqlite"
         ;;
-    strong) compare "${STRONG:?weights of scripts/train_strong.sh}" --to "$to/strong.sqlite" ;;
+    strong)
+        for words in source,bn,wiener,tent,roid wiener.views=2; do
+            # shellcheck disable=SC2046  # these are several words
+            bench "${STRONG:?weights of scripts/train_strong.sh}" --settings online --images 2000 \
+                --corruptions standard,clean --to "$to/strong.sqlite" $(chosen "$words")
+        done
+        ;;
     *)
         echo "no run \`$run\`" >&2
         exit 2
