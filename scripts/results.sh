@@ -70,8 +70,10 @@ for run in $runs; do
     gn) tables "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/gn.sqlite" ;;
     cct) bench cifar10-cct2 --settings episodic,online --corruptions standard,clean --images 1000 \
         --methods source,neo,t3a,wiener --to "$to/cct.sqlite" ;;
-    rank | steps) # one seed: the intervals are over images
-        bench cifar10-resnet20 --preset "paper-$run" --images 2000 --seeds 0 --to "$to/$run.sqlite" ;;
+    rank) # one seed: the intervals are over images
+        bench cifar10-resnet20 --preset paper-rank --images 2000 --seeds 0 --to "$to/rank.sqlite" ;;
+    steps) bench cifar10-resnet20 --preset paper-steps --steps 1,2,4 --images 400 \
+        --to "$to/steps.sqlite" ;;
     cost) bench cifar10-resnet20 --settings online --images 400 --to "$to/cost.sqlite" \
         --corruptions gaussian_noise,defocus_blur,frost,contrast,jpeg_compression \
         --methods source,bn,tent,ttapca-exp,ttapca-relu,ttapca-closed,wiener,shot,slr+it,eata,sar,roid,lame,cotta ;;
