@@ -36,9 +36,12 @@ chosen() {
     esac
 }
 
-# Online, beside the rivals that do not take many passes.
+# compare METHODS WORD ...: online, 2,000 images a corruption; METHODS as `chosen` takes them.
 compare() {
-    bench "$@" --settings online --corruptions standard,clean --images 2000 --methods "$rivals"
+    local methods=$1
+    shift
+    # shellcheck disable=SC2046  # these are several words
+    bench "$@" --settings online --corruptions standard,clean --images 2000 $(chosen "$methods")
 }
 
 for run in $runs; do
@@ -57,9 +60,7 @@ for run in $runs; do
     tuned) # online, with the defaults and with the learning rates that `ttapca tune` found
         for words in "$everything" tent.lr=0.01 eata.lr=0.3 roid.lr=0.03 sar.lr=0.3 \
             ttapca-exp.lr=0.03 rotta.lr=0.01 wiener.views=2; do
-            # shellcheck disable=SC2046  # these are several words
-            bench cifar10-resnet20 --settings online --corruptions standard,clean --images 2000 \
-                --to "$to/tuned.sqlite" $(chosen "$words")
+            compare "$words" cifar10-resnet20 --to "$to/tuned.sqlite"
         done
         ;;
     ttt) bench cifar10-wrn10-rotation --settings episodic,online --images 1000 \
@@ -87,16 +88,14 @@ for run in $runs; do
         done
         ;;
     rivals) # other people's networks
-        compare "$weights/cifar10_resnet20.pth" --normalise cifar10 --to "$to/rivals10.sqlite"
-        compare "$weights/cifar100_resnet20.pth" --normalise cifar100 --data cifar100 \
+        compare "$rivals" "$weights/cifar10_resnet20.pth" --normalise cifar10 --to "$to/rivals10.sqlite"
+        compare "$rivals" "$weights/cifar100_resnet20.pth" --normalise cifar100 --data cifar100 \
             ${CIFAR100:+--in "$CIFAR100"} --to "$to/rivals100.sqlite"
-        compare "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/rivalsgn.sqlite"
+        compare "$rivals" "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/rivalsgn.sqlite"
         ;;
     strong)
         for words in source,bn,wiener,tent,roid wiener.views=2; do
-            # shellcheck disable=SC2046  # these are several words
-            bench "${STRONG:?weights of scripts/train_strong.sh}" --settings online --images 2000 \
-                --corruptions standard,clean --to "$to/strong.sqlite" $(chosen "$words")
+            compare "$words" "${STRONG:?weights of scripts/train_strong.sh}" --to "$to/strong.sqlite"
         done
         ;;
     *)

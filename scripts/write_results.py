@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from itertools import repeat
 from pathlib import Path
 
 from ttapca.benchmark import Results, Row
@@ -69,19 +70,18 @@ def by_setting(rows: list[Row]) -> str:
 
     Bold: not told apart from the lowest of the column.
     """
-    columns = {f"`{each.conditions.setting}`": each for each in comparisons(rows)}
-    lines: dict[str, list[str]] = {}
-    for each in columns.values():
+    lines: dict[str, dict[str, str]] = {}
+    for each in comparisons(rows):
         ranked = each.standings()
         for number, line in each.lines.iterrows():
             mean = f"{line['mean']:.1f} ±{line.spread:.1f}"
             mean = f"**{mean}**" if ranked[number].rank == 1 else mean
-            lines.setdefault(f"`{line.label}`", []).append(f"{mean} ({line.clean:.1f})")
-    head = ["method", *columns]
-    rule = [":--", *("--:" for _ in columns)]
-    return "\n".join(
-        f"| {' | '.join(cells)} |" for cells in (head, rule, *([k, *v] for k, v in lines.items()))
-    )
+            found = lines.setdefault(f"`{line.label}`", {})
+            found[f"`{each.conditions.setting}`"] = f"{mean} ({line.clean:.1f})"
+    settings = list(dict.fromkeys(setting for found in lines.values() for setting in found))
+    table = [["method", *settings], [":--", *("--:" for _ in settings)]]
+    table += [[label, *map(found.get, settings, repeat(""))] for label, found in lines.items()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
 
 
 if __name__ == "__main__":

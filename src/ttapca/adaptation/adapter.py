@@ -233,8 +233,8 @@ class Adapter(nn.Module):
             broken = skip
         finally:
             stream.end_batch(broken=broken, skipped=skip)
-        finite = all(map(_is_finite, (*inputs, *options.values())))
-        if skip and finite and self.mover.updates > updates:
+        stepped = self.mover.updates > updates
+        if skip and stepped and all(map(_is_finite, (*inputs, *options.values()))):
             # Not the batch was broken, its step went too far: what it moved has no way back but
             # to the source, and every later batch would be lost as well.
             with torch.inference_mode(False):
