@@ -27,17 +27,16 @@ from torch.utils.hooks import RemovableHandle
 from ttapca import __version__
 from ttapca.errors import AttachError, LayerNotFoundError, NotEnoughDataError
 from ttapca.fitting.class_means import ClassMeans
-from ttapca.fitting.store import (
+from ttapca.fitting.saved_contents import (
     CLASS_LOADINGS,
     CLASS_MOMENTS,
     CLASS_SHARES,
     GROUP_NORM,
     LAYER_NORM,
     kind_of,
-    read_filter,
-    save_filter,
 )
-from ttapca.fitting.store import Storage as Storage
+from ttapca.fitting.saved_contents import Storage as Storage
+from ttapca.fitting.store import read_filter, save_filter
 from ttapca.spectral import closed_form as closed_form  # so that its gains are known by name
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges

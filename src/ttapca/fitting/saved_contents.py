@@ -1,0 +1,280 @@
+"""What a saved filter holds: the names of its tensors, and what they and its config must be.
+
+Checksums show that a folder was damaged, not that it is right: whoever changes a filter can compute
+them anew. So each tensor is compared with the config, with the others and with what its numbers
+mean, before a filter is made of them. `ttapca.spectral.basis` says which tensors a basis has, and
+what they must be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ttapca._checks import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform
+from ttapca.errors import SavedFilterError
+from ttapca.spectral.basis import ROUTE_NAMES, Basis, TensorForm, basis_kind
+from ttapca.spectral.calibration import band_edges
+from ttapca.spectral.outliers import floor_of, is_image
+from ttapca.spectral.textures import TEXTURES
+
+Storage = Literal["float64", "float32", "bfloat16", "float16"]
+GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file
+LAYER_NORM = "layer_norm:"
+CLASS_SHARES, CLASS_LOADINGS = "class_shares", "class_loadings"
+CLASS_MOMENTS = "class_moments:"  # before the path of a normalisation layer
+
+# Numbers beyond these overflow or vanish when float32 squares them.
+LARGEST = 1e15
+SMALLEST_VARIANCE = 1e-36
+
+ROUNDING = 1e-4  # tolerance for a share or a variance that was computed, relative or absolute
+
+_SHAPE = Such(
+    ListOf(Whole(1, 2**31), 1, 8),
+    lambda sides: math.prod(sides) <= 2**31,
+    f"of at most {2**31:,} numbers",
+)
+_CONFIG_RULE = Record(
+    {
+        "format": Text(),
+        "format_version": Whole(),
+        "layer": Text(),
+        "route": OneOf(ROUTE_NAMES),
+        "shape": _SHAPE,
+        "output_shape": _SHAPE,
+        "n_components": Whole(1, 2**31),
+        "storage": OneOf(get_args(Storage)),
+        "source": Record(
+            {
+                "n_samples": Whole(2),
+                "total_variance": Number(0),
+                "explained_variance": Number(0, 1 + ROUNDING),
+                "largest_singular_value": Number(0),
+                "smallest_singular_value": Number(0),
+            },
+            {
+                "agreement": Number(0, 1),
+                "mirror_agreement": Number(0, 1),
+                "singular_value_error": Number(0),
+            },
+        ),
+        "versions": Record({"ttapca": Text(), "torch": Text()}, others=Text()),
+        "tensors_sha256": Text(64),
+        "checksum": Text(64),
+    }
+)
+
+
+def check_config(config: object, path: Path) -> None:
+    """Raise unless a config has what a filter needs, each value possible by itself.
+
+    Raises:
+        SavedFilterError: Something is missing, unknown or out of range.
+    """
+    conform(config, _CONFIG_RULE, _config_of(path), SavedFilterError)
+
+
+def check_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise unless the tensors are those of a filter with this config.
+
+    Args:
+        config: One that `check_config` let pass.
+        tensors: What was read, unpacked.
+        path: The folder that they come from, for the message.
+
+    Raises:
+        SavedFilterError: One is missing, unknown, of another shape or type, not finite, out of
+            range or out of order, or the config contradicts them.
+    """
+    _check_shapes(config, tensors, path)
+    required, optional = _forms(config, tensors)
+    for name in required:
+        if name not in tensors:
+            raise SavedFilterError(
+                f"`{path}` is not a whole saved filter: the tensor `{name}` is missing. Save the "
+                "filter again."
+            )
+    known = required | optional
+    for name, tensor in tensors.items():
+        if name not in known:
+            raise SavedFilterError(
+                f"A saved filter of the {config['route']} route has the tensors "
+                f"{', '.join(known)}; `{path}` has `{name[:100]}` as well. If a later ttapca wrote "
+                "it, update; otherwise save the filter again."
+            )
+        fault = _fault_of(tensor, known[name], getattr(torch, config["storage"]))
+        if fault is not None:
+            raise SavedFilterError(f"`{name}` of the filter in `{path}` must {fault}")
+    _check_source(config["source"], tensors["singular_values"], _config_of(path))
+
+
+def _config_of(path: Path) -> str:
+    return f"The config of the filter in `{path}`"
+
+
+def _check_shapes(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise unless the shapes in a config are possible for its kind of basis, and fit together."""
+    shape = config["shape"]
+    rules: dict[str, Rule] = {
+        "shape": kind_of(config, tensors).shape_rule,
+        "n_components": Whole(1, math.prod(shape)),
+    }
+    if "input_mean" not in tensors:  # then the filter acts on the layer's output
+        rules["output_shape"] = Such(_SHAPE, lambda sides: sides == shape, f"{shape}, as `shape`")
+    for name, rule in rules.items():
+        conform(config[name], rule, _config_of(path), SavedFilterError, at=name)
+
+
+def kind_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> type[Basis]:
+    """Return what kind of basis a saved filter has."""
+    return basis_kind(config["route"], at_input="input_mean" in tensors)
+
+
+def _forms(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, TensorForm], dict[str, TensorForm]]:
+    """Return the forms of the tensors that must be there, and of those that may be."""
+    kind, shape, components = kind_of(config, tensors), config["shape"], config["n_components"]
+    output_size, bands = math.prod(config["output_shape"]), len(band_edges(components)) - 1
+    required = {
+        "output_mean": TensorForm((output_size,), torch.float64),
+        "singular_values": TensorForm((components,), torch.float64, "above 0 and falling", _falls),
+        **kind.forms(tuple(shape), components),
+    }
+    if False in kind.sides and "input_mean" in tensors and "output_mean" not in tensors:
+        del required["output_mean"]  # it follows from the mean of the input
+    samples = _rows_and_columns(tensors.get("energies"))[0]
+    optional = {
+        "energies": TensorForm((samples, bands), torch.float32, "not below 0", _not_negative),
+        "error_bound": TensorForm((components,), torch.float64, "not below 0", _not_negative),
+        "class_reach": TensorForm((components,), torch.float32, "not below 0", _not_negative),
+    }
+    if "energies" in tensors:
+        optional["rest"] = TensorForm((samples,), torch.float32, "not below 0", _not_negative)
+    if True in kind.sides:
+        side = required if kind.sides == (True,) else optional
+        side["input_mean"] = TensorForm((math.prod(shape),), torch.float64)
+        if "input_mean" in tensors and is_image(shape):
+            optional |= _image_forms(tensors, samples)
+    optional |= _norm_forms(tensors)
+    of_classes, of_layers = _class_forms(tensors)
+    return required | of_classes, optional | of_layers
+
+
+def _image_forms(tensors: Mapping[str, Tensor], samples: int) -> dict[str, TensorForm]:
+    """Return the forms of what is measured where a filter acts on the model's input images."""
+    images = max(2, _rows_and_columns(tensors.get("outliers"))[0])
+    words = "distances and, up to 1, shares"
+    return {
+        "outliers": TensorForm((images, 3), torch.float32, words, _has_shares),
+        "textures": TensorForm((samples, TEXTURES), torch.float32, "not below 0", _not_negative),
+    }
+
+
+def _norm_forms(tensors: Mapping[str, Tensor]) -> dict[str, TensorForm]:
+    """Return the forms of the channel statistics of GroupNorm and LayerNorm layers."""
+    words = "a mean and a variance for each channel"
+    return {
+        name: TensorForm((2, _rows_and_columns(tensor)[1]), torch.float32, words, _has_variances)
+        for name, tensor in tensors.items()
+        if name.startswith((GROUP_NORM, LAYER_NORM))
+    }
+
+
+def _class_forms(
+    tensors: Mapping[str, Tensor],
+) -> tuple[dict[str, TensorForm], dict[str, TensorForm]]:
+    """Return the forms of what is known of classes: what goes together, and what layers have."""
+    if CLASS_SHARES not in tensors and CLASS_LOADINGS not in tensors:
+        return {}, {}
+    classes, rank = _rows_and_columns(tensors.get(CLASS_LOADINGS))
+    words = "above 0, with a sum of 1"
+    together = {
+        CLASS_SHARES: TensorForm((classes,), torch.float32, words, _are_shares),
+        CLASS_LOADINGS: TensorForm((classes, rank), torch.float32),
+    }
+    of_layers = {
+        name: TensorForm((1 + rank, 2, tensor.shape[-1] if tensor.dim() else 1), torch.float32)
+        for name, tensor in tensors.items()
+        if name.startswith(CLASS_MOMENTS)
+    }
+    return together, of_layers
+
+
+def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
+    """Return the sizes of a matrix, at least 1, for a form that leaves one of them open.
+
+    What is no matrix has the sizes 1 and 1, and so fails the comparison with its form.
+    """
+    rows, columns = tensor.shape if tensor is not None and tensor.dim() == 2 else (1, 1)
+    return max(1, rows), max(1, columns)
+
+
+def _fault_of(tensor: Tensor, form: TensorForm, storage: torch.dtype) -> str | None:
+    """Return what a tensor must be and is not, to follow "must"; None if it is all right."""
+    shape, dtype = tuple(tensor.shape), form.dtype or storage
+    if shape != form.shape:
+        return f"have shape {form.shape}, by its config; found {shape}. Save the filter again."
+    if tensor.dtype != dtype:
+        return f"be of type {dtype}, by its config; found {tensor.dtype}. Save the filter again."
+    # The maximum as a Python float: float16 would turn the limit into infinity.
+    if not bool(torch.isfinite(tensor).all()) or float(tensor.abs().max()) > LARGEST:
+        return (
+            f"hold finite numbers, at most {LARGEST:g}; found NaN, infinity or a larger one. Fit "
+            "the filter again."
+        )
+    if not form.holds(tensor):
+        return f"hold numbers that are {form.words}; found others. Fit the filter again."
+    return None
+
+
+def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> None:
+    """Compare what a config says about the source with the singular values."""
+    largest, smallest = float(values[0]), float(values[-1])
+    for name, value in (("largest", largest), ("smallest", smallest)):
+        said = source[f"{name}_singular_value"]
+        if not math.isclose(said, value, rel_tol=ROUNDING):
+            raise SavedFilterError(
+                f"{where}: `source.{name}_singular_value` must be that of the tensors, {value:g}; "
+                f"found {said:g}. Save the filter again."
+            )
+    freedom = source["n_samples"] - 1
+    least, kept = smallest**2 / freedom, float(values.square().sum()) / freedom
+    if least < SMALLEST_VARIANCE:
+        raise SavedFilterError(
+            f"{where}: a component must have a variance of at least {SMALLEST_VARIANCE:g}; found "
+            f"{least:g}. Fit the filter again."
+        )
+    if not kept <= source["total_variance"] * (1 + ROUNDING) < math.inf:
+        raise SavedFilterError(
+            f"{where}: `source.total_variance` must be at least that of its components, {kept:g}; "
+            f"found {source['total_variance']:g}. Save the filter again."
+        )
+
+
+def _has_variances(statistics: Tensor) -> bool:
+    # The difference of two rounded numbers may be slightly negative for a constant channel.
+    return bool((statistics[1] >= -ROUNDING).all())
+
+
+def _are_shares(values: Tensor) -> bool:
+    return bool((values > 0).all()) and abs(float(values.sum()) - 1) < ROUNDING
+
+
+def _has_shares(measured: Tensor) -> bool:
+    fits = bool((measured >= 0).all()) and bool((measured[:, 1:] <= 1).all())
+    return fits and floor_of(measured[:, 0]) > 0
+
+
+def _falls(values: Tensor) -> bool:
+    return bool(values[-1] > 0) and bool((values.diff() <= 0).all())
+
+
+def _not_negative(values: Tensor) -> bool:
+    return bool((values >= 0).all())
