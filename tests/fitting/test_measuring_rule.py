@@ -42,3 +42,12 @@ def test_nothing_is_measured_where_nothing_is_needed() -> None:
     unknown = measuring_rule(model, None, 10)
     assert unknown.expected is None
     assert unknown.of(torch.arange(math.ceil(MEASURED_FIRST))).all()
+
+
+def test_a_network_without_classes_is_run_only_for_layers_that_remember_nothing() -> None:
+    """A backbone that returns features has no classes to tell apart."""
+    backbone = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    for images in (2000, None):
+        rule = measuring_rule(backbone, images, 0)
+        assert (rule.needed, rule.expected) == (False, 0)
+        assert measuring_rule(nn.Sequential(*backbone, nn.GroupNorm(1, 2)), images, 0).needed

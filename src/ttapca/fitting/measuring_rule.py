@@ -99,14 +99,8 @@ def measuring_rule(
     most = max(least, int(MOST_MULTIPLY_ADDS / max(1, multiply_adds)))
     usual = max(MEASURED_FIRST, min(MEASURED_PER_CLASS * classes, MOST_MEASURED_FIRST))
     first = min(most, usual)
-    if images is None:
-        return MeasuringRule(first, block, classes)
-    measured = min(images, max(first, images // ONE_IN))
-    told_apart = measured >= IMAGES_A_CLASS * classes
-    needed = told_apart or any(
-        isinstance(layer, nn.GroupNorm | nn.LayerNorm)
-        for layer in normalising_layers(model).values()
-    )
-    return MeasuringRule(
-        first, block, classes if told_apart else 0, needed, measured if needed else 0
-    )
+    measured = None if images is None else min(images, max(first, images // ONE_IN))
+    if measured is not None and measured < IMAGES_A_CLASS * classes:
+        classes = 0  # too few images to tell them apart
+    needed = classes > 0 or any(map(is_sample_norm, normalising_layers(model).values()))
+    return MeasuringRule(first, block, classes, needed, measured if needed else 0)
