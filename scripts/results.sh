@@ -4,8 +4,8 @@
 #   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten tuned ttt c10 c100 gn
 #                                        cct rank steps cost streams rivals strong
 #
-# c10, c100, gn and rivals need the checkpoints of docs/networks.md in $WEIGHTS (default: ../shared/data/weights)
-# and CIFAR-100 in $CIFAR100; strong needs the network of scripts/train_strong.sh in $STRONG.
+# c10, c100, gn, rivals and streams need the checkpoints of docs/networks.md in $WEIGHTS (default:
+# ../shared/data/weights) and CIFAR-100 in $CIFAR100; strong needs the network of scripts/train_strong.sh in $STRONG.
 # Then: python scripts/write_results.py DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,6 +15,9 @@ runs=${*:-own others ten tuned ttt c10 c100 gn cct rank steps cost streams rival
 rivals=source,bn,wiener,tent,eata,roid
 everything=$rivals,sar,ttapca-relu,ttapca-exp,rotta,pea
 weights=${WEIGHTS:-$here/../shared/data/weights}
+c10=("$weights/cifar10_resnet20.pth" --normalise cifar10)
+c100=("$weights/cifar100_resnet20.pth" --normalise cifar100 --data cifar100 ${CIFAR100:+--in "$CIFAR100"})
+gn=("$weights/cifar10_rn26_gn_state_dict.pt" --normalise half)
 mkdir -p "$to"
 
 bench() { "$here/.venv/bin/ttapca" bench "$@" || true; } # a method that cannot run is in the file
@@ -44,19 +47,28 @@ compare() {
     bench "$@" --settings online --corruptions standard,clean --images 2000 $(chosen "$methods")
 }
 
+# ordered METHODS WORD ...: sorted by class, mixed, classes that come and go, one corruption after the other.
+ordered() {
+    local methods=$1 order
+    shift
+    for order in "correlated --batch-sizes 100" "mixed,dirichlet-0.1,continual"; do
+        # shellcheck disable=SC2046,SC2086  # these are several words
+        bench "$@" --settings $order --corruptions standard,clean --images 1000 $(chosen "$methods")
+    done
+}
+
 for run in $runs; do
     case $run in
     own) tables cifar10-resnet20 --to "$to/own.sqlite" ;;
     others)
         bench cifar10-resnet20 --settings online --corruptions standard,clean --images 1000 \
-            --methods shot,slr+it,eata,roid,lame,sar,cotta,ttapca-multiplicative \
-            --to "$to/others.sqlite"
+            --methods shot,slr+it,lame,cotta,ttapca-multiplicative --to "$to/others.sqlite"
         # One image at a time, 16 views of each: a fifth of the images.
         bench cifar10-resnet20 --settings episodic --images 200 --methods memo \
             --to "$to/others.sqlite"
         ;;
     ten) bench cifar10-resnet20 --corruptions standard,clean --settings online --images 10000 \
-        --methods source,bn,wiener,tent --to "$to/ten.sqlite" ;;
+        --methods "$everything" --to "$to/ten.sqlite" ;;
     tuned) # online, with the defaults and with the learning rates that `ttapca tune` found
         for words in "$everything" tent.lr=0.01 eata.lr=0.3 roid.lr=0.03 sar.lr=0.3 \
             ttapca-exp.lr=0.03 rotta.lr=0.01 wiener.views=2; do
@@ -65,33 +77,31 @@ for run in $runs; do
         ;;
     ttt) bench cifar10-wrn10-rotation --settings episodic,online --images 1000 \
         --methods source,bn,tent,ttt --to "$to/ttt.sqlite" ;;
-    c10) tables "$weights/cifar10_resnet20.pth" --normalise cifar10 --to "$to/c10.sqlite" ;;
-    c100) tables "$weights/cifar100_resnet20.pth" --normalise cifar100 --data cifar100 \
-        ${CIFAR100:+--in "$CIFAR100"} --to "$to/c100.sqlite" ;;
-    gn) tables "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/gn.sqlite" ;;
+    c10) tables "${c10[@]}" --to "$to/c10.sqlite" ;;
+    c100) tables "${c100[@]}" --to "$to/c100.sqlite" ;;
+    gn) tables "${gn[@]}" --to "$to/gn.sqlite" ;;
     cct) bench cifar10-cct2 --settings episodic,online --corruptions standard,clean --images 1000 \
         --methods source,neo,t3a,wiener --to "$to/cct.sqlite" ;;
     rank) # one seed: the intervals are over images
         bench cifar10-resnet20 --preset paper-rank --images 2000 --seeds 0 --to "$to/rank.sqlite" ;;
-    steps) bench cifar10-resnet20 --preset paper-steps --steps 1,2,4 --images 400 \
-        --to "$to/steps.sqlite" ;;
+    steps)
+        bench cifar10-resnet20 --preset paper-steps --images 2000 --seeds 0 --to "$to/steps.sqlite" ;;
     cost) bench cifar10-resnet20 --settings online --images 400 --to "$to/cost.sqlite" \
         --corruptions gaussian_noise,defocus_blur,frost,contrast,jpeg_compression \
         --methods source,bn,tent,ttapca-exp,ttapca-relu,ttapca-closed,wiener,shot,slr+it,eata,sar,roid,lame,cotta ;;
-    streams) # sorted by class, mixed, classes that come and go, one corruption after the other
-        for order in "correlated --batch-sizes 100" "mixed,dirichlet-0.1,continual"; do
-            for words in "$rivals,rotta,pea" roid.lr=0.03 eata.lr=0.3; do
-                # shellcheck disable=SC2046,SC2086  # these are several words
-                bench cifar10-resnet20 --settings $order --corruptions standard,clean \
-                    --images 1000 --to "$to/streams.sqlite" $(chosen "$words")
-            done
+    streams)
+        for words in "$rivals,rotta,pea" roid.lr=0.03 eata.lr=0.3; do
+            ordered "$words" cifar10-resnet20 --to "$to/streams.sqlite"
         done
+        few=source,bn,tent,roid,lame,wiener
+        ordered $few "${c10[@]}" --to "$to/streams10.sqlite"
+        ordered $few "${c100[@]}" --to "$to/streams100.sqlite"
+        ordered $few "${gn[@]}" --to "$to/streamsgn.sqlite"
         ;;
     rivals) # other people's networks
-        compare "$rivals" "$weights/cifar10_resnet20.pth" --normalise cifar10 --to "$to/rivals10.sqlite"
-        compare "$rivals" "$weights/cifar100_resnet20.pth" --normalise cifar100 --data cifar100 \
-            ${CIFAR100:+--in "$CIFAR100"} --to "$to/rivals100.sqlite"
-        compare "$rivals" "$weights/cifar10_rn26_gn_state_dict.pt" --normalise half --to "$to/rivalsgn.sqlite"
+        compare "$rivals" "${c10[@]}" --to "$to/rivals10.sqlite"
+        compare "$rivals" "${c100[@]}" --to "$to/rivals100.sqlite"
+        compare "$rivals" "${gn[@]}" --to "$to/rivalsgn.sqlite"
         ;;
     strong)
         for words in source,bn,wiener,tent,roid wiener.views=2; do
