@@ -4,7 +4,7 @@
 #   scripts/check_release.sh     called by `make release`, which installs `build` first
 #
 # The wheel is made from the sdist, so a file that the sdist lacks is missed here and not by a user. In
-# a new environment with the core alone the example of README runs; then, with the extra `all`, four
+# a new environment with the core alone the example of README runs; then, with the extra `all`, five
 # commands. Versions are those of constraints.txt. Stops at the first thing that fails; what was built
 # is in `dist/` either way.
 set -Eeuo pipefail
@@ -46,6 +46,7 @@ install "$wheel[all]"
 "$venv/bin/ttapca" --version
 "$venv/bin/ttapca" methods
 "$venv/bin/ttapca" eval digits --data digits
+"$venv/bin/ttapca" eval cifar10-resnet20 --data cifar10-500
 # Network, images, photographs of frost and filter must all be in the wheel.
 "$venv/bin/ttapca" bench cifar10-resnet20 --data cifar10-500 --images 100 --methods wiener \
     --corruptions frost --settings online
