@@ -1,10 +1,13 @@
-"""What the words of a command line mean: numbers, ranges, shapes."""
+"""What the words of a command line mean: numbers, ranges, shapes, places."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from torch import nn
 
+from ttapca.benchmark import Results
 from ttapca.cli.arguments import input_shape, whole_numbers
 from ttapca.errors import OptionError
 
@@ -26,3 +29,17 @@ def test_numbers_that_cannot_be(words: str) -> None:
 def test_shapes_that_cannot_be(words: str) -> None:
     with pytest.raises(OptionError, match="--input takes a shape such as 3x32x32"):
         input_shape(words, nn.Identity())
+
+
+def test_the_home_folder_in_any_option(
+    place: Path, monkeypatch: pytest.MonkeyPatch, command
+) -> None:
+    """A shell leaves `~` alone after `--to=`."""
+    monkeypatch.setenv("HOME", str(place / "me"))
+    (place / "me").mkdir()
+    Results("r.sqlite").close()
+    command("export r.sqlite --to=~/t.json")
+    assert (place / "me" / "t.json").read_text() == "[]\n"
+    command("fit digits --data digits --components 3 --to=~/f")
+    assert (place / "me" / "f" / "config.json").is_file()
+    assert not (place / "~").exists()

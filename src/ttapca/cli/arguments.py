@@ -239,7 +239,7 @@ def read_images(data: str, split: Split, folder: Path | None, **options: Any) ->
     """Return labelled images by path, or by name from the cache or the given folder."""
     with ConsoleReporter() as reporter:
         reporter.advance(f"reading {data}", 0, None)
-        return load(data, split, root=(folder or cache_root()).expanduser(), **options)
+        return load(data, split, root=folder or cache_root(), **options)
 
 
 def engine(jobs: int | None, words: str | None) -> Engine:
@@ -313,7 +313,7 @@ def value_of(text: str) -> Any:
 
 def check_place(to: Path, option: str = "--to") -> None:
     """Refuse a file in a folder that does not exist: most often it is a typing mistake."""
-    folder = to.expanduser().absolute().parent
+    folder = to.absolute().parent
     if not folder.is_dir():
         raise OptionError(f"{option} names a file in a folder that exists; there is no {folder}.")
     if to.is_dir():

@@ -164,7 +164,7 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
     export = Export(
         images=data.images,
         labels=data.labels,
-        to=to.expanduser().absolute(),
+        to=to.absolute(),
         corruptions=names,
         severities=severities,
         seed=options.seed,

@@ -46,7 +46,7 @@ def get(
     to: Annotated[Path | None, Option(metavar="DIR", help=CACHE)] = None,
 ) -> None:
     """Download and verify data sets; an interrupted download is continued."""
-    root = (to or cache_root()).expanduser().absolute()
+    root = (to or cache_root()).absolute()
     data_sets = [find_data_set(name) for name in names if name != FROST]  # checks all names first
     if FROST in names:
         _get_frost(root)
@@ -78,7 +78,7 @@ def _get_frost(root: Path) -> None:
 
 def list_(folder: DataFolder = None, as_json: AsJson = False) -> None:
     """Show which data sets are there, their size, and whether they verify (reads every byte)."""
-    root = (folder or cache_root()).expanduser().absolute()
+    root = (folder or cache_root()).absolute()
     with ConsoleReporter("list", "bytes") as report:
         holdings = inventory(root, report)
     if as_json:

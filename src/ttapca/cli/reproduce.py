@@ -110,6 +110,6 @@ def _place(name: str, folder: Path | None) -> Path | None:
     """Return the folder of a data set, or None if there is none."""
     from ttapca.datasets.catalog import DATA_SETS
 
-    root = (folder or arguments.cache_root()).expanduser()
+    root = folder or arguments.cache_root()
     layouts = DATA_SETS[name].layouts if name in DATA_SETS else ()
     return next((root / one.folder for one in layouts if (root / one.folder).is_dir()), None)
