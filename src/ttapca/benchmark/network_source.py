@@ -64,9 +64,7 @@ class NetworkSource:
             CheckpointError: The file is damaged, unsafe, or does not fit.
         """
         made = is_factory(self.name)
-        for name in ("architecture", "normalisation", "eps") if made else ("weights",):
-            if getattr(self, name) is not None:
-                raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
+        self.refuse(*(("architecture", "normalisation", "eps") if made else ("weights",)))
         if made and self.any_size:
             raise OptionError(
                 f"`any_size=` has no meaning for `{self.name}`: your own network is given images "
@@ -82,6 +80,12 @@ class NetworkSource:
             advice = f"Give {other} ones with `weights=`." if made else "Name a file of others."
             warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
         return network.eval()
+
+    def refuse(self, *names: str) -> None:
+        """Raise `OptionError` if one of these attributes is given: it would have no effect."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
 
     def _from_file(self, assumed: str | None) -> ImageNetwork:
         stated = self.normalisation or assumed

@@ -51,6 +51,7 @@ def layers(
 
     source = options.source()
     if source.name in networks.ARCHITECTURES and source.name not in networks.packaged():
+        source.refuse("weights", "architecture")
         network: nn.Module = networks.build(source.name)
     else:  # the normalisation makes no difference here, and not every file states it
         network = source.load(assumed="none", doubt=False)
