@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typer import Option
 
 from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Row, Setting
 from ttapca.cli import arguments, completion
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.datasets import DIGITS
 from ttapca.errors import OptionError
 
@@ -125,7 +124,7 @@ def bench(
     found = arguments.engine(jobs, engine)
     rows = run_benchmark(benchmark, to, retry_failed=retry_failed, engine=found)
     if as_json:
-        typer.echo(json.dumps([row.record() for row in rows], indent=2))
+        print_json([row.record() for row in rows])
     else:
         _print_summary(rows, to)
     if any(row.outcome.status == "failed" for row in rows):

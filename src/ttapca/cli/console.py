@@ -1,11 +1,16 @@
-"""What commands write to standard error: progress, and messages in words of the command line."""
+"""What commands write: JSON to standard output; to standard error progress, and messages.
+
+Messages of the library are put into words of the command line.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from typing import Literal, Self
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,6 +25,13 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.text import Text
+
+from ttapca.support.json_values import finite
+
+
+def print_json(content: object) -> None:
+    """Print JSON; numbers that are not finite, which it does not have, become null."""
+    typer.echo(json.dumps(finite(content), indent=2, allow_nan=False))
 
 
 class ConsoleReporter:

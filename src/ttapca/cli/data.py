@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from typer import Argument, Option
 
 from ttapca.cli import completion
 from ttapca.cli.arguments import AsJson, DataFolder, cache_root
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.datasets import (
     CIFAR10_500,
     DATA_SETS,
@@ -82,7 +81,7 @@ def list_(folder: DataFolder = None, as_json: AsJson = False) -> None:
     with ConsoleReporter("list", "bytes") as report:
         holdings = inventory(root, report)
     if as_json:
-        typer.echo(json.dumps([_as_json(holding) for holding in holdings], indent=2))
+        print_json([_as_json(holding) for holding in holdings])
         return
     for line in _lines(root, holdings):
         typer.echo(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -11,7 +10,7 @@ import typer
 from typer import Option
 
 from ttapca.cli import arguments, completion
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
 
@@ -100,7 +99,7 @@ def evaluate(
     if as_json:
         if explain:
             facts["explanations"] = [dataclasses.asdict(report) for report in reports]
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     typer.echo(_sentence(facts))
     for report in reports:

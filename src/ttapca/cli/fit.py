@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from typer import Option
 
 from ttapca.cli import arguments
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 
 if TYPE_CHECKING:
     from ttapca.datasets import Shards, TensorBatches
@@ -119,7 +118,7 @@ def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float, as_json:
             "chosen": chosen,
             "seconds": seconds,
         }
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ from rich.text import Text
 from typer import Option
 
 from ttapca.cli import arguments
+from ttapca.cli.console import print_json
 from ttapca.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def layers(
         for layer in facts["layers"]:
             plan = plans[layer["name"]]
             layer["fit"] = None if plan is None else dataclasses.asdict(plan)
-        typer.echo(json.dumps(facts | {"images": images}, indent=2))
+        print_json(facts | {"images": images})
     else:
         _print(table, shape, plans, images)
 
@@ -147,7 +147,7 @@ def methods(as_json: arguments.AsJson = False) -> None:
             }
             for each in METHODS.values()
         ]
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     width = min(Console().width, WIDEST)
     for each in METHODS.values():

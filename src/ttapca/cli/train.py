@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from ttapca.cli import arguments
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
 
@@ -110,7 +109,7 @@ def train(
     last = _run(network, images, test, options, to, description, tensorboard)[-1]
     path = to / WEIGHTS
     if as_json:
-        typer.echo(json.dumps({"weights": str(path), **dataclasses.asdict(last)}, indent=2))
+        print_json({"weights": str(path), **dataclasses.asdict(last)})
     else:
         typer.echo(f"{path}  test accuracy {last.test_accuracy:.2f} %  {last.epoch} epochs")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shlex
 import tomllib
@@ -17,7 +16,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ttapca.cli import arguments, completion
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.datasets import DIGITS
 from ttapca.errors import OptionError
 from ttapca.support.disk import replace_file
@@ -140,7 +139,7 @@ def tune(
     if plot is not None:
         replace_file(plot, draw(tuned, space, plot.suffix))
     if as_json:
-        typer.echo(json.dumps(_facts(tuned), indent=2))
+        print_json(_facts(tuned))
     else:
         _print(tuned, tuning, to, plot)
     if any(trial.status == "failed" for trial in tuned.trials):
