@@ -83,6 +83,23 @@ def test_the_filter_is_fitted_once_and_kept(
     assert [unit.cells[0] for unit in Benchmark(SMALL, filter=kept).units()] == [rows[1].cell]
 
 
+def test_a_method_that_fails_does_not_stop_the_estimate(tmp_path: Path) -> None:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    plan = Plan(data="digits", methods=("bn", "source"), corruptions=("clean",), images=20)
+    to, notes = tmp_path / "r.sqlite", Notes()
+    plan = plan.changed(settings=("online",))
+    rows = Benchmark(plan, flat, reporter=notes).run(to, estimate=True)
+    assert [row.outcome.status for row in rows] == ["failed", "done"]
+    assert any("bn failed on its first batch" in text for text in notes.told)
+
+    again = Notes()
+    Benchmark(plan, flat, reporter=again).run(to, estimate=True)
+    assert not any(text.startswith("about") for text in again.told)  # there is nothing to do
+    once_more = Notes()
+    Benchmark(plan, flat, reporter=once_more).run(to, estimate=True, retry_failed=True)
+    assert any("bn failed on its first batch" in text for text in once_more.told)
+
+
 def test_all_cosines_unless_the_plan_says_fewer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,8 @@ class Benchmark:
             subject = self.prepare(to, engine)
             units = expand(self.plan, subject)
             if estimate:
-                self._tell_how_long(unfinished(units, results), subject, engine.workers)
+                todo = unfinished(units, results, retry_failed=retry_failed)
+                self._tell_how_long(todo, subject, engine.workers)
             run(
                 units,
                 subject,
@@ -328,10 +329,17 @@ class Benchmark:
         return ttapca.load(kept)  # also a new one, so that a resumed run rounds alike
 
     def _tell_how_long(self, todo: list[Unit], subject: Subject, workers: int) -> None:
+        if not todo:
+            return
         self.reporter.note("trying each method on one batch, to say how long the run will take")
-        seconds = timedelta(seconds=round(estimate_seconds(todo, subject) / workers))
+        seconds, failures = estimate_seconds(todo, subject)
+        for method, reason in failures.items():
+            self.reporter.note(f"{method} failed on its first batch: {reason}")
+        about = timedelta(seconds=round(seconds / workers))
+        without = f", without {', '.join(failures)}" if failures else ""
         self.reporter.note(
-            f"about {seconds} on this machine; stop it whenever you like, the same command goes on"
+            f"about {about} on this machine{without}; stop it whenever you like, the same command "
+            "goes on"
         )
 
     def _command(self, unit: Unit, to: Path) -> list[str]:
