@@ -15,7 +15,7 @@ import ttapca
 from ttapca import networks
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import Cell, Row
-from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
+from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
 from ttapca.benchmark.inspection import check_shape
 from ttapca.benchmark.measurement import estimate_seconds
 from ttapca.benchmark.network_source import NetworkSource
@@ -316,8 +316,9 @@ class Benchmark:
         parts = [subject.data, subject.weights, layer, str(wanted or "most")]
         parts += [word for word in (subject.filter_name, plan.outputs) if word]
         kept = to.with_name(f"{to.name}-filters") / "-".join(parts)
-        if not kept.exists():
-            usual_fit(
+
+        def fit() -> FittedFilter:
+            return usual_fit(
                 subject.network,
                 layer,
                 TensorBatches(self._training, FIT_BATCH),
@@ -325,8 +326,9 @@ class Benchmark:
                 route=plan.route,
                 outputs=plan.outputs,
                 reporter=self.reporter,
-            ).save(kept)
-        return ttapca.load(kept)  # also a new one, so that a resumed run rounds alike
+            )
+
+        return kept_filter(kept, fit, self.reporter)
 
     def _tell_how_long(self, todo: list[Unit], subject: Subject, workers: int) -> None:
         if not todo:
