@@ -295,5 +295,13 @@ def test_the_command_writes_one_figure(tmp_path: Path, capsys: pytest.CaptureFix
     target = tmp_path / "rank.svg"
     assert command_line.run(["figure", str(results), "rank", "--to", str(target)]) == 0
     assert target.read_text() == file_svg(found["rank"])
+    for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
+        other = target.with_suffix(suffix)
+        assert command_line.run(["figure", str(results), "rank", "--to", str(other)]) == 0
+        assert other.read_bytes().startswith(start)
+    capsys.readouterr()
+    wrong = ["figure", str(results), "rank", "--to", str(tmp_path / "rank.gif")]
+    assert command_line.run(wrong) == 2
+    assert "A figure ends with .svg, .png, .pdf; found `.gif`." in capsys.readouterr().err
     assert command_line.run(["figure", str(results), "rnak"]) == 2
     assert "found `rnak`. Did you mean `rank`?" in capsys.readouterr().err

@@ -131,13 +131,14 @@ def tune(
         clean_weight,
     )
     if plot is not None:
-        from ttapca.benchmark.tuning_figure import check_format, draw
+        from ttapca.benchmark.figure_files import check_format, figure_file
+        from ttapca.benchmark.tuning_figure import tuning_figure
 
         arguments.check_place(plot, "--plot")
         check_format(plot.suffix)
     tuned = _run(tuning, to, retry_failed, arguments.engine(jobs, engine))
     if plot is not None:
-        replace_file(plot, draw(tuned, space, plot.suffix))
+        replace_file(plot, figure_file(tuning_figure(tuned, space), plot.suffix))
     if as_json:
         print_json(_facts(tuned))
     else:
