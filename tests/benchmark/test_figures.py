@@ -224,6 +224,8 @@ def test_corruptions_are_shown_in_which_methods_differ_most() -> None:
     assert list(chosen_observations(seen, comparisons(differ(gaps)))) == ["shot_noise", "fog"]
     assert list(chosen_observations(seen, [])) == ["gaussian_noise", "snow"]  # the first of each
     assert chosen_observations([], []) == {}
+    clean = dataclasses.replace(first, cell=cell("ttapca-exp", "clean"))
+    assert list(chosen_observations([clean, clean, seen[3]], [])) == ["fog"]
 
 
 def test_lines_look_different_and_a_method_the_same_in_every_figure() -> None:
