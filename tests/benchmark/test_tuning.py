@@ -180,6 +180,9 @@ def test_conditions_that_are_reported_are_refused() -> None:
         read_conditions(["fog"])
     with pytest.raises(OptionError, match="beside the conditions; found `clean`"):
         read_conditions(["clean:0"])
+    for wrong in (("clean", 0), ("fgo", 4), ("fog", 6)):
+        with pytest.raises(OptionError, match=f"from 1 to 5; found {wrong[0]}:{wrong[1]}."):
+            check_held_out([("fog", 4), wrong])
     with pytest.raises(OptionError, match="at least one condition"):
         read_conditions([])
     with pytest.raises(OptionError, match="`severity` must be a whole number from 1 to 5"):
@@ -220,6 +223,11 @@ def test_test_images_only_where_there_are_no_others(tmp_path: Path) -> None:
         ("tent", {"lr": Range(0.0, 1.0)}, "lr` must be a finite number above 0; found 0.0"),
         ("tent", {"steps": Range(1.0, 8.5)}, "steps` must be a whole number from 1 on"),
         ("tent", {"lr": Range(0.1, 0.1)}, "goes from 0.1 to 0.1"),
+        (
+            "tent",
+            {"lr": Range(0.1, 1.0, points=0)},
+            "of `lr` must have at least one point; found 0",
+        ),
         ("tent", {"logits": Choices(("befor",))}, "one of before, after"),
         ("tent", {"filter": Choices(("a",))}, "filter` must be true or false"),
         ("memo", {"seed": Choices((1,))}, "not what chance makes of it"),
