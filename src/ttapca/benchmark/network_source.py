@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,12 +113,17 @@ class NetworkSource:
         return DIGITS_NETWORK if self.name == DIGITS else self.name
 
     def words(self) -> dict[str, object]:
-        """Return what is said beside the name as options of the command line; None if not said."""
+        """Return what is said beside the name as options of the command line.
+
+        Returns:
+            Values by option, for `option_words`: None if nothing is said, True for a switch.
+        """
         stated = self.normalisation
         words: dict[str, object] = {
             "--weights": self.weights,
             "--architecture": self.architecture,
             "--eps": self.eps,
+            "--any-size": self.any_size or None,
         }
         if isinstance(stated, Normalisation):
             numbers = {"--mean": stated.mean, "--std": stated.std}
@@ -136,6 +142,21 @@ class NetworkSource:
                 "it does not load any, they are UNTRAINED, and all numbers those of random weights."
             )
         return ""
+
+
+def option_words(options: Mapping[str, object]) -> list[str]:
+    """Return options as words of a command line.
+
+    Args:
+        options: Values by option. One that is None is left out; one that is True is a switch.
+
+    Example:
+        >>> option_words({"--eps": 1e-3, "--weights": None, "--any-size": True})
+        ['--eps', '0.001', '--any-size']
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    pairs = ([name] if value is True else [name, str(value)] for name, value in given.items())
+    return [word for pair in pairs for word in pair]
 
 
 def fingerprint(network: nn.Module) -> str:

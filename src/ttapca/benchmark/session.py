@@ -18,7 +18,7 @@ from ttapca.benchmark.cells import Cell, Row
 from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
 from ttapca.benchmark.inspection import check_shape
 from ttapca.benchmark.measurement import estimate_seconds
-from ttapca.benchmark.network_source import NetworkSource
+from ttapca.benchmark.network_source import NetworkSource, option_words
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.running import run, unfinished
@@ -404,10 +404,9 @@ class Benchmark:
             "--size": self.size,
             "--shorter-side": self.shorter_side,
         }
-        words = [str(word) for pair in every.items() if pair[1] is not None for word in pair]
+        words = option_words(every)
         for option in options:
             words += ["--option", option]
-        words += ["--any-size"] * origin.any_size
         return ["ttapca", command, origin.name, *arguments, *words, "--to", str(to)]
 
 

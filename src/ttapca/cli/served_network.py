@@ -106,11 +106,10 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
     import ttapca
     from ttapca import networks
     from ttapca.benchmark.filters import kept_filter
-    from ttapca.benchmark.network_source import fingerprint
+    from ttapca.benchmark.network_source import fingerprint, option_words
 
-    words = [f"{name} {value}" for name, value in source.words().items() if value is not None]
-    fit = " ".join(["ttapca fit", shlex.quote(source.name), *words])
     if source.file not in networks.packaged():
+        fit = shlex.join(["ttapca", "fit", source.name, *option_words(source.words())])
         raise OptionError(
             f"A network is served with a filter of its own; none was given for `{source.name}`. "
             f"Fit one with `{fit} --data DATA --to my-filter`, and name it: --filter my-filter"
@@ -160,6 +159,8 @@ def _described_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]
 def _read_names(path: Path) -> tuple[str, ...]:
     try:
         text = read_bounded(path, OptionError).decode()
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError:
         raise OptionError(f"Names of classes must be text, one a line; {path} is not.") from None
     return tuple(line.strip() for line in text.splitlines() if line.strip())
