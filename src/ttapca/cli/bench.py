@@ -127,6 +127,11 @@ def bench(
         print_json([row.record() for row in rows])
     else:
         _print_summary(rows, to)
+    exit_if_failed(rows)
+
+
+def exit_if_failed(rows: Sequence[Row]) -> None:
+    """End the command with exit code 1 if a measurement failed."""
     if any(row.outcome.status == "failed" for row in rows):
         raise typer.Exit(1)
 
