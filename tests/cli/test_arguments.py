@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 from torch import nn
 
 from ttapca.benchmark import Results
-from ttapca.cli.arguments import input_shape, whole_numbers
+from ttapca.benchmark.session import toml_value
+from ttapca.cli.arguments import input_shape, value_of, whole_numbers
 from ttapca.errors import OptionError
 
 LONG = "1" * 5000  # digits; Python refuses to read such a number
@@ -29,6 +31,12 @@ def test_numbers_that_cannot_be(words: str) -> None:
 def test_shapes_that_cannot_be(words: str) -> None:
     with pytest.raises(OptionError, match="--input takes a shape such as 3x32x32"):
         input_shape(words, nn.Identity())
+
+
+@pytest.mark.parametrize("value", ['a "b"', "a\\b", "a\nb", ["é", True, 0.5], 1e-5, False, "plain"])
+def test_values_are_read_as_they_were_written(value: object) -> None:
+    assert value_of(toml_value(value)) == value
+    assert tomllib.loads(f"value = {toml_value(value)}")["value"] == value
 
 
 def test_the_home_folder_in_any_option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -411,14 +412,10 @@ class Benchmark:
 
 
 def toml_value(value: object) -> str:
-    """Write a value as `--option` reads it.
+    """Write a plain value as `--option` reads it: what JSON writes of one is TOML as well.
 
     Example:
         >>> toml_value(["conv1", True, 0.5])
         '["conv1", true, 0.5]'
     """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(toml_value(part) for part in value)}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return json.dumps(value, ensure_ascii=False)
