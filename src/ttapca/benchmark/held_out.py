@@ -13,9 +13,9 @@ from pathlib import Path
 from ttapca._checks import Whole, check_option
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import CLEAN
-from ttapca.benchmark.plan import corruption_names
 from ttapca.benchmark.subject import Condition
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
+from ttapca.corruptions.catalogue import find_all
 from ttapca.datasets import Images, Split
 from ttapca.errors import DataNotFoundError, OptionError, did_you_mean
 
@@ -83,7 +83,7 @@ def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
         if not severity.isdecimal():
             raise OptionError(f"A condition is NAME:SEVERITY, such as fog:4; found `{word}`.")
         check_option("severity", int(severity), Whole(SEVERITIES[0], SEVERITIES[-1]))
-        found += [(each, int(severity)) for each in corruption_names([name])]
+        found += [(each, int(severity)) for each in find_all([name])]
     conditions = tuple(dict.fromkeys(found))
     check_held_out(conditions)
     return conditions
