@@ -29,6 +29,7 @@ NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")
 VARIED = ("batch_size", "components", "steps", "options")
 
 SUMMARY = "Mean error [%] over corruptions, ±: 95 % interval over images"
+AFTER_THE_LAST = "after the last finished measurement"
 MOST_ACROSS = 2  # settings beside one another in 80 columns
 Found = dict[tuple[str, Setting, bool], list[Row]]  # by label, setting, clean or not
 
@@ -147,13 +148,9 @@ def run_benchmark(
 ) -> list[Row]:
     """Run a benchmark and show its progress; `lines`: whether each finished run leaves a line."""
     arguments.check_place(to)
-    with ConsoleReporter("bench", lines=lines) as reporter:
+    with ConsoleReporter("bench", lines=lines, goes_on=AFTER_THE_LAST) as reporter:
         benchmark.reporter = reporter
-        try:
-            return benchmark.run(to, retry_failed=retry_failed, estimate=estimate, engine=engine)
-        except KeyboardInterrupt:
-            reporter.note("stopped; the same command goes on after the last finished measurement")
-            raise
+        return benchmark.run(to, retry_failed=retry_failed, estimate=estimate, engine=engine)
 
 
 def _list_units(benchmark: Benchmark) -> None:

@@ -41,6 +41,7 @@ class ConsoleReporter:
         title: How each note starts.
         counted: What the bars count.
         lines: Whether a finished task with facts leaves a line.
+        goes_on: Where the same command goes on after Ctrl-C, which is then said; empty if nowhere.
         console: Where to write; standard error by default.
     """
 
@@ -50,9 +51,10 @@ class ConsoleReporter:
         counted: Literal["steps", "bytes"] = "steps",
         *,
         lines: bool = False,
+        goes_on: str = "",
         console: Console | None = None,
     ) -> None:
-        self._title, self._lines = title, lines
+        self._title, self._lines, self._goes_on = title, lines, goes_on
         self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
         counts: tuple[ProgressColumn, ...] = (_Count(), TimeRemainingColumn())
         if counted == "bytes":
@@ -73,9 +75,11 @@ class ConsoleReporter:
         self._progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Clear the bars, whatever happened."""
         self._progress.stop()
+        if kind is KeyboardInterrupt and self._goes_on:
+            self.note(f"stopped; the same command goes on {self._goes_on}")
 
     def note(self, text: str) -> None:
         """Write one sentence above the bars."""

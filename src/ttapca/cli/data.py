@@ -50,12 +50,8 @@ def get(
     if FROST in names:
         _get_frost(root)
     for data_set in data_sets:
-        with ConsoleReporter(data_set.name, "bytes") as report:
-            try:
-                fetched = fetch(data_set, root, report)
-            except KeyboardInterrupt:
-                report.note("stopped; the same command goes on from here")
-                raise
+        with ConsoleReporter(data_set.name, "bytes", goes_on="from here") as report:
+            fetched = fetch(data_set, root, report)
             if fetched.kept is not None:
                 report.note(f"the folder that was there is kept as {fetched.kept}")
         holding = fetched.holding

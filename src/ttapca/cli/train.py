@@ -184,7 +184,8 @@ def _run(
     from ttapca.networks.runs import read_history, train
 
     done, steps = len(read_history(to)), len(images) // options.batch_size
-    with ConsoleReporter("train") as reporter, _event_writer(to, tensorboard) as events:
+    reporting = ConsoleReporter("train", goes_on="after the last whole epoch")
+    with reporting as reporter, _event_writer(to, tensorboard) as events:
         if done:
             reporter.note(f"going on after epoch {done} of {options.epochs}")
 
@@ -198,20 +199,16 @@ def _run(
                 if name != "epoch" and value is not None:
                     events.add_scalar(name, value, record.epoch)
 
-        try:
-            return train(
-                network,
-                images,
-                test,
-                options,
-                to,
-                description=description,
-                progress=Steps(reporter, "train", options.epochs * steps, done * steps),
-                on_epoch=announce,
-            )
-        except KeyboardInterrupt:
-            reporter.note("stopped; the same command goes on after the last whole epoch")
-            raise
+        return train(
+            network,
+            images,
+            test,
+            options,
+            to,
+            description=description,
+            progress=Steps(reporter, "train", options.epochs * steps, done * steps),
+            on_epoch=announce,
+        )
 
 
 def _event_writer(folder: Path, wanted: bool | None) -> AbstractContextManager[Any]:

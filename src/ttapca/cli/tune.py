@@ -16,6 +16,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ttapca.cli import arguments, completion
+from ttapca.cli.bench import AFTER_THE_LAST
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.datasets import DIGITS
 from ttapca.errors import OptionError
@@ -120,8 +121,9 @@ def tune(
         images=images,
     )
     root = arguments.cache_root()
-    benchmark = Benchmark(chosen, source, filter, root, folder, size, shorter_side)
-    benchmark.split = cast("Split", split)
+    benchmark = Benchmark(
+        chosen, source, filter, root, folder, size, shorter_side, split=cast("Split", split)
+    )
     words = arguments.separated(conditions)
     tuning = Tuning(
         benchmark,
@@ -149,13 +151,9 @@ def tune(
 
 def _run(tuning: Tuning, to: Path, retry_failed: bool, engine: Engine) -> Tuned:
     arguments.check_place(to)
-    with ConsoleReporter("tune", lines=True) as reporter:
+    with ConsoleReporter("tune", lines=True, goes_on=AFTER_THE_LAST) as reporter:
         tuning.benchmark.reporter = reporter
-        try:
-            return tuning.run(to, engine=engine, retry_failed=retry_failed)
-        except KeyboardInterrupt:
-            reporter.note("stopped; the same command goes on after the last finished measurement")
-            raise
+        return tuning.run(to, engine=engine, retry_failed=retry_failed)
 
 
 def _option(word: str) -> tuple[str, Choices | Range]:
