@@ -112,6 +112,11 @@ class NetworkSource:
         """The name as `networks.load` knows it; `digits` is the network of the demo."""
         return DIGITS_NETWORK if self.name == DIGITS else self.name
 
+    @property
+    def only_data(self) -> str | None:
+        """The data set, if no other fits the network."""
+        return DIGITS if self.file == DIGITS_NETWORK else None
+
     def words(self) -> dict[str, object]:
         """Return what is said beside the name as options of the command line.
 

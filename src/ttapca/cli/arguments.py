@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ttapca.engines import Engine
     from ttapca.networks import Normalisation
 
-PAPERS_COMPONENTS = 2000
-PAPERS_BATCH = 200
 MOST_NUMBERS = 10_000
 # One number, or the ends of a range. Python refuses to read numbers of thousands of digits.
 WHOLE_NUMBERS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)

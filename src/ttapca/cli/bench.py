@@ -15,7 +15,6 @@ from typer import Option
 from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Row, Setting
 from ttapca.cli import arguments, completion
 from ttapca.cli.console import ConsoleReporter, print_json
-from ttapca.datasets import DIGITS
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def bench(
     retry_failed: Annotated[bool, Option("--retry-failed", help="Repeat what failed.")] = False,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="List what would be run.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="List the runs of the plan.")] = False,
     folder: arguments.DataFolder = None,
     size: arguments.ImageSize = None,
     shorter_side: arguments.ShorterSide = None,
@@ -102,7 +101,6 @@ def bench(
     with `wiener` beside its methods: fifteen corruptions at severity 5, episodic and online,
     batches of 200, one step, 2,000 components.
     """
-    from ttapca.benchmark.network_source import DIGITS_NETWORK
     from ttapca.benchmark.session import Benchmark
 
     changes = wishes.changes()
@@ -114,9 +112,8 @@ def bench(
                 f"{', '.join(chosen.methods)}. Leave it out, or name `{method}` in --methods."
             )
     source = network.source(default=chosen.model)
-    bare = wishes.data is None and plan is None and preset is None
-    if source.name in (DIGITS, DIGITS_NETWORK) and bare:
-        chosen = chosen.changed(data=DIGITS)  # no other data fit this network
+    if wishes.data is None and plan is None and preset is None:
+        chosen = chosen.changed(data=source.only_data)
     root = arguments.cache_root()
     benchmark = Benchmark(chosen, source, filter, root, folder, size, shorter_side)
     if dry_run:

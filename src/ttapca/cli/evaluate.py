@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 from typer import Option
 
+from ttapca.benchmark import paper
 from ttapca.cli import arguments, completion
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
@@ -46,7 +47,7 @@ def evaluate(
     episodic: Annotated[
         bool | None, Option("--episodic/--online", help="Short for --forgetting.")
     ] = None,
-    batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = arguments.PAPERS_BATCH,
+    batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = paper.BATCH_SIZE,
     steps: Annotated[int | None, Option(min=1, help="Gradient steps per batch.")] = None,
     lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None,
     corruption: Annotated[

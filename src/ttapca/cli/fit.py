@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
     from ttapca.support.outputs import OutputKind
 
-BATCH = 250  # images
-BATCH_NUMBERS = 2**23
+BATCH_NUMBERS = 2**23  # of large images, so many pixels times channels are read at once
 
 
 def fit(
@@ -97,7 +96,9 @@ def _batches(
 
 def _together(shape: tuple[int, ...]) -> int:
     """Return how many images to read at once."""
-    return max(1, min(BATCH, BATCH_NUMBERS // math.prod(shape)))
+    from ttapca.benchmark.filters import FIT_BATCH
+
+    return max(1, min(FIT_BATCH, BATCH_NUMBERS // math.prod(shape)))
 
 
 def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float, as_json: bool) -> None:

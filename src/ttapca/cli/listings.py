@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
+from ttapca.benchmark import paper
 from ttapca.cli import arguments
 from ttapca.cli.console import print_json
 from ttapca.errors import OptionError, ShapeError
@@ -35,7 +36,7 @@ def layers(
     input_shape: arguments.InputShape = None,
     components: Annotated[
         int, Option(min=1, help="Components of the filter whose cost is shown.")
-    ] = arguments.PAPERS_COMPONENTS,
+    ] = paper.COMPONENTS,
     images: Annotated[
         int, Option(min=32, help="Images of the fit whose route, time and memory are shown.")
     ] = FITTED_IMAGES,
