@@ -32,7 +32,7 @@ class ImageShelf:
     most: int
 
     def get(self, name: str, count: int, make: Callable[[], Iterable[Pixels]]) -> Pixels:
-        """Return the array of a name; it may be one that cannot be written to.
+        """Return the array of a name, which may be read-only.
 
         Args:
             name: Says everything that the pixels depend on.

@@ -37,7 +37,7 @@ from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.spectral.basis import ROUTE_NAMES
 from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
-RECOMMENDED = "wiener"  # is compared where nobody says which methods
+RECOMMENDED = "wiener"  # compared by default, beside the methods of the paper
 MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
 # What a plan may say about a method beside its own options.
 BESIDE: dict[str, Rule] = {"filter": Flag(), "guard": OneOf(get_args(GuardAction))}
@@ -62,8 +62,8 @@ class Plan:
         steps: Gradient steps on each batch, for methods that take them; empty for each method's
             own number.
         lr: Learning rate of these methods; None for each method's own, 1e-3 for the paper's.
-        components: How many the filter has; empty for 2,000, or as many as there are, or all
-            cosines.
+        components: Ranks of the filter; empty for one rank: 2,000 or as many as there are, and of
+            cosines all.
         layer: Where the filter sits; None for the layer that `ttapca layers` recommends.
         route: How the filter is fitted; see `ttapca.fit`.
         outputs: What the outputs of the network mean: `multiclass`, `binary` or `multilabel`; None
@@ -329,7 +329,10 @@ def _usual_rank(subject: Subject) -> int:
 def _method_facts(
     plan: Plan, subject: Subject, method: str, components: int, steps: int | None
 ) -> dict[str, Any]:
-    """Return the part of a cell that depends on the method, which is made to see what it does."""
+    """Return the part of a cell that depends on the method.
+
+    The method is made for that: it knows the steps and the learning rate that a plan leaves open.
+    """
     found = registration(method)
     given = dict(plan.method.get(method, {}))
     filtered = found.method.needs_filter or given.pop("filter", False)

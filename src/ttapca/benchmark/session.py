@@ -35,7 +35,8 @@ from ttapca.networks.network import ImageNetwork
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent
 
-# Of options in a command; others follow them. Files of earlier versions have the same.
+# The order of options in a recorded command; others follow. It is that of earlier versions, so that
+# a report can join their commands with new ones.
 ORDER = (
     "--data", "--conditions", "--methods", "--corruptions", "--severities", "--settings",
     "--batch-sizes", "--seeds", "--seed", "--steps", "--lr", "--components", "--layer", "--route",
@@ -57,7 +58,7 @@ class Benchmark:
         root: The folder that `ttapca data get` fills: data sets, and the photographs of frost.
         folder: Where the data sets are, if not in `root`.
         size: Side of the centre that is cut out of pictures.
-        shorter_side: What the shorter side of a picture becomes before; `size` by default.
+        shorter_side: What the shorter side of a picture is brought to first; `size` by default.
         reporter: Told how it goes.
         split: Which images are measured: those for testing, or the last of those for training,
             which `ttapca tune` takes.

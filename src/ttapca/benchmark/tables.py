@@ -51,7 +51,7 @@ class Value:
         text: What is shown.
         number: What the column is sorted by; None for text, and where there is no number.
         kind: What it is.
-        best: Whether no other line has a lower number in this column, that is told apart from it.
+        best: Whether it is the lowest of its column, or not told apart from the lowest.
         note: More about it, such as why it failed.
         rank: Among the lines of this column; those that are not told apart share it. None where
             it is not known which images were predicted right.
@@ -222,7 +222,7 @@ def error_value(comparison: Comparison, line: int, corruption: str) -> Value:
         return Value("failed", kind="failed", note=reason) if failed else MISSING
     spread, notes, rank = found["deviation"], [], None
     if standing := comparison.standings(corruption).get(line):
-        # Many columns would be too wide with it; what is lost is said below the table.
+        # With intervals, many columns would be too wide; the widest is named below the table.
         only = comparison.corruptions == (corruption,)
         spread, rank = standing.error.half_width if only else math.nan, standing.rank
         notes.append(interval_note(standing.error, decimals_of(comparison)))

@@ -155,7 +155,9 @@ def train(
     size: arguments.ImageSize = None,
     shorter_side: arguments.ShorterSide = None,
     folder: arguments.DataFolder = None,
-    tensorboard: Annotated[bool | None, Option(help="Write events (default: if there).")] = None,
+    tensorboard: Annotated[
+        bool | None, Option(help="Write events (default: if it is installed).")
+    ] = None,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Train a network; after a crash, the same command continues and gives the same weights."""

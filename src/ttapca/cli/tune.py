@@ -49,12 +49,14 @@ class SearchOptions:
     sampler: Annotated[
         str | None, Option(help="grid, random or tpe (default: grid if all values are given).")
     ] = None
-    trials: Annotated[int | None, Option(min=1, help="Of random and tpe (default: 30).")] = None
+    trials: Annotated[
+        int | None, Option(min=1, help="How many random and tpe try (default: 30).")
+    ] = None
     prune: Annotated[
         str | None, Option(metavar="RULE", help="Leave bad trials early: median or halving.")
     ] = None
     clean_weight: Annotated[
-        float, Option(min=0.0, help="What a percent lost on clean images counts.")
+        float, Option(min=0.0, help="What each point lost on clean images adds to the score.")
     ] = 0.0
     conditions: Annotated[
         str | None, Option(metavar="NAME:SEVERITY,...", help="Default: sixteen held-out ones.")
