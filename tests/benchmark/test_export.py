@@ -34,6 +34,14 @@ def test_json_keeps_every_field_of_every_row() -> None:
         export([], "latx")
 
 
+def test_a_record_is_json_also_where_a_method_diverged() -> None:
+    streams = {"entropy_stream": (1.0, math.nan), "error_stream": (math.inf, 2.0)}
+    record = row(cell("tent"), **streams).record()
+    again = json.loads(json.dumps(record, allow_nan=False))
+    assert (again["entropy_stream"], again["error_stream"]) == ([1.0, None], [None, 2.0])
+    assert again["machine"] == record["machine"]
+
+
 def test_csv_reads_back() -> None:
     rows = [row(cell("bn", model='odd, "name"\n')), *paper_grid()]
     records = list(csv.DictReader(io.StringIO(export(rows, "csv"))))

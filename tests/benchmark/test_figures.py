@@ -224,6 +224,8 @@ def test_corruptions_are_shown_in_which_methods_differ_most() -> None:
     assert list(chosen_observations(seen, comparisons(differ(gaps)))) == ["shot_noise", "fog"]
     assert list(chosen_observations(seen, [])) == ["gaussian_noise", "snow"]  # the first of each
     assert chosen_observations([], []) == {}
+    clean = dataclasses.replace(first, cell=cell("ttapca-exp", "clean"))
+    assert list(chosen_observations([clean, clean, seen[3]], [])) == ["fog"]
 
 
 def test_lines_look_different_and_a_method_the_same_in_every_figure() -> None:
@@ -295,5 +297,13 @@ def test_the_command_writes_one_figure(tmp_path: Path, capsys: pytest.CaptureFix
     target = tmp_path / "rank.svg"
     assert command_line.run(["figure", str(results), "rank", "--to", str(target)]) == 0
     assert target.read_text() == file_svg(found["rank"])
+    for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
+        other = target.with_suffix(suffix)
+        assert command_line.run(["figure", str(results), "rank", "--to", str(other)]) == 0
+        assert other.read_bytes().startswith(start)
+    capsys.readouterr()
+    wrong = ["figure", str(results), "rank", "--to", str(tmp_path / "rank.gif")]
+    assert command_line.run(wrong) == 2
+    assert "A figure ends with .svg, .png, .pdf; found `.gif`." in capsys.readouterr().err
     assert command_line.run(["figure", str(results), "rnak"]) == 2
     assert "found `rnak`. Did you mean `rank`?" in capsys.readouterr().err

@@ -204,6 +204,14 @@ def test_a_full_disk_loses_no_finished_row(path: Path) -> None:
         assert results.rows() == ROWS
 
 
+def test_a_file_that_was_closed_has_one_kind_of_error(path: Path) -> None:
+    results = Results(path)
+    results.close()
+    for read in (results.rows, results.observations, results.labels):
+        with pytest.raises(StorageError, match="Cannot use the file of results"):
+            read()
+
+
 def test_files_that_are_not_there(path: Path) -> None:
     with pytest.raises(DataNotFoundError, match=r"no file of results at .*`ttapca bench`"):
         Results(path, readonly=True)

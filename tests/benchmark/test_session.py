@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from torch import nn
 
 from benchmark.worlds import small_subject
 from ttapca.benchmark import Benchmark, NetworkSource, Plan, Results, session
+from ttapca.benchmark.filters import kept_filter
 from ttapca.benchmark.measurement import adapted
 from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError, UntrainedWarning
+from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks import Normalisation
 
 OLD = Path(__file__).parent / "results_0_1.sqlite"
@@ -81,6 +84,52 @@ def test_the_filter_is_fitted_once_and_kept(
     rows += Benchmark(SMALL, filter=str(kept)).run(to)
     assert [row.cell.layer for row in rows] == ["conv1", f"conv1, {kept.name}"]
     assert [unit.cells[0] for unit in Benchmark(SMALL, filter=kept).units()] == [rows[1].cell]
+
+
+def test_a_method_that_fails_does_not_stop_the_estimate(tmp_path: Path) -> None:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    plan = Plan(data="digits", methods=("bn", "source"), corruptions=("clean",), images=20)
+    to, notes = tmp_path / "r.sqlite", Notes()
+    plan = plan.changed(settings=("online",))
+    rows = Benchmark(plan, flat, reporter=notes).run(to, estimate=True)
+    assert [row.outcome.status for row in rows] == ["failed", "done"]
+    assert any("bn failed on its first batch" in text for text in notes.told)
+
+    again = Notes()
+    Benchmark(plan, flat, reporter=again).run(to, estimate=True)
+    assert not any(text.startswith("about") for text in again.told)  # there is nothing to do
+    once_more = Notes()
+    Benchmark(plan, flat, reporter=once_more).run(to, estimate=True, retry_failed=True)
+    assert any("bn failed on its first batch" in text for text in once_more.told)
+
+
+def test_two_processes_fit_one_filter(tmp_path: Path) -> None:
+    """The second waits for the first, and loads what it has kept."""
+    folder, fits, notes = tmp_path / "filters" / "one", [], Notes()
+    waits, found = threading.Event(), []
+    fitted = small_subject().fitted
+    assert fitted is not None
+
+    class Second(Notes):
+        def note(self, text: str) -> None:
+            super().note(text)
+            waits.set()
+
+    later = Second()
+    second = threading.Thread(target=lambda: found.append(kept_filter(folder, fit, later)))
+
+    def fit() -> FittedFilter:
+        fits.append(1)
+        if len(fits) == 1:
+            second.start()
+            assert waits.wait(600)
+        return fitted
+
+    found.append(kept_filter(folder, fit, notes))
+    second.join()
+    assert (len(fits), len(found), notes.told) == (1, 2, [])
+    assert re.match(r"another process fits this filter \(process \d+ on", later.told[0])
+    assert [path.name for path in folder.parent.iterdir()] == ["one"]
 
 
 def test_all_cosines_unless_the_plan_says_fewer(

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 import ttapca
 from ttapca import networks
 from ttapca.benchmark import Benchmark, Plan, Results, measurement
+from ttapca.benchmark.figure_files import figure_file
 from ttapca.benchmark.held_out import CONDITIONS, check_held_out, check_split, read_conditions
 from ttapca.benchmark.samplers import STARTUP, Search
 from ttapca.benchmark.search_space import Choices, Range, SearchSpace
-from ttapca.benchmark.tuning import Tuned, Tuning
+from ttapca.benchmark.tuning import Trial, Tuned, Tuning
+from ttapca.benchmark.tuning_figure import tuning_figure
 from ttapca.corruptions import EXTRA, STANDARD
 from ttapca.corruptions.small_images import corrupt_any_size
 from ttapca.datasets import Split, read_digits, to_tensor
@@ -178,6 +180,9 @@ def test_conditions_that_are_reported_are_refused() -> None:
         read_conditions(["fog"])
     with pytest.raises(OptionError, match="beside the conditions; found `clean`"):
         read_conditions(["clean:0"])
+    for wrong in (("clean", 0), ("fgo", 4), ("fog", 6)):
+        with pytest.raises(OptionError, match=f"from 1 to 5; found {wrong[0]}:{wrong[1]}."):
+            check_held_out([("fog", 4), wrong])
     with pytest.raises(OptionError, match="at least one condition"):
         read_conditions([])
     with pytest.raises(OptionError, match="`severity` must be a whole number from 1 to 5"):
@@ -218,6 +223,11 @@ def test_test_images_only_where_there_are_no_others(tmp_path: Path) -> None:
         ("tent", {"lr": Range(0.0, 1.0)}, "lr` must be a finite number above 0; found 0.0"),
         ("tent", {"steps": Range(1.0, 8.5)}, "steps` must be a whole number from 1 on"),
         ("tent", {"lr": Range(0.1, 0.1)}, "goes from 0.1 to 0.1"),
+        (
+            "tent",
+            {"lr": Range(0.1, 1.0, points=0)},
+            "of `lr` must have at least one point; found 0",
+        ),
         ("tent", {"logits": Choices(("befor",))}, "one of before, after"),
         ("tent", {"filter": Choices(("a",))}, "filter` must be true or false"),
         ("memo", {"seed": Choices((1,))}, "not what chance makes of it"),
@@ -249,6 +259,14 @@ def test_searches_that_make_no_sense() -> None:
     bench = Benchmark(PLAN.changed(corrupted="CIFAR-10-C"))
     with pytest.raises(OptionError, match="a folder of corrupted test images"):
         Tuning(bench, RATES)
+
+
+def test_a_search_in_which_nothing_was_measured_is_drawn() -> None:
+    trial = Trial(0, {"lr": 0.1, "steps": 1}, "failed", {}, reason="no memory")
+    source = Trial(-1, {}, "failed", {}, reason="no memory")
+    drawn = tuning_figure(Tuned("tent", (trial,), source, FOG, 40, 0, ()), RATES)
+    assert drawn.caption.startswith("1 trials, mean error over 3 held-out")
+    assert figure_file(drawn, ".png").startswith(b"\x89PNG")
 
 
 def test_the_page_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from scipy import stats
 
 import ttapca
-from ttapca.benchmark import Results, Row, measurement
+from ttapca.benchmark import Plan, Results, Row, measurement
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 SMALL = "--data digits --images 60 --batch-sizes 30 --corruptions fog,clean --components 10"
@@ -210,6 +210,16 @@ def test_a_failure_is_told_and_exits_with_1(command) -> None:
     [line] = [line for line in told.out.splitlines() if "│ bn" in line]
     assert line.count("failed") == 2
     assert "bench: 2 measurements to make" in command(f"{words} --retry-failed", 1).err
+
+
+def test_a_report_of_failures_is_written_and_exits_with_1(command, monkeypatch) -> None:
+    preset = Plan(corruptions=("fog",), settings=("online",), batch_sizes=(300,))
+    monkeypatch.setattr("ttapca.benchmark.plan.read_preset", lambda _: preset)
+    said = command("reproduce digits own:plain --methods source,bn --to 'r[new]'", 1)
+    assert "bn failed on its first batch" in said.err
+    page = Path("r[new]/report.html")
+    assert said.out.endswith(f"The report: {page.absolute()}\n")
+    assert "AttachError" in page.read_text()
 
 
 def test_some_images_of_each_class(place: Path, pictures, command) -> None:

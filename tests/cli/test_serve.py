@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from torch import nn
 
 import ttapca
@@ -162,6 +163,16 @@ def test_a_network_of_ones_own(
     assert found["model"] == "own:flat"
 
 
+def test_the_command_that_fits_a_filter_can_be_copied(
+    served: list[dict[str, Any]], command: Any
+) -> None:
+    torch.save(networks.build("wrn-10-1").state_dict(), "my net.pth")
+    words = "'my net.pth' --architecture wrn-10-1 --any-size --normalise none"
+    refused = command(f"serve {words} --port 0", 2).err
+    assert f"Fit one with `ttapca fit {words} --data DATA --to my-filter`" in refused
+    assert served == []
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -174,6 +185,7 @@ def test_a_network_of_ones_own(
         ("digits --timeout 0 --filter f", "`answer_seconds` must be"),
         ("digits --max-pixels 60000000 --filter f", "`max_pixels` must be"),
         ("digits --classes names --filter f", "a name for each of the 10 classes; names has 2"),
+        ("digits --classes none --filter f", "none cannot be read: No such file"),
         ("digits --classes bytes --filter f", "must be text, one a line; bytes is not"),
         ("digits --filter f --input x", "--input takes a shape"),
         ("digits --filter f --outputs regression", "`outputs` must be one of multiclass, binary"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,20 @@ def test_images_that_find_no_room_on_the_disk(tmp_path: Path) -> None:
 
     with pytest.raises(DataNotFoundError, match="no photographs"):
         ImageShelf(tmp_path, most=2).get("frost", 1, missing)
+
+
+def test_a_full_disk_is_not_kept_full(tmp_path: Path) -> None:
+    one = np.ones((1, 2, 2, 1), np.uint8)
+    tries: list[int] = []
+
+    def parts() -> Iterator[np.ndarray]:
+        yield one
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    np.testing.assert_array_equal(ImageShelf(tmp_path, most=2).get("ones", 1, parts), one)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_images_of_another_machine() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ttapca.support.json_values import finite
+
 Setting = Literal[
     "episodic", "episodic-sorted",
     "online", "correlated", "dirichlet-0.1", "dirichlet-1",
@@ -13,10 +15,7 @@ Setting = Literal[
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 EPISODIC = ("episodic", "episodic-sorted")  # settings in which nothing lasts longer than a batch
 JOINT = ("continual", "changing", "mixed")  # settings whose corruptions share one adaptation
-INTERLEAVED = (
-    "changing",
-    "mixed",
-)  # of these, the ones in which a corruption comes again and again
+INTERLEAVED = ("changing", "mixed")  # of these, where a corruption comes again and again
 AMONG = ", among "  # in `Cell.corrupted`, before the names of corruptions that share an adaptation
 CHANGE_EVERY = 500  # images of one corruption in a row, in `changing`
 
@@ -123,9 +122,12 @@ class Row:
     outcome: Outcome
 
     def record(self) -> dict[str, Any]:
-        """Return all fields by name, as JSON can hold them: `correct` in hexadecimal digits."""
-        fields = vars(self.cell) | vars(self.outcome)
-        return fields | {"correct": self.outcome.correct.hex()}
+        """Return all fields by name, as JSON can hold them.
+
+        `correct` is in hexadecimal digits; numbers that are not finite are None.
+        """
+        fields = vars(self.cell) | vars(self.outcome) | {"correct": self.outcome.correct.hex()}
+        return {name: finite(value) for name, value in fields.items()}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ttapca.benchmark.cells import Observation
+from ttapca.benchmark.cells import CLEAN, Observation
 from ttapca.benchmark.comparisons import SOURCE, Comparison, Conditions
 from ttapca.corruptions import CORRUPTIONS, find
 
@@ -26,6 +26,8 @@ def chosen_observations(
     groups: dict[Conditions, dict[str, list[Observation]]] = {}
     counts: Counter[Conditions] = Counter()
     for each in observations:
+        if each.cell.corruption == CLEAN:  # which has conditions of its own, and is not shown
+            continue
         conditions = Conditions.of(each.cell)
         counts[conditions] += 1
         groups.setdefault(conditions, {}).setdefault(each.cell.corruption, []).append(each)

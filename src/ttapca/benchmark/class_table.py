@@ -8,7 +8,7 @@ import numpy as np
 
 from ttapca.benchmark.cells import ClassLabels
 from ttapca.benchmark.comparisons import SOURCE, Comparison
-from ttapca.benchmark.tables import BOLD, INTERVAL, TEST, ResultTable, Value
+from ttapca.benchmark.tables import BOLD, INTERVAL, TEST, ResultTable, Value, interval_note
 from ttapca.benchmark.uncertainty import ImageTally, Standing, standings
 
 SHOWN = 20  # classes
@@ -72,6 +72,5 @@ def _differing(shares: dict[int, list[ImageTally]], adapted: Sequence[int]) -> l
 
 def _value(standing: Standing, *, several: bool) -> Value:
     error, best = standing.error, several and standing.rank == 1
-    low, high = max(error.low, 0.0), min(error.high, 100.0)
-    note = f"95 % interval over images: {low:.1f} to {high:.1f}"
+    note = interval_note(error, decimals=1)
     return Value(f"{error.mean:.1f}", error.mean, "number", best, note, standing.rank)

@@ -155,6 +155,12 @@ class Comparison:
         )
         return dict(found.to_dict("index"))
 
+    @property
+    def with_clean(self) -> tuple[str, ...]:
+        """The corruptions, and clean images at the end if they were measured."""
+        measured = [CLEAN] if CLEAN in set(self.rows.corruption) else []
+        return tuple(dict.fromkeys([*self.corruptions, *measured]))
+
     def standings(self, *names: str) -> dict[int, Standing]:
         """Rank the lines by their errors, over the same images.
 

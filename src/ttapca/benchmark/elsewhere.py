@@ -35,8 +35,8 @@ class UnitWork:
 
     Attributes:
         subject: What they are run on.
-        images: The clean images in it.
-        conditions: All that images are made of or read for.
+        images: Its clean images, in a parcel of their own.
+        conditions: Of all units: the images that are going to be made or read.
     """
 
     subject: Parcel[Subject]
@@ -51,7 +51,7 @@ class UnitWork:
             return run_unit(unit, subject, images, assignment.command)
 
     def check(self) -> None:
-        """Raise now what would stop a run hours later: parcels or files that are not seen here."""
+        """Raise now what would stop a run hours later: parcels or files that this worker lacks."""
         with _one_at_a_time:
             self._opened().source.check(self.conditions)
 

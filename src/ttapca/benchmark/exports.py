@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from ttapca._checks import OneOf, check_option
 from ttapca.benchmark.comparisons import Rows, comparisons, frame
 from ttapca.benchmark.difference_table import difference_table
 from ttapca.benchmark.paper_tables import paper_tables
 from ttapca.benchmark.tables import ResultTable, error_table, setting_tables
+from ttapca.support.json_values import finite
 
 FORMATS = ("csv", "json", "markdown", "latex")
 _LATEX = str.maketrans(
@@ -56,21 +56,12 @@ def export(rows: Rows, form: str) -> str:
     table = frame(rows)
     if form == "json":  # not `DataFrame.to_json`, which rounds
         table = table.assign(correct=[bits.hex() for bits in table.correct])
-        records = [_finite(record) for record in table.to_dict("records")]
+        records = [finite(record) for record in table.to_dict("records")]
         return json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     for name in ("error_stream", "entropy_stream", "versions", "machine"):  # as JSON
-        table = table.assign(**{name: [json.dumps(_finite(each)) for each in table[name]]})
+        table = table.assign(**{name: [json.dumps(finite(each)) for each in table[name]]})
     table = table.drop(columns="correct").replace([math.inf, -math.inf], math.nan)
     return str(table.to_csv(index=False, lineterminator="\n"))
-
-
-def _finite(value: Any) -> Any:
-    """Put null in the place of NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def markdown(table: ResultTable) -> str:

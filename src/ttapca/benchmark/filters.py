@@ -1,7 +1,9 @@
-"""The filter of a network where nobody says its layer, or how many components it has."""
+"""The filter of a network where nobody says its layer or its rank; and filters that are kept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 from torch import nn
@@ -15,6 +17,7 @@ from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.fit_plan import RouteName
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.routes import plan_fit
+from ttapca.support.disk import make_folder, queued
 from ttapca.support.outputs import OutputKind
 from ttapca.support.progress import Reporter, Silent
 from ttapca.support.timed_stages import TimedStages
@@ -107,3 +110,33 @@ def usual_fit(
         return fit(most)
     except NotEnoughDataError:  # of components, or of images, which the second try says again
         return fit(None, again=True)
+
+
+def kept_filter(
+    folder: Path, fit: Callable[[], FittedFilter], reporter: Reporter | None = None
+) -> FittedFilter:
+    """Load the filter that is kept in a folder; where there is none, fit it now and keep it.
+
+    Of several processes that want it at once, one fits it, and the others wait.
+
+    Args:
+        folder: Of the filter. A lock stays beside the folder that it is in.
+        fit: Returns the filter.
+        reporter: Told that another process is waited for.
+
+    Raises:
+        StorageError: Nobody may write there, or the disk is full.
+        SavedFilterError: The folder holds something else.
+    """
+
+    def waiting(holder: str) -> None:
+        if reporter is not None:
+            reporter.note(f"another process fits this filter ({holder}); waiting for it to end")
+
+    shelf = folder.parent
+    if not folder.exists():
+        make_folder(shelf)
+        with queued(shelf.with_name(f"{shelf.name}-lock"), waiting):
+            if not folder.exists():
+                fit().save(folder)
+    return ttapca.load(folder)  # also a new one: what is saved in float32 rounds alike next time

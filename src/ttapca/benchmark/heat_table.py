@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ttapca.benchmark.cells import CLEAN
 from ttapca.benchmark.comparisons import Comparison
 from ttapca.benchmark.difference_table import REFERENCES, difference_value
 from ttapca.benchmark.tables import (
@@ -35,9 +34,7 @@ def heat_tables(comparison: Comparison) -> list[ResultTable]:
 
 
 def _heat_table(comparison: Comparison, reference: int) -> ResultTable:
-    names = dict.fromkeys(comparison.corruptions)
-    if CLEAN in set(comparison.rows.corruption):
-        names[CLEAN] = None
+    names = comparison.with_clean
     columns = [_column(comparison, reference, name) for name in names]
     several = len(comparison.corruptions) > 1
     if several:

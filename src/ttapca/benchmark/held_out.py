@@ -13,11 +13,11 @@ from pathlib import Path
 from ttapca._checks import Whole, check_option
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import CLEAN
-from ttapca.benchmark.plan import corruption_names
 from ttapca.benchmark.subject import Condition
-from ttapca.corruptions import EXTRA, SEVERITIES, STANDARD
+from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
+from ttapca.corruptions.catalogue import find_all
 from ttapca.datasets import Images, Split
-from ttapca.errors import DataNotFoundError, OptionError
+from ttapca.errors import DataNotFoundError, OptionError, did_you_mean
 
 SEED = 1  # of corrupted images; those that are reported have 0
 # Kinds take turns: pruning looks at the first ones, and must not judge by noise alone.
@@ -30,10 +30,11 @@ CONDITIONS: tuple[Condition, ...] = (
 
 
 def check_held_out(conditions: Sequence[Condition]) -> None:
-    """Refuse conditions that are reported, and a list without any.
+    """Refuse conditions that are reported, what is no condition, and an empty list.
 
     Raises:
-        OptionError: A condition is one of the fifteen at severity 5, or no corruption.
+        OptionError: A condition is one of the fifteen at severity 5, its name is no corruption or
+            its severity not from 1 to 5; or there is none.
 
     Example:
         >>> check_held_out([("fog", 5)])
@@ -42,6 +43,12 @@ def check_held_out(conditions: Sequence[Condition]) -> None:
     """
     if not conditions:
         raise OptionError("A search needs at least one condition, such as fog:4; found none.")
+    for name, severity in conditions:
+        if name not in CORRUPTIONS or severity not in SEVERITIES:
+            raise OptionError(
+                f"A condition is a corruption and its severity, from {SEVERITIES[0]} to "
+                f"{SEVERITIES[-1]}; found {name}:{severity}.{did_you_mean(name, CORRUPTIONS)}"
+            )
     reported = [
         f"{name}:{severity}"
         for name, severity in conditions
@@ -76,7 +83,7 @@ def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
         if not severity.isdecimal():
             raise OptionError(f"A condition is NAME:SEVERITY, such as fog:4; found `{word}`.")
         check_option("severity", int(severity), Whole(SEVERITIES[0], SEVERITIES[-1]))
-        found += [(each, int(severity)) for each in corruption_names([name])]
+        found += [(each, int(severity)) for each in find_all([name])]
     conditions = tuple(dict.fromkeys(found))
     check_held_out(conditions)
     return conditions

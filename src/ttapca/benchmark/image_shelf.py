@@ -32,7 +32,7 @@ class ImageShelf:
     most: int
 
     def get(self, name: str, count: int, make: Callable[[], Iterable[Pixels]]) -> Pixels:
-        """Return the array of a name; it may be one that cannot be written to.
+        """Return the array of a name, which may be read-only.
 
         Args:
             name: Says everything that the pixels depend on.
@@ -48,8 +48,11 @@ class ImageShelf:
                 with contextlib.suppress(FileNotFoundError):
                     return _mapped(path)
                 unfinished = path.with_suffix(".unfinished")
-                _write(unfinished, count, make())
-                unfinished.replace(path)
+                try:
+                    _write(unfinished, count, make())
+                    unfinished.replace(path)
+                finally:  # a disk that is full now has to hold the results as well
+                    unfinished.unlink(missing_ok=True)
                 self._make_room()
                 return _mapped(path)
         except OSError:  # no room on the disk, perhaps: there may be some in memory

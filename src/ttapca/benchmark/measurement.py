@@ -49,9 +49,13 @@ def run_unit(
     try:
         found = measure(unit, subject, images, watch)
     except Exception as error:  # whatever a method or a network may raise
-        return failure(unit, f"{type(error).__name__}: {error}", command)
+        return failure(unit, _in_words(error), command)
     rows = _rows(unit, [values for values, _ in found], "done", "", command)
     return rows, [observation for _, observation in found if observation is not None]
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def failure(unit: Unit, reason: str, command: str) -> Written:
@@ -159,17 +163,28 @@ def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
         adapter.detach()
 
 
-def estimate_seconds(units: Sequence[Unit], subject: Subject) -> float:
-    """Estimate how long the methods of these units will take, without making the images."""
+def estimate_seconds(units: Sequence[Unit], subject: Subject) -> tuple[float, dict[str, str]]:
+    """Estimate how long the methods of these units will take, without making the images.
+
+    Returns:
+        The seconds of those that run; and for each method that fails, why.
+    """
     images: dict[Cell, int] = defaultdict(int)
     for unit in units:  # without what hardly changes the speed
         images[replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)] += unit.images
-    seconds = 0.0
+    seconds, failures = 0.0, dict[str, str]()
     for cell, count in images.items():
-        batch = to_tensor(subject.source.clean.images[: cell.batch_size])
-        with adapted(cell, subject) as adapter:
-            adapter(batch[:2])  # the first call allocates and loads
-            start = time.perf_counter()
-            adapter(batch)
-            seconds += count * (time.perf_counter() - start) / len(batch)
-    return seconds
+        try:
+            seconds += count * _seconds_an_image(cell, subject)
+        except Exception as error:  # whatever it raises, the run finds it again and goes on
+            failures[cell.method] = _in_words(error)
+    return seconds, failures
+
+
+def _seconds_an_image(cell: Cell, subject: Subject) -> float:
+    batch = to_tensor(subject.source.clean.images[: cell.batch_size])
+    with adapted(cell, subject) as adapter:
+        adapter(batch[:2])  # the first call allocates and loads
+        start = time.perf_counter()
+        adapter(batch)
+        return (time.perf_counter() - start) / len(batch)

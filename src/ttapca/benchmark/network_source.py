@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,9 +65,7 @@ class NetworkSource:
             CheckpointError: The file is damaged, unsafe, or does not fit.
         """
         made = is_factory(self.name)
-        for name in ("architecture", "normalisation", "eps") if made else ("weights",):
-            if getattr(self, name) is not None:
-                raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
+        self.refuse(*(("architecture", "normalisation", "eps") if made else ("weights",)))
         if made and self.any_size:
             raise OptionError(
                 f"`any_size=` has no meaning for `{self.name}`: your own network is given images "
@@ -82,6 +81,12 @@ class NetworkSource:
             advice = f"Give {other} ones with `weights=`." if made else "Name a file of others."
             warnings.warn(f"{reason} {advice}", UntrainedWarning, stacklevel=2)
         return network.eval()
+
+    def refuse(self, *names: str) -> None:
+        """Raise `OptionError` if one of these attributes is given: it would have no effect."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
 
     def _from_file(self, assumed: str | None) -> ImageNetwork:
         stated = self.normalisation or assumed
@@ -107,13 +112,23 @@ class NetworkSource:
         """The name as `networks.load` knows it; `digits` is the network of the demo."""
         return DIGITS_NETWORK if self.name == DIGITS else self.name
 
+    @property
+    def only_data(self) -> str | None:
+        """The data set, if no other fits the network."""
+        return DIGITS if self.file == DIGITS_NETWORK else None
+
     def words(self) -> dict[str, object]:
-        """Return what is said beside the name as options of the command line; None if not said."""
+        """Return what is said beside the name as options of the command line.
+
+        Returns:
+            Values by option, for `option_words`: None if nothing is said, True for a switch.
+        """
         stated = self.normalisation
         words: dict[str, object] = {
             "--weights": self.weights,
             "--architecture": self.architecture,
             "--eps": self.eps,
+            "--any-size": self.any_size or None,
         }
         if isinstance(stated, Normalisation):
             numbers = {"--mean": stated.mean, "--std": stated.std}
@@ -132,6 +147,21 @@ class NetworkSource:
                 "it does not load any, they are UNTRAINED, and all numbers those of random weights."
             )
         return ""
+
+
+def option_words(options: Mapping[str, object]) -> list[str]:
+    """Return options as words of a command line.
+
+    Args:
+        options: Values by option. One that is None is left out; one that is True is a switch.
+
+    Example:
+        >>> option_words({"--eps": 1e-3, "--weights": None, "--any-size": True})
+        ['--eps', '0.001', '--any-size']
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    pairs = ([name] if value is True else [name, str(value)] for name, value in given.items())
+    return [word for pair in pairs for word in pair]
 
 
 def fingerprint(network: nn.Module) -> str:

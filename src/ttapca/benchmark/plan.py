@@ -28,8 +28,8 @@ from ttapca.adaptation.guards import GuardAction
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import AMONG, CLEAN, JOINT, SETTINGS, Cell, Setting
 from ttapca.benchmark.subject import Condition, Subject
-from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
-from ttapca.corruptions.catalogue import find, unknown
+from ttapca.corruptions import SEVERITIES, STANDARD
+from ttapca.corruptions.catalogue import find_all
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 from ttapca.fitting.fit_plan import RouteName
 from ttapca.methods.method import registration
@@ -37,8 +37,7 @@ from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.spectral.basis import ROUTE_NAMES
 from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
-GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA, CLEAN: (CLEAN,)}
-RECOMMENDED = "wiener"  # is compared where nobody says which methods
+RECOMMENDED = "wiener"  # compared by default, beside the methods of the paper
 MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
 # What a plan may say about a method beside its own options.
 BESIDE: dict[str, Rule] = {"filter": Flag(), "guard": OneOf(get_args(GuardAction))}
@@ -63,8 +62,8 @@ class Plan:
         steps: Gradient steps on each batch, for methods that take them; empty for each method's
             own number.
         lr: Learning rate of these methods; None for each method's own, 1e-3 for the paper's.
-        components: How many the filter has; empty for 2,000, or as many as there are, or all
-            cosines.
+        components: Ranks of the filter; empty for one rank: 2,000 or as many as there are, and of
+            cosines all.
         layer: Where the filter sits; None for the layer that `ttapca layers` recommends.
         route: How the filter is fitted; see `ttapca.fit`.
         outputs: What the outputs of the network mean: `multiclass`, `binary` or `multilabel`; None
@@ -113,7 +112,7 @@ class Plan:
         for name, rule in SCHEMA.optional.items():
             if isinstance(rule, ListOf):
                 object.__setattr__(self, name, tuple(dict.fromkeys(values[name])))
-        object.__setattr__(self, "corruptions", corruption_names(self.corruptions))
+        object.__setattr__(self, "corruptions", find_all(self.corruptions, [CLEAN]))
         for method in self.methods:
             registration(method)
         for method, options in self.method.items():
@@ -292,13 +291,14 @@ def units_of(
         NotEnoughDataError: The filter has fewer components than the plan asks for.
     """
     ranks = plan.components or (_usual_rank(subject),)
+    names = tuple(name for name, _ in stream)
     units: list[Unit] = []
     for seed, size, setting, rank, steps, method in product(
         plan.seeds, plan.batch_sizes, settings, ranks, plan.steps or (None,), plan.methods
     ):
         corrupted = subject.source.name
-        if setting in JOINT and plan.corruptions != STANDARD:  # all of them count
-            corrupted += AMONG + " ".join(plan.corruptions)
+        if setting in JOINT and names != STANDARD:  # each depends on all the others
+            corrupted += AMONG + " ".join(names)
         shared = {
             "model": subject.name,
             "weights": subject.weights,
@@ -329,7 +329,10 @@ def _usual_rank(subject: Subject) -> int:
 def _method_facts(
     plan: Plan, subject: Subject, method: str, components: int, steps: int | None
 ) -> dict[str, Any]:
-    """Return the part of a cell that depends on the method, which is made to see what it does."""
+    """Return the part of a cell that depends on the method.
+
+    The method is made for that: it knows the steps and the learning rate that a plan leaves open.
+    """
     found = registration(method)
     given = dict(plan.method.get(method, {}))
     filtered = found.method.needs_filter or given.pop("filter", False)
@@ -361,21 +364,6 @@ def _check_size(plan: Plan) -> None:
             f"A plan asks for at most {MOST_MEASUREMENTS:,} measurements, the product of its "
             f"lists; found {count:,}. Make several plans of it; they can share one file of results."
         )
-
-
-def corruption_names(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of corruptions and of groups of them, each corruption once.
-
-    Raises:
-        OptionError: There is no such corruption; similar names are suggested.
-    """
-    names: list[str] = []
-    for word in words:
-        try:
-            names.extend(GROUPS.get(word) or [find(word).name])
-        except OptionError:
-            raise unknown(word, (*CORRUPTIONS, *GROUPS)) from None
-    return tuple(dict.fromkeys(names))
 
 
 def check_method_options(method: str, options: Mapping[str, Any], where: str = "A plan") -> None:

@@ -297,7 +297,8 @@ class Results:
                 self._pragma(f"user_version = {layout}")
 
     def _pragma(self, words: str) -> Any:
-        found = self._connection.execute(f"PRAGMA {words}").fetchone()
+        with self._errors_explained():
+            found = self._connection.execute(f"PRAGMA {words}").fetchone()
         return None if found is None else found[0]
 
     def _read(self, query: str) -> list[tuple[Any, ...]]:

@@ -98,7 +98,7 @@ def _work_here(subject: Subject, progress: _Progress) -> Callable[[Assignment], 
 
 
 def _write(ended: Endings, results: Results, progress: _Progress | _SeveralAtOnce) -> None:
-    """Write down how units ended, as long as they do."""
+    """Write down how each unit ended, as soon as it has."""
     with closing(ended):  # a full disk stops the workers as well
         for ending in ended:
             unit, command = ending.task

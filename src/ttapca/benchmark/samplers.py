@@ -150,8 +150,8 @@ class OptunaSampler:
         trials: How many.
         seed: For TPE.
         prune: The rule by which trials are left.
-        listed: What to try; by default TPE proposes it. Of a generation of TPE, those that were
-            proposed before count as bad ones (a constant liar), so that they differ.
+        listed: What to try; by default TPE proposes it. Within a generation, it takes what it has
+            proposed but not yet been told about for bad (a constant liar), so that trials differ.
     """
 
     def __init__(

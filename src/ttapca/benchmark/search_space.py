@@ -79,7 +79,11 @@ class Range:
         return int(self.high - self.low) + 1 if self.whole else None
 
     def grid(self, name: str) -> tuple[Any, ...]:
-        """Return numbers from one end to the other; raise `OptionError` if nobody says which."""
+        """Return numbers from one end to the other.
+
+        Raises:
+            OptionError: It is not known how many.
+        """
         points = self.points
         if points is None and self.whole and not self.log:
             points = self.count
@@ -162,6 +166,10 @@ class SearchSpace:
             raise OptionError(
                 f"A range goes {rule}; that of `{name}` goes from {values.low:g} to "
                 f"{values.high:g}."
+            )
+        if values.points is not None and values.points < 1:
+            raise OptionError(
+                f"A grid of `{name}` must have at least one point; found {values.points}."
             )
         for end in (values.low, values.high):
             self._check(name, end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,10 +16,10 @@ import ttapca
 from ttapca import networks
 from ttapca.benchmark import paper
 from ttapca.benchmark.cells import Cell, Row
-from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
+from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
 from ttapca.benchmark.inspection import check_shape
 from ttapca.benchmark.measurement import estimate_seconds
-from ttapca.benchmark.network_source import NetworkSource
+from ttapca.benchmark.network_source import NetworkSource, option_words
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.running import run, unfinished
@@ -34,7 +35,8 @@ from ttapca.networks.network import ImageNetwork
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent
 
-# Of options in a command; others follow them. Files of earlier versions have the same.
+# The order of options in a recorded command; others follow. It is that of earlier versions, so that
+# a report can join their commands with new ones.
 ORDER = (
     "--data", "--conditions", "--methods", "--corruptions", "--severities", "--settings",
     "--batch-sizes", "--seeds", "--seed", "--steps", "--lr", "--components", "--layer", "--route",
@@ -56,7 +58,7 @@ class Benchmark:
         root: The folder that `ttapca data get` fills: data sets, and the photographs of frost.
         folder: Where the data sets are, if not in `root`.
         size: Side of the centre that is cut out of pictures.
-        shorter_side: What the shorter side of a picture becomes before; `size` by default.
+        shorter_side: What the shorter side of a picture is brought to first; `size` by default.
         reporter: Told how it goes.
         split: Which images are measured: those for testing, or the last of those for training,
             which `ttapca tune` takes.
@@ -108,7 +110,8 @@ class Benchmark:
             subject = self.prepare(to, engine)
             units = expand(self.plan, subject)
             if estimate:
-                self._tell_how_long(unfinished(units, results), subject, engine.workers)
+                todo = unfinished(units, results, retry_failed=retry_failed)
+                self._tell_how_long(todo, subject, engine.workers)
             run(
                 units,
                 subject,
@@ -315,8 +318,9 @@ class Benchmark:
         parts = [subject.data, subject.weights, layer, str(wanted or "most")]
         parts += [word for word in (subject.filter_name, plan.outputs) if word]
         kept = to.with_name(f"{to.name}-filters") / "-".join(parts)
-        if not kept.exists():
-            usual_fit(
+
+        def fit() -> FittedFilter:
+            return usual_fit(
                 subject.network,
                 layer,
                 TensorBatches(self._training, FIT_BATCH),
@@ -324,14 +328,22 @@ class Benchmark:
                 route=plan.route,
                 outputs=plan.outputs,
                 reporter=self.reporter,
-            ).save(kept)
-        return ttapca.load(kept)  # also a new one, so that a resumed run rounds alike
+            )
+
+        return kept_filter(kept, fit, self.reporter)
 
     def _tell_how_long(self, todo: list[Unit], subject: Subject, workers: int) -> None:
+        if not todo:
+            return
         self.reporter.note("trying each method on one batch, to say how long the run will take")
-        seconds = timedelta(seconds=round(estimate_seconds(todo, subject) / workers))
+        seconds, failures = estimate_seconds(todo, subject)
+        for method, reason in failures.items():
+            self.reporter.note(f"{method} failed on its first batch: {reason}")
+        about = timedelta(seconds=round(seconds / workers))
+        without = f", without {', '.join(failures)}" if failures else ""
         self.reporter.note(
-            f"about {seconds} on this machine; stop it whenever you like, the same command goes on"
+            f"about {about} on this machine{without}; stop it whenever you like, the same command "
+            "goes on"
         )
 
     def _command(self, unit: Unit, to: Path) -> list[str]:
@@ -394,22 +406,17 @@ class Benchmark:
             "--size": self.size,
             "--shorter-side": self.shorter_side,
         }
-        words = [str(word) for pair in every.items() if pair[1] is not None for word in pair]
+        words = option_words(every)
         for option in options:
             words += ["--option", option]
-        words += ["--any-size"] * origin.any_size
         return ["ttapca", command, origin.name, *arguments, *words, "--to", str(to)]
 
 
 def toml_value(value: object) -> str:
-    """Write a value as `--option` reads it.
+    """Write a plain value as `--option` reads it: what JSON writes of one is TOML as well.
 
     Example:
         >>> toml_value(["conv1", True, 0.5])
         '["conv1", true, 0.5]'
     """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(toml_value(part) for part in value)}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -104,7 +104,7 @@ class ImageSource:
         textures: The folder with the photographs of frost.
         rows: Which of all test images the clean ones are; the first ones by default.
         shelf: Where several processes share the images that they make.
-        again: Reads the clean images on another machine, or raises if they are others there.
+        again: Reads the clean images on another machine, or raises if it has other images there.
 
     Example:
         >>> from ttapca.datasets import read_digits
@@ -214,7 +214,7 @@ class ImageRecipe:
         data: The data set, by name or path.
         root: The folder of data sets.
         size: Side of the centre that is cut out of pictures.
-        shorter_side: What the shorter side of a picture becomes before.
+        shorter_side: What the shorter side of a picture is brought to first.
         count: How many images; None for all.
         fingerprint: Of the images, as `Images.fingerprint` gives it.
         split: Which images of the data set; of those for training, the last ones.

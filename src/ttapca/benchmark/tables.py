@@ -51,7 +51,7 @@ class Value:
         text: What is shown.
         number: What the column is sorted by; None for text, and where there is no number.
         kind: What it is.
-        best: Whether no other line has a lower number in this column, that is told apart from it.
+        best: Whether it is the lowest of its column, or not told apart from the lowest.
         note: More about it, such as why it failed.
         rank: Among the lines of this column; those that are not told apart share it. None where
             it is not known which images were predicted right.
@@ -130,8 +130,7 @@ def error_tables(rows: Rows) -> list[ResultTable]:
 
 def error_table(comparison: Comparison) -> ResultTable:
     """Return the errors of one comparison: the mean first, as in the paper, clean images last."""
-    has_clean = CLEAN in set(comparison.rows.corruption)
-    names = dict.fromkeys([*comparison.corruptions, *([CLEAN] if has_clean else [])])
+    names = comparison.with_clean
     several = len(comparison.corruptions) > 1
     lines = []
     for line, label in comparison.lines.label.items():
@@ -223,10 +222,10 @@ def error_value(comparison: Comparison, line: int, corruption: str) -> Value:
         return Value("failed", kind="failed", note=reason) if failed else MISSING
     spread, notes, rank = found["deviation"], [], None
     if standing := comparison.standings(corruption).get(line):
-        # Many columns would be too wide with it; what is lost is said below the table.
+        # With intervals, many columns would be too wide; the widest is named below the table.
         only = comparison.corruptions == (corruption,)
         spread, rank = standing.error.half_width if only else math.nan, standing.rank
-        notes.append(_ends(comparison, standing.error))
+        notes.append(interval_note(standing.error, decimals_of(comparison)))
     text = _number(comparison, found["mean"], spread)
     if failed:
         notes.append(f"{failed} of {found['seeds']} seeds failed: {reason}")
@@ -234,8 +233,8 @@ def error_value(comparison: Comparison, line: int, corruption: str) -> Value:
     return Value(text, found["mean"], "number", note=note, rank=rank)
 
 
-def _ends(comparison: Comparison, error: MeanInterval) -> str:
-    decimals = decimals_of(comparison)
+def interval_note(error: MeanInterval, decimals: int) -> str:
+    """Say where the interval of an error begins and ends."""
     low, high = max(error.low, 0), min(error.high, 100)
     return f"95 % interval over images: {low:.{decimals}f} to {high:.{decimals}f}"
 
@@ -245,7 +244,7 @@ def mean_value(comparison: Comparison, line: int) -> Value:
     mean, spread = comparison.lines.loc[line, ["mean", "spread"]]
     if not math.isnan(mean):
         standing = comparison.standings().get(line)
-        note = _ends(comparison, standing.error) if standing else ""
+        note = interval_note(standing.error, decimals_of(comparison)) if standing else ""
         rank = standing.rank if standing else None
         return Value(_number(comparison, mean, spread), float(mean), "number", note=note, rank=rank)
     found = [comparison.entries.get((line, name)) for name in comparison.corruptions]

@@ -126,8 +126,8 @@ class Tuning:
             its plan do not count.
         space: What may be tried.
         search: How it is searched.
-        conditions: Corruptions and severities; in this order, pruning looks at them.
-        clean_weight: How much one percent more errors on clean images than the source's counts,
+        conditions: Corruptions and severities, in the order in which pruning looks at them.
+        clean_weight: What each point of error on clean images above the source's adds to the score,
             beside the mean error over conditions.
 
     Raises:
@@ -325,7 +325,10 @@ class _TuningRun:
     def _ended(
         self, one: Proposal, conditions: Sequence[Condition], source_clean: float | None
     ) -> Trial:
-        """Return how a trial did on some conditions; with a score if the source's is given."""
+        """Return how a trial did on some conditions.
+
+        It has a score where clean images are among them, and the source's error on these is given.
+        """
         errors: dict[Condition, float] = {}
         for condition in conditions:
             units = self._units_of(one, condition)
@@ -357,7 +360,11 @@ class _TuningRun:
         return replace(trial, status="pruned", reason=reason)
 
     def _command(self, unit: Unit) -> list[str]:
-        """Return the words that measure a unit; clean images and the source come with any."""
+        """Return the words of a search that measures a unit.
+
+        Every search measures clean images and the source, so that any condition and any options of
+        the method will do for these.
+        """
         bench, cell = self._tuning.benchmark, unit.cells[0]
         options = self._options[unit] or self._tuning.space.first()
         name, severity = unit.conditions[0]

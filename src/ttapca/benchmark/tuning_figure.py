@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,50 +11,18 @@ from ttapca.benchmark.figures import ERROR, MARGIN, ReportFigure
 from ttapca.benchmark.search_space import Choices, Range, SearchSpace
 from ttapca.benchmark.session import toml_value
 from ttapca.benchmark.tuning import Trial, Tuned
-from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = (".svg", ".png", ".pdf")
 FAR = 4.0  # times the lowest error; the axis is logarithmic if there are higher ones
 ACROSS = 3  # panels beside one another
 PANEL_WIDTH, PANEL_HEIGHT = 2.9, 2.5  # inches
-POINTS_PER_INCH = 160
 LOOKS: dict[str, dict[str, Any]] = {
     "finished": {"color": svg.PALETTE[0], "marker": "o", "alpha": 0.75},
     "left early": {"color": svg.PALETTE[6], "marker": "v", "fillstyle": "none"},
     "best": {"color": svg.PALETTE[1], "marker": "*", "markersize": 12},
 }
-
-
-def check_format(suffix: str) -> None:
-    """Raise `OptionError` for a file that no figure is written to."""
-    if suffix not in FORMATS:
-        raise OptionError(f"A plot ends with {', '.join(FORMATS)}; found `{suffix}`.")
-
-
-def draw(tuned: Tuned, space: SearchSpace, suffix: str) -> bytes:
-    """Return the figure as the content of a file.
-
-    Args:
-        tuned: What a search found.
-        space: What it searched.
-        suffix: Of the file: `.svg`, `.png` or `.pdf`.
-    """
-    import matplotlib as mpl
-
-    check_format(suffix)
-    figure = tuning_figure(tuned, space)
-    if suffix == ".svg":
-        return svg.file_svg(figure).encode()
-    content = io.BytesIO()
-    dates = {"CreationDate": None} if suffix == ".pdf" else {}
-    with mpl.rc_context(svg.STYLE):
-        figure.drawing.savefig(
-            content, format=suffix[1:], dpi=POINTS_PER_INCH, metadata=dates, facecolor="white"
-        )
-    return content.getvalue()
 
 
 def tuning_figure(tuned: Tuned, space: SearchSpace) -> ReportFigure:
@@ -109,7 +76,7 @@ def _groups(tuned: Tuned) -> dict[str, list[Trial]]:
 
 def _scale_y(axes: Axes, errors: Sequence[float]) -> None:
     """Make the axis logarithmic where a few bad trials would squeeze the good ones together."""
-    if 0 < FAR * min(errors) < max(errors):
+    if errors and 0 < FAR * min(errors) < max(errors):
         axes.set_yscale("log")
         svg.label_plainly(axes.yaxis)
 
@@ -118,19 +85,14 @@ def _panel(axes: Axes, name: str, values: Choices | Range, groups: dict[str, lis
     """Draw the trials against one option."""
     places = _places(name, values, [trial for some in groups.values() for trial in some])
     for look, trials in groups.items():
-        if trials and look == "left early":  # with a mean over fewer conditions: not to compare
-            x = [places[toml_value(trial.options[name])] for trial in trials]
-            edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-            axes.plot(x, [1.0] * len(x), linestyle="none", label=look, **edge, **LOOKS[look])
-        elif trials:
-            x = [places[toml_value(trial.options[name])] for trial in trials]
-            axes.plot(
-                x,
-                [trial.mean or 0.0 for trial in trials],
-                linestyle="none",
-                label=look,
-                **LOOKS[look],
-            )
+        if not trials:
+            continue
+        x = [places[toml_value(trial.options[name])] for trial in trials]
+        y, style = [trial.mean or 0.0 for trial in trials], LOOKS[look]
+        if look == "left early":  # at the edge: their means are over fewer conditions
+            y = [1.0] * len(x)
+            style = {**style, "transform": axes.get_xaxis_transform(), "clip_on": False}
+        axes.plot(x, y, linestyle="none", label=look, **style)
     axes.set_xlabel(name)
     if isinstance(values, Range):
         axes.set_xscale("log" if values.log else "linear")

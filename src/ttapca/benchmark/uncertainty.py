@@ -11,7 +11,7 @@ its share of wrong ones follow, without drawing random numbers:
   on each image could as well be exchanged. It is exact; with one prediction of each image it is
   that of McNemar's test.
 
-These intervals do not hold what depends on the order of the images: several seeds show it.
+These intervals leave out what depends on the order of the images; several seeds show that.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from ttapca.engines import Engine
     from ttapca.networks import Normalisation
 
-PAPERS_COMPONENTS = 2000
-PAPERS_BATCH = 200
 MOST_NUMBERS = 10_000
+# One number, or the ends of a range. Python refuses to read numbers of thousands of digits.
+WHOLE_NUMBERS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
+SIDE = re.compile(r"0*[1-9]\d{0,8}", re.ASCII)  # of an image, or its channels
 
 DATA = "cifar10, cifar100, cifar10-500, digits, or a path to images."
 MODEL = "A packaged network, a file of weights, hf:NAME, timm:NAME, or package.module:factory."
@@ -235,7 +237,7 @@ def read_images(data: str, split: Split, folder: Path | None, **options: Any) ->
     """Return labelled images by path, or by name from the cache or the given folder."""
     with ConsoleReporter() as reporter:
         reporter.advance(f"reading {data}", 0, None)
-        return load(data, split, root=(folder or cache_root()).expanduser(), **options)
+        return load(data, split, root=folder or cache_root(), **options)
 
 
 def engine(jobs: int | None, words: str | None) -> Engine:
@@ -256,7 +258,7 @@ def input_shape(words: str | None, network: nn.Module) -> tuple[int, ...] | None
     if words is None:
         return network.input_shape if isinstance(network, ImageNetwork) else None
     parts = words.lower().split("x")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if not all(map(SIDE.fullmatch, parts)):
         raise OptionError(f"--input takes a shape such as 3x32x32; found `{words}`.")
     return tuple(int(part) for part in parts)
 
@@ -284,13 +286,13 @@ def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
         return None
     found: list[int] = []
     for word in separated(text) or ():
-        first, dash, last = word.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        ends = WHOLE_NUMBERS.fullmatch(word)
+        numbers = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
+        if not numbers:  # also a range from a higher number to a lower one
             raise OptionError(f"{option} takes whole numbers, such as 1,3 or 0-2; found `{text}`.")
-        count = int(last or first) - int(first) + 1
-        if len(found) + count > MOST_NUMBERS:
+        if len(found) + len(numbers) > MOST_NUMBERS:
             raise OptionError(f"{option} takes at most {MOST_NUMBERS:,} numbers; found `{text}`.")
-        found.extend(range(int(first), int(first) + count))
+        found.extend(numbers)
     return tuple(found)
 
 
@@ -309,7 +311,7 @@ def value_of(text: str) -> Any:
 
 def check_place(to: Path, option: str = "--to") -> None:
     """Refuse a file in a folder that does not exist: most often it is a typing mistake."""
-    folder = to.expanduser().absolute().parent
+    folder = to.absolute().parent
     if not folder.is_dir():
         raise OptionError(f"{option} names a file in a folder that exists; there is no {folder}.")
     if to.is_dir():

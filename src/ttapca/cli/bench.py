@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,7 @@ from typer import Option
 
 from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Row, Setting
 from ttapca.cli import arguments, completion
-from ttapca.cli.console import ConsoleReporter
-from ttapca.datasets import DIGITS
+from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
@@ -30,6 +28,7 @@ NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")
 VARIED = ("batch_size", "components", "steps", "options")
 
 SUMMARY = "Mean error [%] over corruptions, ±: 95 % interval over images"
+AFTER_THE_LAST = "after the last finished measurement"
 MOST_ACROSS = 2  # settings beside one another in 80 columns
 Found = dict[tuple[str, Setting, bool], list[Row]]  # by label, setting, clean or not
 
@@ -90,7 +89,7 @@ def bench(
     retry_failed: Annotated[bool, Option("--retry-failed", help="Repeat what failed.")] = False,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="List what would be run.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="List the runs of the plan.")] = False,
     folder: arguments.DataFolder = None,
     size: arguments.ImageSize = None,
     shorter_side: arguments.ShorterSide = None,
@@ -102,7 +101,6 @@ def bench(
     with `wiener` beside its methods: fifteen corruptions at severity 5, episodic and online,
     batches of 200, one step, 2,000 components.
     """
-    from ttapca.benchmark.network_source import DIGITS_NETWORK
     from ttapca.benchmark.session import Benchmark
 
     changes = wishes.changes()
@@ -114,9 +112,8 @@ def bench(
                 f"{', '.join(chosen.methods)}. Leave it out, or name `{method}` in --methods."
             )
     source = network.source(default=chosen.model)
-    bare = wishes.data is None and plan is None and preset is None
-    if source.name in (DIGITS, DIGITS_NETWORK) and bare:
-        chosen = chosen.changed(data=DIGITS)  # no other data fit this network
+    if wishes.data is None and plan is None and preset is None:
+        chosen = chosen.changed(data=source.only_data)
     root = arguments.cache_root()
     benchmark = Benchmark(chosen, source, filter, root, folder, size, shorter_side)
     if dry_run:
@@ -125,9 +122,14 @@ def bench(
     found = arguments.engine(jobs, engine)
     rows = run_benchmark(benchmark, to, retry_failed=retry_failed, engine=found)
     if as_json:
-        typer.echo(json.dumps([row.record() for row in rows], indent=2))
+        print_json([row.record() for row in rows])
     else:
         _print_summary(rows, to)
+    exit_if_failed(rows)
+
+
+def exit_if_failed(rows: Sequence[Row]) -> None:
+    """End the command with exit code 1 if a measurement failed."""
     if any(row.outcome.status == "failed" for row in rows):
         raise typer.Exit(1)
 
@@ -143,13 +145,9 @@ def run_benchmark(
 ) -> list[Row]:
     """Run a benchmark and show its progress; `lines`: whether each finished run leaves a line."""
     arguments.check_place(to)
-    with ConsoleReporter("bench", lines=lines) as reporter:
+    with ConsoleReporter("bench", lines=lines, goes_on=AFTER_THE_LAST) as reporter:
         benchmark.reporter = reporter
-        try:
-            return benchmark.run(to, retry_failed=retry_failed, estimate=estimate, engine=engine)
-        except KeyboardInterrupt:
-            reporter.note("stopped; the same command goes on after the last finished measurement")
-            raise
+        return benchmark.run(to, retry_failed=retry_failed, estimate=estimate, engine=engine)
 
 
 def _list_units(benchmark: Benchmark) -> None:

@@ -1,11 +1,16 @@
-"""What commands write to standard error: progress, and messages in words of the command line."""
+"""What commands write: JSON to standard output; to standard error progress, and messages.
+
+Messages of the library are put into words of the command line.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from typing import Literal, Self
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -21,6 +26,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from ttapca.support.json_values import finite
+
+
+def print_json(content: object) -> None:
+    """Print JSON; numbers that are not finite, which it does not have, become null."""
+    typer.echo(json.dumps(finite(content), indent=2, allow_nan=False))
+
 
 class ConsoleReporter:
     """A `Reporter` for people: bars on a terminal, cleared at the end, and notes everywhere.
@@ -29,6 +41,7 @@ class ConsoleReporter:
         title: How each note starts.
         counted: What the bars count.
         lines: Whether a finished task with facts leaves a line.
+        goes_on: Where the same command goes on after Ctrl-C, which is then said; empty if nowhere.
         console: Where to write; standard error by default.
     """
 
@@ -38,9 +51,10 @@ class ConsoleReporter:
         counted: Literal["steps", "bytes"] = "steps",
         *,
         lines: bool = False,
+        goes_on: str = "",
         console: Console | None = None,
     ) -> None:
-        self._title, self._lines = title, lines
+        self._title, self._lines, self._goes_on = title, lines, goes_on
         self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
         counts: tuple[ProgressColumn, ...] = (_Count(), TimeRemainingColumn())
         if counted == "bytes":
@@ -61,9 +75,11 @@ class ConsoleReporter:
         self._progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Clear the bars, whatever happened."""
         self._progress.stop()
+        if kind is KeyboardInterrupt and self._goes_on:
+            self.note(f"stopped; the same command goes on {self._goes_on}")
 
     def note(self, text: str) -> None:
         """Write one sentence above the bars."""

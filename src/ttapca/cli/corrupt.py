@@ -109,19 +109,12 @@ def parse_corruptions(words: str) -> tuple[str, ...]:
         >>> parse_corruptions("fog,extra")
         ('fog', 'speckle_noise', 'gaussian_blur', 'spatter', 'saturate')
     """
-    from ttapca.corruptions import CORRUPTIONS, EXTRA, STANDARD
-    from ttapca.corruptions.catalogue import find, unknown
+    from ttapca.corruptions.catalogue import find_all
 
-    groups = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA}
-    names: list[str] = []
-    for word in arguments.separated(words) or ():
-        try:
-            names.extend(groups.get(word) or [find(word).name])
-        except OptionError:
-            raise unknown(word, (*CORRUPTIONS, *groups)) from None
+    names = find_all(arguments.separated(words) or ())
     if not names:
         raise OptionError("`--corruptions` takes at least one name; found none.")
-    return tuple(dict.fromkeys(names))
+    return names
 
 
 def parse_severities(words: str) -> tuple[int, ...]:
@@ -164,7 +157,7 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
     export = Export(
         images=data.images,
         labels=data.labels,
-        to=to.expanduser().absolute(),
+        to=to.absolute(),
         corruptions=names,
         severities=severities,
         seed=options.seed,

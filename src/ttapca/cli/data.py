@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from typer import Argument, Option
 
 from ttapca.cli import completion
 from ttapca.cli.arguments import AsJson, DataFolder, cache_root
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.datasets import (
     CIFAR10_500,
     DATA_SETS,
@@ -46,17 +45,13 @@ def get(
     to: Annotated[Path | None, Option(metavar="DIR", help=CACHE)] = None,
 ) -> None:
     """Download and verify data sets; an interrupted download is continued."""
-    root = (to or cache_root()).expanduser().absolute()
+    root = (to or cache_root()).absolute()
     data_sets = [find_data_set(name) for name in names if name != FROST]  # checks all names first
     if FROST in names:
         _get_frost(root)
     for data_set in data_sets:
-        with ConsoleReporter(data_set.name, "bytes") as report:
-            try:
-                fetched = fetch(data_set, root, report)
-            except KeyboardInterrupt:
-                report.note("stopped; the same command goes on from here")
-                raise
+        with ConsoleReporter(data_set.name, "bytes", goes_on="from here") as report:
+            fetched = fetch(data_set, root, report)
             if fetched.kept is not None:
                 report.note(f"the folder that was there is kept as {fetched.kept}")
         holding = fetched.holding
@@ -78,11 +73,11 @@ def _get_frost(root: Path) -> None:
 
 def list_(folder: DataFolder = None, as_json: AsJson = False) -> None:
     """Show which data sets are there, their size, and whether they verify (reads every byte)."""
-    root = (folder or cache_root()).expanduser().absolute()
+    root = (folder or cache_root()).absolute()
     with ConsoleReporter("list", "bytes") as report:
         holdings = inventory(root, report)
     if as_json:
-        typer.echo(json.dumps([_as_json(holding) for holding in holdings], indent=2))
+        print_json([_as_json(holding) for holding in holdings])
         return
     for line in _lines(root, holdings):
         typer.echo(line)

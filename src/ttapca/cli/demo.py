@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from typer import Option
 
 from ttapca.cli import arguments
-from ttapca.cli.bench import run_benchmark
+from ttapca.cli.bench import exit_if_failed, run_benchmark
 from ttapca.cli.reproduce import run_and_report
 from ttapca.support.disk import make_folder
 
@@ -75,7 +76,8 @@ def _photographs(to: Path, seed: int) -> None:
     line = line_to_remember(rows)
     write_report(results, page, line, turned)
     out.print(f"\n{line}\n", highlight=False)
-    out.print(f"The report: {page.absolute()}", highlight=False, soft_wrap=True)
+    typer.echo(f"The report: {page.absolute()}")
+    exit_if_failed(rows)
 
 
 def _measured(results: Path, seed: int) -> tuple[list[Row], list[TurnedPrediction]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from typer import Option
 
+from ttapca.benchmark import paper
 from ttapca.cli import arguments, completion
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
 
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from ttapca.networks.evaluation import EvaluatedKind
 
 
+# What the command has an option of its own for, by the name that `ttapca.adapt` knows it by.
+OWN_OPTIONS = {
+    "model": "--model",
+    "method": "--method",
+    "filter": "--filter DIR",
+    "forgetting": "--forgetting",
+    "outputs": "--outputs KIND",
+}
 FILTER = "A filter from `ttapca fit` (default: the one that ships with the network, if any)."
 
 
@@ -39,7 +47,7 @@ def evaluate(
     episodic: Annotated[
         bool | None, Option("--episodic/--online", help="Short for --forgetting.")
     ] = None,
-    batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = arguments.PAPERS_BATCH,
+    batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = paper.BATCH_SIZE,
     steps: Annotated[int | None, Option(min=1, help="Gradient steps per batch.")] = None,
     lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None,
     corruption: Annotated[
@@ -71,9 +79,9 @@ def evaluate(
     shipped = source.shipped_filter if registration(method).method.needs_filter else None
     folder = filter or shipped
     test, chosen = images.read("test", corruption=corruption, severity=severity)
-    wishes = {"forgetting": setting, "steps": steps, "lr": lr, **_options(option or [])}
+    wishes = {"forgetting": setting, "outputs": outputs, "steps": steps, "lr": lr}
+    wishes |= _options(option or [])
     fitted = None if folder is None else ttapca.load(folder)
-    wishes["outputs"] = outputs
     adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
     facts = {
         "model": source.name,
@@ -92,7 +100,7 @@ def evaluate(
     if as_json:
         if explain:
             facts["explanations"] = [dataclasses.asdict(report) for report in reports]
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     typer.echo(_sentence(facts))
     for report in reports:
@@ -108,12 +116,17 @@ def _setting(forgetting: str | None, episodic: bool | None) -> str:
 
 
 def _options(words: list[str]) -> dict[str, Any]:
+    """Return the options of the method by name."""
     found = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name.strip().isidentifier():
             raise OptionError(
                 f"--option takes NAME=VALUE, such as statistics=source; found `{word}`."
+            )
+        if (own := OWN_OPTIONS.get(name.strip())) is not None:
+            raise OptionError(
+                f"--option takes what only the method knows; found `{word}`: give {own} instead."
             )
         found[name.strip()] = arguments.value_of(text)
     return found

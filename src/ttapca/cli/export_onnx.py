@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 from typer import Option
 
 from ttapca.cli import arguments
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 
 
 def export_onnx(
@@ -46,7 +45,7 @@ def export_onnx(
         state = write(model, fitted, to, input_shape=shape, streams=streams, images=images)
     if as_json:
         facts = {"file": str(to), "layer": fitted.layer, "opset": OPSET, "state": state}
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     taken = (streams or "streams", images or "images", *(shape or fitted.shape))
     given = [name.replace("stream", "next", 1) for name in state]

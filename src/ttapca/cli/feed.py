@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ttapca.cli import arguments
+from ttapca.cli.console import print_json
 from ttapca.datasets import FROST
 from ttapca.errors import OptionError
 
@@ -203,7 +203,7 @@ def _summarise(streams: list[FedStream], as_json: bool) -> None:
             for stream in streams
             for tally in list(stream.totals.values())
         ]
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("stream", "condition", "mode"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from typer import Option
 
 from ttapca.cli import arguments
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 
 if TYPE_CHECKING:
     from ttapca.datasets import Shards, TensorBatches
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
     from ttapca.support.outputs import OutputKind
 
-BATCH = 250  # images
-BATCH_NUMBERS = 2**23
+BATCH_NUMBERS = 2**23  # of large images, so many pixels times channels are read at once
 
 
 def fit(
@@ -98,7 +96,9 @@ def _batches(
 
 def _together(shape: tuple[int, ...]) -> int:
     """Return how many images to read at once."""
-    return max(1, min(BATCH, BATCH_NUMBERS // math.prod(shape)))
+    from ttapca.benchmark.filters import FIT_BATCH
+
+    return max(1, min(FIT_BATCH, BATCH_NUMBERS // math.prod(shape)))
 
 
 def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float, as_json: bool) -> None:
@@ -119,7 +119,7 @@ def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float, as_json:
             "chosen": chosen,
             "seconds": seconds,
         }
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "

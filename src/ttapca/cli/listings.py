@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,9 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
+from ttapca.benchmark import paper
 from ttapca.cli import arguments
+from ttapca.cli.console import print_json
 from ttapca.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def layers(
     input_shape: arguments.InputShape = None,
     components: Annotated[
         int, Option(min=1, help="Components of the filter whose cost is shown.")
-    ] = arguments.PAPERS_COMPONENTS,
+    ] = paper.COMPONENTS,
     images: Annotated[
         int, Option(min=32, help="Images of the fit whose route, time and memory are shown.")
     ] = FITTED_IMAGES,
@@ -51,6 +52,7 @@ def layers(
 
     source = options.source()
     if source.name in networks.ARCHITECTURES and source.name not in networks.packaged():
+        source.refuse("weights", "architecture")
         network: nn.Module = networks.build(source.name)
     else:  # the normalisation makes no difference here, and not every file states it
         network = source.load(assumed="none", doubt=False)
@@ -67,7 +69,7 @@ def layers(
         for layer in facts["layers"]:
             plan = plans[layer["name"]]
             layer["fit"] = None if plan is None else dataclasses.asdict(plan)
-        typer.echo(json.dumps(facts | {"images": images}, indent=2))
+        print_json(facts | {"images": images})
     else:
         _print(table, shape, plans, images)
 
@@ -146,7 +148,7 @@ def methods(as_json: arguments.AsJson = False) -> None:
             }
             for each in METHODS.values()
         ]
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     width = min(Console().width, WIDEST)
     for each in METHODS.values():

@@ -88,14 +88,17 @@ def figure(
         str | None, Argument(help="Which figure, such as `rank`; without it, all are listed.")
     ] = None,
     to: Annotated[
-        Path | None, Option(metavar="FILE", help="Where to write (default: NAME.svg).")
+        Path | None, Option(metavar="FILE", help=".svg, .png or .pdf (default: NAME.svg).")
     ] = None,
 ) -> None:
-    """Write one figure of the report as an SVG file, for light and dark pages."""
+    """Write one figure of the report as a file; SVG is for light and dark pages."""
     from ttapca.benchmark import Results
+    from ttapca.benchmark.figure_files import check_format, figure_file
     from ttapca.benchmark.figures import figures
-    from ttapca.benchmark.svg import file_svg
 
+    if to is not None:
+        check_place(to)
+        check_format(to.suffix)
     with Results(results, readonly=True) as file:
         found = {each.name: each for each in figures(file.rows(), file.observations())}
     if name is None:
@@ -109,6 +112,5 @@ def figure(
             f"{did_you_mean(name, found)}"
         )
     target = to or Path(f"{name}.svg")
-    check_place(target)
-    replace_file(target, file_svg(found[name]).encode())
+    replace_file(target, figure_file(found[name], target.suffix))
     typer.echo(str(target))

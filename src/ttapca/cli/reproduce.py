@@ -10,7 +10,7 @@ from rich.console import Console
 from typer import Option
 
 from ttapca.cli import arguments, completion
-from ttapca.cli.bench import run_benchmark
+from ttapca.cli.bench import exit_if_failed, run_benchmark
 from ttapca.errors import OptionError
 from ttapca.support.disk import make_folder
 
@@ -59,10 +59,10 @@ def reproduce(
     # A network that cannot be loaded is refused before anything is fetched.
     subject = source.load(doubt=False)
     found = corrupted or _place(f"{data}-c", folder)
-    _get(data, folder)
     images = QUICK_IMAGES if quick else None
     for need in needed_for_the_papers_setting(data, subject, found, images):
         typer.echo(f"reproduce: {need}", err=True)
+    _get(data, folder)
     plan = read_preset("paper-tables").changed(
         data=data,
         images=images,
@@ -82,7 +82,10 @@ def run_and_report(
     estimate: bool = False,
     engine: Engine | None = None,
 ) -> None:
-    """Run a benchmark in a folder, print its tables and write its report there."""
+    """Run a benchmark in a folder, print its tables and write its report there.
+
+    If a measurement failed, the report says why, and the exit code is 1.
+    """
     from ttapca.benchmark.tables import error_tables
     from ttapca.cli.publish import write_report
     from ttapca.cli.terminal_tables import print_table
@@ -94,7 +97,8 @@ def run_and_report(
     for table in error_tables(rows):
         print_table(out, table)
     write_report(results, page)
-    out.print(f"The report: {page.absolute()}", highlight=False, soft_wrap=True)
+    typer.echo(f"The report: {page.absolute()}")
+    exit_if_failed(rows)
 
 
 def _get(data: str, folder: Path | None) -> None:
@@ -110,6 +114,6 @@ def _place(name: str, folder: Path | None) -> Path | None:
     """Return the folder of a data set, or None if there is none."""
     from ttapca.datasets.catalog import DATA_SETS
 
-    root = (folder or arguments.cache_root()).expanduser()
+    root = folder or arguments.cache_root()
     layouts = DATA_SETS[name].layouts if name in DATA_SETS else ()
     return next((root / one.folder for one in layouts if (root / one.folder).is_dir()), None)

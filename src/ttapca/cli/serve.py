@@ -29,14 +29,14 @@ MODES = "on, shadow (answers unchanged, counts what would change) or off."
 
 @dataclass(kw_only=True)
 class LimitOptions:
-    """How much the service takes; None for what the library thinks right."""
+    """Limits of the service; None for those of the library, which the help names in brackets."""
 
     max_batch: Annotated[int | None, Option(min=1, help="Images of a pass (64).")] = None
     max_wait: Annotated[
         float | None, Option(min=0, help="Seconds a pass waits for other streams (0.002).")
     ] = None
     max_queue: Annotated[int | None, Option(min=1, help="Images that wait (1,024).")] = None
-    max_streams: Annotated[int | None, Option(min=1, help="Streams at all (100,000).")] = None
+    max_streams: Annotated[int | None, Option(min=1, help="Streams in all (100,000).")] = None
     max_resident: Annotated[int | None, Option(min=1, help="Streams in memory (2,000).")] = None
     max_memory: Annotated[
         int | None, Option(min=1, help="Bytes of the streams in memory (1 GiB).")
@@ -68,7 +68,9 @@ class LimitOptions:
 def serve(
     network: arguments.NetworkOptions,
     filter: arguments.FilterOption = None,
-    host: Annotated[str, Option(help="Where to listen; others need --tokens.")] = "127.0.0.1",
+    host: Annotated[
+        str, Option(help="Address to listen at; other than this machine's needs --tokens.")
+    ] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
     tokens: Annotated[
         Path | None, Option(metavar="FILE", help="Who may do what, in TOML: docs/production.md.")

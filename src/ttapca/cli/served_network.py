@@ -105,14 +105,11 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
     """Return the filter of a packaged network: one that ships, one that was kept, or a new one."""
     import ttapca
     from ttapca import networks
-    from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
-    from ttapca.benchmark.network_source import fingerprint
-    from ttapca.datasets import TensorBatches
-    from ttapca.networks.checkpoints import describe_weights
+    from ttapca.benchmark.filters import kept_filter
+    from ttapca.benchmark.network_source import fingerprint, option_words
 
-    words = [f"{name} {value}" for name, value in source.words().items() if value is not None]
-    fit = " ".join(["ttapca fit", shlex.quote(source.name), *words])
     if source.file not in networks.packaged():
+        fit = shlex.join(["ttapca", "fit", source.name, *option_words(source.words())])
         raise OptionError(
             f"A network is served with a filter of its own; none was given for `{source.name}`. "
             f"Fit one with `{fit} --data DATA --to my-filter`, and name it: --filter my-filter"
@@ -120,21 +117,31 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
     if source.shipped_filter is not None:
         return ttapca.load(source.shipped_filter)
     kept = arguments.cache_root() / KEPT_FILTERS / f"{source.file}-{fingerprint(model)}"
-    if kept.exists():
-        return ttapca.load(kept)
+    with ConsoleReporter() as reporter:
+        return kept_filter(kept, lambda: _fitted_now(source, model, folder, reporter), reporter)
+
+
+def _fitted_now(
+    source: NetworkSource, model: nn.Module, folder: Path | None, reporter: ConsoleReporter
+) -> FittedFilter:
+    """Fit a filter on the images that a packaged network was trained with."""
+    from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
+    from ttapca.datasets import TensorBatches, load
+    from ttapca.networks.checkpoints import describe_weights
+
     data = str(describe_weights(source.file)["data"]["name"])
+    task = f"reading {data}"
+    reporter.advance(task, 0, None)
     try:
-        train = arguments.read_images(data, "train", folder)
+        train = load(data, "train", root=folder or arguments.cache_root())
     except DataNotFoundError as error:
         raise OptionError(
             f"Without --filter, one is fitted on the images that `{source.name}` was trained with; "
             f"they are not there: {error} Or name a filter that you have: --filter DIR"
         ) from error
-    with ConsoleReporter() as reporter:
-        layer = recommended_layer(model, train, reporter)
-        batches = TensorBatches(train, FIT_BATCH)
-        usual_fit(model, layer, batches, reporter=reporter).save(kept)
-    return ttapca.load(kept)  # also a new one, so that a restart has the same bits
+    reporter.advance(task, 1, 1)
+    layer = recommended_layer(model, train, reporter)
+    return usual_fit(model, layer, TensorBatches(train, FIT_BATCH), reporter=reporter)
 
 
 def _described_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:
@@ -152,6 +159,8 @@ def _described_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]
 def _read_names(path: Path) -> tuple[str, ...]:
     try:
         text = read_bounded(path, OptionError).decode()
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError:
         raise OptionError(f"Names of classes must be text, one a line; {path} is not.") from None
     return tuple(line.strip() for line in text.splitlines() if line.strip())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from ttapca.cli import arguments
-from ttapca.cli.console import ConsoleReporter
+from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ttapca.datasets import Images
-    from ttapca.networks import EpochRecord, TrainingOptions
+    from ttapca.networks import EpochRecord, Normalisation, TrainingOptions
 
 CROP_FRACTION = 8  # a crop shifts by up to an eighth of the side: 4 pixels of 32
 NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
@@ -64,32 +63,101 @@ class TrainingWishes:
         return TrainingOptions(**values)
 
 
+@dataclass(kw_only=True)
+class NetworkWishes:
+    """Options that say which network is trained, and what it begins with."""
+
+    architecture: Annotated[
+        str | None, Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ...")
+    ] = None
+    model: Annotated[
+        str | None, Option(metavar="MODULE:FACTORY", help="A network of your own, instead.")
+    ] = None
+    normalise: Annotated[
+        str | None, Option(metavar="NAME", help="none, half, cifar10, ... (default: measured).")
+    ] = None
+    start: Annotated[
+        str | None, Option(metavar="FILE", help="Weights to begin with (default: random ones).")
+    ] = None
+    rotation_head: Annotated[
+        str | None,
+        Option(metavar="LAYER", help="Also learn rotations, sharing all layers up to this one."),
+    ] = None
+
+    def network(self, images: Images, seed: int) -> tuple[nn.Module, dict[str, Any]]:
+        """Return the network before training, and what is written down about it.
+
+        Args:
+            images: That it is trained on.
+            seed: Of random weights.
+        """
+        import torch
+
+        from ttapca.networks import add_rotation_head, build, load_weights
+        from ttapca.networks.checkpoints import find_weights
+
+        if (self.architecture is None) == (self.model is None):
+            raise OptionError(
+                "Training needs one network: an architecture such as resnet20, or --model "
+                f"package.module:factory; found {'neither' if self.model is None else 'both'}."
+            )
+        generator = torch.Generator().manual_seed(seed)
+        height, width, channels = images.images.shape[1:]
+        input_shape, names = (channels, height, width), images.class_names
+        shape: dict[str, Any] = {"classes": len(names), "input_shape": input_shape}
+        description = shape | {"class_names": names}
+        network: nn.Module
+        if self.architecture is not None:
+            scale = self._normalisation(images)
+            network = build(self.architecture, normalisation=scale, generator=generator, **shape)
+            description["architecture"] = self.architecture
+            description["normalisation"] = dataclasses.asdict(scale)
+        else:
+            network = self._made_by_the_user(seed)
+            description["factory"] = self.model
+        if self.start is not None:
+            load_weights(network, find_weights(self.start))
+            description["start"] = self.start
+        if self.rotation_head is not None:
+            network = add_rotation_head(network, self.rotation_head, generator, input_shape)
+        return network, description | {"rotation_split": self.rotation_head}
+
+    def _normalisation(self, images: Images) -> Normalisation:
+        """Return what was asked for, what the first weights need, or what the images have."""
+        from ttapca.networks import Normalisation, normalisation_of
+        from ttapca.networks.checkpoints import describe_weights
+        from ttapca.networks.network import find_normalisation
+
+        if self.normalise is not None:
+            return find_normalisation(self.normalise)
+        told = describe_weights(self.start).get("normalisation") if self.start is not None else None
+        if told is not None:  # weights are right for one normalisation only
+            return Normalisation(tuple(told["mean"]), tuple(told["std"]))
+        return normalisation_of(images)
+
+    def _made_by_the_user(self, seed: int) -> nn.Module:
+        import torch
+
+        if self.normalise is not None:
+            raise OptionError("--normalise has no meaning for a network of your own.")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return arguments.ModelOptions(model=self.model).source().load(doubt=False)
+
+
 def train(
     data: arguments.DataArgument,
     to: Annotated[
         Path, Option(metavar="DIR", help="Folder of the run; an unfinished run is continued.")
     ],
     wishes: TrainingWishes,
-    architecture: Annotated[
-        str | None, Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ...")
-    ] = None,
-    model: Annotated[
-        str | None, Option(metavar="MODULE:FACTORY", help="A network of your own, instead.")
-    ] = None,
-    normalise: Annotated[
-        str | None, Option(metavar="NAME", help="none, half, cifar10, ... (default: measured).")
-    ] = None,
-    start: Annotated[
-        str | None, Option(metavar="FILE", help="Weights to begin with (default: random ones).")
-    ] = None,
-    rotation_head: Annotated[
-        str | None,
-        Option(metavar="LAYER", help="Also learn rotations, sharing all layers up to this one."),
-    ] = None,
+    network: NetworkWishes,
     size: arguments.ImageSize = None,
     shorter_side: arguments.ShorterSide = None,
     folder: arguments.DataFolder = None,
-    tensorboard: Annotated[bool | None, Option(help="Write events (default: if there).")] = None,
+    tensorboard: Annotated[
+        bool | None, Option(help="Write events (default: if it is installed).")
+    ] = None,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Train a network; after a crash, the same command continues and gives the same weights."""
@@ -100,77 +168,17 @@ def train(
         for split in ("train", "test")
     )
     options = wishes.options(data, images)
-    network, description = _network(
-        architecture, model, images, normalise, start, rotation_head, wishes.seed
-    )
+    model, description = network.network(images, wishes.seed)
     fingerprint = images.fingerprint()
     if fingerprint == test.fingerprint():  # a path to one set of images serves as both
         typer.echo("train: no test split, so accuracy is that of the training images", err=True)
     description["data"] = {"name": str(data), "training_images": fingerprint}
-    last = _run(network, images, test, options, to, description, tensorboard)[-1]
+    last = _run(model, images, test, options, to, description, tensorboard)[-1]
     path = to / WEIGHTS
     if as_json:
-        typer.echo(json.dumps({"weights": str(path), **dataclasses.asdict(last)}, indent=2))
+        print_json({"weights": str(path), **dataclasses.asdict(last)})
     else:
         typer.echo(f"{path}  test accuracy {last.test_accuracy:.2f} %  {last.epoch} epochs")
-
-
-def _network(
-    architecture: str | None,
-    factory: str | None,
-    images: Images,
-    normalise: str | None,
-    start: str | None,
-    split: str | None,
-    seed: int,
-) -> tuple[nn.Module, dict[str, Any]]:
-    import torch
-
-    from ttapca.networks import (
-        Normalisation,
-        add_rotation_head,
-        build,
-        load_weights,
-        normalisation_of,
-    )
-    from ttapca.networks.checkpoints import describe_weights, find_weights
-    from ttapca.networks.network import find_normalisation
-
-    if (architecture is None) == (factory is None):
-        raise OptionError(
-            "Training needs one network: an architecture such as resnet20, or --model "
-            f"package.module:factory; found {'neither' if factory is None else 'both'}."
-        )
-    generator = torch.Generator().manual_seed(seed)
-    height, width, channels = images.images.shape[1:]
-    input_shape, names = (channels, height, width), images.class_names
-    shape: dict[str, Any] = {"classes": len(names), "input_shape": input_shape}
-    description = shape | {"class_names": names}
-    network: nn.Module
-    if architecture is not None:
-        told = describe_weights(start).get("normalisation") if start is not None else None
-        if normalise is not None:
-            scale = find_normalisation(normalise)
-        elif told is not None:  # weights are right for one normalisation only
-            scale = Normalisation(tuple(told["mean"]), tuple(told["std"]))
-        else:
-            scale = normalisation_of(images)
-        network = build(architecture, normalisation=scale, generator=generator, **shape)
-        description["architecture"] = architecture
-        description["normalisation"] = dataclasses.asdict(scale)
-    else:
-        if normalise is not None:
-            raise OptionError("--normalise has no meaning for a network of your own.")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            network = arguments.ModelOptions(model=factory).source().load(doubt=False)
-        description["factory"] = factory
-    if start is not None:
-        load_weights(network, find_weights(start))
-        description["start"] = start
-    if split is not None:
-        network = add_rotation_head(network, split, generator, input_shape)
-    return network, description | {"rotation_split": split}
 
 
 def _run(
@@ -185,7 +193,8 @@ def _run(
     from ttapca.networks.runs import read_history, train
 
     done, steps = len(read_history(to)), len(images) // options.batch_size
-    with ConsoleReporter("train") as reporter, _event_writer(to, tensorboard) as events:
+    reporting = ConsoleReporter("train", goes_on="after the last whole epoch")
+    with reporting as reporter, _event_writer(to, tensorboard) as events:
         if done:
             reporter.note(f"going on after epoch {done} of {options.epochs}")
 
@@ -199,20 +208,16 @@ def _run(
                 if name != "epoch" and value is not None:
                     events.add_scalar(name, value, record.epoch)
 
-        try:
-            return train(
-                network,
-                images,
-                test,
-                options,
-                to,
-                description=description,
-                progress=Steps(reporter, "train", options.epochs * steps, done * steps),
-                on_epoch=announce,
-            )
-        except KeyboardInterrupt:
-            reporter.note("stopped; the same command goes on after the last whole epoch")
-            raise
+        return train(
+            network,
+            images,
+            test,
+            options,
+            to,
+            description=description,
+            progress=Steps(reporter, "train", options.epochs * steps, done * steps),
+            on_epoch=announce,
+        )
 
 
 def _event_writer(folder: Path, wanted: bool | None) -> AbstractContextManager[Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shlex
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -16,15 +16,17 @@ from rich.console import Console
 from rich.table import Table
 from typer import Argument, Option
 
+from ttapca.benchmark import paper
 from ttapca.cli import arguments, completion
-from ttapca.cli.console import ConsoleReporter
-from ttapca.datasets import DIGITS
+from ttapca.cli.bench import AFTER_THE_LAST
+from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
 from ttapca.support.disk import replace_file
 
 if TYPE_CHECKING:
     from ttapca.benchmark.samplers import PrunerName, SamplerName
     from ttapca.benchmark.search_space import Choices, Range
+    from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.tuning import Trial, Tuned, Tuning
     from ttapca.datasets import Split
     from ttapca.engines import Engine
@@ -36,8 +38,51 @@ RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?(?::(?P<points>\
 OPTION = "NAME=V,V | NAME=LOW..HIGH[:log][:POINTS]"
 
 
+@dataclass(kw_only=True)
+class SearchOptions:
+    """Options that say what is tried, how it is chosen, and on which conditions."""
+
+    option: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=VALUES", help="1,2,4 or 1e-4..1e-1:log, with :5 for five points."),
+    ] = None
+    sampler: Annotated[
+        str | None, Option(help="grid, random or tpe (default: grid if all values are given).")
+    ] = None
+    trials: Annotated[
+        int | None, Option(min=1, help="How many random and tpe try (default: 30).")
+    ] = None
+    prune: Annotated[
+        str | None, Option(metavar="RULE", help="Leave bad trials early: median or halving.")
+    ] = None
+    clean_weight: Annotated[
+        float, Option(min=0.0, help="What each point lost on clean images adds to the score.")
+    ] = 0.0
+    conditions: Annotated[
+        str | None, Option(metavar="NAME:SEVERITY,...", help="Default: sixteen held-out ones.")
+    ] = None
+
+    def tuning(self, method: str, benchmark: Benchmark, seed: int) -> Tuning:
+        """Return the search for the best options of a method."""
+        from ttapca.benchmark.held_out import CONDITIONS, read_conditions
+        from ttapca.benchmark.samplers import Search
+        from ttapca.benchmark.search_space import SearchSpace
+        from ttapca.benchmark.tuning import Tuning
+
+        sampler, prune = cast("SamplerName", self.sampler), cast("PrunerName", self.prune)
+        words = arguments.separated(self.conditions)
+        return Tuning(
+            benchmark,
+            SearchSpace(method, dict(map(_option, self.option or []))),
+            Search(sampler, self.trials, prune, seed),
+            CONDITIONS if words is None else read_conditions(words),
+            self.clean_weight,
+        )
+
+
 def tune(
     network: arguments.NetworkOptions,
+    searching: SearchOptions,
     method: Annotated[
         str | None,
         Argument(
@@ -47,25 +92,8 @@ def tune(
         ),
     ] = None,
     data: arguments.DataOption = None,
-    option: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=VALUES", help="1,2,4 or 1e-4..1e-1:log, with :5 for five points."),
-    ] = None,
-    sampler: Annotated[
-        str | None, Option(help="grid, random or tpe (default: grid if all values are given).")
-    ] = None,
-    trials: Annotated[int | None, Option(min=1, help="Of random and tpe (default: 30).")] = None,
-    prune: Annotated[
-        str | None, Option(metavar="RULE", help="Leave bad trials early: median or halving.")
-    ] = None,
-    clean_weight: Annotated[
-        float, Option(min=0.0, help="What a percent lost on clean images counts.")
-    ] = 0.0,
-    conditions: Annotated[
-        str | None, Option(metavar="NAME:SEVERITY,...", help="Default: sixteen held-out ones.")
-    ] = None,
     settings: arguments.Settings = "online",
-    batch_sizes: arguments.BatchSizes = "200",
+    batch_sizes: arguments.BatchSizes = str(paper.BATCH_SIZE),
     images: Annotated[int, Option(min=1, help="Training images, the last ones.")] = IMAGES,
     seed: Annotated[int, Option(min=0, help="Of the sampler, and of the images' order.")] = 0,
     components: arguments.Components = None,
@@ -96,22 +124,16 @@ def tune(
     Options are chosen on training images, under the four extra corruptions at severity 5 and the
     standard ones at 4. What is reported, severity 5 of the fifteen on test images, is refused.
     """
-    from ttapca.benchmark.held_out import CONDITIONS, read_conditions
-    from ttapca.benchmark.network_source import DIGITS_NETWORK
     from ttapca.benchmark.plan import Plan
-    from ttapca.benchmark.samplers import Search
-    from ttapca.benchmark.search_space import SearchSpace
     from ttapca.benchmark.session import Benchmark
-    from ttapca.benchmark.tuning import Tuning
 
     if method is None and network.model_option is not None:  # then the first word is the method
         method, network.model = network.model, None
     if method is None:
         raise OptionError("Name a network and a method, as MODEL METHOD; found no method.")
-    space = SearchSpace(method, dict(map(_option, option or [])))
     source = network.source()
     chosen = Plan().changed(
-        data=data or (DIGITS if source.name in (DIGITS, DIGITS_NETWORK) else None),
+        data=data or source.only_data,
         settings=arguments.separated(settings),
         batch_sizes=arguments.whole_numbers("--batch-sizes", batch_sizes),
         components=arguments.whole_numbers("--components", components),
@@ -120,42 +142,41 @@ def tune(
         outputs=outputs,
         images=images,
     )
-    root = arguments.cache_root()
-    benchmark = Benchmark(chosen, source, filter, root, folder, size, shorter_side)
-    benchmark.split = cast("Split", split)
-    words = arguments.separated(conditions)
-    tuning = Tuning(
-        benchmark,
-        space,
-        Search(cast("SamplerName", sampler), trials, cast("PrunerName", prune), seed),
-        CONDITIONS if words is None else read_conditions(words),
-        clean_weight,
-    )
+    places = (arguments.cache_root(), folder, size, shorter_side)
+    benchmark = Benchmark(chosen, source, filter, *places, split=cast("Split", split))
+    tuning = searching.tuning(method, benchmark, seed)
     if plot is not None:
-        from ttapca.benchmark.tuning_figure import check_format, draw
-
-        arguments.check_place(plot, "--plot")
-        check_format(plot.suffix)
+        _check_plot(plot)
     tuned = _run(tuning, to, retry_failed, arguments.engine(jobs, engine))
     if plot is not None:
-        replace_file(plot, draw(tuned, space, plot.suffix))
+        _draw(tuned, tuning, plot)
     if as_json:
-        typer.echo(json.dumps(_facts(tuned), indent=2))
+        print_json(_facts(tuned))
     else:
         _print(tuned, tuning, to, plot)
     if any(trial.status == "failed" for trial in tuned.trials):
         raise typer.Exit(1)
 
 
+def _check_plot(to: Path) -> None:
+    from ttapca.benchmark.figure_files import check_format
+
+    arguments.check_place(to, "--plot")
+    check_format(to.suffix)
+
+
+def _draw(tuned: Tuned, tuning: Tuning, to: Path) -> None:
+    from ttapca.benchmark.figure_files import figure_file
+    from ttapca.benchmark.tuning_figure import tuning_figure
+
+    replace_file(to, figure_file(tuning_figure(tuned, tuning.space), to.suffix))
+
+
 def _run(tuning: Tuning, to: Path, retry_failed: bool, engine: Engine) -> Tuned:
     arguments.check_place(to)
-    with ConsoleReporter("tune", lines=True) as reporter:
+    with ConsoleReporter("tune", lines=True, goes_on=AFTER_THE_LAST) as reporter:
         tuning.benchmark.reporter = reporter
-        try:
-            return tuning.run(to, engine=engine, retry_failed=retry_failed)
-        except KeyboardInterrupt:
-            reporter.note("stopped; the same command goes on after the last finished measurement")
-            raise
+        return tuning.run(to, engine=engine, retry_failed=retry_failed)
 
 
 def _option(word: str) -> tuple[str, Choices | Range]:

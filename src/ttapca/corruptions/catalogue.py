@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -127,6 +127,9 @@ EXTRA: tuple[str, ...] = tuple(each.name for each in _EXTRA)
 CORRUPTIONS: tuple[str, ...] = STANDARD + EXTRA
 """All nineteen."""
 
+GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA}
+"""Words that stand for several corruptions."""
+
 
 def find(name: str) -> Corruption:
     """Return the corruption of a name; spaces and hyphens count as underscores.
@@ -140,15 +143,37 @@ def find(name: str) -> Corruption:
     """
     key = name.strip().lower().replace(" ", "_").replace("-", "_")
     if key not in _BY_NAME:
-        raise unknown(name, CORRUPTIONS)
+        raise _unknown(name, CORRUPTIONS)
     return _BY_NAME[key]
 
 
-def unknown(name: str, known: Iterable[str]) -> OptionError:
-    """Return the error for a corruption that does not exist."""
-    listed = tuple(known)
-    near = did_you_mean(name, listed)
-    return OptionError(f"A corruption is one of {', '.join(listed)}; found `{name}`.{near}")
+def find_all(words: Iterable[str], others: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names of corruptions and of groups of them, each corruption once.
+
+    Args:
+        words: Names, or `all`, `standard` and `extra`.
+        others: Words that stand for themselves.
+
+    Raises:
+        OptionError: There is no such corruption; similar names are suggested.
+
+    Example:
+        >>> find_all(["fog", "extra", "clean"], others=["clean"])
+        ('fog', 'speckle_noise', 'gaussian_blur', 'spatter', 'saturate', 'clean')
+    """
+    groups = GROUPS | {word: (word,) for word in others}
+    names: list[str] = []
+    for word in words:
+        try:
+            names.extend(groups.get(word) or [find(word).name])
+        except OptionError:
+            raise _unknown(word, (*CORRUPTIONS, *groups)) from None
+    return tuple(dict.fromkeys(names))
+
+
+def _unknown(name: str, known: Sequence[str]) -> OptionError:
+    near = did_you_mean(name, known)
+    return OptionError(f"A corruption is one of {', '.join(known)}; found `{name}`.{near}")
 
 
 @dataclass(frozen=True)

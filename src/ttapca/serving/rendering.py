@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from ttapca.serving.answers import Answer, StreamGlance, StreamStatus
 from ttapca.serving.tokens import Token
+from ttapca.support.json_values import finite
 from ttapca.support.outputs import OutputKind, Outputs
 
 
@@ -28,18 +28,8 @@ def json_bytes(content: object) -> bytes:
     try:
         text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        text = json.dumps(_finite(content), allow_nan=False, separators=(",", ":"))
+        text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"))
     return text.encode()
-
-
-def _finite(content: object) -> object:
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    if isinstance(content, dict):
-        return {name: _finite(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    return content
 
 
 def status_facts(status: StreamStatus, token: Token) -> dict[str, Any]:
