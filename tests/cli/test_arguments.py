@@ -50,4 +50,6 @@ def test_the_home_folder_in_any_option(
     assert (place / "me" / "t.json").read_text() == "[]\n"
     command("fit digits --data digits --components 3 --to=~/f")
     assert (place / "me" / "f" / "config.json").is_file()
+    found = command("eval digits --data=~/images --method wiener --filter=~/f", code=2)
+    assert str(place / "me" / "images") in found.err.replace("\n", "")
     assert not (place / "~").exists()

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -86,14 +85,20 @@ class _PlainFlags:
 class _Command(_PlainFlags, TyperCommand): ...
 
 
-class _Group(_PlainFlags, TyperGroup): ...
+class _Group(_PlainFlags, TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [_home_written_out(word) for word in args])
+
+
+def _home_written_out(word: str) -> str:
+    """Put the home folder in the place of `~`, which a shell leaves alone after `--to=`."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    # Not `Path.expanduser`, which raises if there is no such user.
+    return option + equals + os.path.expanduser(value)  # noqa: PTH111
 
 
 def _flat(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the fields of its option groups (dataclasses) as parameters.
-
-    In every path `~` stands for the home folder: a shell leaves it alone after `--to=`.
-    """
+    """Return the command with the fields of its option groups (dataclasses) as parameters."""
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
@@ -105,7 +110,6 @@ def _flat(command: Callable[..., None]) -> Callable[..., None]:
         parameters.extend(inspect.signature(group, eval_str=True).parameters.values())
 
     def call(**given: Any) -> None:
-        given = {name: _expanded(value) for name, value in given.items()}
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         command(**given)
@@ -113,12 +117,6 @@ def _flat(command: Callable[..., None]) -> Callable[..., None]:
     call.__doc__ = command.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
-
-
-def _expanded(value: Any) -> Any:
-    """Return a path with the home folder in it; anything else as it is."""
-    # Not `Path.expanduser`, which raises if there is no such user.
-    return Path(os.path.expanduser(value)) if isinstance(value, Path) else value  # noqa: PTH111
 
 
 app = typer.Typer(
