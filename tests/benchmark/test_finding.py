@@ -13,7 +13,7 @@ from ttapca.benchmark.cells import CLEAN, ClassLabels, Row
 from ttapca.benchmark.class_table import SHOWN, class_table
 from ttapca.benchmark.comparisons import Comparison, comparisons
 from ttapca.benchmark.deployment import deployment
-from ttapca.benchmark.headline import question, title
+from ttapca.benchmark.headline import headline, question, title
 from ttapca.benchmark.heat_table import heat_tables
 from ttapca.benchmark.report_page import report
 from ttapca.benchmark.tables import NO_INTERVALS
@@ -60,6 +60,12 @@ CLEAR = {"source": 40.0, "bn": 30.0, "tent": 20.0}
 )  # fmt: skip
 def test_the_title_says_what_was_found_and_no_more(rows: list[Row], words: str) -> None:
     assert title(rows).replace("\u00a0", " ") == words
+
+
+def test_the_headline_names_batches_as_tables_do() -> None:
+    rows = per_image(CLEAR, batch_size=1)
+    assert "one image at a time" in headline(rows)[0]
+    assert "one image at a time" in comparisons(rows)[0].conditions.title
 
 
 def test_the_question_names_what_was_compared() -> None:

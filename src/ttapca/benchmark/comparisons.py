@@ -76,9 +76,13 @@ class Conditions(NamedTuple):
     def stream(self) -> str:
         """All but the network and its data, in one line; a batch size of 0 is left out."""
         severity = f"severity {self.severity}" if self.severity else "clean images"
-        batch = "one image at a time" if self.batch_size == 1 else f"batches of {self.batch_size}"
-        parts = [severity, self.setting, *([batch] if self.batch_size else [])]
+        parts = [severity, self.setting, *([self.batches] if self.batch_size else [])]
         return ", ".join([*parts, f"{self.images:,} images"])
+
+    @property
+    def batches(self) -> str:
+        """How many images a method sees at once."""
+        return "one image at a time" if self.batch_size == 1 else f"batches of {self.batch_size}"
 
     @property
     def title(self) -> str:

@@ -90,8 +90,8 @@ def _finding(comparison: Comparison) -> list[str]:
     ours, lines = comparison.conditions, comparison.lines
     severity = f" at severity {ours.severity}" if ours.severity else ""
     where = (
-        f"With {ours.model} on {ours.data}{severity} ({ours.setting}, batches of "
-        f"{ours.batch_size}, {ours.images:,} images per corruption)"
+        f"With {ours.model} on {ours.data}{severity} ({ours.setting}, {ours.batches}, "
+        f"{ours.images:,} images per corruption)"
     )
     ranked, unranked = lines[lines["mean"].notna()], lines.label[lines["mean"].isna()]
     if ranked.empty:
