@@ -85,10 +85,11 @@ def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
     assert run(["corrupt", data, "--sheet", str(sheet), "--image", "2"]) == 0
     with Image.open(sheet) as drawn:
         assert drawn.size == (4 * 140 + 12, 4 * 154 + 12)
-    every = ["--all-severities", "--corruptions", "fog,frost"]
-    assert run(["corrupt", data, "--sheet", str(sheet), *every]) == 0
-    with Image.open(sheet) as drawn:
-        assert drawn.size == (6 * 140 + 12, 2 * 154 + 12)
+    for severities, columns in (("1-5", 6), ("1,3", 3)):
+        chosen = ["--severities", severities, "--corruptions", "fog,frost"]
+        assert run(["corrupt", data, "--sheet", str(sheet), *chosen]) == 0
+        with Image.open(sheet) as drawn:
+            assert drawn.size == (columns * 140 + 12, 2 * 154 + 12)
     assert run(["corrupt", data, "--sheet", str(sheet), "--image", "12"]) == 2
     assert "`--image` must be below the number of images, 12; found 12" in capsys.readouterr().err
 
@@ -98,13 +99,13 @@ def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
     [
         ([], 2, "takes either --to DIR or --sheet FILE; found neither"),
         (["--to", "{out}", "--sheet", "x.png"], 2, "found both"),
-        (["--to", "{out}", "--all-severities"], 2, "--all-severities would have no effect with"),
         (["--to", "{out}", "--image", "0"], 2, "--image would have no effect with --to DIR"),
         (["--sheet", "x.png", "--limit", "3"], 2, "--limit would have no effect with --sheet FILE"),
         (["--to", "{out}", "--corruptions", "fogg"], 2, "Did you mean `fog`"),
         (["--to", "{out}", "--corruptions", "standart"], 2, "Did you mean `standard`"),
         (["--to", "{out}", "--corruptions", ","], 2, "at least one name"),
         (["--to", "{out}", "--severities", "0-5"], 2, "numbers from 1 to 5"),
+        (["--to", "{out}", "--severities", ""], 2, "numbers from 1 to 5"),
         (["--to", "{out}", "--severities", "6"], 2, "numbers from 1 to 5"),
         (["--to", "{out}", "--table", "imagenet"], 2, "Did you mean `imagenet-c`"),
         (["--to", "{out}", "--seed", "-1"], 2, "`seed` must be a whole number from 0 on"),

@@ -40,7 +40,9 @@ class CorruptionOptions:
         str,
         Option(help="Names, all, standard (15), extra (4).", autocompletion=completion.corruptions),
     ] = ""
-    severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5"
+    severities: Annotated[
+        str | None, Option(help="Such as 1-5, or 1,3,5 (default: 1-5; on a sheet 5).")
+    ] = None
     table: Annotated[
         str | None,
         Option(
@@ -78,9 +80,6 @@ def corrupt(
     image: Annotated[
         int | None, Option(min=0, help="Number of the image on the sheet (default: 0).")
     ] = None,
-    all_severities: Annotated[
-        bool, Option("--all-severities", help="Show all severities on the sheet, in one row.")
-    ] = False,
 ) -> None:
     """Corrupt a data set into the layout of CIFAR-10-C, or draw a contact sheet.
 
@@ -90,7 +89,7 @@ def corrupt(
         found = "neither" if to is None else "both"
         raise OptionError(f"`ttapca corrupt` takes either --to DIR or --sheet FILE; found {found}.")
     for_folders = {"--limit": limit is not None, "--jobs": jobs is not None}
-    for_sheets = {"--image": image is not None, "--all-severities": all_severities}
+    for_sheets = {"--image": image is not None}
     kind, idle = ("--to DIR", for_sheets) if sheet is None else ("--sheet FILE", for_folders)
     for option, is_given in idle.items():
         if is_given:
@@ -99,7 +98,7 @@ def corrupt(
         _write_data_set(options, to, limit, jobs or arguments.cores())
     elif sheet is not None:
         arguments.check_place(sheet, "--sheet")
-        _draw_sheet(options, sheet, image or 0, all_severities)
+        _draw_sheet(options, sheet, image or 0)
 
 
 def parse_corruptions(words: str) -> tuple[str, ...]:
@@ -148,7 +147,7 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
     from ttapca.corruptions.writing import Export
 
     names = parse_corruptions(options.corruptions or "all")
-    severities = parse_severities(options.severities)
+    severities = parse_severities("1-5" if options.severities is None else options.severities)
     data = options.images()
     chosen = choose(data.labels, limit, order="stored")
     if limit is not None:
@@ -187,11 +186,11 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
     typer.echo(f"{export.to}")
 
 
-def _draw_sheet(options: CorruptionOptions, sheet: Path, image: int, all_severities: bool) -> None:
+def _draw_sheet(options: CorruptionOptions, sheet: Path, image: int) -> None:
     from ttapca.corruptions.apply import contact_sheet
 
     names = parse_corruptions(options.corruptions or "standard")
-    severities = parse_severities(options.severities)
+    severities = parse_severities("5" if options.severities is None else options.severities)
     data = options.images()
     if image >= len(data):
         raise OptionError(
@@ -202,7 +201,7 @@ def _draw_sheet(options: CorruptionOptions, sheet: Path, image: int, all_severit
         data.images[image],
         index=image,
         corruptions=names,
-        severities=severities if all_severities else severities[-1:],
+        severities=severities,
         seed=options.seed,
         table=options.table,
         textures=_photographs(),
