@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ttapca.errors import PoolClosedError, UnknownStreamError
+from ttapca.errors import StorageError, UnknownStreamError
 from ttapca.serving.pool_limits import PoolObserver
 from ttapca.support.machine_memory import resident_memory
 
@@ -117,7 +117,7 @@ class StreamSeries(Collector):
     def _status_of(self, stream: str) -> StreamStatus | None:
         try:
             return self.status(stream) if self.status else None
-        except (UnknownStreamError, PoolClosedError):  # deleted in this moment
+        except (UnknownStreamError, StorageError):  # deleted in this moment, or out of reach
             return None
 
 

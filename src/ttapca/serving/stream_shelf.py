@@ -5,7 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ttapca.errors import SavedStreamError, TooManyStreamsError, UnknownStreamError
+from ttapca.errors import (
+    SavedStreamError,
+    StorageError,
+    TooManyStreamsError,
+    UnknownStreamError,
+)
 from ttapca.serving.pool_limits import PoolLimits, check_name
 from ttapca.serving.stream_state import StreamState, read_state
 from ttapca.serving.stream_store import StreamStore
@@ -136,13 +141,25 @@ class StreamShelf:
             return self.get(name)
 
     def get(self, name: str) -> StreamState:
-        """Return the state of a stream, from memory, from disk, or a new one."""
+        """Return the state of a stream, from memory, from disk, or a new one.
+
+        Raises:
+            StorageError: The disk cannot be read, or what it holds of the stream is damaged.
+        """
         with self._lock:
             state = self._states.get(name)
-            if state is None:
-                data = None if self._store is None else self._store.read(name)
-                state = self._new_state() if data is None else self.read(data)
-            return state
+            if state is None and self._store is not None:
+                state = self._stored(name, self._store)
+            return self._new_state() if state is None else state
+
+    def _stored(self, name: str, store: StreamStore) -> StreamState | None:
+        data = store.read(name)
+        try:
+            return None if data is None else self.read(data)
+        except SavedStreamError as error:  # of whoever sends bytes; these are ours
+            raise StorageError(
+                f"The stream `{name}` in {store.path} is damaged: {error} Drop it to begin anew."
+            ) from error
 
     def read(self, data: bytes) -> StreamState:
         """Return the state that `StreamShelf.dump` wrote, or raise `SavedStreamError`."""
@@ -176,13 +193,13 @@ class StreamShelf:
         """Forget a stream that is known, also on disk."""
         with self._saving, self._lock:
             self.check_known(name)
+            if self._store is not None:
+                self._store.drop([name])  # first: where this fails, the stream stays
             self._forget(name)
             self._changed.discard(name)
             self._known.discard(name)
             self._shifted.discard(name)
             self._coming.pop(name, None)
-            if self._store is not None:
-                self._store.drop([name])
 
     def make_room(self, coming: int, save: Callable[[], None]) -> None:
         """Put the streams to disk that were not used for longest, where there would be too many.

@@ -1,0 +1,84 @@
+"""States of streams in memory and on disk, where the disk or the moment is a bad one."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ttapca
+from ttapca.errors import StorageError
+from ttapca.serving import PoolLimits, StreamPool, StreamStore
+
+SAMPLES = torch.rand(100, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with StreamStore(tmp_path / "s.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture
+def pool(store: StreamStore):
+    """Knows `a` and `b`: both are on disk, and one is in memory at most."""
+    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    fitted = ttapca.fit(network, "0", SAMPLES)
+    limits = PoolLimits(max_resident=1)
+    with StreamPool(network, fitted, store=store, input_shape=(3,), limits=limits) as made:
+        for name in "ab":
+            made.predict(name, SAMPLES[:1])
+        made.save()
+        yield made
+
+
+class Broken:
+    """Stands for a connection to a file that can neither be read nor written."""
+
+    def cursor(self) -> Any:
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+def test_a_disk_that_cannot_be_read_or_written_is_a_storage_error(
+    pool: StreamPool, store: StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.predict("b", SAMPLES[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_connection", Broken())
+        with pytest.raises(StorageError, match="disk I/O error"):
+            pool.status("a")
+        with pytest.raises(StorageError, match="disk I/O error"):
+            pool.predict("a", SAMPLES[:1])
+        # There is an attempt to save it before: it stays in memory, as what it has seen is not
+        # on disk.
+        assert pool.predict("b", SAMPLES[:1]).glance.images == 3
+        with pytest.raises(StorageError, match="disk I/O error"):
+            pool.save()
+    assert pool.status("a").health.images == 1
+
+
+def test_a_stream_that_cannot_be_dropped_from_disk_stays(
+    pool: StreamPool, store: StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_connection", Broken())
+        with pytest.raises(StorageError, match="disk I/O error"):
+            pool.drop("b")
+    assert pool.names() == store.names() == ["a", "b"]
+    assert pool.status("b").health.images == 1
+    pool.drop("b")
+    assert pool.names() == store.names() == ["a"]
+
+
+def test_a_damaged_state_on_disk_is_not_the_callers_fault(
+    pool: StreamPool, store: StreamStore
+) -> None:
+    store.write({"a": b"damaged"})
+    with pytest.raises(StorageError, match=r"stream `a` in .*s\.sqlite is damaged: .* Drop it"):
+        pool.predict("a", SAMPLES[:1])
+    pool.drop("a")
+    assert pool.predict("a", SAMPLES[:1]).glance.images == 1
