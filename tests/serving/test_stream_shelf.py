@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 import ttapca
 from ttapca.errors import StorageError
 from ttapca.serving import PoolLimits, StreamPool, StreamStore
+from ttapca.serving.filtered_images import before_and_after
 
 SAMPLES = torch.rand(100, 3, generator=torch.Generator().manual_seed(0))
 
@@ -82,3 +84,27 @@ def test_a_damaged_state_on_disk_is_not_the_callers_fault(
         pool.predict("a", SAMPLES[:1])
     pool.drop("a")
     assert pool.predict("a", SAMPLES[:1]).glance.images == 1
+
+
+def test_what_is_no_image_has_no_pictures(pool: StreamPool) -> None:
+    assert pool.predict("a", SAMPLES[:1]).glance.images == 2
+    assert pool.pictures("a") is None
+    signal = torch.rand(3, 16)
+    assert before_and_after(signal, signal, signal) is None
+
+
+def test_a_request_that_outlives_its_stream_leaves_no_picture(
+    pool: StreamPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = torch.rand(3, 4, 4)
+    serve = pool._network.serve
+
+    def drop_meanwhile(requests: Any) -> Any:
+        pool._shelf.drop("b")
+        return [dataclasses.replace(each, look=(image,) * 3) for each in serve(requests)]
+
+    monkeypatch.setattr(pool._network, "serve", drop_meanwhile)
+    pool.predict("b", SAMPLES[:1])
+    assert pool.names() == ["a"]
+    pool.set_mode("b", "off")
+    assert pool.pictures("b") is None

@@ -460,8 +460,8 @@ class StreamPool:
     def _finish(self, request: _Request, served: Served) -> None:
         """Remember what a pass made of a request, and answer it."""
         name, state = request.stream, served.state
-        self._shelf.put(name, state)
-        if served.look is not None:
+        kept = self._shelf.put(name, state)
+        if kept and served.look is not None:
             with self._lock:
                 self._looks[name] = served.look
                 self._looks.move_to_end(name)

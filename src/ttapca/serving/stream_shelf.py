@@ -169,17 +169,22 @@ class StreamShelf:
         """Return the whole state of a stream that is known, as a safetensors file."""
         return self.known(name).to_bytes(self._kind)
 
-    def put(self, name: str, state: StreamState) -> None:
-        """Replace the state of a stream; of one that was dropped meanwhile, nothing is kept."""
+    def put(self, name: str, state: StreamState) -> bool:
+        """Replace the state of a stream; return False if it was dropped meanwhile, and is not kept.
+
+        What else is known of such a stream must not be kept either.
+        """
         with self._lock:
-            if name in self._known:
-                self._forget(name)
-                self._states[name] = state  # as the last one
-                self._sizes[name] = state.size
-                self._memory += self._sizes[name]
-                self._changed.add(name)
-                (self._shifted.add if state.shifted else self._shifted.discard)(name)
-                self._coming.pop(name, None)
+            if name not in self._known:
+                return False
+            self._forget(name)
+            self._states[name] = state  # as the last one
+            self._sizes[name] = state.size
+            self._memory += self._sizes[name]
+            self._changed.add(name)
+            (self._shifted.add if state.shifted else self._shifted.discard)(name)
+            self._coming.pop(name, None)
+            return True
 
     def _forget(self, name: str) -> None:
         """Let go of a state in memory, if it is there."""
