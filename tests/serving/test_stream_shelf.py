@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,37 @@ def test_a_damaged_state_on_disk_is_not_the_callers_fault(
         pool.predict("a", SAMPLES[:1])
     pool.drop("a")
     assert pool.predict("a", SAMPLES[:1]).glance.images == 1
+
+
+def test_a_state_leaves_memory_only_after_it_is_on_disk(
+    pool: StreamPool, store: StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf, writing, fails = pool._shelf, threading.Event(), threading.Event()
+    shelf.put("a", dataclasses.replace(shelf.get("a"), images=77))
+
+    def slow_and_broken(*_: object) -> None:
+        writing.set()
+        assert fails.wait(60)
+        raise StorageError("no space")
+
+    def save_elsewhere() -> None:
+        with pytest.raises(StorageError, match="no space"):
+            shelf.save()
+
+    def save() -> None:
+        """Fail, and leave another thread in the middle of an attempt that fails later."""
+        other.start()
+        assert writing.wait(60)
+        threading.Timer(0.5, fails.set).start()
+
+    other = threading.Thread(target=save_elsewhere)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", slow_and_broken)
+        shelf.make_room(1, save)
+        other.join(60)
+    assert shelf.get("a").images == 77
+    shelf.save()
+    assert shelf.read(store.read("a") or b"").images == 77
 
 
 def test_what_is_no_image_has_no_pictures(pool: StreamPool) -> None:

@@ -228,7 +228,8 @@ class StreamShelf:
                 idle.append(name)
                 left, used = left - 1, used - self._sizes[name]
         save()
-        with self._lock:
+        # Nobody else may be saving: what is being written counts as unchanged, and is not on disk.
+        with self._saving, self._lock:
             for name in idle:
                 if name not in self._changed:
                     self._forget(name)
