@@ -213,7 +213,6 @@ class StreamRoutes:
         """Forget all that was seen of a stream; images of that name begin a new one."""
         _, full = self._named(request, name, "control")
         await self.service.in_thread(self.pool.drop, full)
-        self.service.metrics.streams.forget(full)
         return Response(status_code=204)
 
     async def reset(self, request: Request, name: Name) -> Response:
