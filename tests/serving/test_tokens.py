@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from serving.clients import SECRETS, token
 from ttapca.errors import OptionError, StreamNameError, TooManyStreamsError
-from ttapca.serving.pool_limits import check_name
+from ttapca.serving.stream_names import check_name
 from ttapca.serving.stream_quotas import StreamQuotas
 from ttapca.serving.tokens import ANYBODY, Token, Tokens, read_tokens
 

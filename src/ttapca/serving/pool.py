@@ -43,7 +43,8 @@ from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.filtered_images import before_and_after
 from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
-from ttapca.serving.pool_limits import PoolLimits, PoolObserver, check_name
+from ttapca.serving.pool_limits import PoolLimits, PoolObserver
+from ttapca.serving.stream_names import check_name
 from ttapca.serving.stream_shelf import Place, StreamShelf
 from ttapca.serving.stream_state import StreamState
 from ttapca.serving.stream_store import StreamStore

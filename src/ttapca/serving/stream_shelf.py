@@ -11,7 +11,8 @@ from ttapca.errors import (
     TooManyStreamsError,
     UnknownStreamError,
 )
-from ttapca.serving.pool_limits import PoolLimits, check_name
+from ttapca.serving.pool_limits import PoolLimits
+from ttapca.serving.stream_names import check_name
 from ttapca.serving.stream_state import StreamState, read_state
 from ttapca.serving.stream_store import StreamStore
 
