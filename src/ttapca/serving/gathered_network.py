@@ -279,8 +279,8 @@ class GatheredNetwork:
             mode=state.mode,
             gains=self._band_gains(state),
             requests=state.requests,
-            adapted_share=state.adapted / max(1, state.images),
-            disagreement=state.differed / state.shadowed if state.shadowed else None,
+            adapted_share=state.adapted_share,
+            disagreement=state.disagreement,
             shifted_since=state.shifted_since,
             last_seen=state.last_seen,
         )
