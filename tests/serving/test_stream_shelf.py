@@ -64,6 +64,26 @@ def test_a_disk_that_cannot_be_read_or_written_is_a_storage_error(
     assert pool.status("a").health.images == 1
 
 
+def test_the_log_says_once_that_streams_cannot_be_saved_and_once_that_they_are(
+    pool: StreamPool,
+    store: StreamStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "ttapca.serving")
+    pool.reset("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_connection", Broken())
+        for _ in range(3):
+            pool._try_to_save()
+    for _ in range(3):
+        pool._try_to_save()
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "cannot be saved: Streams in" in first
+    assert "disk I/O error" in first
+    assert "saved again" in second
+
+
 def test_a_stream_that_cannot_be_dropped_from_disk_stays(
     pool: StreamPool, store: StreamStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import threading
 import time
 import warnings
@@ -50,6 +51,7 @@ from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.conditions import MOST_STATES
 from ttapca.support.outputs import FindLogits
 
+LOGGER = logging.getLogger("ttapca.serving")
 STATES = 8  # conditions of a stream: each takes memory
 PICTURES = 32  # streams whose last image is kept to be shown
 Found = TypeVar("Found")
@@ -137,6 +139,7 @@ class StreamPool:
             raise
         self._looks: OrderedDict[str, Look] = OrderedDict()
         self._closed = False
+        self._unsaved = False  # whether the last attempt to save has failed
         self._worker = threading.Thread(target=self._work, name="ttapca pool", daemon=True)
         self._worker.start()
         self._saver: threading.Thread | None = None
@@ -341,10 +344,18 @@ class StreamPool:
             self._try_to_save()
 
     def _try_to_save(self) -> None:
+        """Save; where that fails, say so: a full disk may have room again later."""
         try:
             self.save()
-        except TtapcaError as error:  # a full disk may have room again later
+        except TtapcaError as error:
             self._tell(self._observer.refused, type(error).__name__)
+            if not self._unsaved:  # once, not at every attempt
+                LOGGER.error("streams stay in memory, as they cannot be saved: %s", error)
+            self._unsaved = True
+        else:
+            if self._unsaved:
+                LOGGER.info("streams are saved again")
+            self._unsaved = False
 
     # Passes ----------------------------------------------------------------------------------
 

@@ -49,7 +49,11 @@ class PoolObserver:
         """Take notice of a forward pass."""
 
     def answered(self, answer: Answer, waited: float) -> None:
-        """Take notice of an answer, before it is given, and of the seconds that it took."""
+        """Take notice of an answer before it is given, and of the seconds since its images came."""
 
     def refused(self, reason: str) -> None:
-        """Take notice of a request that was not taken."""
+        """Take notice of a request that was not taken, or of states that could not be saved.
+
+        Args:
+            reason: The name of the error.
+        """
