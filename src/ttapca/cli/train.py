@@ -126,14 +126,8 @@ def _network(
 ) -> tuple[nn.Module, dict[str, Any]]:
     import torch
 
-    from ttapca.networks import (
-        Normalisation,
-        add_rotation_head,
-        build,
-        load_weights,
-        normalisation_of,
-    )
-    from ttapca.networks.checkpoints import describe_weights, find_weights
+    from ttapca.networks import add_rotation_head, build, load_weights, normalisation_of
+    from ttapca.networks.checkpoints import describe_weights, find_weights, stated_normalisation
     from ttapca.networks.network import find_normalisation
 
     if (architecture is None) == (factory is None):
@@ -148,13 +142,11 @@ def _network(
     description = shape | {"class_names": names}
     network: nn.Module
     if architecture is not None:
-        told = describe_weights(start).get("normalisation") if start is not None else None
+        told = None if start is None else stated_normalisation(describe_weights(start))
         if normalise is not None:
             scale = find_normalisation(normalise)
-        elif told is not None:  # weights are right for one normalisation only
-            scale = Normalisation(tuple(told["mean"]), tuple(told["std"]))
-        else:
-            scale = normalisation_of(images)
+        else:  # weights to start from are right for one normalisation only
+            scale = told or normalisation_of(images)
         network = build(architecture, normalisation=scale, generator=generator, **shape)
         description["architecture"] = architecture
         description["normalisation"] = dataclasses.asdict(scale)
