@@ -59,6 +59,25 @@ def test_options_that_would_have_no_effect(name):
         load(name, size=16)
 
 
+def test_a_size_is_for_pictures(make_images, tmp_path):
+    images = make_images(4, seed=0)
+    archive, binary, corrupted = (tmp_path / name for name in ("a.npz", "bin", "CIFAR-10-C"))
+    np.savez(archive, images=images.images, labels=images.labels)
+    for folder in (binary, corrupted):
+        folder.mkdir()
+    write_cifar_binary(binary, CIFAR10_BINARY, {"test": images})
+    np.save(corrupted / "labels.npy", np.zeros(5, np.uint8))
+    np.save(corrupted / "fog.npy", np.zeros((5, 32, 32, 3), np.uint8))
+    for path, options in (
+        (archive, {}),
+        (binary, {}),
+        (corrupted, {"corruption": "fog", "severity": 1}),
+    ):
+        assert len(load(path, **options))
+        with pytest.raises(OptionError, match=f"{path.name}` have one size already"):
+            load(path, size=16, **options)
+
+
 def test_what_is_neither_a_name_nor_a_layout(tmp_path):
     with pytest.raises(DataNotFoundError, match=r"`cifar-10` is neither .* Did you mean `cifar10`"):
         load("cifar-10")

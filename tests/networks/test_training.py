@@ -26,6 +26,7 @@ from ttapca.errors import (
     LayerOutputError,
     NotEnoughDataError,
     OptionError,
+    ShapeError,
     StorageError,
     TrainingError,
 )
@@ -138,6 +139,11 @@ def test_turns() -> None:
         for _ in range(number):  # by hand: a quarter turn is a transpose and a mirror
             image = image.transpose(1, 2).flip(1)
         assert torch.equal(result, image)
+
+
+def test_only_squares_can_be_turned() -> None:
+    with pytest.raises(ShapeError, match="must be square; found 8 x 6 pixels"):
+        turn(numbered(4, 1, 8, 6), generator())
 
 
 def test_turned_images_leave_no_trace_in_the_statistics() -> None:

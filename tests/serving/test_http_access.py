@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -15,6 +16,7 @@ from serving.clients import SECRETS, Client, Kept, npy, token
 from serving.conftest import Serving
 from serving.test_http_refusals import refused
 from ttapca.serving.request_log import LOGGER, RequestRecord, log_request, logging_to
+from ttapca.serving.tokens import Token
 
 DIGITS = np.zeros((1, 8, 8, 1), np.uint8)
 SWITCH = {"json": {"mode": "off"}}
@@ -72,6 +74,13 @@ def test_without_a_token_nothing_but_health_is_told(client: Client) -> None:
     for path in ("/healthz", "/readyz", "/", "/openapi.json"):
         assert client.ask("GET", path).status_code == 200
     assert client.service.pool.names() == []
+
+
+def test_a_secret_may_have_any_letters(serving: Serving) -> None:
+    secret = "ein Schlüssel für später, bis Å".encode()  # its last byte alone would be a blank
+    client = serving(Token("shop", hashlib.sha256(secret).digest(), frozenset({"read"})))
+    headers = {"Authorization": b"Bearer " + secret}
+    assert client.ask("GET", "/v1/streams", headers=headers).status_code == 200
 
 
 def test_any_token_may_ask_what_is_served(client: Client) -> None:

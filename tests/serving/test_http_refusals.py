@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], int, str, str]] = {
         npy(DIGITS),
         422,
         "bad_stream_name",
-        "1 to 100 of A-Z",
+        "1 to 100 letters of A-Z",
     ),
     "long name": (
         "POST",

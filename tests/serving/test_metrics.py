@@ -15,8 +15,8 @@ from serving.conftest import Serving
 from ttapca.adaptation.health import Health
 from ttapca.errors import UnknownStreamError
 from ttapca.serving.answers import StreamStatus
-from ttapca.serving.metrics import REST, StreamSeries
-from ttapca.serving.pool_limits import check_name
+from ttapca.serving.metrics import MOST_STREAMS, REST, StreamSeries
+from ttapca.serving.stream_names import check_name
 
 DIGITS = np.zeros((2, 8, 8, 1), np.uint8)
 
@@ -104,6 +104,20 @@ ACTIONS = st.lists(
 )
 
 
+def test_a_stream_that_is_gone_counts_nowhere(serving: Serving) -> None:
+    client = serving()
+    pool, streams = client.service.pool, client.service.metrics.streams
+    pool.set_mode("gone", "off")
+    pool.drop("gone")
+    streams.used("gone", 1.0, True)  # by a request that had begun before
+    for number in range(MOST_STREAMS):
+        pool.set_mode(f"camera-{number}", "off")
+        streams.used(f"camera-{number}", 0.0, False)
+    found = scraped(client)
+    assert found[f'ttapca_stream_shifted{{stream="{REST}"}}'] == 0
+    assert found["ttapca_streams_in_rest"] == 0
+
+
 @given(ACTIONS, st.integers(1, 4))
 def test_the_rest_is_the_sum_of_all_others(actions: list[Any], most: int) -> None:
     """A plain list of uses is the oracle."""
@@ -115,14 +129,12 @@ def test_the_rest_is_the_sum_of_all_others(actions: list[Any], most: int) -> Non
             raise UnknownStreamError("gone")
         return StreamStatus(Health(name, 1, 0), "on", (), 1, 0.0, None, None, None)
 
-    series.status = status
+    series.names, series.status = lambda: {name for name, _, _ in used}, status
     for action, name, eighths, shifted in actions:
         used = [each for each in used if each[0] != name]
         if action == "use":
             series.used(name, eighths / 8, shifted)
             used.append((name, eighths / 8, shifted))
-        else:
-            series.forget(name)
     families = {family.name: family.samples for family in series.collect()}
     own, others = used[-most:], used[:-most]
     for place, name in ((1, "ttapca_stream_shift"), (2, "ttapca_stream_shifted")):

@@ -20,6 +20,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.now, self.waited = 0.0, []  # type: ignore[var-annotated]
+        self.ends = False  # whether somebody sets the event meanwhile
 
     def __call__(self) -> float:
         return self.now
@@ -27,10 +28,7 @@ class Waiting:
     def wait(self, seconds: float) -> bool:
         self.waited.append(seconds)
         self.now += seconds
-        return False
-
-    def is_set(self) -> bool:
-        return False
+        return self.ends
 
 
 Make = Callable[..., tuple[ServerClient, Waiting]]
@@ -93,6 +91,30 @@ def test_patience_ends(client: Make) -> None:
     assert time.waited == [4, 4]
 
 
+def test_who_stops_waiting_asks_no_more(client: Make) -> None:
+    with scripted(lambda asked: refusal(503, Retry_After="4")) as server:
+        ours, time = client(server.url)
+        time.ends = True
+        with pytest.raises(FeedError, match="refuses with 503"):
+            ours.predict("a", IMAGES)
+    assert len(server.asked) == 1
+
+
+def test_a_token_is_sent_as_the_server_hashes_it(client: Make) -> None:
+    with scripted(lambda asked: prediction([3])) as server:
+        ours, _ = client(server.url, token="ein-Schlüssel-für-später-Å")
+        ours.info()
+    sent = server.asked[0].headers["Authorization"].encode("latin-1")  # as http.server decodes it
+    assert sent == "Bearer ein-Schlüssel-für-später-Å".encode()
+
+
+@pytest.mark.parametrize("token", ["a secret\n", "a\rb", "\0"])
+def test_tokens_that_no_header_can_hold(token: str) -> None:
+    with pytest.raises(OptionError, match="A token is one line of text") as caught:
+        ServerClient("http://host", token)
+    assert token not in str(caught.value)
+
+
 def test_a_server_that_is_not_there(client: Make) -> None:
     with socket.socket() as taken:  # it stays taken, so that nobody else listens there meanwhile
         taken.bind(("127.0.0.1", 0))
@@ -140,7 +162,11 @@ def test_what_is_final_is_said_at_once(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "ftp://host", "http://", "http://host:port", "http://host:0", "http://a?b", "a@b"]
+    "url",
+    [
+        *("", "ftp://host", "http://", "http://host:port", "http://host:0", "http://a?b", "a@b"),
+        *("http://[::1", "http://a]b"),
+    ],
 )
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(OptionError, match="A server has an address such as http"):

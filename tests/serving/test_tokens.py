@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from serving.clients import SECRETS, token
 from ttapca.errors import OptionError, StreamNameError, TooManyStreamsError
-from ttapca.serving.pool_limits import check_name
+from ttapca.serving.stream_names import check_name
 from ttapca.serving.stream_quotas import StreamQuotas
 from ttapca.serving.tokens import ANYBODY, Token, Tokens, read_tokens
 
@@ -185,5 +186,52 @@ def test_a_token_begins_as_many_streams_as_it_may() -> None:
         await begin(quotas, "shop.a")  # it is there already
         names.remove("shop.d")  # deleted in some way
         await begin(quotas, "shop.f")
+
+    asyncio.run(play())
+
+
+def test_a_stream_of_a_request_that_failed_late_counts() -> None:
+    """It may have begun: the pool goes on with what it was given when nobody waits any more."""
+    shop = token("shop", "predict", max_streams=1)
+
+    names: list[str] = []
+    quotas = StreamQuotas(lambda: list(names))
+
+    async def begin(stream: str) -> None:
+        async with quotas.beginning(shop, stream):
+            names.append(stream)
+            raise KeyError("too late")
+
+    async def play() -> None:
+        with pytest.raises(KeyError, match="too late"):
+            await begin("shop.a")
+        with pytest.raises(TooManyStreamsError, match="`shop` may have 1 streams"):
+            await begin("shop.b")
+
+    asyncio.run(play())
+
+
+def test_a_stream_that_begins_while_others_are_counted_counts() -> None:
+    shop = token("shop", "predict", max_streams=1)
+    counted, begun = threading.Event(), threading.Event()
+
+    def names() -> list[str]:
+        if counted.is_set():  # for the second time: nothing is there yet, and it takes a while
+            assert begun.wait(60)
+        return []
+
+    async def begin(quotas: StreamQuotas, stream: str) -> None:
+        async with quotas.beginning(shop, stream):
+            pass
+
+    async def play() -> None:
+        quotas = StreamQuotas(names)
+        async with quotas.beginning(shop, "shop.a"):
+            counted.set()
+            other = asyncio.create_task(begin(quotas, "shop.b"))
+            await asyncio.sleep(0.1)  # it is counting
+        begun.set()
+        with pytest.raises(TooManyStreamsError, match="`shop` may have 1 streams"):
+            await other
 
     asyncio.run(play())

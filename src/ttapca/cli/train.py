@@ -124,16 +124,15 @@ class NetworkWishes:
 
     def _normalisation(self, images: Images) -> Normalisation:
         """Return what was asked for, what the first weights need, or what the images have."""
-        from ttapca.networks import Normalisation, normalisation_of
-        from ttapca.networks.checkpoints import describe_weights
+        from ttapca.networks import normalisation_of
+        from ttapca.networks.checkpoints import describe_weights, stated_normalisation
         from ttapca.networks.network import find_normalisation
 
         if self.normalise is not None:
             return find_normalisation(self.normalise)
-        told = describe_weights(self.start).get("normalisation") if self.start is not None else None
-        if told is not None:  # weights are right for one normalisation only
-            return Normalisation(tuple(told["mean"]), tuple(told["std"]))
-        return normalisation_of(images)
+        # Weights are right for one normalisation only.
+        told = None if self.start is None else stated_normalisation(describe_weights(self.start))
+        return told or normalisation_of(images)
 
     def _made_by_the_user(self, seed: int) -> nn.Module:
         import torch

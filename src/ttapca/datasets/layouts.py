@@ -80,7 +80,7 @@ def load(
     pictures = PictureSize(size, shorter_side)
     named = isinstance(what, str) and what in DATA_SETS
     if named or what in (DIGITS, CIFAR10_500):
-        _check_no_pictures(str(what), pictures)
+        _check_no_size(what, pictures)
     if what in (DIGITS, CIFAR10_500):
         _check_clean(str(what), corruption, severity)
     if what == DIGITS:
@@ -96,6 +96,7 @@ def load(
         )
     folder = path.parent if path.suffix == ".npy" else path
     if (folder / LABELS_FILE).is_file():
+        _check_no_size(path, pictures)
         if path != folder and corruption not in (None, path.stem):
             raise OptionError(
                 f"{path} holds images with `{path.stem}`; asked for is `{corruption}`. Leave "
@@ -105,6 +106,7 @@ def load(
         return _load_corrupted(folder, split, chosen, severity)
     _check_clean(path, corruption, severity)
     if path.suffix == ".npz" and path.is_file():
+        _check_no_size(path, pictures)
         return read_npz(path)
     if path.is_file():
         raise DataFormatError(
@@ -113,10 +115,10 @@ def load(
     return _load_folder(path, split, pictures)
 
 
-def _check_no_pictures(name: str, size: PictureSize) -> None:
-    if size != PictureSize(None, None):
+def _check_no_size(what: str | Path, size: PictureSize) -> None:
+    if size != PictureSize():
         raise OptionError(
-            f"`size=` and `shorter_side=` are for folders of pictures; the images of `{name}` have "
+            f"`size=` and `shorter_side=` are for folders of pictures; the images of `{what}` have "
             "one size already. Leave them out."
         )
 
@@ -159,11 +161,11 @@ def _load_corrupted(
 
 
 def _load_folder(folder: Path, split: Split, size: PictureSize) -> Images:
-    if any(version.is_in(folder) for version in BINARY_VERSIONS):
-        return read_cifar_binary(folder, split)
-    if any(version.is_in(folder) for version in PYTHON_VERSIONS):
-        return read_cifar_python(folder, split)
     versions = (*BINARY_VERSIONS, *PYTHON_VERSIONS)
+    if any(version.is_in(folder) for version in versions):
+        _check_no_size(folder, size)
+        binary = any(version.is_in(folder) for version in BINARY_VERSIONS)
+        return (read_cifar_binary if binary else read_cifar_python)(folder, split)
     inner = [each.folder for each in versions if each.is_in(folder / each.folder)]
     if len(inner) > 1:
         raise OptionError(

@@ -115,7 +115,7 @@ def pack(
     Args:
         content: Anything that can be pickled; its arrays and tensors are mapped when it is opened.
         folder: An existing folder, best one that all workers see.
-        what: It is in a few words, for messages.
+        what: The content in a few words, for messages.
         parts: Parcels of objects within it, by their `id`: only their names are written. Lists,
             dicts and the like cannot be parts.
         otherwise: Gives the content to a worker that does not see the file.
@@ -161,7 +161,10 @@ def folder_beside(parcel: Parcel[Any]) -> Path:
 
     On a cluster each worker has one of its own; processes of one machine share one.
     """
-    folder = _worker_folders[0] if _worker_folders else Path(parcel.folder)
+    return _files_in(_worker_folders[0] if _worker_folders else Path(parcel.folder), parcel)
+
+
+def _files_in(folder: Path, parcel: Parcel[Any]) -> Path:
     return folder / f"{parcel.digest}-files"
 
 
@@ -171,7 +174,7 @@ def forget(parcel: Parcel[Any]) -> None:
         _open.pop(parcel.digest, None)
     for folder in _worker_folders:
         (folder / parcel.digest).unlink(missing_ok=True)
-        shutil.rmtree(folder / f"{parcel.digest}-files", ignore_errors=True)
+        shutil.rmtree(_files_in(folder, parcel), ignore_errors=True)
 
 
 def _pickling(parts: Mapping[int, Parcel[Any]]) -> types.ModuleType:

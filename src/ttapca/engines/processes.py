@@ -28,7 +28,10 @@ PARENT_CHECKED_EVERY = 0.5  # seconds
 HANDED_OVER_WITHIN = 5.0  # seconds, from this process to a worker
 # Where libraries look for the number of their threads when they are loaded.
 THREAD_VARIABLES = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"),
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
 )
 
 

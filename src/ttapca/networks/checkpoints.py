@@ -244,7 +244,7 @@ def _network(
     shape = input_shape or description.get("input_shape") or usual
     conform(tuple(shape), INPUT_SHAPE, "A network", OptionError, at="input_shape")
     if normalisation is None:
-        normalisation = _described_normalisation(description, shape[0], path)
+        normalisation = _required_normalisation(description, shape[0], path)
     _check_shapes(shapes_of(name, classes, shape[0]), tensors, name, path)
     network = build(name, classes=classes, normalisation=normalisation, input_shape=shape, eps=eps)
     _fill(network, tensors, name, path)
@@ -252,18 +252,29 @@ def _network(
     return network
 
 
-def _described_normalisation(
-    description: dict[str, Any], channels: int, path: Path
-) -> Normalisation:
+def stated_normalisation(description: Mapping[str, Any]) -> Normalisation | None:
+    """Return the normalisation that a description of weights states; None if it states none.
+
+    Example:
+        >>> stated_normalisation(describe_weights("digits-small-cnn"))
+        Normalisation(mean=(0.0,), std=(1.0,))
+    """
     values = description.get("normalisation")
-    if values is None:
+    return None if values is None else Normalisation(tuple(values["mean"]), tuple(values["std"]))
+
+
+def _required_normalisation(
+    description: Mapping[str, Any], channels: int, path: Path
+) -> Normalisation:
+    found = stated_normalisation(description)
+    if found is None:
         raise OptionError(
             f"{path} does not say what its network subtracts from images and divides them by, and "
             "a wrong guess would only show as a worse accuracy. State it: normalisation "
             f"{', '.join(NORMALISATIONS)}, or a mean and a std."
         )
     try:
-        return Normalisation(tuple(values["mean"]), tuple(values["std"])).for_channels(channels)
+        return found.for_channels(channels)
     except OptionError as error:
         raise CheckpointError(f"The normalisation in {path} does not fit: {error}") from error
 

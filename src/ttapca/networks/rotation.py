@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttapca.errors import LayerOutputError
+from ttapca.errors import LayerOutputError, ShapeError
 from ttapca.networks.network import CIFAR_SHAPE, conv3x3, initialise
 from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
 
@@ -148,12 +148,21 @@ def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     Returns:
         The turned images, and their numbers of quarter turns, shape (batch,).
 
+    Raises:
+        ShapeError: The images are not square.
+
     Example:
         >>> images = torch.arange(4).reshape(1, 1, 2, 2)
         >>> turned, quarters = turn(images, torch.Generator().manual_seed(0))
         >>> bool((turned == torch.rot90(images, int(quarters), (2, 3))).all())
         True
     """
+    height, width = images.shape[2:]
+    if height != width:
+        raise ShapeError(
+            f"Images that are turned by quarters must be square; found {height} x {width} pixels. "
+            "Cut out a square (pictures: `size=`), or leave out the rotation head."
+        )
     quarters = torch.randint(0, TURNS, (len(images),), generator=generator)
     turned = images.clone()
     for number in range(1, TURNS):

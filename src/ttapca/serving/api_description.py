@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from ttapca.serving.answers import Mode
 from ttapca.serving.api_models import ErrorAnswer, ModeChange
 from ttapca.serving.decoding import FORM, JSON, NPY, PICTURE_TYPES
 
-MODES = ("off", "shadow", "on")
 BYTES = "application/octet-stream"
 PNG = "image/png"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -53,7 +53,7 @@ MODE_BODY = {
         "content": {
             JSON: {
                 "schema": ModeChange.model_json_schema(),
-                "examples": {mode: {"value": {"mode": mode}} for mode in MODES},
+                "examples": {mode: {"value": {"mode": mode}} for mode in get_args(Mode)},
             }
         },
     }

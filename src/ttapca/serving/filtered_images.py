@@ -34,7 +34,7 @@ def before_and_after(
         >>> bool((before == after).all()), before.shape
         (True, (4, 4, 3))
     """
-    if image.shape[0] not in (1, 3):
+    if image.dim() != 3 or image.shape[0] not in (1, 3):
         return None
     pixels, seen, found = (each.detach().double().flatten(1) for each in (image, given, made))
     middle, centre = pixels.mean(1, keepdim=True), seen.mean(1, keepdim=True)

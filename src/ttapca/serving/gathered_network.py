@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -157,34 +158,24 @@ class GatheredNetwork:
         Args:
             requests: The state of each stream and its images, which are finite.
         """
-        streams: list[int] = []
-        copies: list[Tensor] = []
-        # An image in shadow comes twice: as it is for the answer, and filtered beside it.
-        plans = [_COPIES[state.mode] for state, _ in requests]
-        counted, filtered = [], []
-        for number, ((_, images), plan) in enumerate(zip(requests, plans, strict=True)):
-            for counts, filters in plan:
-                copies.append(images)
-                streams += [number] * len(images)
-                counted += [counts] * len(images)
-                filtered += [filters] * len(images)
-        device, dtype = device_and_dtype(self._model, self._model)
-        rows = Rows(*(torch.tensor(each, device=device) for each in (streams, counted, filtered)))
-        self._gain.begin([state.seen for state, _ in requests], rows)
-        sizes = [
-            len(images)
-            for (_, images), plan in zip(requests, plans, strict=True)
-            for _, filters in plan
-            if filters
+        copies = [
+            (number, images, copy)
+            for number, (state, images) in enumerate(requests)
+            for copy in _COPIES[state.mode]
         ]
+        device, dtype = device_and_dtype(self._model, self._model)
+        rows = _rows(copies, device)
+        self._gain.begin([state.seen for state, _ in requests], rows)
+        sizes = [len(images) for _, images, copy in copies if copy.filtered]
         self._filtered = (rows.filtered.nonzero()[:, 0], sizes) if sizes else None
         self._given = self._made = None
         try:
-            output = self._model(torch.cat(copies).to(device, dtype))
+            batch = torch.cat([images for _, images, _ in copies])
+            output = self._model(batch.to(device, dtype))
             logits = self._outputs(output)  # of classes, or for each label of no and yes
             outcomes = self._gain.outcomes()
-            self._check(logits, len(streams), outcomes)
-            return self._served(requests, plans, logits.float().cpu(), outcomes)
+            self._check(logits, len(batch), outcomes)
+            return self._served(requests, logits.float().cpu(), outcomes)
         finally:
             self._gain.begin([], None)
             self._filtered = None
@@ -206,17 +197,16 @@ class GatheredNetwork:
     def _served(
         self,
         requests: Sequence[tuple[StreamState, Tensor]],
-        plans: Sequence[tuple[tuple[bool, bool], ...]],
         logits: Tensor,
         outcomes: Sequence[StreamOutcome],
     ) -> list[Served]:
         found, first, now = [], 0, time.time()
-        for (state, images), plan, outcome in zip(requests, plans, outcomes, strict=True):
-            size = len(images)
-            last = first + (len(plan) - 1) * size  # where the copies begin that are remembered
+        for (state, images), outcome in zip(requests, outcomes, strict=True):
+            size, copies = len(images), len(_COPIES[state.mode])
+            last = first + (copies - 1) * size  # where the copies begin that are remembered
             answered, best = logits[first : first + size], logits[last : last + size]
-            first += len(plan) * size
-            differ = _differing(answered, best) if len(plan) > 1 else None
+            first += copies * size
+            differ = _differing(answered, best) if copies > 1 else None
             answered = self._outputs.as_returned(answered).clone()
             adapted = outcome.changed and state.mode == "on"
             if not bool(torch.isfinite(best).all()):
@@ -279,8 +269,8 @@ class GatheredNetwork:
             mode=state.mode,
             gains=self._band_gains(state),
             requests=state.requests,
-            adapted_share=state.adapted / max(1, state.images),
-            disagreement=state.differed / state.shadowed if state.shadowed else None,
+            adapted_share=state.adapted_share,
+            disagreement=state.disagreement,
             shifted_since=state.shifted_since,
             last_seen=state.last_seen,
         )
@@ -340,13 +330,27 @@ class GatheredNetwork:
         return self._model
 
 
-# For every mode, the copies of an image that go through the network: whether the stream remembers
-# the copy, and whether it is filtered. The first one is answered. A stream that is off is watched.
-_COPIES: dict[Mode, tuple[tuple[bool, bool], ...]] = {
-    "off": ((True, False),),
-    "shadow": ((False, False), (True, True)),
-    "on": ((True, True),),
+class _Copy(NamedTuple):
+    """How an image goes through the network: does its stream remember it, and is it filtered?"""
+
+    counted: bool
+    filtered: bool
+
+
+# The copies of an image that go through the network. The first one is answered, the last one is
+# remembered: in shadow these are two, and a stream that is off is watched.
+_COPIES: dict[Mode, tuple[_Copy, ...]] = {
+    "off": (_Copy(counted=True, filtered=False),),
+    "shadow": (_Copy(counted=False, filtered=False), _Copy(counted=True, filtered=True)),
+    "on": (_Copy(counted=True, filtered=True),),
 }
+
+
+def _rows(copies: Sequence[tuple[int, Tensor, _Copy]], device: torch.device) -> Rows:
+    """Say of each row of a batch what is said of copies: number of the stream, images, and how."""
+    sizes = torch.tensor([len(images) for _, images, _ in copies])
+    columns = zip(*((number, *copy) for number, _, copy in copies), strict=True)
+    return Rows(*(torch.tensor(each).repeat_interleave(sizes).to(device) for each in columns))
 
 
 def _differing(logits: Tensor, others: Tensor) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ttapca.errors import PoolClosedError, UnknownStreamError
+from ttapca.errors import StorageError, UnknownStreamError
 from ttapca.serving.pool_limits import PoolObserver
 from ttapca.support.machine_memory import resident_memory
 
@@ -65,9 +65,14 @@ class StreamSeries(Collector):
 
     Args:
         most: How many streams have series of their own.
+
+    Attributes:
+        names: Returns the names of all streams; others are forgotten.
+        status: Tells how a stream is.
     """
 
     def __init__(self, most: int = MOST_STREAMS) -> None:
+        self.names: Callable[[], Collection[str]] = tuple
         self.status: Callable[[str], StreamStatus] | None = None
         self._most = most
         self._lock = threading.Lock()
@@ -82,11 +87,6 @@ class StreamSeries(Collector):
             self._shift += shift
             self._shifted += shifted
 
-    def forget(self, stream: str) -> None:
-        """Forget a stream that was deleted."""
-        with self._lock:
-            self._forget(stream)
-
     def _forget(self, stream: str) -> None:
         shift, shifted = self._used.pop(stream, (0.0, False))
         self._shift -= shift
@@ -94,6 +94,7 @@ class StreamSeries(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family of series for each fact."""
+        self._forget_deleted()
         with self._lock:
             last = dict(islice(reversed(self._used.items()), self._most))
             count = len(self._used) - len(last)
@@ -114,10 +115,18 @@ class StreamSeries(Collector):
         counted.add_metric((), count)
         yield counted
 
+    def _forget_deleted(self) -> None:
+        with self._lock:
+            used = set(self._used)
+        deleted = used.difference(self.names())  # asked later: no stream that has begun is missed
+        with self._lock:
+            for stream in deleted:
+                self._forget(stream)
+
     def _status_of(self, stream: str) -> StreamStatus | None:
         try:
             return self.status(stream) if self.status else None
-        except (UnknownStreamError, PoolClosedError):  # deleted in this moment
+        except (UnknownStreamError, StorageError):  # deleted in this moment, or out of reach
             return None
 
 
@@ -164,7 +173,7 @@ class Metrics(PoolObserver):
         )
         self._waited = Histogram(
             "ttapca_queue_seconds",
-            "How long images waited for their pass",
+            "How long images waited for their answer, in the queue and in the pass",
             buckets=SECONDS,
             registry=registry,
         )
@@ -186,7 +195,7 @@ class Metrics(PoolObserver):
 
     def watch(self, pool: StreamPool) -> None:
         """Show queue and streams of a pool, as they are when somebody asks."""
-        self.streams.status = pool.status
+        self.streams.names, self.streams.status = pool.names, pool.status
         for name, words, value in (
             ("ttapca_queue_images", "Images that wait for a pass", lambda: pool.queue_length),
             ("ttapca_streams_resident", "Streams in memory", lambda: pool.resident),

@@ -11,22 +11,23 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ttapca import __version__
-from ttapca._checks import Whole, check_option
+from ttapca._checks import Maybe, Whole, check_option
 from ttapca.errors import ExportError, OptionError, TtapcaError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.serving.pool import image_shape
 from ttapca.serving.stateful_network import StatefulNetwork
 from ttapca.support.disk import replace_file
 from ttapca.support.modules import evaluation_mode
+from ttapca.support.outputs import FindLogits
 
 PACKAGES = ("onnx", "onnxscript")  # of the extra `onnx`; the rest of the library needs neither
 OPSET = 18  # the oldest that torch writes without converting afterwards
@@ -42,7 +43,7 @@ def export_onnx(
     input_shape: tuple[int, ...] | None = None,
     streams: int | None = None,
     images: int | None = None,
-    logits: Callable[[Any], Tensor] | None = None,
+    logits: FindLogits | None = None,
 ) -> dict[str, int]:
     """Write a network that adapts to an ONNX file.
 
@@ -86,8 +87,7 @@ def export_onnx(
         importlib.import_module(package)  # to miss it now rather than after the work
     sizes = {"streams": streams, "images": images}
     for name, size in sizes.items():
-        if size is not None:
-            check_option(name, size, Whole(1))
+        check_option(name, size, Maybe(Whole(1)))
     _check_tensors(model)
     shape = input_shape or image_shape(fitted)
     with evaluation_mode(model):

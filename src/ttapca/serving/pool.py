@@ -1,9 +1,9 @@
 """`StreamPool`: many streams over one network, from many threads.
 
-Requests wait in a queue. One thread gathers those of different streams into a pass, as many as
-there are and fit, and answers them; so the requests of a stream are answered in order, and no
-stream waits for another one longer than a pass. What controls a stream (mode, reset, restore) is
-done by the same thread, between two passes.
+Requests wait in a `RequestQueue`. One thread takes those of different streams out of it, as many as
+there are and fit, runs a pass for them and answers; so the requests of a stream are answered in
+order, and no stream waits for another one longer than a pass. What controls a stream (mode, reset,
+restore) is done by the same thread, between two passes.
 
 States are in a `StreamShelf`. Another thread writes what has changed to disk every few seconds.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import threading
 import time
 import warnings
@@ -19,7 +20,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Self, TypeVar, get_args
 
 import numpy as np
@@ -34,7 +34,6 @@ from ttapca.errors import (
     NonFiniteError,
     OptionError,
     PoolClosedError,
-    PoolFullError,
     ShapeError,
     TtapcaError,
 )
@@ -43,25 +42,19 @@ from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.filtered_images import before_and_after
 from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
-from ttapca.serving.pool_limits import PoolLimits, PoolObserver, check_name
-from ttapca.serving.stream_shelf import Place, StreamShelf
+from ttapca.serving.pool_limits import PoolLimits, PoolObserver
+from ttapca.serving.request_queue import Request, RequestQueue
+from ttapca.serving.stream_names import check_name
+from ttapca.serving.stream_shelf import StreamShelf
 from ttapca.serving.stream_state import StreamState
 from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.conditions import MOST_STATES
 from ttapca.support.outputs import FindLogits
 
+LOGGER = logging.getLogger("ttapca.serving")
 STATES = 8  # conditions of a stream: each takes memory
 PICTURES = 32  # streams whose last image is kept to be shown
 Found = TypeVar("Found")
-
-
-@dataclass(eq=False)
-class _Request:
-    stream: str
-    images: Tensor
-    answer: Future[Answer]
-    came: float
-    place: Place
 
 
 class StreamPool:
@@ -136,9 +129,8 @@ class StreamPool:
         )
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
-        self._queue: deque[_Request] = deque()
+        self._queue = RequestQueue(self.limits, self._news)
         self._controls: deque[Callable[[], None]] = deque()
-        self._waiting = 0  # images in the queue
         new_state = functools.partial(self._network.new_state, mode)
         try:
             self._shelf = StreamShelf(self.limits, self._network.kind, new_state, store)
@@ -146,8 +138,8 @@ class StreamPool:
             self._network.detach()
             raise
         self._looks: OrderedDict[str, Look] = OrderedDict()
-        self._lately = 1  # streams in a pass
-        self._closing = self._closed = False
+        self._closed = False
+        self._unsaved = False  # whether the last attempt to save has failed
         self._worker = threading.Thread(target=self._work, name="ttapca pool", daemon=True)
         self._worker.start()
         self._saver: threading.Thread | None = None
@@ -179,16 +171,10 @@ class StreamPool:
             came = time.perf_counter()
             with self._news:
                 self._check_open()
-                if self._waiting + len(images) > self.limits.max_queue:
-                    raise PoolFullError(
-                        f"At most {self.limits.max_queue:,} images may wait for an answer; "
-                        f"{self._waiting:,} do already. Try again in a moment."
-                    )
+                self._queue.check_room(len(images))
                 place = self._shelf.admit(stream)
-                request = _Request(stream, images.detach(), Future(), came, place)
-                self._queue.append(request)
-                self._waiting += len(images)
-                self._news.notify_all()
+                request = Request(stream, images.detach(), Future(), came, place)
+                self._queue.put(request)
         except TtapcaError as error:
             self._tell(self._observer.refused, type(error).__name__)
             raise
@@ -217,7 +203,7 @@ class StreamPool:
         self._network.warm_up(self.limits.max_images)
 
     def _check_open(self) -> None:
-        if self._closing:
+        if self._queue.closing:
             raise PoolClosedError("This pool was closed, and takes no more requests.")
 
     def _check_images(self, images: object) -> None:
@@ -260,7 +246,7 @@ class StreamPool:
         Raises:
             UnknownStreamError: There is no such stream.
         """
-        return _glance(stream, self._shelf.known(stream))
+        return self._shelf.known(stream).glance(stream)
 
     def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
         """Switch a stream; a new name begins a new stream."""
@@ -358,17 +344,25 @@ class StreamPool:
             self._try_to_save()
 
     def _try_to_save(self) -> None:
+        """Save; where that fails, say so: a full disk may have room again later."""
         try:
             self.save()
-        except TtapcaError as error:  # a full disk may have room again later
+        except TtapcaError as error:
             self._tell(self._observer.refused, type(error).__name__)
+            if not self._unsaved:  # once, not at every attempt
+                LOGGER.error("streams stay in memory, as they cannot be saved: %s", error)
+            self._unsaved = True
+        else:
+            if self._unsaved:
+                LOGGER.info("streams are saved again")
+            self._unsaved = False
 
     # Passes ----------------------------------------------------------------------------------
 
     @property
     def queue_length(self) -> int:
         """How many images wait for an answer."""
-        return self._waiting
+        return self._queue.images
 
     @property
     def resident(self) -> int:
@@ -378,60 +372,27 @@ class StreamPool:
     @property
     def closed(self) -> bool:
         """Whether the pool takes no more requests."""
-        return self._closing
+        return self._queue.closing
 
     def _work(self) -> None:
         """Answer requests until the pool is closed and nothing waits."""
         while True:
             with self._news:
-                while not (self._queue or self._controls or self._closing):
+                while not (self._queue or self._controls or self._queue.closing):
                     self._news.wait()
                 controls, self._controls = self._controls, deque()
-                if self._closing and not self._queue and not controls:
+                if not self._queue and not controls:
                     return
-                chosen = self._gathered() if self._queue else []
+                chosen, given_up = self._queue.take() if self._queue else ([], [])
+            for request in given_up:
+                self._shelf.withdraw(request.stream, request.place)
             for control in controls:
                 control()
             if chosen:
                 self._shelf.make_room(len(chosen), self._try_to_save)
                 self._answer(chosen)
 
-    def _gathered(self) -> list[_Request]:
-        """Take requests of different streams out of the queue, in order, as many as fit."""
-        self._wait_for_others()
-        chosen: dict[str, _Request] = {}
-        later: deque[_Request] = deque()
-        images = 0
-        while self._queue:
-            request = self._queue.popleft()
-            fits = not chosen or images + len(request.images) <= self.limits.max_batch
-            if not fits or request.stream in chosen:
-                later.append(request)
-                if not fits:
-                    break
-                continue
-            if not request.answer.set_running_or_notify_cancel():
-                self._waiting -= len(request.images)
-                self._shelf.withdraw(request.stream, request.place)
-                continue
-            chosen[request.stream] = request
-            images += len(request.images)
-        self._queue.extendleft(reversed(later))
-        self._waiting -= images
-        # It fades, so that one busy moment does not make quiet ones wait for ever.
-        self._lately = max(len(chosen), self._lately - 1)
-        return list(chosen.values())
-
-    def _wait_for_others(self) -> None:
-        """Wait a moment where fewer streams ask than did of late."""
-        until = self._queue[0].came + self.limits.max_wait
-        while not self._closing and len({each.stream for each in self._queue}) < self._lately:
-            left = until - time.perf_counter()
-            if left <= 0 or self._waiting >= self.limits.max_batch:
-                return
-            self._news.wait(left)
-
-    def _answer(self, requests: list[_Request]) -> None:
+    def _answer(self, requests: list[Request]) -> None:
         """Run a pass; where it fails, run one for each, so that only the culprit gets the error."""
         try:
             begun = time.perf_counter()
@@ -452,16 +413,16 @@ class StreamPool:
         for request, one in zip(requests, served, strict=True):
             self._finish(request, one)
 
-    def _give_up(self, request: _Request, error: BaseException) -> None:
+    def _give_up(self, request: Request, error: BaseException) -> None:
         """Tell whoever waits why there is no answer; a stream that would have begun has not."""
         self._shelf.withdraw(request.stream, request.place)
         _settle(request.answer, error)
 
-    def _finish(self, request: _Request, served: Served) -> None:
+    def _finish(self, request: Request, served: Served) -> None:
         """Remember what a pass made of a request, and answer it."""
         name, state = request.stream, served.state
-        self._shelf.put(name, state)
-        if served.look is not None:
+        kept = self._shelf.put(name, state)
+        if kept and served.look is not None:
             with self._lock:
                 self._looks[name] = served.look
                 self._looks.move_to_end(name)
@@ -472,7 +433,7 @@ class StreamPool:
             outputs=self._network.outputs,
             adapted=served.adapted,
             differ=served.differ,
-            glance=_glance(name, state),
+            glance=state.glance(name),
             _status=lambda: self._network.status(name, state),
         )
         # The observer first: whoever has an answer finds it counted.
@@ -500,12 +461,10 @@ class StreamPool:
         with self._news:
             if self._closed:
                 return
-            self._closing = True
+            self._queue.closing = True
             if not drain:
-                for request in self._queue:
+                for request in self._queue.clear():
                     self._give_up(request, PoolClosedError("This pool was closed."))
-                self._queue.clear()
-                self._waiting = 0
             self._news.notify_all()
         self._worker.join()
         if self._saver is not None:
@@ -534,23 +493,6 @@ def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
             "was fitted by an older ttapca. Say what shape an image has with `input_shape=`."
         )
     return fitted.shape
-
-
-def _glance(name: str, state: StreamState) -> StreamGlance:
-    """Return what a state says without computing."""
-    return StreamGlance(
-        stream=name,
-        mode=state.mode,
-        images=state.images,
-        requests=state.requests,
-        skipped=state.skipped,
-        shift=state.shift,
-        shifted=state.shifted,
-        adapted_share=state.adapted / max(1, state.images),
-        disagreement=state.differed / state.shadowed if state.shadowed else None,
-        shifted_since=state.shifted_since,
-        last_seen=state.last_seen,
-    )
 
 
 def _settle(future: Future[Answer], outcome: Answer | BaseException) -> None:

@@ -1,16 +1,12 @@
-"""What a pool may hold, how its streams may be called, and who is told what it does."""
+"""What a pool may hold, and who is told what it does."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 
 from ttapca._checks import Number, Whole, check_option
-from ttapca.errors import StreamNameError
 from ttapca.serving.answers import Answer
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -53,23 +49,11 @@ class PoolObserver:
         """Take notice of a forward pass."""
 
     def answered(self, answer: Answer, waited: float) -> None:
-        """Take notice of an answer, before it is given, and of the seconds that it took."""
+        """Take notice of an answer before it is given, and of the seconds since its images came."""
 
     def refused(self, reason: str) -> None:
-        """Take notice of a request that was not taken."""
+        """Take notice of a request that was not taken, or of states that could not be saved.
 
-
-def check_name(name: object) -> None:
-    """Raise `StreamNameError` unless a stream may have this name.
-
-    Example:
-        >>> check_name("camera-7")
-        >>> check_name("../etc/passwd")
-        Traceback (most recent call last):
-        ttapca.errors.StreamNameError: The name of a stream must have 1 to 100 letters of ...
-    """
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise StreamNameError(
-            "The name of a stream must have 1 to 100 letters of A-Z, a-z, 0-9, dot, hyphen and "
-            f"underscore, and begin with a letter or a digit; found {str(name)[:100]!r}."
-        )
+        Args:
+            reason: The name of the error.
+        """

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 LOGGER = logging.getLogger("ttapca.serving")
 SERVER_LOGGER = logging.getLogger("uvicorn.error")
-MOST_WAITING = 10_000  # lines, if whoever reads them has stopped to read
+MOST_WAITING = 10_000  # lines, where whoever reads them has stopped reading
 
 
 @dataclass

@@ -41,14 +41,14 @@ def parse_address(url: str) -> SplitResult:
         >>> parse_address("127.0.0.1:8000").netloc
         '127.0.0.1:8000'
     """
-    parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number
-        usable = False
-    if not usable or parts.query or parts.fragment or parts.username:
-        raise OptionError(f"A server has an address such as http://127.0.0.1:8000; found `{url}`.")
-    return parts
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        more = parts.query or parts.fragment or parts.username
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not more:
+            return parts
+    except ValueError:  # a port that is no number, or one bracket without the other
+        pass
+    raise OptionError(f"A server has an address such as http://127.0.0.1:8000; found `{url}`.")
 
 
 @dataclass
@@ -64,7 +64,7 @@ class ServerClient:
         clock: Seconds that only grow; for tests.
 
     Raises:
-        OptionError: The address is none.
+        OptionError: The address is none, or no header can hold the token.
     """
 
     url: str
@@ -76,8 +76,13 @@ class ServerClient:
     _connection: http.client.HTTPConnection | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Read the address."""
+        """Read the address, and look at the token."""
         self._address = parse_address(self.url)
+        if self.token and not self.token.isprintable():
+            raise OptionError(
+                "A token is one line of text; this one has a line break or a character that cannot "
+                "be printed. Copy it again."
+            )
 
     def __enter__(self) -> Self:
         """Use it; the connection is opened with the first request."""
@@ -112,11 +117,11 @@ class ServerClient:
         self, method: str, path: str, body: bytes | None = None, kind: str | None = None
     ) -> dict[str, Any]:
         """Send a request until it is answered, refused for good, or patience is over."""
-        headers = {"Accept": "application/json"}
+        headers: dict[str, str | bytes] = {"Accept": "application/json"}
         if kind is not None:
             headers["Content-Type"] = kind
         if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
+            headers["Authorization"] = f"Bearer {self.token}".encode()  # as the server hashes it
         began, pause = self.clock(), FIRST_WAIT
         while True:
             try:
@@ -135,13 +140,13 @@ class ServerClient:
                 wait, pause = pause, min(2 * pause, LONGEST_WAIT)
             else:
                 wait = told
-            if self.clock() - began + wait > self.patience or self.stopped.is_set():
+            too_long = self.clock() - began + wait > self.patience
+            if too_long or self.stopped.wait(wait):
                 raise FeedError(trouble)
             self.retries += 1
-            self.stopped.wait(wait)
 
     def _once(
-        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str | bytes]
     ) -> tuple[int, float | None, bytes]:
         if self._connection is None:
             self._connection = self._connect()

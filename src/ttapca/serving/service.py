@@ -129,7 +129,8 @@ class Service:
 
     def _shown(self, request: Request) -> Token:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not secret.strip():
+        secret = secret.strip(" ")  # nothing else: bytes of UTF-8 look like other blanks here
+        if scheme.lower() != "bearer" or not secret:
             raise Refusal(
                 401,
                 "token_missing",
@@ -137,7 +138,7 @@ class Service:
                 "none. Ask whoever runs this service for one.",
                 challenge=True,
             )
-        token = self.tokens.find(secret.strip().encode("latin-1"))
+        token = self.tokens.find(secret.encode("latin-1"))
         if token is None:
             raise Refusal(
                 401,

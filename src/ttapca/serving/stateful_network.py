@@ -7,8 +7,6 @@ themselves and hand it back with the next images.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +16,7 @@ from ttapca.fitting.fitted_filter import FittedFilter, attach
 from ttapca.spectral.closed_form import WIENER
 from ttapca.spectral.closed_form_rule import Shown
 from ttapca.spectral.traceable_gain import TraceableGain
+from ttapca.support.outputs import FindLogits
 
 
 class StatefulNetwork(nn.Module):
@@ -56,7 +55,7 @@ class StatefulNetwork(nn.Module):
         model: nn.Module,
         fitted: FittedFilter,
         *,
-        logits: Callable[[Any], Tensor] | None = None,
+        logits: FindLogits | None = None,
     ) -> None:
         super().__init__()
         self._layer, self._logits = fitted.layer, logits

@@ -29,7 +29,7 @@ class StreamQuotas:
     async def beginning(self, token: Token, stream: str) -> AsyncIterator[None]:
         """Hold a place for a stream, by its full name, while a request that may begin it runs.
 
-        If the request fails, the place is free again.
+        If the request fails without beginning it, the place is free again as soon as it is needed.
 
         Raises:
             TooManyStreamsError: The stream is new, and the token has as many as it may.
@@ -47,8 +47,9 @@ class StreamQuotas:
         self._beginning[stream] += 1
         try:
             yield
-            self._known[token.name].add(stream)
         finally:
+            # Also of a request that failed: the pool may go on with it. If not, a count tells.
+            self._known[token.name].add(stream)
             self._beginning[stream] -= 1
             if not self._beginning[stream]:
                 del self._beginning[stream]
@@ -61,5 +62,7 @@ class StreamQuotas:
         return stream in known or stream in new or len(known) + len(new) < token.max_streams
 
     async def _count(self, token: Token) -> None:
+        before = set(self._known.get(token.name, ()))
         names = await asyncio.to_thread(self._names)
-        self._known[token.name] = {name for name in names if token.owns(name)}
+        begun = self._known.get(token.name, set()) - before  # meanwhile: `names` may lack them
+        self._known[token.name] = {name for name in names if token.owns(name)} | begun

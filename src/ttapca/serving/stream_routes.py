@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from ttapca._checks import OneOf, Record, conform
 from ttapca.errors import UnknownStreamError
-from ttapca.serving.answers import StreamStatus
+from ttapca.serving.answers import Mode, StreamStatus
 from ttapca.serving.api_description import (
     BYTES,
     IMAGES_BODY,
     MODE_BODY,
-    MODES,
     PNG,
     STATE_BODY,
     WITH_BODY,
@@ -35,17 +34,18 @@ from ttapca.serving.rendering import (
     status_facts,
 )
 from ttapca.serving.service import Service, record_of
+from ttapca.serving.stream_names import LONGEST_NAME, PATTERN
 from ttapca.serving.tokens import Right, Token
 from ttapca.support.parsing import parse_json
 
-CHANGE = Record({"mode": OneOf(MODES)})
+CHANGE = Record({"mode": OneOf(get_args(Mode))})
 MOST_LISTED = 500
 
 # Said to clients; names are checked with the token, which has its part in them.
 _NAME: dict[str, Any] = {
-    "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$",
+    "pattern": f"^{PATTERN}$",
     "minLength": 1,
-    "maxLength": 100,
+    "maxLength": LONGEST_NAME,
 }
 StreamName = Annotated[
     str,
@@ -213,7 +213,6 @@ class StreamRoutes:
         """Forget all that was seen of a stream; images of that name begin a new one."""
         _, full = self._named(request, name, "control")
         await self.service.in_thread(self.pool.drop, full)
-        self.service.metrics.streams.forget(full)
         return Response(status_code=204)
 
     async def reset(self, request: Request, name: Name) -> Response:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ttapca.errors import SavedStreamError, TooManyStreamsError, UnknownStreamError
-from ttapca.serving.pool_limits import PoolLimits, check_name
+from ttapca.errors import (
+    SavedStreamError,
+    StorageError,
+    TooManyStreamsError,
+    UnknownStreamError,
+)
+from ttapca.serving.pool_limits import PoolLimits
+from ttapca.serving.stream_names import check_name
 from ttapca.serving.stream_state import StreamState, read_state
 from ttapca.serving.stream_store import StreamStore
 
@@ -136,13 +142,25 @@ class StreamShelf:
             return self.get(name)
 
     def get(self, name: str) -> StreamState:
-        """Return the state of a stream, from memory, from disk, or a new one."""
+        """Return the state of a stream, from memory, from disk, or a new one.
+
+        Raises:
+            StorageError: The disk cannot be read, or what it holds of the stream is damaged.
+        """
         with self._lock:
             state = self._states.get(name)
-            if state is None:
-                data = None if self._store is None else self._store.read(name)
-                state = self._new_state() if data is None else self.read(data)
-            return state
+            if state is None and self._store is not None:
+                state = self._stored(name, self._store)
+            return self._new_state() if state is None else state
+
+    def _stored(self, name: str, store: StreamStore) -> StreamState | None:
+        data = store.read(name)
+        try:
+            return None if data is None else self.read(data)
+        except SavedStreamError as error:  # of whoever sends bytes; these are ours
+            raise StorageError(
+                f"The stream `{name}` in {store.path} is damaged: {error} Drop it to begin anew."
+            ) from error
 
     def read(self, data: bytes) -> StreamState:
         """Return the state that `StreamShelf.dump` wrote, or raise `SavedStreamError`."""
@@ -152,17 +170,22 @@ class StreamShelf:
         """Return the whole state of a stream that is known, as a safetensors file."""
         return self.known(name).to_bytes(self._kind)
 
-    def put(self, name: str, state: StreamState) -> None:
-        """Replace the state of a stream; of one that was dropped meanwhile, nothing is kept."""
+    def put(self, name: str, state: StreamState) -> bool:
+        """Replace the state of a stream; return False if it was dropped meanwhile, and is not kept.
+
+        What else is known of such a stream must not be kept either.
+        """
         with self._lock:
-            if name in self._known:
-                self._forget(name)
-                self._states[name] = state  # as the last one
-                self._sizes[name] = state.size
-                self._memory += self._sizes[name]
-                self._changed.add(name)
-                (self._shifted.add if state.shifted else self._shifted.discard)(name)
-                self._coming.pop(name, None)
+            if name not in self._known:
+                return False
+            self._forget(name)
+            self._states[name] = state  # as the last one
+            self._sizes[name] = state.size
+            self._memory += self._sizes[name]
+            self._changed.add(name)
+            (self._shifted.add if state.shifted else self._shifted.discard)(name)
+            self._coming.pop(name, None)
+            return True
 
     def _forget(self, name: str) -> None:
         """Let go of a state in memory, if it is there."""
@@ -176,13 +199,13 @@ class StreamShelf:
         """Forget a stream that is known, also on disk."""
         with self._saving, self._lock:
             self.check_known(name)
+            if self._store is not None:
+                self._store.drop([name])  # first: where this fails, the stream stays
             self._forget(name)
             self._changed.discard(name)
             self._known.discard(name)
             self._shifted.discard(name)
             self._coming.pop(name, None)
-            if self._store is not None:
-                self._store.drop([name])
 
     def make_room(self, coming: int, save: Callable[[], None]) -> None:
         """Put the streams to disk that were not used for longest, where there would be too many.
@@ -206,7 +229,8 @@ class StreamShelf:
                 idle.append(name)
                 left, used = left - 1, used - self._sizes[name]
         save()
-        with self._lock:
+        # Nobody else may be saving: what is being written counts as unchanged, and is not on disk.
+        with self._saving, self._lock:
             for name in idle:
                 if name not in self._changed:
                     self._forget(name)

@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ttapca.errors import SavedStreamError
-from ttapca.serving.answers import Mode
+from ttapca.serving.answers import Mode, StreamGlance
 from ttapca.spectral.closed_form_rule import Shown
 from ttapca.spectral.conditions import MOST_STATES, RECENT, KnownConditions
 from ttapca.spectral.many_streams import Seen
@@ -69,6 +69,32 @@ class StreamState:
     run: int = 0
     shifted_since: float | None = None
     last_seen: float | None = None
+
+    @property
+    def adapted_share(self) -> float:
+        """Of all images, how many were answered with a filter that changed them."""
+        return self.adapted / max(1, self.images)
+
+    @property
+    def disagreement(self) -> float | None:
+        """Of all images in shadow, how many have another class when adapted; None before any."""
+        return self.differed / self.shadowed if self.shadowed else None
+
+    def glance(self, name: str) -> StreamGlance:
+        """Return what it says about its stream, which has this name, without computing."""
+        return StreamGlance(
+            stream=name,
+            mode=self.mode,
+            images=self.images,
+            requests=self.requests,
+            skipped=self.skipped,
+            shift=self.shift,
+            shifted=self.shifted,
+            adapted_share=self.adapted_share,
+            disagreement=self.disagreement,
+            shifted_since=self.shifted_since,
+            last_seen=self.last_seen,
+        )
 
     @property
     def latest(self) -> Shown:

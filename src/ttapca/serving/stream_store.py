@@ -11,8 +11,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -37,7 +37,8 @@ class StreamStore:
 
     Raises:
         SavedStreamError: The file is something else.
-        StorageError: It cannot be written, or another process serves from it.
+        StorageError: It cannot be written, or another process serves from it. Every method raises
+            this as well where the file can no longer be read or written.
 
     Example:
         >>> import tempfile
@@ -91,12 +92,12 @@ class StreamStore:
         return self._names("SELECT name FROM shifted ORDER BY name")
 
     def _names(self, query: str) -> list[str]:
-        with self._lock, closing(self._connection.cursor()) as cursor:
+        with self._cursor() as cursor:
             return [name for (name,) in cursor.execute(query)]
 
     def read(self, name: str) -> bytes | None:
         """Return the state of a stream; None where there is none."""
-        with self._lock, closing(self._connection.cursor()) as cursor:
+        with self._cursor() as cursor:
             cursor.execute("SELECT state FROM streams WHERE name = ?", (name,))
             row = cursor.fetchone()
         return None if row is None else bytes(row[0])
@@ -127,16 +128,28 @@ class StreamStore:
         )
 
     def _change(self, *changes: tuple[str, Sequence[tuple[object, ...]]]) -> None:
-        with self._lock, closing(self._connection.cursor()) as cursor:
+        with self._cursor() as cursor:
             try:
                 cursor.execute("BEGIN IMMEDIATE")
                 for statement, rows in changes:
                     cursor.executemany(statement, rows)
                 cursor.execute("COMMIT")
-            except sqlite3.Error as error:
+            except sqlite3.Error:
                 if self._connection.in_transaction:
                     cursor.execute("ROLLBACK")
-                raise StorageError(f"Cannot keep streams in {self.path}: {error}.") from error
+                raise
+
+    @contextmanager
+    def _cursor(self) -> Iterator[sqlite3.Cursor]:
+        """Yield a cursor that one thread at a time has; an error of SQLite is a `StorageError`."""
+        try:
+            with self._lock, closing(self._connection.cursor()) as cursor:
+                yield cursor
+        except sqlite3.Error as error:
+            raise StorageError(
+                f"Streams in {self.path} cannot be read or written: {error}. Check that the disk "
+                "works and has room."
+            ) from error
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

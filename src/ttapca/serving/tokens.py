@@ -30,8 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from ttapca._checks import ListOf, Maybe, Number, OneOf, Record, Such, Text, Whole, conform, shown
-from ttapca.errors import OptionError, StreamNameError
+from ttapca._checks import ListOf, Maybe, Number, OneOf, Record, Such, Text, Whole, conform
+from ttapca.errors import OptionError
+from ttapca.serving.stream_names import LONGEST_NAME, check_name
 from ttapca.support.parsing import parse_toml, read_bounded
 
 Right = Literal["read", "predict", "control", "all"]
@@ -39,8 +40,6 @@ RIGHTS: tuple[Right, ...] = get_args(Right)
 
 HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,29}")
-STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-LONGEST_STREAM = 100  # letters of a stream's name in the pool
 SHORTEST_SECRET = 20  # letters: a hash without salt protects only what nobody can guess
 LARGEST_SECRET = 1000
 
@@ -102,12 +101,7 @@ class Token:
             >>> Token("shop", b"", frozenset({"read"})).full_name("camera-7")
             'shop.camera-7'
         """
-        longest = LONGEST_STREAM - len(self.prefix)
-        if len(stream) > longest or not STREAM_NAME.fullmatch(stream):
-            raise StreamNameError(
-                f"A stream's name is 1 to {longest} of A-Z, a-z, 0-9, `.`, `_` and `-`, a letter "
-                f"or digit first; found {shown(stream)}."
-            )
+        check_name(stream, LONGEST_NAME - len(self.prefix))
         return self.prefix + stream
 
     def own_name(self, stream: str) -> str:

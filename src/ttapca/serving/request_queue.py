@@ -1,0 +1,117 @@
+"""Requests that wait for a pass of the network, and which of them go into the next one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ttapca.errors import PoolFullError
+from ttapca.serving.answers import Answer
+from ttapca.serving.pool_limits import PoolLimits
+from ttapca.serving.stream_shelf import Place
+
+
+@dataclass(eq=False)
+class Request:
+    """Images of a stream that wait for their answer.
+
+    Attributes:
+        stream: Its name.
+        images: As the model takes them.
+        answer: Whoever asked waits for this.
+        came: When they came, by `time.perf_counter`.
+        place: Of the stream, if it is a new one.
+    """
+
+    stream: str
+    images: Tensor
+    answer: Future[Answer]
+    came: float
+    place: Place
+
+
+class RequestQueue:
+    """Hands out requests in order, those of different streams together.
+
+    Args:
+        limits: How many images may wait, and how many fit into a pass.
+        news: Is notified of what comes. Whoever calls a method holds its lock.
+
+    Attributes:
+        images: How many images wait.
+        closing: Whether no more requests come, so that none waits for others.
+    """
+
+    def __init__(self, limits: PoolLimits, news: threading.Condition) -> None:
+        self.images = 0
+        self.closing = False
+        self._limits, self._news = limits, news
+        self._requests: deque[Request] = deque()
+        self._lately = 1  # streams in a pass
+
+    def __len__(self) -> int:
+        """Return how many requests wait."""
+        return len(self._requests)
+
+    def check_room(self, images: int) -> None:
+        """Raise `PoolFullError` if so many more images may not wait."""
+        if self.images + images > self._limits.max_queue:
+            raise PoolFullError(
+                f"At most {self._limits.max_queue:,} images may wait for an answer; "
+                f"{self.images:,} do already. Try again in a moment."
+            )
+
+    def put(self, request: Request) -> None:
+        """Let a request wait."""
+        self._requests.append(request)
+        self.images += len(request.images)
+        self._news.notify_all()
+
+    def clear(self) -> list[Request]:
+        """Take out all requests."""
+        requests, self._requests, self.images = list(self._requests), deque(), 0
+        return requests
+
+    def take(self) -> tuple[list[Request], list[Request]]:
+        """Take out requests of different streams, in order, as many as fit into a pass.
+
+        Returns:
+            These, and requests that nobody waits for any more.
+        """
+        self._wait_for_others()
+        chosen: dict[str, Request] = {}
+        given_up: list[Request] = []
+        later: deque[Request] = deque()
+        images = 0
+        while self._requests:
+            request = self._requests.popleft()
+            fits = not chosen or images + len(request.images) <= self._limits.max_batch
+            if not fits:
+                later.append(request)
+                break
+            if request.stream in chosen:
+                later.append(request)
+            elif request.answer.set_running_or_notify_cancel():
+                chosen[request.stream] = request
+                images += len(request.images)
+            else:
+                given_up.append(request)
+        self._requests.extendleft(reversed(later))
+        self.images -= images + sum(len(each.images) for each in given_up)
+        # It fades, so that one busy moment does not make quiet ones wait for ever.
+        self._lately = max(len(chosen), self._lately - 1)
+        return list(chosen.values()), given_up
+
+    def _wait_for_others(self) -> None:
+        """Wait a moment where fewer streams ask than did of late."""
+        until = self._requests[0].came + self._limits.max_wait
+        while not self.closing and len({each.stream for each in self._requests}) < self._lately:
+            left = until - time.perf_counter()
+            if left <= 0 or self.images >= self._limits.max_batch:
+                return
+            self._news.wait(left)

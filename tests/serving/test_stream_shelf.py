@@ -1,0 +1,162 @@
+"""States of streams in memory and on disk, where the disk or the moment is a bad one."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ttapca
+from ttapca.errors import StorageError
+from ttapca.serving import PoolLimits, StreamPool, StreamStore
+from ttapca.serving.filtered_images import before_and_after
+
+SAMPLES = torch.rand(100, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with StreamStore(tmp_path / "s.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture
+def pool(store: StreamStore):
+    """Knows `a` and `b`: both are on disk, and one is in memory at most."""
+    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    fitted = ttapca.fit(network, "0", SAMPLES)
+    limits = PoolLimits(max_resident=1)
+    with StreamPool(network, fitted, store=store, input_shape=(3,), limits=limits) as made:
+        for name in "ab":
+            made.predict(name, SAMPLES[:1])
+        made.save()
+        yield made
+
+
+class Broken:
+    """Stands for a connection to a file that can neither be read nor written."""
+
+    def cursor(self) -> Any:
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+def test_a_disk_that_cannot_be_read_or_written_is_a_storage_error(
+    pool: StreamPool, store: StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.predict("b", SAMPLES[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_connection", Broken())
+        with pytest.raises(StorageError, match="disk I/O error"):
+            pool.status("a")
+        with pytest.raises(StorageError, match="disk I/O error"):
+            pool.predict("a", SAMPLES[:1])
+        # There is an attempt to save it before: it stays in memory, as what it has seen is not
+        # on disk.
+        assert pool.predict("b", SAMPLES[:1]).glance.images == 3
+        with pytest.raises(StorageError, match="disk I/O error"):
+            pool.save()
+    assert pool.status("a").health.images == 1
+
+
+def test_the_log_says_once_that_streams_cannot_be_saved_and_once_that_they_are(
+    pool: StreamPool,
+    store: StreamStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "ttapca.serving")
+    pool.reset("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_connection", Broken())
+        for _ in range(3):
+            pool._try_to_save()
+    for _ in range(3):
+        pool._try_to_save()
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "cannot be saved: Streams in" in first
+    assert "disk I/O error" in first
+    assert "saved again" in second
+
+
+def test_a_stream_that_cannot_be_dropped_from_disk_stays(
+    pool: StreamPool, store: StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_connection", Broken())
+        with pytest.raises(StorageError, match="disk I/O error"):
+            pool.drop("b")
+    assert pool.names() == store.names() == ["a", "b"]
+    assert pool.status("b").health.images == 1
+    pool.drop("b")
+    assert pool.names() == store.names() == ["a"]
+
+
+def test_a_damaged_state_on_disk_is_not_the_callers_fault(
+    pool: StreamPool, store: StreamStore
+) -> None:
+    store.write({"a": b"damaged"})
+    with pytest.raises(StorageError, match=r"stream `a` in .*s\.sqlite is damaged: .* Drop it"):
+        pool.predict("a", SAMPLES[:1])
+    pool.drop("a")
+    assert pool.predict("a", SAMPLES[:1]).glance.images == 1
+
+
+def test_a_state_leaves_memory_only_after_it_is_on_disk(
+    pool: StreamPool, store: StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf, writing, fails = pool._shelf, threading.Event(), threading.Event()
+    shelf.put("a", dataclasses.replace(shelf.get("a"), images=77))
+
+    def slow_and_broken(*_: object) -> None:
+        writing.set()
+        assert fails.wait(60)
+        raise StorageError("no space")
+
+    def save_elsewhere() -> None:
+        with pytest.raises(StorageError, match="no space"):
+            shelf.save()
+
+    def save() -> None:
+        """Fail, and leave another thread in the middle of an attempt that fails later."""
+        other.start()
+        assert writing.wait(60)
+        threading.Timer(0.5, fails.set).start()
+
+    other = threading.Thread(target=save_elsewhere)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", slow_and_broken)
+        shelf.make_room(1, save)
+        other.join(60)
+    assert shelf.get("a").images == 77
+    shelf.save()
+    assert shelf.read(store.read("a") or b"").images == 77
+
+
+def test_what_is_no_image_has_no_pictures(pool: StreamPool) -> None:
+    assert pool.predict("a", SAMPLES[:1]).glance.images == 2
+    assert pool.pictures("a") is None
+    signal = torch.rand(3, 16)
+    assert before_and_after(signal, signal, signal) is None
+
+
+def test_a_request_that_outlives_its_stream_leaves_no_picture(
+    pool: StreamPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = torch.rand(3, 4, 4)
+    serve = pool._network.serve
+
+    def drop_meanwhile(requests: Any) -> Any:
+        pool._shelf.drop("b")
+        return [dataclasses.replace(each, look=(image,) * 3) for each in serve(requests)]
+
+    monkeypatch.setattr(pool._network, "serve", drop_meanwhile)
+    pool.predict("b", SAMPLES[:1])
+    assert pool.names() == ["a"]
+    pool.set_mode("b", "off")
+    assert pool.pictures("b") is None
