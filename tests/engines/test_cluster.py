@@ -197,6 +197,24 @@ def test_a_result_that_died_with_its_worker_is_waited_for() -> None:
         connection._result(future)
 
 
+def test_a_scheduler_without_workers(cluster: Cluster) -> None:
+    _, *workers = cluster.processes
+    for worker in workers:
+        worker.kill()
+        worker.wait()
+    engine = DaskEngine(cluster.address, patience=2)
+
+    def refused() -> bool:
+        try:
+            return engine.workers < 0  # as long as the scheduler has not noticed
+        except EngineError as error:
+            return "must have workers; none came within 2 s" in str(error)
+
+    assert wait_for(refused)
+    assert engine._client is None
+    assert refused()  # again: it is not taken for a cluster of no threads
+
+
 def test_nobody_is_there() -> None:
     with pytest.raises(EngineError, match=r"dask scheduler at tcp://127\.0\.0\.1:1; none answered"):
         list(DaskEngine("tcp://127.0.0.1:1", patience=0.2).run([1], raise_at_two))

@@ -425,6 +425,8 @@ def test_outliers_need_a_filter_of_images(network: nn.Module) -> None:
     inner = ttapca.fit(network, "3", pictures(100, seed=1))
     with pytest.raises(OptionError, match="`outliers` needs a filter that acts on images"):
         StreamPool(network, inner, outliers=True, input_shape=SHAPE)
+    with StreamPool(network, inner, input_shape=list(SHAPE)) as pool:
+        assert len(pool.predict("a", pictures(2, 0)).logits) == 2
 
 
 def test_a_pass_that_fails_hurts_only_the_culprit(

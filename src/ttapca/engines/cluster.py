@@ -105,28 +105,33 @@ class DaskEngine:
 
     def _connected(self) -> Client:
         """Return the connection; make one if there is none, and wait for a worker."""
-        if self._client is not None and self._client.status == "running":
-            return self._client
-        self.close()
+        if self._client is None or self._client.status != "running":
+            self.close()
+            self._client = self._connect()
+        try:
+            with quiet_logs():
+                self._client.wait_for_workers(1, timeout=self.patience)
+        except OSError as error:  # no time is left, or the scheduler is gone again
+            self.close()
+            raise EngineError(
+                f"The scheduler at {self.address} must have workers; none came within "
+                f"{self.patience:.0f} s. Start some with `dask worker {self.address} "
+                "--nthreads 1`. What is finished is kept: the same command goes on."
+            ) from error
+        return self._client
+
+    def _connect(self) -> Client:
         limit = self.patience if self._answered else min(FIRST_ANSWER, self.patience)
-        with quiet_logs():
-            try:
+        try:
+            with quiet_logs():
                 client = Client(self.address, timeout=limit, set_as_default=False)
-            except (OSError, ValueError) as error:
-                raise EngineError(
-                    f"There must be a dask scheduler at {self.address}; none answered within "
-                    f"{limit:.0f} s. Start one with `dask scheduler`. What is finished is kept: "
-                    "the same command goes on."
-                ) from error
-            self._client, self._answered = client, True
-            try:
-                client.wait_for_workers(1, timeout=self.patience)
-            except OSError as error:  # no time is left, or the scheduler is gone again
-                raise EngineError(
-                    f"The scheduler at {self.address} must have workers; none came within "
-                    f"{self.patience:.0f} s. Start some with `dask worker {self.address} "
-                    "--nthreads 1`. What is finished is kept: the same command goes on."
-                ) from error
+        except (OSError, ValueError) as error:
+            raise EngineError(
+                f"There must be a dask scheduler at {self.address}; none answered within "
+                f"{limit:.0f} s. Start one with `dask scheduler`. What is finished is kept: "
+                "the same command goes on."
+            ) from error
+        self._answered = True
         return client
 
 

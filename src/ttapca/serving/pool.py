@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Self, TypeVar, get_args
@@ -114,7 +114,7 @@ class StreamPool:
         outputs: EvaluatedKind | None = None,
         states: int = STATES,
         outliers: bool | None = None,
-        input_shape: tuple[int, ...] | None = None,
+        input_shape: Sequence[int] | None = None,
     ) -> None:
         check_option("mode", mode, OneOf(get_args(Mode)))
         check_option("save_every", save_every, Number(above=0))
@@ -122,7 +122,7 @@ class StreamPool:
         check_option("states", states, Whole(1, MOST_STATES))
         self.mode: Mode = mode
         self.limits = limits or PoolLimits()
-        self.input_shape = input_shape or image_shape(filter)
+        self.input_shape = tuple(input_shape or image_shape(filter))
         self._observer = observer or PoolObserver()
         self._network = GatheredNetwork(
             model, filter, logits=logits, outputs=outputs, states=states, outliers=outliers
