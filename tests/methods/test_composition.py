@@ -178,10 +178,16 @@ def test_a_wrong_judgement_is_taken_back() -> None:
     first = [FEW, FEW[:40], FEW]
     _, composition = looked_at([first])
     assert composition.ordered == 1.0
-    # Alone, the next batch shows all classes: the stream starts with it.
-    sizes, composition = looked_at([first, [MANY]])
-    assert sizes == [80, 40, 80, 80]
-    assert composition.ordered == 0.0
+    # Alone, the next batch shows all classes, and at a glance nothing that was not there before:
+    # the stream starts with it.
+    for glance in (MANY[:40], FEW[:40]):
+        sizes, composition = looked_at([first, [MANY, glance]])
+        assert sizes == [80, 40, 80, 80, 40]
+        assert composition.ordered == 0.0
+    # Other classes at a glance were hidden: a collapse would have shown those of before.
+    sizes, composition = looked_at([first, [MANY, OTHER[:40], OTHER]])
+    assert sizes == [80, 40, 80] * 2
+    assert composition.ordered > 0.8
     # And if it shows its own as well, it is normalised by what was seen before.
     sizes, composition = looked_at([first, first])
     assert sizes == [80, 40, 80] * 2

@@ -24,6 +24,8 @@ CERTAIN = 0.6  # certainty from which the whole weight shows the classes better 
 ORDERED = 0.3  # certainty from which a stream counts as ordered by class
 ENOUGH = 32.0  # samples after which the past of a stream serves as its statistics
 
+Look = Callable[..., Tensor | None]  # see `CompositionPasses._look`
+
 
 class CompositionPasses(Mover):
     """Runs the model until the classes it predicts are those that its statistics were cleaned of.
@@ -33,8 +35,8 @@ class CompositionPasses(Mover):
       the shift is beyond mending. So there is a glance at some of the batch with half the weight of
       its statistics. A batch of few classes shows the same ones in both; another pass takes
       out what they explain. A shift that is half mended shows others.
-    - Where the next large batches of such a stream turn out to have no classes of their own, the
-      judgement was wrong: the stream starts afresh with them.
+    - Where the next large batches of such a stream turn out to have no classes of their own, nor
+      by what was seen before others than that, the judgement was wrong: the stream starts afresh.
     - A stream whose batches have classes of their own is normalised by what was seen before the
       batch; what the batch adds is cleaned by its own classes afterwards. One pass is enough.
     - Otherwise the batch is normalised by itself and the past in one pass, as if its classes were
@@ -93,8 +95,9 @@ class CompositionPasses(Mover):
             if not size or stream.left_out or not self._usable(logits):
                 return logits
             if new:
-                glance = functools.partial(self._glance, run, size, inputs, options)
-                again = self._has_own_classes(logits, glance)
+                look = functools.partial(self._look, run, size, inputs, options)
+                judge = self._bears_out if composition.afresh else self._has_own_classes
+                again = judge(logits, look)
                 if again is None:
                     return logits  # the stream is still new when its next batch comes
                 # Not what the logits say: where a stream has no classes of its own, those that it
@@ -109,12 +112,12 @@ class CompositionPasses(Mover):
         self._settle(found)
         return logits if found.certainty == 0.0 else _with_prior(logits, found)
 
-    def _has_own_classes(self, logits: Tensor, glance: Callable[[], Tensor | None]) -> bool | None:
+    def _has_own_classes(self, logits: Tensor, look: Look) -> bool | None:
         """Return whether a new stream has classes of its own, and go by them in that case.
 
         Args:
             logits: Of the batch, with the whole weight of its statistics.
-            glance: Returns those of some of it with half the weight, or None.
+            look: Returns those of some of it, if they can be used.
 
         Returns:
             None where there are too few samples to tell.
@@ -127,25 +130,55 @@ class CompositionPasses(Mover):
             whole = torch.cat([before.to(whole), whole])
         stream.write("composition/young", whole)
         found = composition.estimate(whole, len(whole))
-        half = glance() if found.certainty else None
+        half = look(glance=True) if found.certainty else None
         seen = found if half is None else composition.estimate(half, len(whole))
         if half is None or seen.like(found) < ALIKE:
             return None if stream.samples < JUDGED else False
-        if composition.afresh:
-            composition.go_on()
-        else:
-            # Half the weight hides less, but the glance is at this batch alone.
-            hides_less = found.certainty <= CERTAIN and before is None
-            composition.believe(seen if hides_less else found)
+        # Half the weight hides less, but the glance is at this batch alone.
+        hides_less = found.certainty <= CERTAIN and before is None
+        composition.believe(seen if hides_less else found)
         return True
 
-    def _glance(
-        self, run: Run, size: int, inputs: Sequence[Any], options: Mapping[str, Any]
+    def _bears_out(self, logits: Tensor, look: Look) -> bool:
+        """Return whether a batch bears out that its stream is ordered, and go on in that case.
+
+        By itself, a batch of a single class can look like one of all classes. Normalised by what
+        was seen before, it shows its class. If that is another one than before, it is no collapse:
+        a shift that makes the network see few classes makes it see the same ones again.
+
+        Args:
+            logits: Of the batch, with the whole weight of its statistics.
+            look: Returns those of some of it, if they can be used.
+        """
+        composition = self.composition
+        found = composition.estimate(logits)
+        if found.certainty:
+            half = look(glance=True)
+            own = half is not None and composition.estimate(half).like(found) >= ALIKE
+        else:
+            composition.go_on()
+            seen = look()
+            own = seen is not None and self._is_another(composition.estimate(seen))
+        (composition.go_on if own else composition.start_afresh)()
+        return own
+
+    def _is_another(self, seen: Estimate) -> bool:
+        """Return whether a batch surely has classes, and others than were there before it."""
+        return seen.skew > 0 and seen.like(self.composition.remembered) < ALIKE
+
+    def _look(
+        self,
+        run: Run,
+        size: int,
+        inputs: Sequence[Any],
+        options: Mapping[str, Any],
+        *,
+        glance: bool = False,
     ) -> Tensor | None:
-        """Return the logits of some of the batch with half of their statistics, if usable."""
+        """Return the logits of some of the batch, if usable; at a glance, with half the weight."""
         composition = self.composition
         chosen = _spread(size, JUDGED)
-        composition.glancing = True
+        composition.glancing = glance
         try:
             with composition.stream.aside():
                 logits = run(

@@ -231,6 +231,11 @@ class Composition:
         return 0 < self.stream.past("composition/order")[1] < PROBATION and self.ordered > 0
 
     @property
+    def remembered(self) -> Estimate:
+        """What was seen before this batch, as if it were of today."""
+        return self._estimate(self.stream.past("composition/counts"))
+
+    @property
     def skew(self) -> float:
         """How surely this batch has classes of its own, as far as is known in this pass."""
         return 1.0 if self.glancing else self._skew
