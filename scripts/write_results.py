@@ -73,7 +73,7 @@ def by_setting(rows: list[Row]) -> str:
     lines: dict[str, dict[str, str]] = {}
     for each in comparisons(rows):
         ranked = each.standings()
-        for number, line in each.lines.iterrows():
+        for number, line in each.lines.dropna(subset="mean").iterrows():  # others failed
             mean = f"{line['mean']:.1f} ±{line.spread:.1f}"
             mean = f"**{mean}**" if ranked[number].rank == 1 else mean
             found = lines.setdefault(f"`{line.label}`", {})
