@@ -4,13 +4,14 @@
 
 On each page of PAGES a table goes between `<!-- RUN SETTING -->` and `<!-- end -->`; with `paper`
 between the two words it is the comparison with the paper, and for `RUN settings` one table of all
-settings. Every result goes to docs/results/RUN.csv, and the runs of PICTURES are drawn. What DIR
-has no run for stays as it is.
+settings. Every result goes to docs/results/RUN.csv, and for the runs of PER_IMAGE to RUN.json too,
+with the images that were right. The runs of PICTURES are drawn. What DIR has no run for stays.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from itertools import repeat
 from pathlib import Path
@@ -25,6 +26,7 @@ from ttapca.benchmark.tables import error_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("results.md", "paper-results.md")
+PER_IMAGE = ("ten",)
 PICTURES = ("rank", "steps", "cost")  # runs that are drawn, each in the figure of its name
 PLACE = re.compile(
     r"<!-- (?P<run>\w+) (?P<paper>paper )?(?P<setting>[\w.-]+) -->.*?<!-- end -->", re.S
@@ -41,6 +43,9 @@ def main() -> None:
             rows[path.stem] = results.rows()
         (DOCS / "results").mkdir(exist_ok=True)
         (DOCS / "results" / f"{path.stem}.csv").write_text(export(rows[path.stem], "csv"))
+    for name in filter(rows.__contains__, PER_IMAGE):
+        records = ",\n".join(json.dumps(row.record()) for row in rows[name])
+        (DOCS / "results" / f"{name}.json").write_text(f"[{records}]\n")
     for name in filter(rows.__contains__, PICTURES):
         (drawn,) = (figure for figure in figures(rows[name]) if figure.name == name)
         (DOCS / "pictures" / f"{name}.svg").write_text(file_svg(drawn))
