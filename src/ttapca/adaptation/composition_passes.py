@@ -35,8 +35,9 @@ class CompositionPasses(Mover):
       the shift is beyond mending. So there is a glance at some of the batch with half the weight of
       its statistics. A batch of few classes shows the same ones in both; another pass takes
       out what they explain. A shift that is half mended shows others.
-    - Where the next large batches of such a stream turn out to have no classes of their own, nor
-      by what was seen before others than that, the judgement was wrong: the stream starts afresh.
+    - The next large batches of such a stream are looked at alone. Where one shows no classes, it is
+      looked at again, normalised by what was seen before. If that shows no new classes either, the
+      judgement was wrong: the stream starts afresh with this batch.
     - A stream whose batches have classes of their own is normalised by what was seen before the
       batch; what the batch adds is cleaned by its own classes afterwards. One pass is enough.
     - Otherwise the batch is normalised by itself and the past in one pass, as if its classes were
