@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.lib import format as npy_format
 from PIL import Image
 
 import ttapca
@@ -133,6 +135,24 @@ def test_a_fit_of_shards_is_that_of_the_images(kind: str, tmp_path: Path) -> Non
     found = ttapca.fit(small_convnet(), "conv1", shards, 10)
     assert_same(found, ttapca.fit(small_convnet(), "conv1", images, 10))
     assert found.n_samples_ == 40
+
+
+def test_headers_are_parsed_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are opened by several threads, and Python 3.11 cannot parse in two of them."""
+    for number in range(6):
+        np.save(tmp_path / f"{number}.npy", np.zeros((2, 4, 4, 3), np.uint8))
+    parse, busy, most = npy_format.read_array_header_1_0, list[int](), list[int]()
+
+    def slow(stream: Any) -> Any:
+        busy.append(1)
+        most.append(len(busy))
+        time.sleep(0.01)
+        busy.pop()
+        return parse(stream)
+
+    monkeypatch.setattr(npy_format, "read_array_header_1_0", slow)
+    assert open_shards(str(tmp_path / "*.npy")).samples == 12
+    assert max(most) == 1
 
 
 def test_floating_point_numbers_stay_as_they_are(tmp_path: Path) -> None:

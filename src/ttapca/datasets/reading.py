@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ MAX_MEMBERS = 1000  # arrays in an archive
 SMALL_BYTES = 100_000_000
 MAX_RATIO = 100
 GET_IT = "It is damaged or of another kind; get it again."
+# numpy parses headers as Python. Where two threads do that at once, Python 3.11 may miscount its
+# own recursion, and raise SystemError (python/cpython#106905).
+_parsing = threading.Lock()
 NO_OBJECTS = "Files with pickled objects are refused; a truncated one must be fetched again."
 
 
@@ -209,7 +213,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, there: int) ->
         header = _read_header(member.read(HEADER_BYTES), info.file_size)
     if header.offset + header.size != info.file_size:
         raise ValueError(f"`{info.filename}` is longer than its array")
-    with archive.open(info) as member:
+    with archive.open(info) as member, _parsing:
         array: NDArray[Any] = npy.read_array(member, allow_pickle=False)
     return array
 
@@ -229,7 +233,8 @@ def _read_header(head: bytes, there: int) -> _Header:
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     if version not in readers:
         raise ValueError(f"its format has the version {version}; 1.0 and 2.0 are known")
-    shape, fortran, dtype = readers[version](stream)
+    with _parsing:
+        shape, fortran, dtype = readers[version](stream)
     if dtype.kind not in PLAIN_KINDS or not dtype.itemsize:
         raise ValueError(f"it holds {dtype.kind!r} items, not numbers or text")
     if len(shape) > MAX_AXES or min(shape, default=0) < 0:
