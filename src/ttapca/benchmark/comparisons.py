@@ -22,6 +22,7 @@ from ttapca.benchmark import paper
 from ttapca.benchmark.cells import CLEAN, INTERLEAVED, Cell, Outcome, Row
 from ttapca.benchmark.uncertainty import Difference, ImageTally, Standing, differences, standings
 from ttapca.corruptions import CORRUPTIONS
+from ttapca.support.progress import counted
 
 Rows: TypeAlias = "Iterable[Row] | DataFrame"
 LINE = ["method", "options", "layer", "components", "steps", "lr"]
@@ -273,7 +274,7 @@ def labels(lines: DataFrame) -> list[str]:
 _WRITERS: dict[str, Callable[[Any], str]] = {
     "components": lambda value: f"L = {value}" if value else "no filter",
     "layer": lambda value: f"at {value}" if value else "",
-    "steps": lambda value: f"{value} step{'s' if value != 1 else ''}",
+    "steps": lambda value: counted(value, "step"),
     "lr": lambda value: f"lr {value:g}",
     "options": lambda text: ", ".join(f"{n} = {v}" for n, v in json.loads(text).items()),
 }

@@ -11,6 +11,7 @@ from ttapca.benchmark.cells import CLEAN
 from ttapca.benchmark.comparisons import SOURCE, Comparison, Rows, comparisons, frame, largest
 from ttapca.benchmark.tables import heading
 from ttapca.benchmark.uncertainty import MeanInterval
+from ttapca.support.progress import counted
 
 UNTOUCHED = "the untouched network"
 REFERENCES = {SOURCE: f"for {UNTOUCHED}", "bn": "with batch statistics alone"}
@@ -27,7 +28,7 @@ def headline(rows: Rows) -> list[str]:
     every = frame(rows)
     if every.empty:
         return ["Nothing has been measured yet."]
-    failed, count = int((every.status == "failed").sum()), f"{len(every):,} measurements"
+    failed, count = int((every.status == "failed").sum()), counted(len(every), "measurement")
     end = f"{failed:,} of {count} failed." if failed else f"All {count} finished."
     return [*_finding(largest(comparisons(every))), end]
 

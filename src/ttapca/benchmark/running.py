@@ -16,7 +16,7 @@ from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.subject import Subject
 from ttapca.engines.engine import Engine, Finished, Lost, SerialEngine
-from ttapca.support.progress import Reporter, Silent
+from ttapca.support.progress import Reporter, Silent, counted
 
 Endings = Generator[Finished[Assignment, Written] | Lost[Assignment], None, None]
 
@@ -131,10 +131,11 @@ def seconds_left(
 def _announce(reporter: Reporter, todo: Sequence[Unit], units: int) -> None:
     """Say how much there is to do."""
     count, before = sum(len(unit.cells) for unit in todo), units - len(todo)
-    finished = f"; {before:,} runs were finished before" if before else ""
-    runs = "" if count == len(todo) else f" in {len(todo):,} runs"
-    images = sum(unit.images for unit in todo)
-    reporter.note(f"{count:,} measurements to make{runs}, {images:,} images{finished}")
+    were = "was" if before == 1 else "were"
+    finished = f"; {counted(before, 'run')} {were} finished before" if before else ""
+    runs = "" if count == len(todo) else f" in {counted(len(todo), 'run')}"
+    images = counted(sum(unit.images for unit in todo), "image")
+    reporter.note(f"{counted(count, 'measurement')} to make{runs}, {images}{finished}")
 
 
 class _Remaining:

@@ -16,6 +16,7 @@ from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Row, Setting
 from ttapca.cli import arguments, completion
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
+from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
     from ttapca.benchmark.plan import Plan
@@ -192,7 +193,7 @@ def _print_summary(rows: Sequence[Row], to: Path) -> None:
     Console().print(_across(found) if few else _down(found))
     failed = sum(row.outcome.status == "failed" for row in rows)
     lost = f", {failed:,} of them failed" if failed else ""
-    typer.echo(f"{to}: {len(rows):,} measurements{lost}")
+    typer.echo(f"{to}: {counted(len(rows), 'measurement')}{lost}")
 
 
 def _across(found: Found) -> Table:

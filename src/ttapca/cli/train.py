@@ -15,7 +15,7 @@ from typer import Argument, Option
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
-from ttapca.support.progress import Steps
+from ttapca.support.progress import Steps, counted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -177,7 +177,9 @@ def train(
     if as_json:
         print_json({"weights": str(path), **dataclasses.asdict(last)})
     else:
-        typer.echo(f"{path}  test accuracy {last.test_accuracy:.2f} %  {last.epoch} epochs")
+        typer.echo(
+            f"{path}  test accuracy {last.test_accuracy:.2f} %  {counted(last.epoch, 'epoch')}"
+        )
 
 
 def _run(

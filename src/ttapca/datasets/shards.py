@@ -22,6 +22,7 @@ from ttapca._checks import Whole, check_option
 from ttapca.datasets.pictures import PictureSize
 from ttapca.datasets.shard_kinds import BATCH, LABELS, FolderShard, Shard, TarShard, kind_of
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError
+from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,8 +70,8 @@ class Shards:
 
     def __str__(self) -> str:
         """Return how many there are, in words."""
-        shards = "1 shard" if len(self.parts) == 1 else f"{len(self.parts):,} shards"
-        return f"all {self.samples:,} images of {shards}, in stored order"
+        shards = counted(len(self.parts), "shard")
+        return f"all {counted(self.samples, 'image')} of {shards}, in stored order"
 
     def image_shape(self) -> tuple[int, ...]:
         """Return the shape of an image as a model gets it; the first one is read."""

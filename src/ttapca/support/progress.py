@@ -1,4 +1,4 @@
-"""What a long operation tells a `Reporter`: how far it is."""
+"""What a long operation tells a `Reporter`: how far it is, and how many there are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import Generic, Protocol, TypeVar
 
 Step = TypeVar("Step")
 StepOf = TypeVar("StepOf", covariant=True)
+
+
+def counted(number: int, thing: str) -> str:
+    """Say how many things there are.
+
+    Example:
+        >>> counted(1, "image"), counted(2000, "image")
+        ('1 image', '2,000 images')
+    """
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 class Reporter(Protocol):
