@@ -212,7 +212,7 @@ def test_a_scheduler_without_workers(cluster: Cluster) -> None:
 
     assert wait_for(refused)
     assert engine._client is None
-    assert refused()  # again: it is not taken for a cluster of no threads
+    assert wait_for(refused)  # again: it is not taken for a cluster of no threads
 
 
 def test_nobody_is_there() -> None:
