@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -216,6 +217,23 @@ def refused(kind: str, place: Path, change, message: str) -> None:
     store.write_folder(path, config, tensors, "")
     with pytest.raises(SavedFilterError, match=f"(?s)(?=.*{re.escape(str(path))}).*{message}"):
         ttapca.load(path)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_one_file_has_one_error_in_whatever_order_its_tensors_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backwards: bool
+) -> None:
+    load = safetensors.torch.load
+
+    def ordered(payload: bytes) -> dict[str, torch.Tensor]:
+        return dict(sorted(load(payload).items(), reverse=backwards))
+
+    monkeypatch.setattr(safetensors.torch, "load", ordered)
+
+    def change(config: dict, tensors: dict) -> None:
+        config["n_components"] = 5  # so that three tensors have another shape
+
+    refused("folded", tmp_path, change, "`project` of the filter in")
 
 
 MEASURED = torch.tensor([[0.5, 0.01, 0.0], [0.6, 0.0, 0.02]])

@@ -101,13 +101,14 @@ def check_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path
                 "filter again."
             )
     known = required | optional
+    unknown = sorted(tensors.keys() - known.keys())
+    if unknown:
+        raise SavedFilterError(
+            f"A saved filter of the {config['route']} route has the tensors "
+            f"{', '.join(known)}; `{path}` has `{unknown[0][:100]}` as well. If a later ttapca "
+            "wrote it, update; otherwise save the filter again."
+        )
     for name, tensor in tensors.items():
-        if name not in known:
-            raise SavedFilterError(
-                f"A saved filter of the {config['route']} route has the tensors "
-                f"{', '.join(known)}; `{path}` has `{name[:100]}` as well. If a later ttapca wrote "
-                "it, update; otherwise save the filter again."
-            )
         fault = _fault_of(tensor, known[name], getattr(torch, config["storage"]))
         if fault is not None:
             raise SavedFilterError(f"`{name}` of the filter in `{path}` must {fault}")

@@ -275,9 +275,11 @@ def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             "filter again."
         )
     try:
-        return config, safetensors.torch.load(payload)
+        found = safetensors.torch.load(payload)
     except Exception as error:  # hostile bytes make the parser, or torch, raise anything
         raise SavedFilterError(f"`{path / TENSORS}` is not a safetensors file: {error}.") from error
+    # The library returns them in another order each time; one file has one error.
+    return config, dict(sorted(found.items()))
 
 
 def _read_config(path: Path) -> dict[str, Any]:
