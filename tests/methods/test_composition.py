@@ -129,8 +129,10 @@ def test_digits_in_order_are_not_harmed() -> None:
 
 
 FEW = torch.tensor([[3.0, 0.0, 0.0, 0.0, 0.0]]).expand(80, 5)  # all of one class, and quite sure
-MANY = 3.0 * torch.eye(5).repeat(16, 1)  # all classes, and as sure
+MANY = 5.0 * torch.eye(5).repeat(16, 1)  # all classes, and surer
 OTHER = FEW.roll(2, 1)
+HIDDEN = 2.0 * torch.eye(5).repeat(16, 1) + 0.1 * FEW  # unsure, and of no class surely too many
+UNSURE = 0.1 * FEW
 
 
 def looked_at(batches: list[list[Tensor]], passes: int = 4) -> tuple[list[int], Composition]:
@@ -149,8 +151,9 @@ def looked_at(batches: list[list[Tensor]], passes: int = 4) -> tuple[list[int], 
             sizes.append(len(pixels))
             return next(left)
 
-        stream.start_batch(80)
-        mover.predict(run, DATA[:80], mask=torch.ones(80))
+        size = len(looks[0])
+        stream.start_batch(size)
+        mover.predict(run, DATA[:size], mask=torch.ones(size))
         assert next(left, None) is None  # all were looked at
         stream.end_batch()
     return sizes, mover.composition
@@ -166,12 +169,23 @@ HALF_FEW = torch.cat([FEW[:40], MANY[:40]])
         pytest.param([HALF_FEW, OTHER[:40]], False, id="a glance sees other classes"),
         pytest.param([FEW, FEW[:40], FEW], True, id="one class, seen at once"),
         pytest.param([HALF_FEW, FEW[:40], FEW, FEW], True, id="one class, half hidden"),
+        pytest.param([HIDDEN, FEW[:40], FEW], True, id="one class, hidden"),
+        pytest.param([HIDDEN, OTHER[:40]], False, id="hidden, but another class"),
+        pytest.param([HIDDEN, UNSURE[:40]], False, id="less sure at a glance"),
+        pytest.param([HIDDEN, MANY[:40]], False, id="surer at a glance, of all classes"),
+        pytest.param([2.5 * HIDDEN], False, id="sure of itself"),
     ],
 )
 def test_a_collapse_is_told_from_one_class(looks: list[Tensor], ordered: bool) -> None:
     sizes, composition = looked_at([looks])
     assert sizes == [len(each) for each in looks]
     assert (composition.ordered > 0.5) is ordered
+
+
+def test_so_few_samples_cannot_have_hidden_a_class() -> None:
+    sizes, composition = looked_at([[HIDDEN[:10]]])
+    assert sizes == [10]
+    assert composition.most_certain(10) < 0.75 < composition.most_certain(80)
 
 
 def test_a_wrong_judgement_is_taken_back() -> None:

@@ -16,10 +16,14 @@ from ttapca.adaptation.surfaces.statistics import MixedStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.composition import JUDGED, ClassMoments, Composition, Estimate
 from ttapca.spectral.stream import Stream
+from ttapca.support.logits import log_softmax
 
 # Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
 SURPRISE = 0.25  # share of the batch whose class was not expected, from which a pass is repeated
 ALIKE = 0.75  # cosine from which two looks at a stream find the same classes too often
+ALIKE_IF_SURER = 0.5  # the same, where the network is surer of itself at a glance
+HIDDEN = 0.75  # certainty at a glance from which the whole weight may have hidden classes
+SURE_OF_ITSELF = 0.85  # mean probability of the predicted classes, from which none is hidden
 CERTAIN = 0.6  # certainty from which the whole weight shows the classes better than half of it
 ORDERED = 0.3  # certainty from which a stream counts as ordered by class
 ENOUGH = 32.0  # samples after which the past of a stream serves as its statistics
@@ -35,6 +39,8 @@ class CompositionPasses(Mover):
       the shift is beyond mending. So there is a glance at some of the batch with half the weight of
       its statistics. A batch of few classes shows the same ones in both; another pass takes
       out what they explain. A shift that is half mended shows others.
+    - Such a batch may also hide its classes altogether. But then the network is unsure of what it
+      sees, and surer at the glance.
     - The next large batches of such a stream are looked at alone. Where one shows no classes, it is
       looked at again, normalised by what was seen before. If that shows no new classes either, the
       judgement was wrong: the stream starts afresh with this batch.
@@ -126,19 +132,47 @@ class CompositionPasses(Mover):
         composition, stream = self.composition, self.composition.stream
         if stream.samples == 1:
             return None  # an image that comes first has no statistics that could mislead
-        before, whole = stream.past("composition/young"), logits.detach()
+        together = logits.detach()
+        before = stream.past("composition/young")
         if before is not None:
-            whole = torch.cat([before.to(whole), whole])
-        stream.write("composition/young", whole)
-        found = composition.estimate(whole, len(whole))
-        half = look(glance=True) if found.certainty else None
-        seen = found if half is None else composition.estimate(half, len(whole))
-        if half is None or seen.like(found) < ALIKE:
+            together = torch.cat([before.to(together), together])
+        stream.write("composition/young", together)
+        own = self._own_classes(logits, look, together)
+        if own is None:
             return None if stream.samples < JUDGED else False
-        # Half the weight hides less, but the glance is at this batch alone.
-        hides_less = found.certainty <= CERTAIN and before is None
-        composition.believe(seen if hides_less else found)
+        composition.believe(own)
         return True
+
+    def _own_classes(
+        self, logits: Tensor, look: Look, together: Tensor | None = None
+    ) -> Estimate | None:
+        """Return the classes that a batch surely has of its own; None where there are none.
+
+        Two looks tell: with the whole weight of the batch's statistics, and with half of it.
+
+        Args:
+            logits: Of the batch, with the whole weight.
+            look: Returns those of some of it, if they can be used.
+            together: Of the batch and of samples before it that are still to be judged.
+        """
+        composition = self.composition
+        together = logits if together is None else together
+        found = composition.estimate(together, len(together))
+        may_hide = composition.most_certain(len(logits)) >= HIDDEN
+        if not found.certainty and not (may_hide and _confidence(logits) < SURE_OF_ITSELF):
+            return None
+        half = look(glance=True)
+        if half is None:
+            return None
+        seen = composition.estimate(half, len(together))
+        if found.certainty and seen.like(found) >= ALIKE:
+            # Half the weight hides less, but the glance is at this batch alone.
+            hides_less = found.certainty <= CERTAIN and len(together) == len(logits)
+            return seen if hides_less else found
+        # To mend a shift makes a network surer, to take away its classes makes it less sure.
+        seen = composition.estimate(half, len(logits))
+        hidden = seen.skew >= HIDDEN and seen.like(found) >= ALIKE_IF_SURER
+        return seen if hidden and _confidence(half) >= _confidence(logits) else None
 
     def _bears_out(self, logits: Tensor, look: Look) -> bool:
         """Return whether a batch bears out that its stream is ordered, and go on in that case.
@@ -152,11 +186,8 @@ class CompositionPasses(Mover):
             look: Returns those of some of it, if they can be used.
         """
         composition = self.composition
-        found = composition.estimate(logits)
-        if found.certainty:
-            half = look(glance=True)
-            own = half is not None and composition.estimate(half).like(found) >= ALIKE
-        else:
+        own = self._own_classes(logits, look) is not None
+        if not own:
             composition.go_on()
             seen = look()
             own = seen is not None and self._is_another(composition.estimate(seen))
@@ -236,6 +267,11 @@ def _rows(value: Any, size: int, chosen: slice) -> Any:
     if isinstance(value, Tensor) and value.dim() and len(value) == size:
         return value[chosen]
     return value
+
+
+def _confidence(logits: Tensor) -> float:
+    """Return the mean probability of the predicted classes."""
+    return float(log_softmax(logits.detach()).amax(1).exp().mean())
 
 
 def _with_prior(logits: Tensor, found: Estimate) -> Tensor:

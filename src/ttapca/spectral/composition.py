@@ -307,6 +307,12 @@ class Composition:
             counts = base + weight * (rows + prior).softmax(1).sum(0)
         return self._estimate(counts - base + self._past.to(rows))
 
+    def most_certain(self, samples: int) -> float:
+        """Return how certain so many samples can make it, at most, that they have few classes."""
+        counts = torch.zeros_like(self.moments.shares)
+        counts[self.moments.shares.argmin()] = samples
+        return skew_of(counts, self.moments.shares)
+
     def _estimate(self, counts: Tensor) -> Estimate:
         source = self.moments.shares.to(counts)
         seen, classes = float(counts.sum()), len(source)
