@@ -135,9 +135,13 @@ HIDDEN = 2.0 * torch.eye(5).repeat(16, 1) + 0.1 * FEW  # unsure, and of no class
 UNSURE = 0.1 * FEW
 
 
-def looked_at(batches: list[list[Tensor]], passes: int = 4) -> tuple[list[int], Composition]:
+def looked_at(
+    batches: list[list[Tensor]], passes: int = 4, *, shifted: bool = True
+) -> tuple[list[int], Composition]:
     """Return how many samples each pass had, where passes find these logits, batch by batch."""
     surface, stream = BatchNormStatistics(follow=True), Stream()
+    if not shifted:
+        stream.declare_certainty("shift")
     surface.attach(small_convnet(), stream)
     assert EVEN.class_moments_ is not None
     mover = CompositionPasses(EVEN.class_moments_, [surface], passes)
@@ -186,6 +190,11 @@ def test_so_few_samples_cannot_have_hidden_a_class() -> None:
     sizes, composition = looked_at([[HIDDEN[:10]]])
     assert sizes == [10]
     assert composition.most_certain(10) < 0.75 < composition.most_certain(80)
+
+
+def test_what_is_not_normalised_by_itself_hides_nothing() -> None:
+    sizes, _ = looked_at([[HIDDEN]], shifted=False)
+    assert sizes == [80]
 
 
 def test_a_wrong_judgement_is_taken_back() -> None:

@@ -158,8 +158,7 @@ class CompositionPasses(Mover):
         composition = self.composition
         together = logits if together is None else together
         found = composition.estimate(together, len(together))
-        may_hide = composition.most_certain(len(logits)) >= HIDDEN
-        if not found.certainty and not (may_hide and _confidence(logits) < SURE_OF_ITSELF):
+        if not found.certainty and not self._may_hide_classes(logits):
             return None
         half = look(glance=True)
         if half is None:
@@ -173,6 +172,13 @@ class CompositionPasses(Mover):
         seen = composition.estimate(half, len(logits))
         hidden = seen.skew >= HIDDEN and seen.like(found) >= ALIKE_IF_SURER
         return seen if hidden and _confidence(half) >= _confidence(logits) else None
+
+    def _may_hide_classes(self, logits: Tensor) -> bool:
+        """Return whether a batch can have classes of its own although it does not show them."""
+        composition, stream = self.composition, self.composition.stream
+        mended = stream.shift_in(stream.values) > 0  # else it was not normalised by itself
+        enough = composition.most_certain(len(logits)) >= HIDDEN
+        return mended and enough and _confidence(logits) < SURE_OF_ITSELF
 
     def _bears_out(self, logits: Tensor, look: Look) -> bool:
         """Return whether a batch bears out that its stream is ordered, and go on in that case.
