@@ -22,7 +22,7 @@ from ttapca.support.logits import log_softmax
 SURPRISE = 0.25  # share of the batch whose class was not expected, from which a pass is repeated
 ALIKE = 0.75  # cosine from which two looks at a stream find the same classes too often
 ALIKE_IF_SURER = 0.5  # the same, where the network is surer of itself at a glance
-HIDDEN = 0.75  # certainty at a glance from which the whole weight may have hidden classes
+HIDDEN = 0.5  # certainty at a glance from which the whole weight may have hidden classes
 SURE_OF_ITSELF = 0.85  # mean probability of the predicted classes, from which none is hidden
 CERTAIN = 0.6  # certainty from which the whole weight shows the classes better than half of it
 ORDERED = 0.3  # certainty from which a stream counts as ordered by class
@@ -169,7 +169,7 @@ class CompositionPasses(Mover):
             hides_less = found.certainty <= CERTAIN and len(together) == len(logits)
             return seen if hides_less else found
         # To mend a shift makes a network surer, to take away its classes makes it less sure.
-        seen = composition.estimate(half, len(logits))
+        seen = composition.estimate(half, len(half))
         hidden = seen.skew >= HIDDEN and seen.like(found) >= ALIKE_IF_SURER
         return seen if hidden and _confidence(half) >= _confidence(logits) else None
 
