@@ -39,12 +39,12 @@ chosen() {
     esac
 }
 
-# compare METHODS WORD ...: online, 2,000 images a corruption; METHODS as `chosen` takes them.
+# compare IMAGES METHODS WORD ...: online, so many images a corruption; METHODS as `chosen` takes them.
 compare() {
-    local methods=$1
-    shift
+    local images=$1 methods=$2
+    shift 2
     # shellcheck disable=SC2046  # these are several words
-    bench "$@" --settings online --corruptions standard,clean --images 2000 $(chosen "$methods")
+    bench "$@" --settings online --corruptions standard,clean --images "$images" $(chosen "$methods")
 }
 
 # ordered METHODS WORD ...: sorted by class, mixed, classes that come and go, one corruption after the other.
@@ -67,12 +67,11 @@ for run in $runs; do
         bench cifar10-resnet20 --settings episodic --images 200 --methods memo \
             --to "$to/others.sqlite"
         ;;
-    ten) bench cifar10-resnet20 --corruptions standard,clean --settings online --images 10000 \
-        --methods "$everything" --to "$to/ten.sqlite" ;;
+    ten) compare 10000 "$everything" cifar10-resnet20 --to "$to/ten.sqlite" ;;
     tuned) # online, with the defaults and with the learning rates that `ttapca tune` found
         for words in "$everything" tent.lr=0.01 eata.lr=0.3 roid.lr=0.03 sar.lr=0.3 \
             ttapca-exp.lr=0.03 rotta.lr=0.01 wiener.views=2; do
-            compare "$words" cifar10-resnet20 --to "$to/tuned.sqlite"
+            compare 2000 "$words" cifar10-resnet20 --to "$to/tuned.sqlite"
         done
         ;;
     ttt) bench cifar10-wrn10-rotation --settings episodic,online --images 1000 \
@@ -99,13 +98,13 @@ for run in $runs; do
         ordered $few "${gn[@]}" --to "$to/streamsgn.sqlite"
         ;;
     rivals) # other people's networks
-        compare "$rivals" "${c10[@]}" --to "$to/rivals10.sqlite"
-        compare "$rivals" "${c100[@]}" --to "$to/rivals100.sqlite"
-        compare "$rivals" "${gn[@]}" --to "$to/rivalsgn.sqlite"
+        compare 10000 "$rivals" "${c10[@]}" --to "$to/rivals10.sqlite"
+        compare 10000 "$rivals" "${c100[@]}" --to "$to/rivals100.sqlite"
+        compare 10000 "$rivals" "${gn[@]}" --to "$to/rivalsgn.sqlite"
         ;;
     strong)
         for words in source,bn,wiener,tent,roid wiener.views=2; do
-            compare "$words" "${STRONG:?weights of scripts/train_strong.sh}" --to "$to/strong.sqlite"
+            compare 2000 "$words" "${STRONG:?weights of scripts/train_strong.sh}" --to "$to/strong.sqlite"
         done
         ;;
     *)
