@@ -128,6 +128,10 @@ class StorageError(TtapcaError, OSError):
     """The target cannot be written: read-only, full, in use, or in the way."""
 
 
+class DamagedStreamError(StorageError):
+    """What is kept of a stream on disk cannot be read."""
+
+
 class ExportError(TtapcaError, RuntimeError):
     """A network cannot be written in the form that was asked for."""
 

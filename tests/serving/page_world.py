@@ -102,6 +102,7 @@ class World:
 
     Attributes:
         streams: By name.
+        damaged: Names of those that it cannot read.
         token: What it asks for; None for nothing.
         away: Whether nobody answers.
         refusing: Status, headers and message of what every request gets, if any.
@@ -112,6 +113,7 @@ class World:
     """
 
     streams: dict[str, dict[str, Any]] = field(default_factory=dict)
+    damaged: set[str] = field(default_factory=set)
     token: str | None = None
     away: bool = False
     refusing: tuple[int, dict[str, str], str] | None = None
@@ -168,7 +170,14 @@ class World:
             some = [_brief(each) for each in self.streams.values()]
             if query.get("shifted") == ["true"]:
                 some = [each for each in some if each["shifted"]]
-            route.fulfill(json={"streams": some[offset:][:limit], "total": len(some)})
+            part = some[offset:][:limit]
+            route.fulfill(
+                json={
+                    "streams": [each for each in part if each["stream"] not in self.damaged],
+                    "damaged": [each["stream"] for each in part if each["stream"] in self.damaged],
+                    "total": len(some),
+                }
+            )
             return
         name, _, rest = unquote(url.path.removeprefix("/v1/streams/")).partition("/")
         if name not in self.streams:

@@ -202,6 +202,26 @@ def test_save_writes_to_disk_at_once(serving: Serving, images: NDArray[np.uint8]
     assert store.read("camera-7") == client.service.pool.dump("camera-7")
 
 
+def test_a_damaged_stream_is_listed_apart_until_it_is_deleted(
+    serving: Serving, images: NDArray[np.uint8]
+) -> None:
+    client = serving(stored=True, pool_limits={"max_resident": 1})
+    for name in ("camera-6", "camera-7", "camera-8"):
+        ok(client.predict(name, images[:1]))
+    store = client.service.pool._shelf._store
+    assert store is not None
+    store.write({"camera-7": b"damaged"})
+    for query in ("", "?brief=true"):
+        listed = ok(client.ask("GET", f"/v1/streams{query}"), api_models.StreamList)
+        assert (len(listed["streams"]), listed["damaged"], listed["total"]) == (2, ["camera-7"], 3)
+    refusal = client.ask("GET", STREAM)
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (409, "damaged_stream")
+    assert "retry-after" not in refusal.headers
+    assert client.ask("DELETE", STREAM).status_code == 204
+    assert ok(client.ask("GET", "/v1/streams"))["damaged"] == []
+    assert ok(client.predict("camera-7", images[:1]))["health"]["images"] == 1
+
+
 def test_pictures(client: Client, images: NDArray[np.uint8]) -> None:
     ok(client.predict("camera-7", noisy(images[:100])))
     shown = {}

@@ -271,6 +271,18 @@ def test_an_alarm_is_seen_however_many_streams_there_are(browser: Any) -> None:
         expect(rows).to_have_count(1001)
 
 
+def test_a_damaged_stream_is_named_and_hides_no_other(browser: Any) -> None:
+    world = World().add(*(status(f"camera-{n:04}") for n in range(600)))
+    world.damaged = {f"camera-{n:04}" for n in range(6)}
+    with opened(browser, world) as page:
+        expect(page.locator("#list [role=option]")).to_have_count(594)
+        expect(page.locator("#list-note")).to_have_text(
+            "Damaged on the server's disk, and refused until deleted: 6 streams "
+            "(camera-0000, camera-0001, camera-0002, camera-0003, camera-0004, …)."
+        )
+        assert page.locator("#count").inner_text() == "600"
+
+
 def test_streams_that_come_and_go(browser: Any) -> None:
     world = World()
     with opened(browser, world) as page:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ttapca
-from ttapca.errors import StorageError
+from ttapca.errors import DamagedStreamError, SavedStreamError, StorageError
 from ttapca.serving import PoolLimits, StreamPool, StreamStore
 from ttapca.serving.filtered_images import before_and_after
 
@@ -27,10 +27,18 @@ def store(tmp_path: Path):
 
 
 @pytest.fixture
-def pool(store: StreamStore):
+def network():
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+@pytest.fixture
+def fitted(network: nn.Module):
+    return ttapca.fit(network, "0", SAMPLES)
+
+
+@pytest.fixture
+def pool(store: StreamStore, network: nn.Module, fitted: ttapca.FittedFilter):
     """Knows `a` and `b`: both are on disk, and one is in memory at most."""
-    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-    fitted = ttapca.fit(network, "0", SAMPLES)
     limits = PoolLimits(max_resident=1)
     with StreamPool(network, fitted, store=store, input_shape=(3,), limits=limits) as made:
         for name in "ab":
@@ -101,10 +109,43 @@ def test_a_damaged_state_on_disk_is_not_the_callers_fault(
     pool: StreamPool, store: StreamStore
 ) -> None:
     store.write({"a": b"damaged"})
-    with pytest.raises(StorageError, match=r"stream `a` in .*s\.sqlite is damaged: .* Drop it"):
-        pool.predict("a", SAMPLES[:1])
+    whole = pool.dump("b")
+    damaged = r"stream `a` in .*s\.sqlite is damaged: .* Drop it"
+    for use in (pool.status, pool.reset, lambda name: pool.predict(name, SAMPLES[:1])):
+        with pytest.raises(DamagedStreamError, match=damaged):
+            use("a")
+    assert pool.restore("a", whole).health.images == 1
+    store.write({"a": b"damaged"})
     pool.drop("a")
     assert pool.predict("a", SAMPLES[:1]).glance.images == 1
+
+
+def test_a_damaged_stream_does_not_keep_the_others_from_going_on(
+    pool: StreamPool, store: StreamStore, network: nn.Module, fitted: ttapca.FittedFilter
+) -> None:
+    pool.close()
+    store.write({"a": b"damaged"})
+    with StreamPool(network, fitted, store=store, input_shape=(3,)) as again:
+        assert again.predict("b", SAMPLES[:1]).glance.images == 2
+    store.write({"b": b"damaged"})
+    with pytest.raises(SavedStreamError, match=r"keeps others\. These bytes .* or another file"):
+        StreamPool(network, fitted, store=store, input_shape=(3,))
+    assert not network[0]._forward_hooks
+
+
+def test_a_pool_that_cannot_save_frees_the_model_and_can_be_closed_again(
+    pool: StreamPool, store: StreamStore, network: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.predict("b", SAMPLES[:1])
+    before = store.read("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_connection", Broken())
+        with pytest.raises(StorageError, match="disk I/O error"):
+            pool.close()
+    assert not network[0]._forward_hooks
+    assert store.read("b") == before
+    pool.close()
+    assert store.read("b") != before
 
 
 def test_a_state_leaves_memory_only_after_it_is_on_disk(

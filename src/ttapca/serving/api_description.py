@@ -66,7 +66,7 @@ REFUSALS = {
     403: "The token lacks a right.",
     404: "There is no such stream.",
     408: "The body comes too slowly.",
-    409: "The service keeps no streams.",
+    409: "What is kept of the stream is damaged, or the service keeps no streams.",
     413: "The body, or its pictures, are too large.",
     415: "The body has another type.",
     422: "Something in the request cannot be.",

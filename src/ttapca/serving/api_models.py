@@ -135,6 +135,9 @@ class StreamList(_Answer):
     """A page of streams, by name."""
 
     streams: list[StreamFacts] | list[StreamBrief]
+    damaged: list[str] = Field(
+        examples=[[]], description="Streams of this page that cannot be read from disk."
+    )
     total: int = Field(examples=[1])
 
 

@@ -138,7 +138,7 @@ class StreamPool:
             self._network.detach()
             raise
         self._looks: OrderedDict[str, Look] = OrderedDict()
-        self._closed = False
+        self._detached = False
         self._unsaved = False  # whether the last attempt to save has failed
         self._worker = threading.Thread(target=self._work, name="ttapca pool", daemon=True)
         self._worker.start()
@@ -251,11 +251,13 @@ class StreamPool:
     def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
         """Switch a stream; a new name begins a new stream."""
         check_option("mode", mode, OneOf(get_args(Mode)))
-        return self._change(stream, lambda state: dataclasses.replace(state, mode=mode), new=True)
+        return self._change(
+            stream, lambda: dataclasses.replace(self._shelf.known(stream), mode=mode), new=True
+        )
 
     def reset(self, stream: str) -> StreamStatus:
         """Let a stream begin anew, in the mode that it has."""
-        return self._change(stream, lambda state: self._network.new_state(state.mode))
+        return self._change(stream, lambda: self._network.new_state(self._shelf.known(stream).mode))
 
     def restore(self, stream: str, data: bytes) -> StreamStatus:
         """Let a stream go on, bit for bit, where one was when `dump` was called.
@@ -264,7 +266,7 @@ class StreamPool:
             SavedStreamError: The bytes are something else, or of another network or filter.
         """
         state = self._shelf.read(data)
-        return self._change(stream, lambda _: state, new=True)
+        return self._change(stream, lambda: state, new=True)
 
     def dump(self, stream: str) -> bytes:
         """Return the whole state of a stream, for `restore`; a safetensors file.
@@ -300,14 +302,14 @@ class StreamPool:
         return None if look is None else before_and_after(*look)
 
     def _change(
-        self, name: str, change: Callable[[StreamState], StreamState], *, new: bool = False
+        self, name: str, make: Callable[[], StreamState], *, new: bool = False
     ) -> StreamStatus:
         """Replace the state of a stream between two passes."""
 
         def work() -> StreamStatus:
             place = self._shelf.admit(name) if new else None
             try:
-                state = change(self._shelf.known(name))
+                state = make()
             except BaseException:
                 if place is not None:
                     self._shelf.withdraw(name, place)
@@ -453,14 +455,15 @@ class StreamPool:
                 )
 
     def close(self, *, drain: bool = True) -> None:
-        """Take no more requests, answer those that wait, save all streams, and free the model.
+        """Take no more requests, answer those that wait, free the model, and save all streams.
 
         Args:
             drain: Whether to answer those that wait; otherwise they get a `PoolClosedError`.
+
+        Raises:
+            StorageError: The streams could not be saved; a second call tries it again.
         """
         with self._news:
-            if self._closed:
-                return
             self._queue.closing = True
             if not drain:
                 for request in self._queue.clear():
@@ -470,11 +473,11 @@ class StreamPool:
         if self._saver is not None:
             self._rest.set()
             self._saver.join()
-        self.save()
         with self._lock:
-            if not self._closed:
-                self._closed = True
+            if not self._detached:
+                self._detached = True
                 self._network.detach()
+        self.save()
 
     def __enter__(self) -> Self:
         """Close the pool at the end of a `with` block."""

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from ttapca.errors import (
+    DamagedStreamError,
     DataFormatError,
     InputTypeError,
     NonFiniteError,
@@ -35,6 +36,7 @@ STATUS_OF_ERROR: dict[type[TtapcaError], tuple[int, str]] = {
     UnknownStreamError: (404, "unknown_stream"),
     StreamNameError: (422, "bad_stream_name"),
     SavedStreamError: (422, "bad_state"),
+    DamagedStreamError: (409, "damaged_stream"),  # waiting does not mend it
     StorageError: (503, "storage"),
     ShapeError: (422, "bad_images"),
     DataFormatError: (422, "bad_images"),

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from ttapca._checks import OneOf, Record, conform
-from ttapca.errors import UnknownStreamError
+from ttapca.errors import DamagedStreamError, UnknownStreamError
 from ttapca.serving.answers import Mode, StreamStatus
 from ttapca.serving.api_description import (
     BYTES,
@@ -86,7 +86,7 @@ class StreamRoutes:
             "/predict",
             summary="Predict the classes of images, and adapt to their stream",
             response_model=PredictAnswer,
-            responses=refusals(415, *WITH_BODY),
+            responses=refusals(409, 415, *WITH_BODY),
             openapi_extra=IMAGES_BODY,
         )(self.predict)
         router.get(
@@ -99,13 +99,13 @@ class StreamRoutes:
             one,
             summary="Tell how a stream is",
             response_model=StreamFacts,
-            responses=refusals(404),
+            responses=refusals(404, 409),
         )(self.look)
         router.put(
             one,
             summary="Switch a stream off, to shadow or on; a new one begins in that mode",
             response_model=StreamFacts,
-            responses=refusals(*WITH_BODY),
+            responses=refusals(409, *WITH_BODY),
             openapi_extra=MODE_BODY,
         )(self.switch)
         router.delete(
@@ -118,7 +118,7 @@ class StreamRoutes:
             f"{one}/reset",
             summary="Let a stream begin anew, in its mode",
             response_model=StreamFacts,
-            responses=refusals(404),
+            responses=refusals(404, 409),
         )(self.reset)
         router.post(
             f"{one}/save",
@@ -130,7 +130,7 @@ class StreamRoutes:
             f"{one}/state",
             summary="Read all that is kept of a stream",
             response_class=Response,
-            responses=file_answer(BYTES, 404),
+            responses=file_answer(BYTES, 404, 409),
         )(self.read_state)
         router.put(
             f"{one}/state",
@@ -185,13 +185,15 @@ class StreamRoutes:
 
         def work() -> bytes:
             names = [name for name in self.pool.names(shifted=shifted) if token.owns(name)]
-            found = []
+            found, damaged = [], []
             for name in names[offset : offset + limit]:
                 try:
                     found.append(told(name))
                 except UnknownStreamError:
                     continue  # deleted in this moment
-            return json_bytes({"streams": found, "total": len(names)})
+                except DamagedStreamError:
+                    damaged.append(token.own_name(name))
+            return json_bytes({"streams": found, "damaged": damaged, "total": len(names)})
 
         return _json(await self.service.in_thread(work))
 

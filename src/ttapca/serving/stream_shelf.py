@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from ttapca.errors import (
+    DamagedStreamError,
     SavedStreamError,
-    StorageError,
     TooManyStreamsError,
     UnknownStreamError,
 )
@@ -18,6 +18,7 @@ from ttapca.serving.stream_store import StreamStore
 
 EVICTED = 0.1  # share of the streams in memory that is put to disk at once
 MOST_CLASSES = 1_000_000
+LOOKED_AT = 20  # streams on disk that are read before a store is taken for one of another kind
 
 
 class Place:
@@ -59,17 +60,21 @@ class StreamShelf:
             self._check_kind(store)
 
     def _check_kind(self, store: StreamStore) -> None:
-        """Look at one stream on disk: all were written by pools of one kind."""
-        data = store.read(min(self._known))
-        try:
-            if data is not None:
-                self.read(data)
-        except SavedStreamError as error:
-            raise SavedStreamError(
-                f"A pool goes on with streams of its own network and filter; {store.path} keeps "
-                f"others. {error} Use the network and filter that it was begun with, or another "
-                "file."
-            ) from error
+        """Look for a stream on disk that can be read: all were written by pools of one kind.
+
+        One that is damaged must not keep all others from going on.
+        """
+        for name in sorted(self._known)[:LOOKED_AT]:
+            try:
+                self._stored(name, store)
+                return
+            except DamagedStreamError as error:
+                found = error
+        raise SavedStreamError(
+            f"A pool goes on with streams of its own network and filter; {store.path} keeps "
+            f"others. {found.__cause__} Use the network and filter that it was begun with, or "
+            "another file."
+        ) from found
 
     def __len__(self) -> int:
         """Return how many streams are in memory."""
@@ -145,7 +150,8 @@ class StreamShelf:
         """Return the state of a stream, from memory, from disk, or a new one.
 
         Raises:
-            StorageError: The disk cannot be read, or what it holds of the stream is damaged.
+            StorageError: The disk cannot be read.
+            DamagedStreamError: What it holds of the stream is damaged.
         """
         with self._lock:
             state = self._states.get(name)
@@ -158,7 +164,7 @@ class StreamShelf:
         try:
             return None if data is None else self.read(data)
         except SavedStreamError as error:  # of whoever sends bytes; these are ours
-            raise StorageError(
+            raise DamagedStreamError(
                 f"The stream `{name}` in {store.path} is damaged: {error} Drop it to begin anew."
             ) from error
 

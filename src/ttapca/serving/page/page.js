@@ -24,6 +24,7 @@ const list = new StreamList(records, choose);
 const details = new StreamDetails(api, records, show);
 
 let total = 0; // streams of the server
+let damaged = []; // names of streams that the server cannot read
 let listDue = 0; // when the list is asked for again, by performance.now()
 let failures = 0; // rounds in a row without an answer
 let lostSince = null;
@@ -52,7 +53,7 @@ function show() {
   element("live").hidden = false;
   element("nothing").hidden = records.all.size > 0;
   alarms.show(now);
-  list.show(now, total);
+  list.show(now, total, damaged);
   details.show(now);
 }
 
@@ -70,21 +71,23 @@ async function askList() {
   if (began < listDue) return;
   const asked = api.now();
   const first = await askPages("", MOST);
-  total = first.total;
-  const shifted = total > first.streams.length ? await askPages("&shifted=true", MOST_ALARMS) : { streams: [] };
+  ({ total, damaged } = first);
+  const shifted = total > first.streams.length + damaged.length ? await askPages("&shifted=true", MOST_ALARMS) : { streams: [] };
   for (const status of [...first.streams, ...shifted.streams]) records.take(status, asked, api.now());
   const names = (part) => new Set(part.streams.map((status) => status.stream));
   records.keep(names(first), names(shifted), details.name, api.now());
   listDue = began + Math.max(0.9 * EVERY, (performance.now() - began) / SHARE);
 }
 
-/** The first streams of a list, and how many it has in all. */
+/** The first streams of a list, those of them that are damaged, and how many it has in all. */
 async function askPages(query, most) {
   const streams = [];
-  for (;;) {
-    const part = await api.json(`v1/streams?brief=true${query}&offset=${streams.length}&limit=${AT_ONCE}`);
+  const damaged = [];
+  for (let offset = 0; ; offset += AT_ONCE) {
+    const part = await api.json(`v1/streams?brief=true${query}&offset=${offset}&limit=${AT_ONCE}`);
     streams.push(...part.streams);
-    if (!part.streams.length || streams.length >= Math.min(part.total, most)) return { streams, total: part.total };
+    damaged.push(...part.damaged);
+    if (offset + AT_ONCE >= Math.min(part.total, most)) return { streams, damaged, total: part.total };
   }
 }
 

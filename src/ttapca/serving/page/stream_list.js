@@ -4,6 +4,8 @@ import { HistoryChart } from "./charts.js";
 import { span } from "./records.js";
 import { count, say, whole } from "./words.js";
 
+const NAMED = 5; // damaged streams that are named
+
 export class StreamList {
   constructor(records, choose) {
     this.records = records;
@@ -60,18 +62,20 @@ export class StreamList {
     }
   }
 
-  show(now = this.now ?? 0, total = this.total ?? 0) {
+  show(now = this.now ?? 0, total = this.total ?? 0, damaged = this.damaged ?? []) {
     this.now = now;
     this.total = total;
+    this.damaged = damaged;
     const wanted = this.find.value.trim().toLowerCase();
     const found = this.records.sorted().filter((record) =>
       record.name.toLowerCase().includes(wanted) && (record.shifted || !this.onlyShifted.checked));
     this.place(found);
     for (const record of found) this.draw(this.rows.get(record.name), record, now);
     say(document.getElementById("count"), whole(Math.max(total, this.records.all.size)));
-    say(document.getElementById("list-note"), this.note(found, total));
+    say(document.getElementById("list-note"), [this.note(found, total - damaged.length), unreadable(damaged)].filter(Boolean).join(" "));
   }
 
+  /** What is not in the list, of so many streams that could be. */
   note(found, total) {
     const known = this.records.all.size;
     if (total > known) return `Of ${whole(total)} streams, the first ones and those with an alarm are watched here: ${whole(known)}.`;
@@ -125,4 +129,11 @@ export class StreamList {
     row.dataset.mode = record.values.mode;
     if (row.inView) row.parts.chart.show(record.history, now, span(record, now));
   }
+}
+
+/** What to do about streams that the server cannot read. */
+function unreadable(names) {
+  if (!names.length) return "";
+  const told = names.slice(0, NAMED).join(", ") + (names.length > NAMED ? ", …" : "");
+  return `Damaged on the server's disk, and refused until deleted: ${count(names.length, "stream")} (${told}).`;
 }
