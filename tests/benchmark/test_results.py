@@ -155,7 +155,7 @@ def test_a_file_of_the_first_layout_is_read_as_it_is_and_written_in_the_present_
             assert (writer.rows(), writer.observations()) == (before, observations)
             writer.add([SIXTEEN])
             assert reader.rows() == [*before, SIXTEEN]  # a reader from before sees it too
-    assert layout() == LAYOUT == 3
+    assert layout() == LAYOUT == 4
     with Results(path) as results:
         assert results.rows() == [*before, SIXTEEN]
 

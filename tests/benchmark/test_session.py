@@ -17,6 +17,7 @@ from benchmark.worlds import small_subject
 from ttapca.benchmark import Benchmark, NetworkSource, Plan, Results, session
 from ttapca.benchmark.filters import kept_filter
 from ttapca.benchmark.measurement import adapted
+from ttapca.datasets import read_digits
 from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError, UntrainedWarning
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks import Normalisation
@@ -86,6 +87,30 @@ def test_the_filter_is_fitted_once_and_kept(
     assert [unit.cells[0] for unit in Benchmark(SMALL, filter=kept).units()] == [rows[1].cell]
 
 
+def test_other_images_of_the_same_name_are_not_taken_for_those_that_were_measured(
+    tmp_path: Path,
+) -> None:
+    digits, to = read_digits("test"), tmp_path / "r.sqlite"
+
+    def benchmark(folder: str, rows: slice, images: int = 50) -> Benchmark:
+        path = tmp_path / folder / "photos.npz"
+        path.parent.mkdir(exist_ok=True)
+        np.savez(path, images=digits.images[rows], labels=digits.labels[rows])
+        return Benchmark(SMALL.changed(data=str(path), images=images))
+
+    before = benchmark("a", slice(100)).run(to)
+    assert before == benchmark("a", slice(100)).run(to)
+    for folder in ("a", "b"):  # the folder has other images now; another folder has them
+        with pytest.raises(OptionError, match=r"50 others that are called `photos\.npz` too.*--to"):
+            benchmark(folder, slice(100, 200)).run(to)
+    with Results(to, readonly=True) as results:
+        assert results.rows() == before
+    filters = tmp_path / "r.sqlite-filters"
+    assert len(list(filters.iterdir())) == 1
+    benchmark("b", slice(100, 200), images=40).run(to)
+    assert len(list(filters.iterdir())) == 2
+
+
 def test_a_method_that_fails_does_not_stop_the_estimate(tmp_path: Path) -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     plan = Plan(data="digits", methods=("bn", "source"), corruptions=("clean",), images=20)
@@ -150,9 +175,14 @@ def test_options_of_a_fit_that_is_not_made(tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=f"`{name}=` would have no effect: .*`filter=`"):
             Benchmark(plan, filter=tmp_path).units()
-    bare = SMALL.changed(methods=("bn",), route="dct")
-    with pytest.raises(OptionError, match="`route=` would have no effect: none of the methods"):
-        Benchmark(bare).units()
+    bare = SMALL.changed(methods=("bn",))
+    for name, benchmark in (
+        ("layer", Benchmark(bare.changed(layer="conv1"))),
+        ("route", Benchmark(bare.changed(route="dct"))),
+        ("filter", Benchmark(bare, filter=tmp_path)),
+    ):
+        with pytest.raises(OptionError, match=f"`{name}=` would have no effect: none of the meth"):
+            benchmark.units()
     wrong = SMALL.changed(outputs="binary")
     with pytest.raises(LayerOutputError, match="needs one logit"):
         Benchmark(wrong).units()

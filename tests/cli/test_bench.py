@@ -289,6 +289,8 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
         ("--corruptions fogg", 2, "Did you mean `fog`"),
         ("--route quick", 2, "`route` must be one of auto, folded, exact, gram, randomised, dct"),
         ("--route dct --methods bn", 2, "--route NAME would have no effect: none of the methods"),
+        ("--layer conv1 --methods bn", 2, "--layer NAME would have no effect: none of the methods"),
+        ("--filter home --methods bn", 2, "--filter DIR would have no effect: none of the methods"),
         ("--route dct --filter home", 2, "--route NAME would have no effect: .* --filter DIR"),
         ("--layer conv1 --filter home", 2, "--layer NAME would have no effect: .* --filter DIR"),
         ("--outputs regression", 2, "`outputs` must be one of multiclass, binary, multilabel"),

@@ -148,6 +148,8 @@ def test_images_that_are_not_normalised(tmp_path: Path, monkeypatch: Any) -> Non
             None,
         ),
         ({}, {"image_size": 48}, (48, 48), 48, None),
+        ({}, {"image_size": [32, 48]}, (32, 48), (32, 48), None),
+        ({"size": [20, 24]}, {}, (20, 24), (20, 24), None),
     ],
 )
 def test_the_size_of_pictures(

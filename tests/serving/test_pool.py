@@ -277,6 +277,14 @@ def test_streams_with_an_alarm_are_known_without_reading_all_states(
         assert (store.shifted(), store.names()) == ([], ["clean", "noisy"])
 
 
+def test_what_is_not_finite_in_shadow_differs_from_nothing(pool: StreamPool) -> None:
+    pool.set_mode("shadow", "shadow")
+    answer = pool.predict("shadow", torch.full((2, *SHAPE), 3e38))
+    assert answer.differ is None
+    status = pool.status("shadow")
+    assert (status.health.skipped, status.disagreement) == (1, None)
+
+
 def test_conditions_that_no_image_can_have_are_refused(pool: StreamPool) -> None:
     """Their squares would be infinite, and every later image of the stream an error."""
     for turn in range(3):

@@ -45,7 +45,7 @@ from ttapca.benchmark.results_layout import (
     labels_rule,
     per_image_rule,
 )
-from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
+from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, StorageError
 from ttapca.support.disk import queued
 from ttapca.support.parsing import parse_json
 
@@ -175,6 +175,33 @@ class Results:
         values = (labels.data, len(labels.numbers), json.dumps(labels.names), numbers)
         with self._errors_explained(), self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?)", values)
+
+    def claim(self, data: str, images: int, fingerprint: str) -> None:
+        """Write down which images a name stands for; the first who says it is right.
+
+        Args:
+            data: The name, as `Cell.data` has it.
+            images: How many images are measured.
+            fingerprint: Tells them from others.
+
+        Raises:
+            OptionError: The name stands for other images in this file.
+            StorageError: The disk is full or refuses.
+        """
+        with self._errors_explained(), self._transaction():
+            self._connection.execute(
+                "INSERT OR IGNORE INTO image_sets VALUES (?, ?, ?)", (data, images, fingerprint)
+            )
+            found = self._connection.execute(
+                "SELECT fingerprint FROM image_sets WHERE data = ? AND images = ?", (data, images)
+            )
+            (first,) = found.fetchone()
+        if first != fingerprint:
+            raise OptionError(
+                f"In one file of results, a name stands for the same images; {self.path} has "
+                f"measurements on {images:,} others that are called `{data}` too, or these have "
+                "changed since. Name another file with `--to FILE`, or rename the data."
+            )
 
     def reserved(
         self, waiting: Callable[[str], None] | None = None

@@ -107,7 +107,7 @@ class Benchmark:
         to = Path(to)
         engine = engine_of(engine) if engine is None or isinstance(engine, str) else engine
         with Results(to) as results:  # a file of something else is refused before any work
-            subject = self.prepare(to, engine)
+            subject = self.prepare(results, engine)
             units = expand(self.plan, subject)
             if estimate:
                 todo = unfinished(units, results, retry_failed=retry_failed)
@@ -124,22 +124,24 @@ class Benchmark:
             wanted = {cell for unit in units for cell in unit.cells}
             return [row for row in results.rows() if row.cell in wanted]
 
-    def prepare(self, to: Path, engine: Engine) -> Subject:
+    def prepare(self, results: Results, engine: Engine) -> Subject:
         """Return what the plan is run on: the network, its filter and the images.
 
         Args:
-            to: The file of results; a filter that is fitted now is kept beside it.
+            results: What is measured goes there; a filter that is fitted now is kept beside it.
             engine: Where units are going to be run.
 
         Raises:
-            TtapcaError: Network, images or filter cannot be had.
+            TtapcaError: Network, images or filter cannot be had, or the results have measurements
+                on other images of the same name.
         """
         subject = self._subject()
+        results.claim(subject.data, len(subject.source.clean), subject.source.fingerprint)
         if self.plan.needs_filter:
-            subject.fitted = self._fitted(subject, to)
+            subject.fitted = self._fitted(subject, results.path)
             check_shape(subject)
         if engine.elsewhere:
-            subject.source.again = self._again(subject.source.clean)
+            subject.source.again = self._again(subject.source)
         if self.plan.images is not None:
             self.reporter.note(f"{self._chosen.selection} of `{self._data_name}`")
         return subject
@@ -209,12 +211,12 @@ class Benchmark:
         root = self.folder or self.root
         return Path(root).expanduser().absolute() if root else None
 
-    def _again(self, chosen: Images) -> ImageRecipe:
+    def _again(self, source: ImageSource) -> ImageRecipe:
         """Return how a worker on another machine reads the test images."""
         path, plan = Path(self.plan.data), self.plan
         data = str(path.absolute()) if path.exists() else plan.data
         given = (data, self._data_root, self.size, self.shorter_side, plan.images)
-        return ImageRecipe(*given, chosen.fingerprint(), self.split)
+        return ImageRecipe(*given, source.fingerprint, self.split)
 
     @cached_property
     def _chosen(self) -> Choice:
@@ -228,19 +230,19 @@ class Benchmark:
         return f"{name}{TRAINING}" if self.split == "train" else name
 
     def _check(self) -> None:
-        """Refuse options about the fit of a filter where none is fitted."""
+        """Refuse options about a filter where there is none, or about the fit of a given one."""
         plan = self.plan
-        given = {"layer": plan.layer is not None, "route": plan.route != "auto"}
-        for name in (name for name, is_given in given.items() if is_given):
-            if self.filter is not None:
+        about_fit = {"layer": plan.layer is not None, "route": plan.route != "auto"}
+        for name, is_given in {**about_fit, "filter": self.filter is not None}.items():
+            if is_given and not plan.needs_filter:
+                raise OptionError(
+                    f"`{name}=` would have no effect: none of the methods has a filter. Leave it "
+                    "out, or name a method that has one, such as wiener."
+                )
+            if is_given and name in about_fit and self.filter is not None:
                 raise OptionError(
                     f"`{name}=` would have no effect: it is about fitting a filter, and one is "
                     "given with `filter=`. Leave one of the two out."
-                )
-            if name == "route" and not plan.needs_filter:
-                raise OptionError(
-                    "`route=` would have no effect: none of the methods has a filter. Leave it "
-                    "out, or name a method that has one, such as wiener."
                 )
 
     def _subject(self) -> Subject:
@@ -315,7 +317,8 @@ class Benchmark:
         layer = self._layer(subject.network)
         plan = self.plan
         wanted = max(plan.components, default=None)
-        parts = [subject.data, subject.weights, layer, str(wanted or "most")]
+        images = self._training.fingerprint()[:16]  # of several data sets of one name
+        parts = [subject.data, images, subject.weights, layer, str(wanted or "most")]
         parts += [word for word in (subject.filter_name, plan.outputs) if word]
         kept = to.with_name(f"{to.name}-filters") / "-".join(parts)
 

@@ -133,6 +133,11 @@ class ImageSource:
         with_table = "" if table == CIFAR_C else f" with {table}"
         return f"generated{with_table}, seed {self.seed}"
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells the clean images from others of the same name."""
+        return self.clean.fingerprint()
+
     def check(self, conditions: Sequence[Condition]) -> None:
         """Raise now what would stop a run hours later: missing photographs or files."""
         corrupted = [condition for condition in conditions if condition[0] != CLEAN]

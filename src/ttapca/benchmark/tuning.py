@@ -197,7 +197,7 @@ class Tuning:
         sampler = self.search.sampler_of(self.space)
         with Results(to) as results:
             check_split(bench.plan.data, bench.split, bench.images)
-            subject = bench.prepare(to, engine)
+            subject = bench.prepare(results, engine)
             return _TuningRun(self, subject, results, engine, retry_failed).of(sampler)
 
     def stages(self, prunes: bool) -> list[tuple[Condition, ...]]:

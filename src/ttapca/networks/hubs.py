@@ -200,7 +200,7 @@ def _pictures(processor: Mapping[str, Any], fallback: Any, name: str) -> Picture
             f"The files of `{TRANSFORMERS}{name}` must state the size of its images; there is "
             f"neither `size` in {PROCESSOR_FILE} nor `image_size` in its configuration."
         )
-    if isinstance(size, Mapping) and size.get("height"):
+    if sides[0] != sides[1] or (isinstance(size, Mapping) and size.get("height")):
         return PictureSize(sides)  # whatever the proportions were
     shorter = int(sides[0] / (processor.get("crop_pct") or 1))
     return PictureSize(sides[0], shorter if shorter > sides[0] else None)

@@ -86,7 +86,8 @@ class Answer:
             untouched network unless the mode is `on`.
         outputs: What they mean: `multiclass`, `binary` or `multilabel`.
         adapted: Whether a filter changed the images that are answered for.
-        differ: In shadow, how many images have another class when adapted; None in other modes.
+        differ: In shadow, how many images have another class when adapted; None in other modes, and
+            where the adapted network has no finite numbers: then the request is skipped.
         glance: How the stream is after this request, in short.
     """
 

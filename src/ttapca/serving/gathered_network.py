@@ -42,7 +42,8 @@ class Served:
         state: Of the stream, after it.
         logits: What is answered.
         adapted: Whether a filter changed the images that are answered for.
-        differ: In shadow, how many images have another class when adapted; else None.
+        differ: In shadow, how many images have another class when adapted; None in other modes, and
+            where the adapted network has no finite numbers.
         look: The first image, and what the filter was given and made of it; None where it does not
             act on images of this shape.
     """
@@ -206,10 +207,11 @@ class GatheredNetwork:
             last = first + (copies - 1) * size  # where the copies begin that are remembered
             answered, best = logits[first : first + size], logits[last : last + size]
             first += copies * size
-            differ = _differing(answered, best) if copies > 1 else None
+            finite = bool(torch.isfinite(best).all())
+            differ = _differing(answered, best) if copies > 1 and finite else None
             answered = self._outputs.as_returned(answered).clone()
             adapted = outcome.changed and state.mode == "on"
-            if not bool(torch.isfinite(best).all()):
+            if not finite:
                 after = dataclasses.replace(state, skipped=state.skipped + 1)
                 found.append(Served(after, answered, adapted, differ, None))
                 continue
