@@ -344,6 +344,15 @@ def test_files_that_are_no_streams_of_this_adapter(kind: str, saved: Path) -> No
     assert_same(run(camera, STREAM[3:]), run(expected, STREAM[3:]))  # as if nobody had tried
 
 
+def test_moments_of_other_parameters_are_refused_before_the_first_step_as_well(saved: Path) -> None:
+    of_the_first = {"dict": {"exp_avg": {"tensor": 0}}}
+    described(saved, "optimiser", {"dict": {"2": of_the_first}})
+    fresh = adapted(OURS).stream("camera")
+    with pytest.raises(SavedStreamError, match="`exp_avg` has another shape than parameter 2"):
+        fresh.load(saved)
+    assert_same(run(fresh, STREAM[:3]), run(adapted(OURS), STREAM[:3]))
+
+
 def test_the_state_of_another_kind_of_adapter() -> None:
     with pytest.raises(SavedStreamError, match="of the same kind; found that of another"):
         adapted("eata").load_state_dict(adapted("tent").state_dict())

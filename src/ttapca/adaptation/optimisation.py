@@ -32,6 +32,8 @@ Run = Callable[..., Tensor]
 
 DEFAULT_LEARNING_RATE = 1e-3
 MOMENTUM = 0.9  # of stochastic gradient descent, wherever a method uses it
+# What torch's Adam and SGD keep in the shape of a parameter; other optimisers may keep anything.
+MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
 
 
 class Mover:
@@ -137,10 +139,17 @@ class Descent:
         return {str(number): state[each] for number, each in numbered if each in state}
 
     def put(self, contents: Mapping[str, Any]) -> None:
-        """Continue with these moments and step counts."""
+        """Continue with these moments and step counts.
+
+        Raises:
+            ValueError: A moment does not belong to its parameter.
+        """
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for number, each in contents.items():
             parameter = self.parameters[int(number)]
+            for name in MOMENTS.intersection(each):
+                if each[name] is not None and each[name].shape != parameter.shape:
+                    raise ValueError(f"`{name}` has another shape than parameter {number}")
             moved = {
                 name: as_on(value, parameter)
                 for name, value in each.items()
