@@ -21,8 +21,8 @@ help:
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	    { echo "ttapca needs Python 3.11 or later; found $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' || \
+	    { echo "ttapca needs Python 3.11.4 or later; found $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@

@@ -17,6 +17,7 @@ from PIL import Image
 from scripts.pack_checkpoint import command_of
 
 import ttapca
+from ttapca.benchmark import Results
 from ttapca.benchmark.network_source import NetworkSource
 from ttapca.errors import UntrainedWarning
 from ttapca.networks import build, runs
@@ -89,6 +90,41 @@ def test_ones_own_network_in_every_command(command) -> None:
     assert "`1`, folded: 8 components" in told
     told = command(f"eval {weights} --data digits", 1).err
     assert f"Name the network's factory: --model {own} --weights" in told
+
+
+def test_ones_own_network_that_takes_normalised_images(place: Path, command) -> None:
+    (place / "bare.py").write_text(
+        "from torch import nn\n"
+        "from ttapca import networks\n"
+        "class Undo(nn.Module):\n"
+        "    def forward(self, normalised):\n"
+        "        return normalised * 0.25 + 0.5\n"
+        "def network(first=nn.Identity):\n"
+        "    made = networks.load('digits-small-cnn')\n"
+        "    made.normalise = first()\n"
+        "    return made\n"
+        "def undoing():\n"
+        "    return network(Undo)\n"
+    )
+    bare, numbers = "bare:network --data digits", "--mean 0.5 --std 0.25"
+    entropies = [
+        json.loads(command(f"eval {words} --data digits --json").out)["entropy"]
+        for words in ("digits", f"bare:undoing {numbers}", "bare:undoing")
+    ]
+    assert entropies[1] == pytest.approx(entropies[0], rel=1e-3)
+    assert entropies[2] != pytest.approx(entropies[0], rel=0.1)
+    command(f"fit {bare} {numbers} --components 40 --to f")
+    fitted = ttapca.load("f")
+    assert fitted.layer == "model.conv1"
+    assert fitted.outliers_ is not None  # its input is known for the images
+    words = f"bench {bare} {numbers} --filter f --methods wiener --corruptions fog --images 20"
+    command(f"{words} --settings online --to r.sqlite")
+    with Results("r.sqlite", readonly=True) as results:
+        (seen,) = results.observations()
+        assert numbers in results.rows()[0].outcome.command
+    assert len(seen.before) == len(seen.after) > 0  # pictures, whose normalisation is undone
+    three = command(f"eval {bare} --normalise cifar10", 2).err
+    assert "The mean needs one number, or one for each of the 1 channels; found 3" in three
 
 
 def cifar_c(folder: Path) -> Path:
@@ -237,7 +273,7 @@ def world(weights: Path, place: Path, pictures) -> dict[str, str]:
         ("eval resnet20 --data digits", 2, "is an architecture, which has no weights"),
         ("eval nothing.pth --data digits", 2, "neither a packaged network nor a file"),
         ("eval torch.nn:Identity --data digits", 2, "one logit for each of the 10 classes"),
-        ("eval torch.nn:Identity --data digits --normalise none", 2, "--normalise has no meaning"),
+        ("eval torch.nn:Identity --data digits --eps 0.1", 2, "--eps has no meaning"),
         ("eval {flat} --weights log.csv --data digits", 1, "log.csv is not a whole"),
         ("eval {flat} --weights none.pth --data digits", 2, "(?s)--weights.*does not.*exist"),
         ("eval {own} --data digits --method tnt", 2, "There is no method `tnt`"),

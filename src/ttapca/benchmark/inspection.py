@@ -21,7 +21,8 @@ from ttapca.benchmark.subject import Subject
 from ttapca.datasets import Images, to_tensor
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.evaluation import explained_shape
-from ttapca.networks.network import ImageNetwork
+from ttapca.networks.factories import NormalisedNetwork
+from ttapca.networks.network import ImageNetwork, Normalise
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.support.modules import device_and_dtype, find_layer, stopped_at
 
@@ -115,10 +116,11 @@ def undo_normalisation(
         return None
     shift, scale = torch.zeros(1), torch.ones(1)
     if not torch.equal(images, samples):
-        if not isinstance(subject.network, ImageNetwork):
+        network = subject.network
+        layer = network.normalise if isinstance(network, ImageNetwork) else network
+        if not isinstance(layer, Normalise | NormalisedNetwork):
             return None
-        normalise = subject.network.normalise
-        shift, scale = normalise.mean.cpu(), normalise.std.cpu()
+        shift, scale = layer.mean.cpu(), layer.std.cpu()
         if not torch.allclose(samples, (images - shift) / scale, atol=1e-5):
             return None
 

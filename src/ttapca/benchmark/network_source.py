@@ -18,7 +18,7 @@ from torch import nn
 from ttapca import networks
 from ttapca.datasets import DIGITS
 from ttapca.errors import OptionError, UntrainedWarning
-from ttapca.networks.factories import call_factory, is_factory
+from ttapca.networks.factories import NormalisedNetwork, call_factory, is_factory
 from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
 from ttapca.networks.settings import settings_beside_weights
 
@@ -35,8 +35,8 @@ class NetworkSource:
             `package.module:factory`.
         weights: A file of weights for what a factory makes.
         architecture: Of a file of weights; found out from it by default.
-        normalisation: What the network of a file does to images first, if the file does not say
-            it: a name, or a mean and a deviation.
+        normalisation: What is done to images in [0, 1] first: a name, or a mean and a deviation. Of
+            a file where it does not say it; of a factory where its network takes normalised images.
         eps: What the norms of a file's network add to variances, if it is not what the architecture
             is known for.
         any_size: Whether it is to take images of another size than it is known for.
@@ -65,7 +65,7 @@ class NetworkSource:
             CheckpointError: The file is damaged, unsafe, or does not fit.
         """
         made = is_factory(self.name)
-        self.refuse(*(("architecture", "normalisation", "eps") if made else ("weights",)))
+        self.refuse(*(("architecture", "eps") if made else ("weights",)))
         if made and self.any_size:
             raise OptionError(
                 f"`any_size=` has no meaning for `{self.name}`: your own network is given images "
@@ -74,6 +74,8 @@ class NetworkSource:
         if made:
             network = call_factory(self.name)
             network = networks.load_weights(network, self.weights) if self.weights else network
+            if self.normalisation is not None:
+                network = NormalisedNetwork(network, self.normalisation)
         else:
             network = self._from_file(assumed)
         if doubt and (reason := self._doubt(network)):

@@ -138,7 +138,10 @@ class NetworkWishes:
         import torch
 
         if self.normalise is not None:
-            raise OptionError("--normalise has no meaning for a network of your own.")
+            raise OptionError(
+                "--normalise is for the architectures of ttapca; a network of your own is trained "
+                "on images in [0, 1], and normalises them itself if it wants to. Leave it out."
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return arguments.ModelOptions(model=self.model).source().load(doubt=False)

@@ -6,11 +6,46 @@ import importlib
 import inspect
 import traceback
 from types import ModuleType
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ttapca.errors import FactoryError, OptionError, TtapcaError, did_you_mean
 from ttapca.networks.hubs import is_hub_name
+from ttapca.networks.network import Normalisation, find_normalisation
+
+
+class NormalisedNetwork(nn.Module):
+    """A network of your own that takes normalised images, behind their normalisation.
+
+    So it takes images in [0, 1], as all networks do here. Its layers get `model.` in front of their
+    names.
+
+    Attributes:
+        model: The network as the factory made it.
+
+    Example:
+        >>> network = NormalisedNetwork(nn.Identity(), Normalisation((0.5,), (0.25,)))
+        >>> network(torch.ones(1, 1, 1, 2))
+        tensor([[[[2., 2.]]]])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, normalisation: str | Normalisation) -> None:
+        super().__init__()
+        self._values = find_normalisation(normalisation)
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(self._values, name)).reshape(-1, 1, 1)
+            self.register_buffer(name, values, persistent=False)
+        self.model = model
+
+    def forward(self, images: Tensor) -> Any:
+        """Return what the network makes of images in [0, 1], (batch, channels, height, width)."""
+        self._values.for_channels(images.shape[1])  # one number, or one for each of them
+        return self.model((images - self.mean) / self.std)
 
 
 def is_factory(name: str) -> bool:
