@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import ttapca
 from adapters import adapted
 from oracles import assert_same_picture, images, picture_of, small_convnet
 from ttapca.adaptation.surfaces import BatchNormStatistics
@@ -111,6 +113,50 @@ def test_nothing_is_written_and_training_mode_is_no_switch(alpha: float) -> None
     surface.detach()
     surface.detach()
     assert_same_picture(before, picture_of(model))
+
+
+class WithActivation(nn.BatchNorm2d):
+    """A layer as timm has them: it normalises, in its own way, and does more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        moments = None if self.training else self.running_mean, self.running_var
+        return nn.functional.batch_norm(
+            x, *moments, self.weight, self.bias, self.training, 0.1, self.eps
+        ).relu()
+
+
+def with_activation(model: nn.Module) -> nn.Module:
+    """The same network, with the first activation inside of its BatchNorm layer."""
+    twin = copy.deepcopy(model)
+    twin.bn1.__class__, twin.act = WithActivation, nn.Identity()
+    return twin
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("bn", {"alpha": 0.0}),
+        ("bn", {"alpha": 0.3}),
+        ("bn", {"alpha": 1.0}),
+        ("tent", {"lr": 0.1}),
+        ("rotta", {"update_every": 12}),
+        ("wiener", {}),
+    ],
+)
+def test_what_a_layer_does_beside_normalising_stays(
+    method: str, options: dict[str, Any], training: bool
+) -> None:
+    model = small_convnet()
+    found = []
+    for network in (model, with_activation(model)):
+        if method == "wiener":
+            options = {"filter": ttapca.fit(network, "conv1", images(150), 30)}
+        before = picture_of(network.train(training))
+        with ttapca.adapt(network, method, forgetting="online", **options) as adapter:
+            found.append(torch.stack([adapter(images(12, seed=seed) + 2) for seed in range(3)]))
+        assert_same_picture(before, picture_of(network))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
 
 
 def test_layers_without_running_statistics_are_left_alone() -> None:

@@ -143,6 +143,19 @@ def test_they_are_saved(model: nn.Module, tmp_path: Path) -> None:
     assert again.truncated(5).group_norm_.keys() == fitted.group_norm_.keys()
 
 
+def test_a_layer_that_does_more_than_normalise_is_left_alone(model: nn.Module) -> None:
+    class WithActivation(nn.GroupNorm):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).relu()
+
+    model[1].__class__ = WithActivation
+    fitted = ttapca.fit(model, "0", images(200), 20)
+    assert set(fitted.group_norm_) == {"4"}
+    with ttapca.adapt(model, "wiener", filter=fitted):
+        assert "forward" not in vars(model[1])
+        assert "forward" in vars(model[4])
+
+
 def test_a_filter_of_another_network_is_refused(model: nn.Module) -> None:
     surface = SampleNormStatistics({"1": torch.ones(2, 4)})
     with pytest.raises(

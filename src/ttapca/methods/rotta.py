@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.adaptation.optimisation import Run, log_predictions
 from ttapca.adaptation.surfaces import NormAffine, Surface
-from ttapca.adaptation.surfaces.statistics import refuse_replaced, with_running_statistics
+from ttapca.adaptation.surfaces.statistics import refuse_replaced
 from ttapca.errors import OptionError, ShapeError
 from ttapca.methods.method import (
     Assembly,
@@ -41,6 +41,12 @@ from ttapca.methods.slow_teacher import TaughtSteps, surprise_of
 from ttapca.methods.temporary_values import with_values
 from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.spectral.stream import Stream
+from ttapca.support.batch_norms import (
+    by_running_statistics,
+    is_plain,
+    moved_to_source,
+    with_running_statistics,
+)
 from ttapca.support.channel_moments import channel_moments, normalised
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
@@ -246,6 +252,9 @@ class SlowLayer(Wrapper):
             mean = torch.lerp(mean, mean_here, surface.momentum)
             var = torch.lerp(var, var_here, surface.momentum)
             surface.stream.write(name, (mean.detach(), var.detach()))
+        if not is_plain(layer):
+            moved = moved_to_source(x, (mean, var), layer).to(input.dtype)
+            return by_running_statistics(layer, functools.partial(forward, moved))
         return normalised(x, (mean, var), layer.weight, layer.bias, layer.eps).to(input.dtype)
 
 

@@ -20,15 +20,16 @@ SampleNorm = nn.GroupNorm | nn.LayerNorm
 def is_sample_norm(layer: nn.Module) -> TypeGuard[SampleNorm]:
     """Return whether a layer is of this kind.
 
-    A LayerNorm over several dimensions has no channels, and one with a `forward` of its own, such
-    as the `LayerNorm2d` of many networks, has them somewhere else.
+    A LayerNorm over several dimensions has no channels. A layer with a `forward` of its own may
+    have them somewhere else, as the `LayerNorm2d` of many networks, or do more than normalise, as
+    the `GroupNormAct` of timm.
 
     Example:
         >>> [is_sample_norm(nn.LayerNorm(shape)) for shape in (4, (4, 8, 8))]
         [True, False]
     """
     if isinstance(layer, nn.GroupNorm):
-        return True
+        return type(layer).forward is nn.GroupNorm.forward
     if not isinstance(layer, nn.LayerNorm) or len(layer.normalized_shape) != 1:
         return False
     return type(layer).forward is nn.LayerNorm.forward

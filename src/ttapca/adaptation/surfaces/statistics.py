@@ -14,6 +14,13 @@ from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
+from ttapca.support.batch_norms import (
+    by_running_statistics,
+    is_plain,
+    moved_to_source,
+    running_statistics,
+    with_running_statistics,
+)
 from ttapca.support.channel_moments import (
     LARGE,
     can_be_quick,
@@ -140,22 +147,6 @@ def refuse_replaced(layers: Sequence[nn.Module]) -> None:
             )
 
 
-def with_running_statistics(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Return all BatchNorm layers that have running statistics, by path.
-
-    A layer without them always uses those of the batch: there is no choice.
-
-    Example:
-        >>> with_running_statistics(nn.BatchNorm1d(3, track_running_stats=False))
-        {}
-    """
-    return {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is not None
-    }
-
-
 class LayerStatistics(Wrapper):
     """Runs one layer with the statistics of a surface, while that is switched on."""
 
@@ -187,7 +178,7 @@ class LayerStatistics(Wrapper):
         return self.surface.stream.by_condition(run, input) if self.surface.follow else run(input)
 
     def _run(self, forward: Callable[..., Any], samples: Tensor) -> Any:
-        output = self.normalise(self.layer, self, samples)
+        output = self.normalise(self.layer, self, samples, forward)
         return forward(samples) if output is None else output
 
     def weight(self, batch_size: int, *, maps: bool = True) -> float:
@@ -290,9 +281,9 @@ class LayerStatistics(Wrapper):
         return mixed_moments(size / (before + size), moments, (mean, var))
 
 
-# Normalises for one layer, given the layer, its statistics and its input; None where the layer's
-# own `forward` will do.
-Normalise = Callable[[Any, LayerStatistics, Tensor], Tensor | None]
+# Normalises for one layer, given the layer, its statistics, its input and its own `forward`; None
+# where that will do as it is.
+Normalise = Callable[[Any, LayerStatistics, Tensor, Callable[..., Any]], Tensor | None]
 
 
 class BatchNormStatistics(MixedStatistics):
@@ -352,31 +343,54 @@ class BatchNormStatistics(MixedStatistics):
                 "Batch statistics need BatchNorm layers with running statistics; the model has "
                 "none. Choose a method that does without them."
             )
-        self.take_over([(path, layer, _batch_norm) for path, layer in layers.items()], stream)
+        self.take_over(
+            [
+                (path, layer, _batch_norm if is_plain(layer) else _around_own_forward)
+                for path, layer in layers.items()
+            ],
+            stream,
+        )
         if layers:
             weight = sum(self.ends) / 2
             self.stream.given_back = ScaleGivenBack(weight, self.prior, needs_two=self.follow)
 
 
-def _batch_norm(layer: _BatchNorm, statistics: LayerStatistics, x: Tensor) -> Tensor:
-    alpha = statistics.weight(x.shape[0], maps=_has_maps(x))
+def _batch_norm(
+    layer: _BatchNorm, statistics: LayerStatistics, x: Tensor, _forward: Callable[..., Any]
+) -> Tensor:
+    alpha = _batch_weight(statistics, x)
     mean, var, weight, bias = layer.running_mean, layer.running_var, layer.weight, layer.bias
     if alpha == 0.0:
         return F.batch_norm(x, mean, var, weight, bias, eps=layer.eps)
+    batch_alone = alpha == 1.0 and not statistics.surface.follow
+    # Of a large batch, our own moments are quicker than those of torch.
+    if batch_alone and not (x.numel() >= LARGE and can_be_quick(x)):
+        return F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
+    precise = at_least_float32(x)
+    moments = mixed_moments(alpha, statistics.moments(precise), running_statistics(layer))
+    return as_on(normalised(precise, moments, weight, bias, layer.eps), x)
+
+
+def _around_own_forward(
+    layer: _BatchNorm, statistics: LayerStatistics, x: Tensor, forward: Callable[..., Any]
+) -> Any:
+    """Run a layer that does more than BatchNorm, as those of timm, which have an activation."""
+    alpha = _batch_weight(statistics, x)
+    if alpha > 0.0:
+        precise = at_least_float32(x)
+        moments = mixed_moments(alpha, statistics.moments(precise), running_statistics(layer))
+        x = as_on(moved_to_source(precise, moments, layer), x)
+    return by_running_statistics(layer, functools.partial(forward, x))
+
+
+def _batch_weight(statistics: LayerStatistics, x: Tensor) -> float:
+    alpha = statistics.weight(x.shape[0], maps=_has_maps(x))
     if alpha == 1.0 and x.numel() == x.shape[1]:
         raise ShapeError(
             "Batch statistics need more than one value for each channel; found a batch of "
             f"shape {tuple(x.shape)}. Use a larger batch, or source or mixed statistics."
         )
-    batch_alone = alpha == 1.0 and not statistics.surface.follow
-    # Of a large batch, our own moments are quicker than those of torch.
-    if batch_alone and not (x.numel() >= LARGE and can_be_quick(x)):
-        return F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
-    if mean is None or var is None:
-        raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
-    precise = at_least_float32(x)
-    moments = mixed_moments(alpha, statistics.moments(precise), (mean, var))
-    return as_on(normalised(precise, moments, weight, bias, layer.eps), x)
+    return alpha
 
 
 class SampleNormStatistics(MixedStatistics):
@@ -435,7 +449,11 @@ class SampleNormStatistics(MixedStatistics):
 
 
 def _sample_norm(
-    source: Tensor, layer: SampleNorm, statistics: LayerStatistics, x: Tensor
+    source: Tensor,
+    layer: SampleNorm,
+    statistics: LayerStatistics,
+    x: Tensor,
+    _forward: Callable[..., Any],
 ) -> Tensor | None:
     alpha = statistics.weight(x.shape[0])
     if alpha == 0.0:
