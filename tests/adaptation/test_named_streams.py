@@ -344,6 +344,19 @@ def test_files_that_are_no_streams_of_this_adapter(kind: str, saved: Path) -> No
     assert_same(run(camera, STREAM[3:]), run(expected, STREAM[3:]))  # as if nobody had tried
 
 
+@pytest.mark.parametrize("method", ["t3a", "wiener"])
+def test_a_stream_is_loaded_whatever_others_have_seen(method: str, tmp_path: Path) -> None:
+    """What they keep of samples has as many rows as there were."""
+    adapter = adapted(method)
+    camera, other = adapter.stream("camera"), adapter.stream("other")
+    camera(STREAM[0])
+    camera.save(tmp_path / "stream")
+    expected = run(camera, STREAM[1:3])
+    run(other, STREAM[:2])
+    camera.load(tmp_path / "stream")
+    assert_same(run(camera, STREAM[1:3]), expected)
+
+
 def test_moments_of_other_parameters_are_refused_before_the_first_step_as_well(saved: Path) -> None:
     of_the_first = {"dict": {"exp_avg": {"tensor": 0}}}
     described(saved, "optimiser", {"dict": {"2": of_the_first}})

@@ -96,6 +96,15 @@ def test_each_pixel_is_a_sample(method: str) -> None:
         adapted.detach()
 
 
+def test_a_new_stream_may_have_images_of_several_sizes() -> None:
+    model = pixelwise(5)
+    fitted = ttapca.fit(model, "conv1", DATA, route="dct")
+    with ttapca.adapt(model, "wiener", filter=fitted, forgetting="online") as adapted:
+        for side in (6, 9, 5):
+            x = images(4, seed=side, shape=(3, side, side))
+            assert adapted(x).shape == (4, 5, side, side)
+
+
 @pytest.mark.parametrize("method", REFUSED)
 def test_others_are_refused_with_the_way_out(method: str) -> None:
     # `t3a` needs a linear layer.

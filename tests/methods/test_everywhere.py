@@ -46,6 +46,14 @@ def test_serves_or_says_why_not(case: str, kind: str) -> None:
         adapter.detach()
 
 
+@every_case
+def test_an_empty_batch_has_no_predictions(case: str) -> None:
+    adapter = adapted(case)
+    assert adapter(X[:0]).shape == (0, 5)
+    adapter(X)
+    assert adapter(X[:0]).shape == (0, 5)
+
+
 def uses_batch_statistics(adapter: ttapca.Adapter) -> bool:
     """Whether normalisation rests on the batch alone: one vector has no variance."""
     statistics = [s for s in adapter.surfaces if isinstance(s, ttapca.BatchNormStatistics)]

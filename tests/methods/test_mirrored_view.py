@@ -88,6 +88,14 @@ def test_source_data_take_one_pass_and_stay_bit_for_bit() -> None:
         assert torch.equal(once(CLEAN[0]), twice(CLEAN[0]))
 
 
+def test_each_condition_of_a_stream_is_mirrored_where_it_has_shifted() -> None:
+    noisy = [batch + 2.0 * images(20, seed=6 + number) for number, batch in enumerate(CLEAN)]
+    for batches, passes in (([*CLEAN, *noisy], [1, 1, 1, 2, 2, 2]), ([*noisy, *CLEAN], [2] * 3)):
+        found = passes_of(small_convnet(), batches, forgetting="online", **TWO)
+        assert found[: len(passes)] == passes
+    assert found[-1] == 1  # clean again, after noise
+
+
 def test_a_composition_looks_at_both_views() -> None:
     given = {"composition": True, "forgetting": "online"}
     once = passes_of(small_convnet(), SHIFTED, **{**ONE, **given})

@@ -22,6 +22,7 @@ from ttapca.adaptation.surfaces import SpectralGains, Surface
 from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.fitted_filter import detach_filter
 from ttapca.spectral.stream import Attributes, tensors_in
+from ttapca.support.autocast import new_casts
 from ttapca.support.group_norm import make_gradients_safe
 from ttapca.support.modules import (
     check_model,
@@ -30,6 +31,7 @@ from ttapca.support.modules import (
     training_flags,
 )
 from ttapca.support.outputs import FindLogits, OutputKind, Outputs
+from ttapca.support.tensors import not_below_float32
 from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
@@ -209,6 +211,9 @@ class Adapter(nn.Module):
         with self._streams.lock:
             if not self._enabled:
                 return self._run_plain(*inputs, **options)
+            if _is_empty(inputs, options):  # it says nothing, and has no mean that could be taken
+                with self.disabled(), torch.no_grad():
+                    return self._run_plain(*inputs, **options)
             self._streams.switch_to(stream)
             return self._adapt_to(inputs, options)
 
@@ -220,7 +225,7 @@ class Adapter(nn.Module):
                 stream.forget()
         for surface in self._surfaces:
             surface.start_batch()
-        stream.start_batch(_batch_size(inputs, options))
+        stream.start_batch(_batch_size(inputs, options) or 0)
         skipped, updates = self.mover.skipped, self.mover.updates
         broken, skip, news = True, False, False
         try:
@@ -234,9 +239,9 @@ class Adapter(nn.Module):
         finally:
             stream.end_batch(broken=broken, skipped=skip)
         stepped = self.mover.updates > updates
-        if skip and stepped and all(map(_is_finite, (*inputs, *options.values()))):
-            # Not the batch was broken, its step went too far: what it moved has no way back but
-            # to the source, and every later batch would be lost as well.
+        if skip and (self._is_spoilt() or (stepped and _are_finite(inputs, options))):
+            # Not the batch was broken, a step went too far, this one's or that of the batch before:
+            # what it moved has no way back but to the source, and every later batch would be lost.
             with torch.inference_mode(False):
                 stream.forget()
         if news:  # only now: whatever the function does, the batch is part of the stream
@@ -252,12 +257,17 @@ class Adapter(nn.Module):
         with torch.inference_mode(False):
             inputs = tuple(_without_inference(value) for value in inputs)
             options = {name: _without_inference(value) for name, value in options.items()}
-            with torch.enable_grad():
+            with torch.enable_grad(), new_casts():
                 logits = self.mover.predict(self._run, *inputs, **options).detach()
             if self.guard is not None and self._intervened(self.guard, logits):
                 with torch.no_grad():
                     logits = self.mover.output(self._run(*inputs, **options))
         return logits
+
+    def _is_spoilt(self) -> bool:
+        """Return whether something that steps have moved is not finite."""
+        parts = self._streams.stream.contents()["parts"]
+        return not all(map(_is_finite, tensors_in(parts)))
 
     def _run(self, *inputs: Any, **options: Any) -> Tensor:
         """Run the model with its surfaces in place; return logits as the mover reads them."""
@@ -434,7 +444,7 @@ class Adapter(nn.Module):
         with self._streams.lock:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             self.mover.apply(fn)
-            self._streams.apply(fn)
+            self._streams.apply(not_below_float32(fn))
         return self
 
 
@@ -513,16 +523,24 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
-def _batch_size(inputs: tuple[Any, ...], options: dict[str, Any]) -> int:
-    """Return the number of samples: the length of the first tensor."""
+def _batch_size(inputs: tuple[Any, ...], options: dict[str, Any]) -> int | None:
+    """Return the number of samples: the length of the first tensor; None if there is none."""
     for value in (*inputs, *options.values()):
         if isinstance(value, Tensor) and value.dim():
             return len(value)
-    return 0
+    return None
+
+
+def _is_empty(inputs: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    return _batch_size(inputs, options) == 0
 
 
 def _is_finite(logits: Any) -> bool:
     return not isinstance(logits, Tensor) or bool(torch.isfinite(logits).all())
+
+
+def _are_finite(inputs: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    return all(map(_is_finite, (*inputs, *options.values())))
 
 
 def _without_inference(value: Any) -> Any:

@@ -14,7 +14,7 @@ from ttapca.adaptation.agreement import affinities_of, agreed
 from ttapca.adaptation.optimisation import Mover, Run, log_predictions
 from ttapca.adaptation.surfaces.statistics import MixedStatistics
 from ttapca.errors import LayerOutputError
-from ttapca.spectral.composition import JUDGED, ClassMoments, Composition, Estimate
+from ttapca.spectral.composition import JUDGED, ROWS, ClassMoments, Composition, Estimate
 from ttapca.spectral.stream import Stream
 from ttapca.support.logits import log_softmax
 
@@ -132,7 +132,7 @@ class CompositionPasses(Mover):
         composition, stream = self.composition, self.composition.stream
         if stream.samples == 1:
             return None  # an image that comes first has no statistics that could mislead
-        together = logits.detach()
+        together = _some_places(logits.detach())
         before = stream.past("composition/young")
         if before is not None:
             together = torch.cat([before.to(together), together])
@@ -261,6 +261,15 @@ class CompositionPasses(Mover):
                 "fit again, or leave the classes aside with `composition=False`."
             )
         return bool(torch.isfinite(logits).all())
+
+
+def _some_places(logits: Tensor) -> Tensor:
+    """Return predictions of so many places of an image, whatever its size; one stays as it is."""
+    if logits.dim() == 2:
+        return logits
+    places = logits.flatten(2)
+    chosen = torch.linspace(0, places.shape[2] - 1, ROWS // JUDGED, device=logits.device)
+    return places[:, :, chosen.round().long()]
 
 
 def _spread(size: int, most: int) -> slice:

@@ -65,7 +65,7 @@ class MirroredView(Mover):
     def _mean(self, run: Run, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         logits, stream = run(*inputs, **options), self._stream
         mirrored = mirror_images(inputs, options)
-        if mirrored is None or stream.shift == 0.0 or stream.left_out:
+        if mirrored is None or stream.batch_shift == 0.0 or stream.left_out:
             return logits
         args, kwargs = mirrored
         seen = run(*args, **kwargs)

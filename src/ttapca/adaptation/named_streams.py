@@ -10,7 +10,8 @@ import copy
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,7 +191,8 @@ class NamedStream:
         """
         with self._streams.lock:
             like = self._streams.stream.contents()
-            found = read_stream(Path(path), self._adapter.kind, like)
+            growing = self._streams.stream.growing
+            found = read_stream(Path(path), self._adapter.kind, like, growing)
             device, _ = device_and_dtype(self._adapter.model, self._adapter.model)
             found = map_tensors(found, lambda tensor: tensor.to(device))
             before = self._do(Stream.contents)
@@ -214,8 +216,16 @@ def write_stream(contents: Mapping[str, Any], kind: str, path: Path) -> None:
     replace_file(path, save(tensors, metadata={"format": FORMAT, "kind": kind, "form": form}))
 
 
-def read_stream(path: Path, kind: str, like: Mapping[str, Any]) -> dict[str, Any]:
+def read_stream(
+    path: Path, kind: str, like: Mapping[str, Any], growing: Collection[str] = ()
+) -> dict[str, Any]:
     """Read the contents of a stream, and compare their names and shapes with others of its kind.
+
+    Args:
+        path: The file.
+        kind: Of the adapter.
+        like: The contents of any stream of this adapter.
+        growing: Names of values that have as many rows as samples were kept.
 
     Raises:
         SavedStreamError: The file is missing, damaged, or of another kind of adapter.
@@ -238,7 +248,7 @@ def read_stream(path: Path, kind: str, like: Mapping[str, Any]) -> dict[str, Any
         )
     form = parse_json(about.get("form", ""), str(path), SavedStreamError, finite=False)
     found = _rebuilt(form, tensors, path)
-    _compare(found, like, path)
+    _compare(found, like, growing, path)
     return dict(found)
 
 
@@ -272,7 +282,7 @@ def _rebuilt(form: Any, tensors: Mapping[str, Tensor], path: Path) -> Any:
     raise SavedStreamError(f"{path} is no saved stream: it holds {shown(form)}.")
 
 
-def _compare(found: Any, like: Mapping[str, Any], path: Path) -> None:
+def _compare(found: Any, like: Mapping[str, Any], growing: Collection[str], path: Path) -> None:
     """Refuse other names or shapes: anybody may have written the file."""
     for group in ("values", "parts"):
         here = found.get(group) if isinstance(found, Mapping) else None
@@ -281,22 +291,24 @@ def _compare(found: Any, like: Mapping[str, Any], path: Path) -> None:
         if not isinstance(here, Mapping) or set(map(base_name, here)) != known.keys():
             raise SavedStreamError(f"{path} is no saved stream: its {group} have other names.")
         for name, value in here.items():
-            if not _fits(value, known[base_name(name)]):
+            if not _fits(value, known[base_name(name)], grows=base_name(name) in growing):
                 raise SavedStreamError(
                     f"{path} is no saved stream: `{name}` has another shape than in this adapter."
                 )
 
 
-def _fits(found: Any, like: Any) -> bool:
+def _fits(found: Any, like: Any, *, grows: bool = False) -> bool:
     """Return whether one may replace the other; what is None now may be a tensor later."""
     if found is None or like is None:
         return True
     if isinstance(like, Tensor):
-        return isinstance(found, Tensor) and found.shape == like.shape
+        rows = 1 if grows else 0  # how many dimensions may differ
+        same = isinstance(found, Tensor) and found.dim() == like.dim()
+        return same and found.shape[rows:] == like.shape[rows:]
     if isinstance(like, Mapping):
         if not isinstance(found, Mapping):
             return False
         return all(_fits(found[name], like[name]) for name in found.keys() & like.keys())
     if isinstance(like, tuple | list):  # which may grow, as the window of a guard does
-        return type(found) is type(like) and all(map(_fits, found, like))
+        return type(found) is type(like) and all(map(partial(_fits, grows=grows), found, like))
     return isinstance(found, int | float)

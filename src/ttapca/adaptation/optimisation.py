@@ -357,7 +357,13 @@ def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
         OptionError: The learning rate makes no sense.
     """
     check_option("lr", lr, Number(above=0))
-    return functools.partial(torch.optim.Adam, lr=lr)
+    return functools.partial(_adam, lr=lr)
+
+
+def _adam(parameters: list[nn.Parameter], lr: float) -> Optimizer:
+    # The usual 1e-8 is 0 in float16, and so are the squares of small gradients: steps would be NaN.
+    narrow = any(parameter.dtype == torch.float16 for parameter in parameters)
+    return torch.optim.Adam(parameters, lr=lr, eps=1e-4 if narrow else 1e-8)
 
 
 def sgd(

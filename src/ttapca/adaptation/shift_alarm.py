@@ -184,7 +184,7 @@ class ShiftWatch:
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] != len(shares):
             return
         stream.write(
-            CLASSES, classes_after(stream.past(CLASSES), logits, size, stream.shift, shares)
+            CLASSES, classes_after(stream.past(CLASSES), logits, size, stream.batch_shift, shares)
         )
 
     def counts_in(self, values: Mapping[str, Any]) -> Tensor | None:

@@ -24,7 +24,7 @@ from ttapca.errors import NonFiniteError, NotEnoughDataError
 from ttapca.methods.method import Assembly, GradientMethod, Positive, register
 from ttapca.methods.source_data import SourceData, batches_of
 from ttapca.support.logits import log_softmax, softmax_entropy
-from ttapca.support.modules import device_and_dtype, evaluation_mode
+from ttapca.support.modules import evaluation_mode
 from ttapca.support.outputs import Outputs
 
 MEAN_MOMENTUM = 0.9  # of the running mean prediction
@@ -179,7 +179,6 @@ def fisher_information(
     outputs = outputs or Outputs(reads="classes")
     total = [torch.zeros_like(parameter) for parameter in parameters]
     count = 0
-    device, _ = device_and_dtype(model, model)
     # A loader that shuffles draws from the caller's random state, which is then restored.
     with (
         torch.random.fork_rng(devices=[]),
@@ -187,9 +186,9 @@ def fisher_information(
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        for samples in batches_of(source):
+        for samples in batches_of(source, model):
             count += 1
-            log_probabilities = log_softmax(outputs(model(samples.to(device))))
+            log_probabilities = log_softmax(outputs(model(samples)))
             loss = F.nll_loss(log_probabilities, log_probabilities.argmax(1))
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             for sum_of_squares, gradient in zip(total, gradients, strict=True):

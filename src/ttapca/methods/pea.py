@@ -166,12 +166,12 @@ class Alignment(Surface):
             layer.register_forward_hook(functools.partial(see, number))
             for number, layer in enumerate(layers)
         ]
-        device, _ = device_and_dtype(model, model)
+        source = self._source if self._source is not None else ()
         try:
             # A loader that shuffles draws from the caller's random state, which is then restored.
             with torch.random.fork_rng(devices=[]), evaluation_mode(model):
-                for samples in batches_of(self._source if self._source is not None else ()):
-                    model(samples.to(device))
+                for samples in batches_of(source, model):
+                    model(samples)
         finally:
             for handle in handles:
                 handle.remove()

@@ -97,7 +97,7 @@ class Prototypes(Mover):
     def join(self, stream: Stream) -> None:
         """Declare the supports."""
         super().join(stream)
-        stream.declare(SUPPORTS, None)
+        stream.declare(SUPPORTS, None, grows=True)
         self._stream = stream
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:

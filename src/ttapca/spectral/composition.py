@@ -205,7 +205,7 @@ class Composition:
         self.stream = stream
         stream.composition = self
         stream.declare("composition/counts", torch.zeros_like(self.moments.shares))
-        stream.declare("composition/young", None)
+        stream.declare("composition/young", None, grows=True)
         stream.declare("composition/order", (0.0, 0.0))
         self.start_batch(0)  # for calls of the model that belong to no batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.gains import Gain
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.support.tensors import identity
+from ttapca.support.autocast import own_precision
+from ttapca.support.tensors import identity, not_below_float32
 
 # Sizes of images that a filter is ready for: a stream may have a few of them in turn.
 SIZES_KEPT = 4
@@ -59,6 +60,11 @@ class SpectralFilter(nn.Module):
         self._last = _LastBatch()
         self._sizes = _LastSizes()
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move along when the model is moved or cast, and stay precise: variances may be tiny."""
+        super()._apply(not_below_float32(fn), recurse)  # type: ignore[no-untyped-call]
+        return self
+
     @property
     def n_components(self) -> int:
         """Number of components kept."""
@@ -78,10 +84,11 @@ class SpectralFilter(nn.Module):
         of the fitted size.
         """
         flat = samples.flatten(1).to(self.mean.dtype)
-        if tuple(samples.shape[1:]) == self.shape:
-            return self.basis.project(flat - self.mean)
-        other = self._other_size(samples)
-        return other.components(other.like_fitted(other.project(flat - other.mean)))
+        with own_precision(samples.device):
+            if tuple(samples.shape[1:]) == self.shape:
+                return self.basis.project(flat - self.mean)
+            other = self._other_size(samples)
+            return other.components(other.like_fitted(other.project(flat - other.mean)))
 
     def scaled_by(self, gains: Tensor, samples: Tensor) -> Tensor:
         """Return samples of any shape that the filter takes with these gains, shape (components,).
@@ -89,13 +96,14 @@ class SpectralFilter(nn.Module):
         What lies outside the basis is dropped.
         """
         flat = samples.flatten(1).to(self.mean.dtype)
-        if tuple(samples.shape[1:]) == self.shape:
-            scaled = self.basis.project(flat - self.mean) * gains
-            filtered = self.basis.add_rebuilt(self.mean, scaled)
-        else:
-            other = self._other_size(samples)
-            scaled = other.project(flat - other.mean) * other.gains(gains, gains.new_zeros(()))
-            filtered = other.add_rebuilt(other.mean, scaled)
+        with own_precision(samples.device):
+            if tuple(samples.shape[1:]) == self.shape:
+                scaled = self.basis.project(flat - self.mean) * gains
+                filtered = self.basis.add_rebuilt(self.mean, scaled)
+            else:
+                other = self._other_size(samples)
+                scaled = other.project(flat - other.mean) * other.gains(gains, gains.new_zeros(()))
+                filtered = other.add_rebuilt(other.mean, scaled)
         return filtered.reshape(samples.shape).to(samples.dtype)
 
     def forward(self, samples: Tensor) -> Tensor:
@@ -104,6 +112,10 @@ class SpectralFilter(nn.Module):
         Raises:
             ShapeError: The basis does not take samples of this shape.
         """
+        with own_precision(samples.device):
+            return self._filtered(samples)
+
+    def _filtered(self, samples: Tensor) -> Tensor:
         gain = self.gain
         if gain is None:
             return self.scaled_by(self.gains(), samples)

@@ -172,6 +172,7 @@ class Stream:
         given_back: What normalisation layers do about a lost scale; None where they do nothing.
         composition: Which classes the stream holds; None where nobody looks.
         starts: What each value is at first.
+        growing: Names of the values that have as many rows as samples were kept.
 
     Example:
         >>> stream = Stream(memory=100.0)
@@ -191,6 +192,7 @@ class Stream:
         self.given_back: ScaleGivenBack | None = None
         self.composition: Composition | None = None
         self.starts: dict[str, Any] = {"samples": 0, "batches": 0, "images": 0, "skipped": 0}
+        self.growing: set[str] = set()
         self._lasting = {"images", "skipped"}
         self._past = dict(self.starts)
         self._present: dict[str, Any] = {}  # what the batch changes
@@ -231,6 +233,15 @@ class Stream:
         """How surely this batch has classes of its own, from 0 to 1; 0 where nobody looks."""
         return 0.0 if self.composition is None else self.composition.skew
 
+    @property
+    def batch_shift(self) -> float:
+        """`shift` of this batch: the surest of the conditions that its samples have."""
+        found = []
+        for number in [number for number, _ in self._groups] or [self._condition]:
+            with self.in_condition(number):
+                found.append(self.shift)
+        return max(found)
+
     def shift_in(self, values: Mapping[str, Any]) -> float:
         """Return `shift` for the values of a stream of this kind: the surest of its conditions."""
         if self._certainty is None:
@@ -257,7 +268,13 @@ class Stream:
         return self._past | self._present
 
     def declare(
-        self, name: str, start: Any, *, by_condition: bool = False, lasting: bool = False
+        self,
+        name: str,
+        start: Any,
+        *,
+        by_condition: bool = False,
+        lasting: bool = False,
+        grows: bool = False,
     ) -> None:
         """Declare a value and what it is at first.
 
@@ -266,12 +283,15 @@ class Stream:
             start: Numbers, tensors, None, and tuples of them.
             by_condition: Whether each condition of the samples has a value of its own.
             lasting: Whether it is about the stream and not about adaptation: `forget` keeps it.
+            grows: Whether its tensors have as many rows as samples were kept.
         """
         self.starts[name] = self._past[name] = start
         if by_condition:
             self._each_has.add(name)
         if lasting:
             self._lasting.add(name)
+        if grows:
+            self.growing.add(name)
 
     def declare_certainty(self, name: str) -> None:
         """Declare a number that says how surely the data have shifted; `shift` is the first one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,26 @@ def at_least_float32(value: Tensor) -> Tensor:
     if value.dtype in (torch.float32, torch.float64):
         return value
     return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
+def not_below_float32(convert: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what moves and casts tensors as another function does, but none down from float32.
+
+    What is narrower already, such as copies that are quick to read, goes with it.
+
+    Example:
+        >>> not_below_float32(torch.Tensor.half)(torch.ones(1)).dtype
+        torch.float32
+        >>> not_below_float32(torch.Tensor.double)(torch.ones(1)).dtype
+        torch.float64
+    """
+
+    def converted(tensor: Tensor) -> Tensor:
+        found, wide = convert(tensor), (torch.float32, torch.float64)
+        lowered = tensor.dtype in wide and found.dtype not in wide
+        return tensor.to(found.device) if lowered else found
+
+    return converted
 
 
 def identity(tensor: Tensor) -> tuple[Any, ...]:

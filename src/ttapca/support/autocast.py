@@ -1,0 +1,43 @@
+"""`torch.autocast` around an adapted model: what it must not cast, and what it must cast anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+
+def own_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Compute in the precision of the tensors themselves, also where autocast is on.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> with torch.autocast("cpu", torch.bfloat16), own_precision(one.device):
+        ...     (one @ one).dtype
+        torch.float32
+    """
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def new_casts() -> Iterator[None]:
+    """Let autocast cast weights anew in every pass.
+
+    It would keep its casts until its block ends, and so run the model with weights as they were
+    before they were moved, or exchanged.
+
+    Example:
+        >>> with new_casts():
+        ...     torch.is_autocast_cache_enabled()
+        False
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
