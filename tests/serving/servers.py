@@ -1,13 +1,18 @@
-"""A service behind real sockets, in a thread of the tests."""
+"""A service behind real sockets: in a thread of the tests, or in a process of its own."""
 
 from __future__ import annotations
 
 import http.client
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from ttapca.serving.http_server import DrainingServer
 
@@ -41,3 +46,29 @@ class Running:
             self.server.handle_exit(number, None)
             self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
+
+
+@contextmanager
+def started(
+    words: str,
+    folder: Path,
+    *,
+    program: Sequence[str] = ("-m", "ttapca"),
+    stderr: int = subprocess.PIPE,
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run `ttapca serve` as systemd does; yield the process and its port."""
+    with subprocess.Popen(
+        [sys.executable, *program, "serve", *words.split(), "--port", "0"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first.startswith("http://127.0.0.1:"), first
+            yield process, int(first.split()[0].rpartition(":")[2])
+        finally:
+            process.kill()

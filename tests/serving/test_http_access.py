@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from serving.clients import SECRETS, Client, Kept, npy, token
 from serving.conftest import Serving
+from serving.servers import PATIENCE
 from serving.test_http_refusals import refused
 from ttapca.serving.request_log import LOGGER, RequestRecord, log_request, logging_to
 from ttapca.serving.tokens import Token
@@ -190,7 +192,10 @@ def test_with_tokens_other_hosts_are_fine(client: Client) -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_a_line_for_each_request_and_no_token_in_it(as_json: bool, client: Client) -> None:
+def test_a_line_for_each_request_and_no_token_in_it(
+    as_json: bool, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", PATIENCE)
     written = io.StringIO()
     with logging_to(written, as_json=as_json):
         client.predict("camera", DIGITS, "shop")
@@ -233,7 +238,17 @@ def test_a_line_for_each_request_and_no_token_in_it(as_json: bool, client: Clien
     assert "ValueError: broken" in fifth["traceback"]
 
 
+def test_lines_go_to_the_file_of_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", PATIENCE)
+    with (tmp_path / "log").open("w", encoding="ascii") as file:
+        with logging_to(file, as_json=False):
+            LOGGER.info("%d and no number", "one")  # a line that cannot be made stops no other
+            LOGGER.info("é")
+        assert (tmp_path / "log").read_text(encoding="ascii").endswith(" \\xe9\n")
+
+
 def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", PATIENCE)
     monkeypatch.setattr("ttapca.serving.request_log.MOST_WAITING", 3)
     written = io.StringIO()
 
@@ -250,3 +265,17 @@ def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) 
         for _ in range(50):
             stuck.release()
     assert 3 <= len(written.getvalue().splitlines()) <= 5
+
+
+def test_a_log_that_nobody_reads_can_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", 0.01)
+    read = threading.Event()
+
+    class Stuck(io.StringIO):
+        def write(self, text: str) -> int:
+            read.wait()
+            return len(text)
+
+    with logging_to(Stuck(), as_json=False):
+        log_request(RequestRecord("1", "GET"))
+    read.set()

@@ -150,11 +150,18 @@ def test_every_refusal_has_a_reason_and_changes_nothing(
             assert response.headers["allow"] == "POST"
 
 
-def test_a_full_queue_asks_to_come_back(serving: Serving) -> None:
+def test_a_full_queue_asks_to_come_back(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     client = serving(pool_limits={"max_queue": 4})
-    response = refused(client.predict("new", np.zeros((5, 8, 8, 1), np.uint8)), 503, "queue_full")
+    monkeypatch.setattr(client.service.pool._queue, "images", 3)  # so many wait
+    response = refused(client.predict("new", DIGITS), 503, "queue_full", "3 do already")
     assert response.headers["retry-after"] == "1"
     assert client.service.pool.names() == []
+
+
+def test_a_request_that_is_larger_than_the_queue_waits_alone(serving: Serving) -> None:
+    client = serving(pool_limits={"max_queue": 1})
+    for _ in range(2):
+        assert client.predict("a", DIGITS).status_code == 200
 
 
 def test_too_many_streams(serving: Serving) -> None:

@@ -7,10 +7,10 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,17 @@ import pytest
 
 from serving.clients import npy_bytes
 from serving.conftest import Serving
-from serving.servers import PATIENCE, Running, until
+from serving.servers import PATIENCE, Running, started, until
 from ttapca.errors import OptionError
 from ttapca.serving import StreamStore, http_server
 from ttapca.serving.decoding import NPY
-from ttapca.serving.http_server import DrainingServer, is_loopback, listen, url_of
+from ttapca.serving.http_server import (
+    DrainingServer,
+    is_loopback,
+    listen,
+    signals_put_back,
+    url_of,
+)
 
 DIGITS = npy_bytes(np.zeros((2, 8, 8, 1), np.uint8))
 
@@ -135,9 +141,51 @@ def test_a_request_that_runs_is_not_taken_for_a_slow_head(
         connection.sendall(head(len(DIGITS)))
         until(lambda: server.server.service.running)
         for _ in range(3):
-            server.server._close_slow_heads()
+            server.server._close_connections()
         connection.sendall(DIGITS)
         assert answered(connection)[0] == 200
+
+
+def healthy(connection: socket.socket) -> bool:
+    """Ask on a connection whether the service runs; False if it was closed."""
+    try:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        status, headers, _ = answered(connection)
+    except (ConnectionError, http.client.HTTPException):
+        return False
+    return status == 200 and "x-request-id" in headers
+
+
+def test_of_too_many_connections_those_without_a_request_are_closed(
+    running: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 4)
+    server = running()
+    connections = server.server.server_state.connections
+    with ExitStack() as opened:
+
+        def connect() -> socket.socket:
+            count = len(connections)
+            made = opened.enter_context(server.connect())
+            until(lambda: len(connections) > count)
+            server.server._close_connections()  # sees it; those that come later wait less
+            return made
+
+        camera, half = connect(), connect()
+        assert healthy(camera)
+        half.sendall(head(len(DIGITS)))
+        until(lambda: server.server.service.running)
+        idle = [connect() for _ in range(2)]
+        for _ in range(2):
+            new = opened.enter_context(server.connect())
+            assert idle.pop(0).recv(1) == b""  # the one that waits for longest makes room
+            until(lambda: len(connections) == 4)
+            server.server._close_connections()
+            idle.append(new)
+        assert all(healthy(each) for each in (camera, *idle))  # as JSON, as ever
+        half.sendall(DIGITS)
+        assert answered(half)[0] == 200
+        assert healthy(half)
 
 
 def test_a_second_signal_ends_it_at_once(running: Callable[..., Running]) -> None:
@@ -184,50 +232,126 @@ def test_ipv6() -> None:
 
 def test_sigterm_answers_what_runs_saves_and_ends(filter_folder: Path, tmp_path: Path) -> None:
     """The command itself, as systemd starts and stops it."""
-    words = f"serve digits --filter {filter_folder} --port 0 --state streams.sqlite --log-json"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "ttapca", *words.split()],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            assert first.startswith("http://127.0.0.1:"), first
-            port = int(first.split()[0].rpartition(":")[2])
+    words = f"digits --filter {filter_folder} --state streams.sqlite --log-json"
+    with started(words, tmp_path) as (process, port):
 
-            def connect() -> socket.socket:
-                return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+        def connect() -> socket.socket:
+            return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
 
-            def ask(request: bytes) -> tuple[int, dict[str, str], Any]:
-                with connect() as connection:
-                    connection.sendall(request)
-                    return answered(connection)
+        def ask(request: bytes) -> tuple[int, dict[str, str], Any]:
+            with connect() as connection:
+                connection.sendall(request)
+                return answered(connection)
 
-            ready = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ready = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        assert ask(ready)[0] == 200
+        with connect() as half:
+            half.sendall(head(len(DIGITS)) + DIGITS[:50])
+            # The next answer shows that the loop has seen the first half.
             assert ask(ready)[0] == 200
-            with connect() as half:
-                half.sendall(head(len(DIGITS)) + DIGITS[:50])
-                # The next answer shows that the loop has seen the first half.
-                assert ask(ready)[0] == 200
-                process.send_signal(signal.SIGTERM)
-                until(lambda: ask(ready)[0] == 503)
-                status, headers, content = ask(head(len(DIGITS)) + DIGITS)
-                assert (status, content["error"]["code"]) == (503, "closing")
-                assert "retry-after" in headers
-                half.sendall(DIGITS[50:])
-                status, _, content = answered(half)
-                assert (status, len(content["predictions"])) == (200, 2)
-            _, errors = process.communicate(timeout=PATIENCE)
-        finally:
-            process.kill()
+            process.send_signal(signal.SIGTERM)
+            until(lambda: ask(ready)[0] == 503)
+            status, headers, content = ask(head(len(DIGITS)) + DIGITS)
+            assert (status, content["error"]["code"]) == (503, "closing")
+            assert "retry-after" in headers
+            half.sendall(DIGITS[50:])
+            status, _, content = answered(half)
+            assert (status, len(content["predictions"])) == (200, 2)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     lines = [json.loads(line) for line in errors.splitlines()]
     assert {"POST", "GET"} == {line["method"] for line in lines if "method" in line}
-    with StreamStore(tmp_path / "streams.sqlite") as store:
+    assert_kept(tmp_path)
+
+
+def assert_kept(folder: Path) -> None:
+    """Check that the stream `a` was saved."""
+    with StreamStore(folder / "streams.sqlite") as store:
         assert store.names() == ["a"]
         assert store.read("a")
+
+
+def begin_stream(port: int) -> None:
+    """Send the first images of the stream `a`."""
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        connection.sendall(head(len(DIGITS)) + DIGITS)
+        assert answered(connection)[0] == 200
+
+
+@contextmanager
+def full_pipe() -> Iterator[int]:
+    """Yield the end of a pipe that nobody reads and that takes no more."""
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(1))
+        os.set_blocking(writing, True)
+        yield writing
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+def test_a_log_that_nobody_reads_keeps_no_stream_from_being_saved(
+    filter_folder: Path, tmp_path: Path
+) -> None:
+    words = f"digits --filter {filter_folder} --state streams.sqlite --save-every 1000"
+    with full_pipe() as stderr, started(words, tmp_path, stderr=stderr) as (process, port):
+        begin_stream(port)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    assert_kept(tmp_path)
+
+
+# A pool that gets another signal when it is about to save.
+INTERRUPTED = """
+import signal
+from ttapca.cli import main
+from ttapca.serving import StreamPool
+close = StreamPool.close
+def interrupted(pool):
+    signal.raise_signal(signal.{name})
+    close(pool)
+StreamPool.close = interrupted
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 0), ("SIGINT", 130)])
+def test_another_signal_does_not_cut_saving_short(
+    name: str, code: int, filter_folder: Path, tmp_path: Path
+) -> None:
+    words = f"digits --filter {filter_folder} --state streams.sqlite --save-every 1000"
+    program = ("-c", INTERRUPTED.format(name=name))
+    with started(words, tmp_path, program=program) as (process, port):
+        begin_stream(port)
+        process.send_signal(signal.Signals[name])
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code, errors
+    assert_kept(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_signals_do_what_they_did_before_once_all_is_over(serving: Serving) -> None:
+    def handlers() -> list[Any]:
+        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    before = handlers()
+    with signals_put_back(), listen("127.0.0.1", 0) as listening:
+        address = listening.getsockname()
+        threading.Thread(target=end_what_runs_here, args=address).start()
+        assert http_server.serve(serving().service, listening) == signal.SIGTERM
+        assert all(now != then for now, then in zip(handlers(), before, strict=True))
+    assert handlers() == before
+
+
+def end_what_runs_here(host: str, port: int) -> None:
+    """Wait for a server of this process, and send it the signal to end."""
+    with closing(http.client.HTTPConnection(host, port, timeout=PATIENCE)) as connection:
+        connection.request("GET", "/readyz")
+        connection.getresponse()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -182,6 +182,37 @@ def test_a_lost_connection_is_seen_and_comes_back(browser: Any) -> None:
         expect(link).to_have_text("live")
 
 
+def test_a_mistake_in_the_page_is_shown_and_the_page_goes_on(browser: Any) -> None:
+    world = cameras(1)
+    with opened(browser, world) as page:
+        banner, link = page.locator("#lost"), page.locator("#link")
+        world.add(status("camera-1", bands="many"))  # which the page does not expect
+        soon(page, banner.is_visible)
+        expect(banner).to_contain_text("This page has failed (")
+        expect(banner).to_contain_text("since 12:00:0")
+        expect(link).to_have_text("failed")
+        world.add(status("camera-1"))
+        soon(page, banner.is_hidden)
+        expect(link).to_have_text("live")
+        assert "TypeError" in world.said[0]  # for whoever mends the page
+        world.said.clear()
+
+
+def test_a_token_that_may_not_read_can_be_forgotten(browser: Any) -> None:
+    world = cameras(1)
+    world.token, world.refusing = "of-a-camera", (403, {}, "This needs the right read.")
+    with opened(browser, world, ready="#token-form") as page:
+        page.keyboard.type("of-a-camera")
+        page.keyboard.press("Enter")
+        expect(page.locator("#lost")).to_contain_text("This needs the right read.")
+        page.get_by_role("button", name="Forget the token").click()
+        soon(page, page.locator("#token-form").is_visible)
+        world.token, world.refusing = "of-an-operator", None
+        page.keyboard.type("of-an-operator")
+        page.keyboard.press("Enter")
+        expect(page.locator("#name")).to_have_text("camera-1")
+
+
 def test_a_token_is_asked_for_and_kept_in_this_tab_only(browser: Any) -> None:
     world = cameras(1)
     world.token = "the-right-token"

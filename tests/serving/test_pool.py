@@ -62,9 +62,12 @@ def test_a_request_that_finds_no_room_begins_no_stream(
     network: nn.Module, fitted: ttapca.FittedFilter
 ) -> None:
     with StreamPool(network, fitted, limits=PoolLimits(max_queue=2)) as pool:
-        with pytest.raises(PoolFullError, match="At most 2 images may wait"):
-            pool.submit("new", pictures(3, seed=0))
-        assert pool.names() == []
+        with pool._lock:  # nothing is gathered before all have asked
+            alone = pool.submit("large", pictures(3, seed=0))
+            with pytest.raises(PoolFullError, match=r"At most 2 images may wait.* 3 do already"):
+                pool.submit("new", pictures(1, seed=0))
+        assert len(alone.result(60).logits) == 3  # one request may always wait
+        assert pool.names() == ["large"]
 
 
 def test_a_request_that_was_given_up_begins_no_stream(pool: StreamPool) -> None:
@@ -301,6 +304,44 @@ def test_conditions_that_no_image_can_have_are_refused(pool: StreamPool) -> None
         with pytest.raises(SavedStreamError, match=r"`conditions\.\w+` cannot be like that"):
             pool.restore("a", dataclasses.replace(state, seen=seen).to_bytes(kind))
     assert pool.dump("a") == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shift": 1e308},
+        {"skew": 1.5},
+        {"shifted": True, "shifted_since": 1e300},  # no browser knows this time
+        {"last_seen": 1e12},
+        {"images": 2**53 + 1},
+        {"block": torch.ones(3, dtype=torch.float64)},
+        {"block": torch.ones(1, 6, dtype=torch.float64)},
+        {"counts": -torch.ones(5, dtype=torch.float64)},
+        {"counts": torch.full((5,), 1e308, dtype=torch.float64)},
+        {"counts": torch.ones(5)},
+    ],
+    ids=lambda changes: ", ".join(changes),
+)
+def test_numbers_that_no_stream_can_have_are_refused(
+    pool: StreamPool, changes: dict[str, Any]
+) -> None:
+    pool.predict("a", pictures(3, seed=0))
+    state, kind, before = pool._shelf.get("a"), pool._network.kind, pool.dump("a")
+    pool.restore("b", state.to_bytes(kind))  # as it is, it can be
+    wrong = dataclasses.replace(state, **changes).to_bytes(kind)
+    with pytest.raises(SavedStreamError, match=f"no saved stream: `{list(changes)[-1]}`"):
+        pool.restore("a", wrong)
+    assert pool.dump("a") == before
+
+
+def test_a_block_has_a_number_for_each_band_none_of_them_negative(pool: StreamPool) -> None:
+    pool.predict("a", pictures(3, seed=0))
+    state, kind = pool._shelf.get("a"), pool._network.kind
+    assert state.block is not None
+    assert state.block.shape == (pool._network.bands,)
+    wrong = dataclasses.replace(state, block=-state.block)
+    with pytest.raises(SavedStreamError, match="`block` cannot be like that"):
+        pool.restore("a", wrong.to_bytes(kind))
 
 
 def test_a_store_of_another_filter_is_refused_at_once(

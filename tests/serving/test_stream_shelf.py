@@ -47,6 +47,12 @@ def pool(store: StreamStore, network: nn.Module, fitted: ttapca.FittedFilter):
         yield made
 
 
+def test_every_save_is_synced_to_the_disk(store: StreamStore) -> None:
+    """Else a power failure takes more with it than the last seconds."""
+    full = 2
+    assert store._connection.execute("PRAGMA synchronous").fetchone() == (full,)
+
+
 class Broken:
     """Stands for a connection to a file that can neither be read nor written."""
 

@@ -59,6 +59,17 @@ def test_three_ways_to_a_secret(tmp_path: Path) -> None:
     assert not Tokens()
 
 
+def test_the_documented_file_needs_no_other(tmp_path: Path) -> None:
+    """The unit for systemd and the image of Docker are handed this file alone."""
+    page = (Path(__file__).parents[2] / "docs" / "production.md").read_text()
+    example = page.partition("```toml\n")[2].partition("```")[0]
+    for number in range(example.count("sha256:...")):
+        digest = hashlib.sha256(bytes([number])).hexdigest()
+        example = example.replace("sha256:...", f"sha256:{digest}", 1)
+    tokens = read_tokens(written(tmp_path, example), {})
+    assert [each.name for each in tokens.all] == ["shop", "operator"]
+
+
 def test_every_secret_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that a search takes does not depend on which token it is, nor on whether any is."""
     compared = []

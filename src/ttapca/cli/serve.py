@@ -102,7 +102,7 @@ def serve(
     from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.networks.evaluation import EvaluatedKind
     from ttapca.serving.answers import Mode
-    from ttapca.serving.http_server import listen, url_of
+    from ttapca.serving.http_server import listen, signals_put_back, url_of
     from ttapca.serving.http_server import serve as run
     from ttapca.serving.metrics import Metrics
     from ttapca.serving.pool import StreamPool
@@ -122,6 +122,9 @@ def serve(
     served = served_network(network.source(), filter, classes, folder, meaning)
     measured = Metrics(served.name, __version__)
     with ExitStack() as open_files:
+        # These end last: saving must wait for nobody who reads the log, nor be cut short.
+        open_files.enter_context(signals_put_back())
+        open_files.enter_context(logging_to(sys.stderr, as_json=log_json))
         listening = open_files.enter_context(listen(host, port))
         store = None if state is None else open_files.enter_context(StreamStore(state))
         pool = StreamPool(
@@ -145,7 +148,6 @@ def serve(
             size=served.picture_size(pool.input_shape, shorter_side),
         )
         typer.echo(_greeting(url_of(listening), service, state))
-        open_files.enter_context(logging_to(sys.stderr, as_json=log_json))
         ended_by = run(service, listening)
     if ended_by == signal.SIGINT:
         raise KeyboardInterrupt

@@ -136,6 +136,11 @@ class GatheredNetwork:
             parts.append(hashlib.sha256(tensor.double().numpy().tobytes()).hexdigest())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    @property
+    def bands(self) -> int:
+        """How many bands of components the alarm tells apart."""
+        return len(self._gain.edges) - 1
+
     def new_state(self, mode: Mode) -> StreamState:
         """Return the state of a stream that has shown nothing."""
         size = math.prod(self._fitted.shape)

@@ -1,7 +1,8 @@
 """Run the service with uvicorn, and end it without losing anything.
 
 The first SIGTERM or SIGINT closes the door: `/readyz` says 503, new requests are refused, and those
-that run are answered; then the server ends. A second one ends it at once.
+that run are answered; then the server ends. A second one ends it at once. None cuts short what
+comes after that, such as saving the streams.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import ipaddress
 import os
 import signal
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.server import HANDLED_SIGNALS
 
 from ttapca.errors import OptionError
 from ttapca.serving.http_app import create_app
@@ -22,7 +27,7 @@ from ttapca.serving.request_log import LOGGER
 from ttapca.serving.service import Service
 
 LARGEST_HEAD = 16 * 1024  # bytes of the first line and the headers of a request
-MOST_CONNECTIONS = 1024
+MOST_CONNECTIONS = 1024  # beyond that, those without a request are closed
 KEPT_SECONDS = 30  # that a connection stays open without a request
 HEAD_SECONDS = 10.0  # that a client may take to send the head of a request
 GRACE_SECONDS = 30.0  # that running requests may take when the service ends
@@ -50,7 +55,6 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,  # who sent a request is nowhere used
-                limit_concurrency=MOST_CONNECTIONS,
                 timeout_keep_alive=KEPT_SECONDS,
                 timeout_graceful_shutdown=1,  # after the grace below
                 h11_max_incomplete_event_size=LARGEST_HEAD,
@@ -72,15 +76,24 @@ class DrainingServer(uvicorn.Server):
         self._end = time.monotonic() + self.grace
 
     async def on_tick(self, counter: int) -> bool:
-        """Look every tenth of a second whether to end, and whether a client is too slow."""
-        if counter % 10 == 0:
-            self._close_slow_heads()
+        """Look every tenth of a second whether to end, and whether to close connections."""
+        if counter % 10 == 0 or self._surplus > 0:
+            self._close_connections()
         if self.signal is not None and (not self.service.running or time.monotonic() > self._end):
             return True
         return await super().on_tick(counter)
 
-    def _close_slow_heads(self) -> None:
-        """Close connections that have sent no whole head for long: uvicorn would wait for ever."""
+    @property
+    def _surplus(self) -> int:
+        """How many connections there are too many."""
+        return len(self.server_state.connections) - MOST_CONNECTIONS
+
+    def _close_connections(self) -> None:
+        """Close connections that wait for the head of a request for long, or are too many.
+
+        Uvicorn would wait for a head for ever, and refuse every request where connections are too
+        many: nobody who is answered must suffer from those who only hold a connection.
+        """
         now = time.monotonic()
         waiting: dict[Any, tuple[Any, float]] = {}
         connections: set[Any] = set(self.server_state.connections)
@@ -93,6 +106,10 @@ class DrainingServer(uvicorn.Server):
             if now - waiting[connection][1] > HEAD_SECONDS + (KEPT_SECONDS if last else 0):
                 connection.transport.close()
         self._heads = waiting
+        # Those that never asked for anything first, then those that wait for longest.
+        idle = sorted(waiting, key=lambda each: (each.cycle is not None, waiting[each][1]))
+        for connection in idle[: max(0, self._surplus)]:
+            connection.transport.abort()  # `close` would wait for a client that does not read
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -151,12 +168,28 @@ def url_of(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+@contextmanager
+def signals_put_back() -> Iterator[None]:
+    """Let signals do again what they did before, once what comes after `serve` is done."""
+    before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def serve(service: Service, listening: socket.socket) -> int:
     """Serve until a signal comes, answer what runs, and return the number of the signal.
 
-    The service is closed; its pool is not.
+    The service is closed; its pool is not. In the main thread, further signals do nothing until
+    the end of a block of `signals_put_back`: whoever is impatient must not lose streams.
     """
     server = DrainingServer(service)
+    if threading.current_thread() is threading.main_thread():
+        # Uvicorn does the same while it runs, and puts these back when it ends.
+        for number in HANDLED_SIGNALS:
+            signal.signal(number, server.handle_exit)
     try:
         server.run([listening])
     finally:

@@ -131,9 +131,10 @@ class StreamPool:
         self._news = threading.Condition(self._lock)
         self._queue = RequestQueue(self.limits, self._news)
         self._controls: deque[Callable[[], None]] = deque()
+        kind, bands = self._network.kind, self._network.bands
         new_state = functools.partial(self._network.new_state, mode)
         try:
-            self._shelf = StreamShelf(self.limits, self._network.kind, new_state, store)
+            self._shelf = StreamShelf(self.limits, kind, bands, new_state, store)
         except BaseException:
             self._network.detach()
             raise

@@ -16,7 +16,7 @@ class PoolLimits:
     Attributes:
         max_batch: Images that are gathered into one pass; a request may have more.
         max_wait: Seconds to wait for other streams, where there were others of late.
-        max_queue: Images that may wait.
+        max_queue: Images that may wait; a request may have more if it waits alone.
         max_images: Images in a request.
         max_streams: Streams that are known, in memory or on disk.
         max_resident: Streams in memory.

@@ -6,19 +6,23 @@ never holds a token, a query or anything of an image.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import queue
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from logging.handlers import QueueHandler, QueueListener
-from typing import Any, TextIO
+from logging.handlers import QueueHandler
+from typing import Any, TextIO, TypeAlias
 
 LOGGER = logging.getLogger("ttapca.serving")
 SERVER_LOGGER = logging.getLogger("uvicorn.error")
 MOST_WAITING = 10_000  # lines, where whoever reads them has stopped reading
+LAST_SECONDS = 2.0  # that the last lines may take at the end
 
 
 @dataclass
@@ -95,11 +99,15 @@ class PlainLines(logging.Formatter):
         super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
 
 
+# None is the end of them.
+Lines: TypeAlias = "queue.SimpleQueue[logging.LogRecord | None]"
+
+
 class _Waiting(QueueHandler):
     """Hands records to another thread, so that a terminal that has stopped stops no request."""
 
     def __init__(self) -> None:
-        self.lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        self.lines: Lines = queue.SimpleQueue()
         super().__init__(self.lines)
 
     def enqueue(self, record: logging.LogRecord) -> None:
@@ -110,20 +118,51 @@ class _Waiting(QueueHandler):
         return record  # it stays in this process; the other thread formats it
 
 
+def _write_lines(lines: Lines, stream: TextIO, formatter: logging.Formatter) -> None:
+    """Write lines to a stream until they end; runs in a thread of its own."""
+    while (record := lines.get()) is not None:
+        with suppress(Exception):  # a line that cannot be written stops no other
+            _write(stream, f"{formatter.format(record)}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write to the file of a stream, not to its buffer.
+
+    Where nobody reads, this waits for ever. It must not hold a lock of the stream or of a handler
+    of `logging` meanwhile: Python takes those when it ends, and would wait as well.
+    """
+    try:
+        file = stream.fileno()
+    except io.UnsupportedOperation:  # a stream in memory
+        stream.write(text)
+        stream.flush()
+        return
+    left = text.encode(stream.encoding, "backslashreplace")
+    while left:
+        left = left[os.write(file, left) :]
+
+
 @contextmanager
 def logging_to(stream: TextIO, *, as_json: bool) -> Iterator[None]:
-    """Write the lines of this service, and what uvicorn has to say, while the block runs."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if as_json else PlainLines())
-    waiting = _Waiting()
-    listener = QueueListener(waiting.lines, handler)
+    """Write the lines of this service, and what uvicorn has to say, while the block runs.
+
+    The end waits a moment for the last lines: where nobody reads them, they are lost.
+    """
+    waiting, formatter = _Waiting(), JsonLines() if as_json else PlainLines()
+    # A daemon: the process can end while it waits for a reader.
+    writer = threading.Thread(
+        target=_write_lines,
+        args=(waiting.lines, stream, formatter),
+        name="ttapca log",
+        daemon=True,
+    )
     before = {}
     for logger, level in ((LOGGER, logging.INFO), (SERVER_LOGGER, logging.WARNING)):
         before[logger] = (logger.level, logger.propagate)
         logger.setLevel(level)
         logger.propagate = False
         logger.addHandler(waiting)
-    listener.start()
+    writer.start()
     try:
         yield
     finally:
@@ -131,4 +170,5 @@ def logging_to(stream: TextIO, *, as_json: bool) -> Iterator[None]:
             logger.removeHandler(waiting)
             logger.setLevel(level)
             logger.propagate = propagate
-        listener.stop()
+        waiting.lines.put(None)
+        writer.join(LAST_SECONDS)

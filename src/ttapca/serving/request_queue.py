@@ -59,8 +59,11 @@ class RequestQueue:
         return len(self._requests)
 
     def check_room(self, images: int) -> None:
-        """Raise `PoolFullError` if so many more images may not wait."""
-        if self.images + images > self._limits.max_queue:
+        """Raise `PoolFullError` if so many more images may not wait.
+
+        One request may always wait alone: a larger one than the queue would never find room.
+        """
+        if self.images and self.images + images > self._limits.max_queue:
             raise PoolFullError(
                 f"At most {self._limits.max_queue:,} images may wait for an answer; "
                 f"{self.images:,} do already. Try again in a moment."

@@ -31,6 +31,7 @@ class StreamShelf:
     Args:
         limits: How many streams there may be.
         kind: Which pools can read the states.
+        bands: How many bands their filter has.
         new_state: Returns the state of a stream that has shown nothing.
         store: Where states are kept; without, there is no other place than memory.
 
@@ -42,10 +43,12 @@ class StreamShelf:
         self,
         limits: PoolLimits,
         kind: str,
+        bands: int,
         new_state: Callable[[], StreamState],
         store: StreamStore | None,
     ) -> None:
-        self._limits, self._kind, self._new_state, self._store = limits, kind, new_state, store
+        self._limits, self._kind, self._bands = limits, kind, bands
+        self._new_state, self._store = new_state, store
         self._lock = threading.RLock()
         self._saving = threading.Lock()
         self._states: dict[str, StreamState] = {}  # the last used is the last
@@ -170,7 +173,7 @@ class StreamShelf:
 
     def read(self, data: bytes) -> StreamState:
         """Return the state that `StreamShelf.dump` wrote, or raise `SavedStreamError`."""
-        return read_state(data, self._kind, self._new_state(), MOST_CLASSES)
+        return read_state(data, self._kind, self._new_state(), self._bands, MOST_CLASSES)
 
     def dump(self, name: str) -> bytes:
         """Return the whole state of a stream that is known, as a safetensors file."""

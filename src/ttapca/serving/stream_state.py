@@ -27,9 +27,10 @@ FORMAT = "ttapca pool stream 2"
 # Before the names of tensors.
 SHOWN = "shown."
 CONDITIONS = "conditions."
+COUNTS, BLOCK = "counts", "block"
 ABOUT = "ttapca"
-# Of what conditions look like, in deviations of the source: logarithms over 1e-6 are less. Squares
-# of more, and sums of these, would be infinite.
+# Of what conditions look like, in deviations of the source: logarithms over 1e-6 are less; and of
+# counts of classes. Squares of more, and sums of these, would be infinite.
 LARGEST = 1e12
 
 
@@ -114,9 +115,9 @@ class StreamState:
         if known is not None:
             found |= {CONDITIONS + name: each for name, each in _tensors(known).items()}
         if self.counts is not None:
-            found["counts"] = self.counts
+            found[COUNTS] = self.counts
         if self.block is not None:
-            found["block"] = self.block
+            found[BLOCK] = self.block
         return found
 
     def to_bytes(self, kind: str) -> bytes:
@@ -135,23 +136,28 @@ class StreamState:
 
 
 _OF_CONDITIONS = ("centres", "weights", "recent")
-_NUMBERS = [each for each in fields(StreamState) if each.name not in ("seen", "counts", "block")]
+_NUMBERS = [each for each in fields(StreamState) if each.name not in ("seen", COUNTS, BLOCK)]
 _SEEN_NUMBERS = {"latest": "int", "unsearched": "int"}
-_KINDS: dict[str, Any] = {
-    "int": int,
-    "float": (int, float),
-    "bool": bool,
-    "float | None": (int, float, type(None)),
+# By the type of a field: what a number can be, and its largest value. Whoever shows a number that
+# cannot be would fail, and with it all that is said of other streams.
+_KINDS: dict[str, tuple[Any, float]] = {
+    "int": (int, 2**53),  # browsers count no further
+    "float": ((int, float), 1),  # how sure something is
+    "bool": (bool, True),
+    "float | None": ((int, float, type(None)), 1e11),  # seconds since 1970: until the year 5138
 }
 
 
-def read_state(data: bytes, kind: str, like: StreamState, most_counts: int) -> StreamState:
+def read_state(
+    data: bytes, kind: str, like: StreamState, bands: int, most_counts: int
+) -> StreamState:
     """Return the state that `StreamState.to_bytes` wrote.
 
     Args:
         data: From anybody: everything in it is checked.
         kind: Which pools can read it.
         like: A new state of such a pool.
+        bands: How many bands its filter has.
         most_counts: How many classes there can be.
 
     Raises:
@@ -171,12 +177,12 @@ def read_state(data: bytes, kind: str, like: StreamState, most_counts: int) -> S
         raise SavedStreamError(f"These bytes are no saved stream: {error}.") from error
     numbers = _checked(about.get("numbers"))
     seen = _seen(tensors, numbers, like.seen)
-    counts, block = tensors.pop("counts", None), tensors.pop("block", None)
-    if counts is not None and not (counts.dim() == 1 and len(counts) <= most_counts):
-        raise SavedStreamError("These bytes are no saved stream: `counts` has another shape.")
-    for more in (counts, block):
-        if more is not None and not (more.dtype == torch.float64 and _is_sound(more)):
-            raise SavedStreamError("These bytes are no saved stream: a number is not finite.")
+    counts = block = None  # as long as there are none
+    some = torch.empty(0, dtype=torch.float64)
+    if COUNTS in tensors:
+        counts = _taken(tensors, COUNTS, some, range(1, most_counts + 1))
+    if BLOCK in tensors:
+        block = _taken(tensors, BLOCK, some, (bands,))
     if tensors:
         raise SavedStreamError(f"These bytes are no saved stream: they hold `{min(tensors)}`.")
     return StreamState(seen, counts, block, **numbers)
@@ -230,14 +236,11 @@ def _taken(tensors: dict[str, Tensor], name: str, like: Tensor, rows: Container[
     if found is None or not same or found.shape[1:] != like.shape[1:] or len(found) not in rows:
         raise SavedStreamError(f"These bytes are no saved stream: `{name}` has another shape.")
     signed = name.endswith(("mean", "centres", "recent"))
-    bounded = not name.startswith(CONDITIONS) or bool((found.abs() <= LARGEST).all())
-    if not _is_sound(found) or not bounded or (not signed and bool((found < 0).any())):
+    finite = bool(torch.isfinite(found).all())
+    bounded = not name.startswith((CONDITIONS, COUNTS)) or bool((found.abs() <= LARGEST).all())
+    if not finite or not bounded or (not signed and bool((found < 0).any())):
         raise SavedStreamError(f"These bytes are no saved stream: `{name}` cannot be like that.")
     return found
-
-
-def _is_sound(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
 
 
 def _checked(numbers: Any) -> dict[str, Any]:
@@ -248,9 +251,9 @@ def _checked(numbers: Any) -> dict[str, Any]:
         if name == "mode":
             sound = value in get_args(Mode)
         else:
-            kind = _KINDS[kinds[name]]
+            kind, most = _KINDS[kinds[name]]
             sound = isinstance(value, kind) and (isinstance(value, bool) == (kind is bool))
-            sound = sound and (value is None or value >= 0)
+            sound = sound and (value is None or 0 <= value <= most)
         if not sound:
             raise SavedStreamError(f"These bytes are no saved stream: `{name}` is {value!r}.")
     return numbers

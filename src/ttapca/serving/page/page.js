@@ -143,18 +143,26 @@ function connected() {
   element("forget-token").hidden = !api.token;
 }
 
+/** What has gone wrong: one word, a title, and the reason if there is more to say. */
+function trouble(error) {
+  if (error instanceof Refused) return ["refused", "The server refuses", `${error.message} `];
+  if (error instanceof Unreachable) return ["lost", "Connection lost", ""];
+  console.error(error); // a mistake in this page
+  return ["failed", "This page has failed", `(${error.message}) `];
+}
+
 /** Say that what is shown is old; return how long to wait before the next attempt. */
 function lost(error) {
   failures += 1;
   lostSince ??= Date.now() / 1000;
-  const told = error instanceof Refused ? 1000 * (error.retryAfter ?? 0) : 0;
+  const told = 1000 * (error.retryAfter ?? 0);
   const wait = Math.min(LONGEST, Math.max(told, EVERY * 2 ** (failures - 1)));
-  const busy = error instanceof Refused;
+  const [state, title, reason] = trouble(error);
   document.body.classList.add("stale");
   element("link").className = "bad";
-  say(element("link-text"), busy ? "refused" : "lost");
-  say(element("lost-title"), busy ? "The server refuses" : "Connection lost");
-  const reason = busy ? `${error.message} ` : "";
+  element("forget-token").hidden = !api.token; // it may be the wrong one
+  say(element("link-text"), state);
+  say(element("lost-title"), title);
   say(element("lost-text"), `${reason}since ${clock(lostSince)}. What you see is from then; the next attempt is in ${Math.round(wait / 1000)} s.`);
   element("lost").hidden = false;
   return wait;
@@ -198,10 +206,8 @@ async function run() {
         await askToken();
         element("model").dataset.known = "false";
         hurry();
-      } else if (error instanceof Refused || error instanceof Unreachable) {
-        wait = lost(error);
       } else {
-        throw error; // a mistake in this page, which the console should show
+        wait = lost(error);
       }
     }
     if (!hurried) await Promise.race([pause(wait), new Promise((done) => { wake = done; })]);
