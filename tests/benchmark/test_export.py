@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmark.synthetic_rows import cell, everything, paper_grid, row, write_everything
+from benchmark.synthetic_rows import cell, everything, failed, paper_grid, row, write_everything
 from ttapca.benchmark.exports import export, latex, markdown
 from ttapca.benchmark.paper_tables import paper_tables
 from ttapca.benchmark.tables import ResultTable, Value, error_tables
@@ -65,6 +65,16 @@ def test_markdown_has_as_many_entries_in_every_line() -> None:
     assert "| tent, paper | 20.42 (printed 19.96) |" in exported
 
 
+def test_the_tables_end_with_what_failed_and_why() -> None:
+    exported = export(
+        [*paper_grid(), failed(cell("bn", seed=1), "AttachError: no layer")], "markdown"
+    )
+    last = exported.split("### ")[-1]
+    assert last.startswith("What failed\n")
+    assert last.endswith("| bn | episodic | Fog | 5 | 1 | AttachError: no layer |\n")
+    assert "What failed" not in export(paper_grid(), "markdown")
+
+
 def test_latex_has_every_number_in_whole_lines_and_escapes_its_own_marks() -> None:
     text = latex(ResultTable(SPECIAL, ("m",), ((Value(SPECIAL),), (Value("1 ±2"),))))
     escaped = r"a\_b \& 50 \% \#1 \{x\} \textasciitilde{}\textasciicircum{}\textbackslash{} \$y"
@@ -74,19 +84,21 @@ def test_latex_has_every_number_in_whole_lines_and_escapes_its_own_marks() -> No
     text = export(rows, "latex")
     found = []
     pattern = r"\\begin\{tabular\}\{([lr]+)\}\n\\toprule\n(.*?)\\bottomrule"
-    for layout, body in re.findall(pattern, text, flags=re.S):
+    *tabulars, failures = re.findall(pattern, text, flags=re.S)
+    assert failures[1].count(r"no BatchNorm <layer> \& co") == 2
+    for layout, body in (*tabulars, failures):
         lines = [line for line in body.splitlines() if line != r"\midrule"]
         assert all(line.endswith(r" \\") for line in lines)
         entries = [line.removesuffix(r" \\").split(" & ") for line in lines]
         assert {len(line) for line in entries} == {len(layout)}
-        found += [each for line in entries[1:] for each in line[1:]]
+        found += [each for line in entries[1:] for each in line[1:] if body != failures[1]]
     plain = [re.sub(r"\\textbf\{(.*)\}", r"\1", each) for each in found]
     plain = [each.replace("$\\pm$", "±").replace("$-$", "−") for each in plain]  # noqa: RUF001
     shown = [*error_tables(rows), *paper_tables(rows)]
     values = [value for table in shown for line in table.rows for value in line]
     numbers = [value.text for value in values if value.kind == "number"]
     assert [each for each in plain if each not in ("failed", "--")] == numbers
-    assert text.count(r"\begin{table*}") == len(shown)
+    assert text.count(r"\begin{table*}") == len(shown) + 1  # what failed
 
 
 def test_a_table_for_a_terminal() -> None:

@@ -190,6 +190,17 @@ def test_a_bad_value_of_an_option_is_refused_before_any_work(subject: Subject) -
     [
         ({"corruptions": ("fog", "snow"), "settings": ("mixed",)}, ", among fog snow"),
         ({"corruptions": ("standard",), "settings": ("mixed",)}, ""),
+        (
+            {"corruptions": ("fog", "snow"), "settings": ("mixed",), "severities": (1,)},
+            ", among fog snow",
+        ),
+        ({"corruptions": ("fog", "clean"), "settings": ("mixed",)}, ", among fog clean"),
+        (
+            {"corruptions": ("fog", "clean"), "settings": ("changing",), "severities": (1,)},
+            ", among fog clean at 1",
+        ),
+        ({"corruptions": ("clean",), "settings": ("mixed",), "severities": (1,)}, ", among clean"),
+        ({"corruptions": ("fog", "clean"), "severities": (1,)}, ""),
         ({}, ""),
     ],
 )
@@ -197,6 +208,17 @@ def test_joint_results_say_what_they_were_run_with(
     subject: Subject, values: dict[str, Any], end: str
 ) -> None:
     assert expand(small_plan(**values), subject)[0].cells[0].corrupted == f"generated, seed 0{end}"
+
+
+def test_clean_images_of_two_severities_are_two_measurements(subject: Subject) -> None:
+    """In a stream that they share, what adaptation saw before depends on the severity."""
+    plan = small_plan(
+        corruptions=("fog", "clean"),
+        severities=(1, 5),
+        settings=("online", "continual", "changing", "mixed"),
+    )
+    clean = [cell for unit in expand(plan, subject) for cell in unit.cells if not cell.severity]
+    assert len(clean) == len(set(clean)) == 1 + 2 * 3
 
 
 def test_a_fingerprint_is_of_all_that_makes_a_prediction(subject: Subject) -> None:

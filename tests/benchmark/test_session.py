@@ -18,7 +18,13 @@ from ttapca.benchmark import Benchmark, NetworkSource, Plan, Results, session
 from ttapca.benchmark.filters import kept_filter
 from ttapca.benchmark.measurement import adapted
 from ttapca.datasets import read_digits
-from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError, UntrainedWarning
+from ttapca.errors import (
+    LayerOutputError,
+    NotEnoughDataError,
+    OptionError,
+    TtapcaError,
+    UntrainedWarning,
+)
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks import Normalisation
 
@@ -109,6 +115,41 @@ def test_other_images_of_the_same_name_are_not_taken_for_those_that_were_measure
     assert len(list(filters.iterdir())) == 1
     benchmark("b", slice(100, 200), images=40).run(to)
     assert len(list(filters.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        SMALL.changed(components=(900,)),  # more than there are, which the fit finds out
+        SMALL.changed(layer="nowhere"),
+        SMALL.changed(images=1000),
+        SMALL.changed(methods=("bn",), method={"bn": {"alpha": 0.5, "prior": 3}}),
+        SMALL.changed(model="nothing"),
+        SMALL.changed(corrupted="nowhere"),
+    ],
+)
+def test_a_plan_that_is_refused_leaves_nothing_behind(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(TtapcaError):
+        Benchmark(plan).run(tmp_path / "r.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fit_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    to = tmp_path / "r.sqlite"
+    rows = Benchmark(SMALL).run(to)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(NotEnoughDataError, match="is at most the rank"):
+        Benchmark(SMALL.changed(components=(900,))).run(to)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert Benchmark(SMALL).run(to) == rows
+
+
+def test_what_would_be_run_has_no_rank_that_only_the_fit_knows() -> None:
+    def ranks(plan: Plan) -> list[int]:
+        return [unit.cells[0].components for unit in Benchmark(plan).units()]
+
+    assert ranks(SMALL.changed(components=())) == [0]
+    assert ranks(SMALL.changed(components=(4, 16))) == [4, 16]
 
 
 def test_a_method_that_fails_does_not_stop_the_estimate(tmp_path: Path) -> None:

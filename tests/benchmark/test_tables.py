@@ -19,9 +19,10 @@ from benchmark.synthetic_rows import (
 from ttapca.benchmark import frame
 from ttapca.benchmark.cells import CLEAN, Row
 from ttapca.benchmark.comparisons import comparisons
+from ttapca.benchmark.failure_table import failure_table
 from ttapca.benchmark.headline import NOT_TESTED, headline
 from ttapca.benchmark.paper_tables import paper_tables
-from ttapca.benchmark.report_page import cost_table, facts, failure_table
+from ttapca.benchmark.report_page import cost_table, facts
 from ttapca.benchmark.tables import ResultTable, error_tables, setting_tables
 from ttapca.corruptions import STANDARD
 
@@ -215,6 +216,27 @@ def test_settings_beside_one_another() -> None:
     assert [texts(table, name)["tent, lr 0.5"] for name in table.columns[1:3]] == ["—", "—"]
     assert "(" not in texts(table, "mixed")["tent, lr 0.5"]  # not run on clean images
     assert table.notes[0].endswith("mean over 15 corruptions; clean images in brackets.")
+
+
+def test_clean_images_stand_beside_the_severity_whose_stream_they_share() -> None:
+    streams = {
+        1: "generated, seed 0, among fog clean at 1",
+        5: "generated, seed 0, among fog clean",
+    }
+    rows = [
+        row(cell("bn", name, severity=severity, setting=setting, corrupted=where), error=number)
+        for setting in ("continual", "changing", "mixed")
+        for at, where in streams.items()
+        for name, severity, number in (("fog", at, 40.0 + at), ("clean", 0, 10.0 + at))
+    ]
+    tables = [table for table in error_tables(rows) if "mixed" in table.title]
+    shown = {
+        table.title: (texts(table, "Fog")["bn"], texts(table, "Clean")["bn"]) for table in tables
+    }
+    assert list(shown.values()) == [("41.0", "11.0"), ("45.0", "15.0")]
+    first, second = setting_tables(comparisons(rows))
+    assert texts(first, "mixed")["bn"] == "41.0 (11.0)"
+    assert texts(second, "mixed")["bn"] == "45.0 (15.0)"
 
 
 def test_costs_are_those_of_the_rows() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 import ttapca
 from ttapca import networks
-from ttapca.benchmark import Benchmark, Plan, Results, expand
+from ttapca.benchmark import Benchmark, Plan, expand
 from ttapca.benchmark.report_page import report
 from ttapca.benchmark.subject import segments
 from ttapca.benchmark.turned_predictions import TurnedPrediction, turned_predictions
@@ -33,8 +33,7 @@ PLAN = Plan(
 
 @torch.no_grad()
 def test_the_first_images_that_turn_are_shown(tmp_path: Path) -> None:
-    with Results(tmp_path / "r.sqlite") as results:
-        subject = Benchmark(PLAN).prepare(results, SerialEngine())
+    subject = Benchmark(PLAN).prepare(tmp_path / "r.sqlite", SerialEngine())
     cells = [unit.cells[0] for unit in expand(PLAN, subject)]
     shown = turned_predictions(cells, subject)
     assert [each.corruption for each in shown] == ["contrast"] * 2  # pixelate is of its family

@@ -22,6 +22,7 @@ from ttapca import cli
 from ttapca.cli import app as command_line
 from ttapca.cli.console import ConsoleReporter, on_the_command_line
 from ttapca.errors import (
+    NotEnoughDataError,
     OptionError,
     OutOfMemoryError,
     SavedFilterError,
@@ -52,6 +53,7 @@ def refusing(error: BaseException):
     ("error", "code", "message"),
     [
         (OptionError("lr is above 0; found -1."), 2, "error: lr is above 0; found -1.\n"),
+        (NotEnoughDataError("found 5 images."), 2, "error: found 5 images.\n"),
         (SavedFilterError("not JSON."), 1, "error: not JSON.\n"),
         (PermissionError(13, "Permission denied", "/x"), 1, "error: Permission denied: /x\n"),
         (OSError(28, "No space left on device"), 1, "error: No space left on device\n"),

@@ -16,9 +16,11 @@ from scipy import stats
 
 import ttapca
 from ttapca.benchmark import Plan, Results, Row, measurement
+from ttapca.cli.bench import SUMMARY
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
-SMALL = "--data digits --images 60 --batch-sizes 30 --corruptions fog,clean --components 10"
+SMALL = "--data digits --images 60 --batch-sizes 30 --corruptions fog,clean"
+FILTERED = f"{SMALL} --components 10"
 
 
 def rows_of(path: str) -> list[Row]:
@@ -35,7 +37,7 @@ def half_width(row: Row) -> float:
 
 
 def test_from_nothing_to_a_table(digits: Path, monkeypatch: pytest.MonkeyPatch, command) -> None:
-    words = f"bench {digits} {SMALL} --methods source,ttapca-exp --to sub/r.sqlite"
+    words = f"bench {digits} {FILTERED} --methods source,ttapca-exp --to sub/r.sqlite"
     assert "in a folder that exists; there is no" in command(words, 2).err
     Path("sub").mkdir()
     told = command(words)
@@ -53,6 +55,7 @@ def test_from_nothing_to_a_table(digits: Path, monkeypatch: pytest.MonkeyPatch, 
         for setting in ("episodic", "online")
         for corruption in ("fog", "clean")
     ]
+    assert told.out.startswith(f"{SUMMARY}\n")
     assert told.out.endswith("sub/r.sqlite: 8 measurements\n")
 
     kept = AssertionError("the filter is kept beside the results")
@@ -99,7 +102,7 @@ def test_ctrl_c_and_then_the_same_command(monkeypatch: pytest.MonkeyPatch, comma
 
 def test_the_command_of_a_row_gives_the_row(command) -> None:
     command(
-        f"bench digits {SMALL} --methods bn,tent --settings online,mixed --seeds 0-1 --lr 0.01 "
+        f"bench digits {FILTERED} --methods bn,tent --settings online,mixed --seeds 0-1 --lr 0.01 "
         "--option bn.alpha=0.5 --option tent.filter=true --option tent.gain=exponential "
         "--to r.sqlite"
     )
@@ -118,7 +121,7 @@ def test_the_command_of_a_row_gives_the_row(command) -> None:
 
 def test_a_filter_of_ones_own_has_a_key_of_its_own(command) -> None:
     """Two filters of one rank are two things, in one file."""
-    words = f"bench digits {SMALL} --methods ttapca-exp --settings online --to r.sqlite"
+    words = f"bench digits {FILTERED} --methods ttapca-exp --settings online --to r.sqlite"
     command(words)
     command("fit digits --layer conv1 --data digits --components 10 --limit 100 --to few-images")
     command(f"{words} --filter few-images")
@@ -127,7 +130,7 @@ def test_a_filter_of_ones_own_has_a_key_of_its_own(command) -> None:
 
 
 def test_the_route_of_the_filter_is_part_of_its_key(command) -> None:
-    words = f"bench digits {SMALL} --methods source,ttapca-exp --settings online --to r.sqlite"
+    words = f"bench digits {FILTERED} --methods source,ttapca-exp --settings online --to r.sqlite"
     command(words)
     command(f"{words} --route dct")
     rows = rows_of("r.sqlite")
@@ -196,6 +199,58 @@ def test_a_dry_run_lists_and_leaves_nothing(place: Path, command) -> None:
     assert sorted(place.iterdir()) == before
 
 
+def test_a_dry_run_names_no_rank_that_only_the_fit_knows(command) -> None:
+    words = "bench digits --methods wiener --corruptions fog --settings online --dry-run"
+    told = command(words)
+    assert told.out == "fog 5  online  wiener\n"
+    assert told.err == "1 measurement, 596 images\n"
+    assert command(f"{words} --components 20").out == "fog 5  online  wiener  rank 20\n"
+
+
+def test_a_mistyped_network_is_told_before_images_are_looked_for(command) -> None:
+    expected = command("eval digitss --data digits", 2).err
+    assert "`digitss` is neither a packaged network nor a file. Did you mean" in expected
+    for words in ("bench digitss --methods source", "tune digitss bn --option prior=0,16"):
+        assert command(words, 2).err == expected
+
+
+def test_a_plan_that_names_no_data_takes_the_only_data_that_fit(command) -> None:
+    plan = 'model = "digits"\nmethods = ["source"]\ncorruptions = ["fog"]\nsettings = ["online"]\n'
+    Path("plan.toml").write_text(plan)
+    assert command("bench --plan plan.toml --dry-run").err == "1 measurement, 596 images\n"
+    Path("plan.toml").write_text(f'data = "cifar10"\n{plan}')
+    assert "cifar10" in command("bench --plan plan.toml --dry-run", 2).err
+
+
+def test_clean_images_among_corruptions_have_an_error_for_each_severity(command) -> None:
+    words = (
+        "bench digits --images 200 --batch-sizes 50 --corruptions fog,clean --methods bn "
+        "--settings mixed,continual,changing --to"
+    )
+    command(f"{words} both.sqlite --severities 1,5")
+    both = {row.cell: row.outcome.error for row in rows_of("both.sqlite")}
+    assert len(both) == 2 * 2 * 3
+    for severity in (5, 1):
+        command(f"{words} one.sqlite --severities {severity}")
+    single = {row.cell: row.outcome.error for row in rows_of("one.sqlite")}
+    assert single == both
+    told = command(f"{words} both.sqlite --severities 1,5").out
+    for severity in (1, 5):
+        lines = [line for line in told.splitlines() if f"bn, severity {severity} " in line]
+        shown = [re.findall(r"(?<![±\d])\d+\.\d\d", line) for line in lines]
+        own = [
+            [
+                f"{both[cell]:.2f}"
+                for name in ("fog", "clean")
+                for cell in both
+                if (cell.corruption, cell.setting) == (name, setting)
+                and cell.corrupted.endswith("at 1") == (severity == 1)
+            ]
+            for setting in ("continual", "changing", "mixed")
+        ]
+        assert shown == own
+
+
 def test_methods_that_need_the_source_domain(command) -> None:
     words = f"{SMALL} --methods eata,pea,ttt --settings online --corruptions fog --to r.sqlite"
     command(f"bench digits-small-cnn-rotation {words}")
@@ -209,7 +264,12 @@ def test_a_failure_is_told_and_exits_with_1(command) -> None:
     assert "r.sqlite: 4 measurements, 2 of them failed\n" in told.out
     [line] = [line for line in told.out.splitlines() if "│ bn" in line]
     assert line.count("failed") == 2
-    assert "bench: 2 measurements to make" in command(f"{words} --retry-failed", 1).err
+    again = command(words, 1).err
+    assert "0 images; 4 runs were finished before, 2 of them failed\n" in again
+    assert again.endswith("bench: 2 measurements failed; --retry-failed repeats what failed\n")
+    repeated = command(f"{words} --retry-failed", 1).err
+    assert "bench: 2 measurements to make" in repeated
+    assert "--retry-failed" not in repeated
 
 
 def test_a_report_of_failures_is_written_and_exits_with_1(command, monkeypatch) -> None:
@@ -285,6 +345,8 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
         ("--methods bn --option tent.lr=1", 2, "would have no effect: the methods .* are bn."),
         ("--methods tnt", 2, "Did you mean `tent`"),
         ("--methods wiener --layer 9", 2, "no layer `9`"),
+        ("--methods wiener --components 900", 2, "found --components 900. Ask for 61 or fewer"),
+        ("--methods source --corrupted none", 2, "none holds no corruption"),
         ("--methods ttt", 1, "rotation"),
         ("--corruptions fogg", 2, "Did you mean `fog`"),
         ("--route quick", 2, "`route` must be one of auto, folded, exact, gram, randomised, dct"),
@@ -299,13 +361,13 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
         ("--seeds a", 2, "--seeds takes whole numbers, such as 1,3 or 0-2; found `a`"),
         ("--seeds 0-99999999999", 2, "--seeds takes at most 10,000 numbers"),
         ("--settings offline", 2, "must be one of episodic, episodic-sorted, online"),
-        ("--images 1000000", 1, "has 596 test images; asked for are 1,000,000"),
+        ("--images 1000000", 2, "has 596 test images; asked for are 1,000,000"),
         ("--to foreign.sqlite", 1, "is another database"),
         ("--to none/r.sqlite", 2, "there is no .*none"),
         ("--to home", 2, "--to names a file; home is a folder"),
         ("reproduce cifar100", 2, "No network for `cifar100` ships with ttapca"),
         ("reproduce digits nothing", 2, "`nothing` is neither a packaged network nor a file"),
-        ("reproduce digits digits --quick", 1, "has 596 test images; asked for are 1,000"),
+        ("reproduce digits digits --quick", 2, "has 596 test images; asked for are 1,000"),
     ],
 )
 def test_calls_that_make_no_sense(words: str, code: int, message: str, command) -> None:
@@ -313,10 +375,12 @@ def test_calls_that_make_no_sense(words: str, code: int, message: str, command) 
         connection.execute("CREATE TABLE mine (a)")
     connection.close()
     Path("home").mkdir()
+    before = sorted(Path().iterdir())
     start = "" if words.startswith("reproduce") else "bench digits --data digits "
     said = command(start + words, code)
     assert re.search(message, said.err), said.err
     assert said.out == ""
+    assert [path for path in sorted(Path().glob("*results*")) if path not in before] == []
 
 
 def test_reproduce_runs_both_tables_and_says_how_long(command) -> None:

@@ -71,7 +71,7 @@ def test_from_nothing_to_options(command, monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_what_makes_no_sense(words: str, said: str, command) -> None:
     assert said in command(f"tune {words}", 2).err
-    assert not list(Path().glob("tuning.sqlite-filters"))
+    assert not list(Path().glob("tuning.sqlite*"))
 
 
 def test_the_method_alone_where_an_option_names_the_network(command) -> None:
@@ -84,3 +84,4 @@ def test_a_failure_is_told(command) -> None:
     told = command(words, 1)
     assert "failed" in told.out
     assert "bench:  --option 'shot.classifier=\"fc\"'" in told.out
+    assert told.err.endswith("tune: 1 trial failed; --retry-failed repeats what failed\n")

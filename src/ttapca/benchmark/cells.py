@@ -165,3 +165,24 @@ class ClassLabels:
     data: str
     names: tuple[str, ...]
     numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That a name in a `Cell` stands for one thing, in one file of results; see `claims.py`.
+
+    Attributes:
+        key: The name, with whatever else a `Cell` tells such things apart by.
+        images: How many of them are measured; 0 for what is no set of images.
+        fingerprint: Tells it from others.
+        kind: What it is, for an error.
+        others: What the file has in its place, for an error.
+        renamed: What can be given another name instead, for an error.
+    """
+
+    key: str
+    images: int
+    fingerprint: str
+    kind: str
+    others: str
+    renamed: str

@@ -8,6 +8,7 @@ import math
 from ttapca._checks import OneOf, check_option
 from ttapca.benchmark.comparisons import Rows, comparisons, frame
 from ttapca.benchmark.difference_table import difference_table
+from ttapca.benchmark.failure_table import failure_table
 from ttapca.benchmark.paper_tables import paper_tables
 from ttapca.benchmark.tables import ResultTable, error_table, setting_tables
 from ttapca.support.json_values import finite
@@ -34,8 +35,8 @@ def export(rows: Rows, form: str) -> str:
     Args:
         rows: As `Results.rows()` returns them, or as a frame.
         form: `csv` or `json` for every measurement with all its fields; `markdown` or `latex` for
-            the tables. Which images were predicted right is in `json` only, packed as in
-            `Outcome.correct` and written in hexadecimal digits.
+            the tables, and at the end what failed and why. Which images were predicted right is in
+            `json` only, packed as in `Outcome.correct` and written in hexadecimal digits.
 
     Raises:
         OptionError: There is no such format.
@@ -52,7 +53,9 @@ def export(rows: Rows, form: str) -> str:
         for each in found:
             told_apart = difference_table(each)
             tables += [error_table(each), *([told_apart] if told_apart else [])]
-        return "\n".join(map(write, [*tables, *paper_tables(rows)]))
+        failures = failure_table(rows)
+        tables += [*paper_tables(rows), *([failures] if failures else [])]
+        return "\n".join(map(write, tables))
     table = frame(rows)
     if form == "json":  # not `DataFrame.to_json`, which rounds
         table = table.assign(correct=[bits.hex() for bits in table.correct])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -120,7 +121,8 @@ def kept_filter(
     Of several processes that want it at once, one fits it, and the others wait.
 
     Args:
-        folder: Of the filter. A lock stays beside the folder that it is in.
+        folder: Of the filter. A lock stays beside the folder that it is in; if the fit fails, a new
+            folder and its lock are removed.
         fit: Returns the filter.
         reporter: Told that another process is waited for.
 
@@ -133,10 +135,26 @@ def kept_filter(
         if reporter is not None:
             reporter.note(f"another process fits this filter ({holder}); waiting for it to end")
 
-    shelf = folder.parent
     if not folder.exists():
-        make_folder(shelf)
-        with queued(shelf.with_name(f"{shelf.name}-lock"), waiting):
+        with _new_shelf(folder.parent) as lock, queued(lock, waiting):
             if not folder.exists():
                 fit().save(folder)
     return ttapca.load(folder)  # also a new one: what is saved in float32 rounds alike next time
+
+
+@contextmanager
+def _new_shelf(shelf: Path) -> Iterator[Path]:
+    """Make a folder for filters and yield the place of its lock; a fit that fails leaves neither.
+
+    What was there before stays, and so does a folder that another process has filled meanwhile.
+    """
+    lock, is_new = shelf.with_name(f"{shelf.name}-lock"), not shelf.exists()
+    make_folder(shelf)
+    try:
+        yield lock
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # it is not empty
+                shelf.rmdir()
+                lock.unlink()
+        raise

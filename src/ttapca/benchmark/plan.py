@@ -186,12 +186,21 @@ def read_preset(name: str) -> Plan:
         >>> read_preset("paper-table2").methods
         ('tent', 'ttapca-exp', 'ttapca-relu')
     """
+    return read_plan(preset_file(name))
+
+
+def preset_file(name: str) -> Path:
+    """Return the file of a plan that ships with the package.
+
+    Raises:
+        OptionError: There is none of that name.
+    """
     known = presets()
     if name not in known:
         raise OptionError(
             f"A preset is one of {', '.join(known)}; found `{name}`.{did_you_mean(name, known)}"
         )
-    return read_plan(known[name])
+    return known[name]
 
 
 def read_plan(path: Path | str) -> Plan:
@@ -205,6 +214,14 @@ def read_plan(path: Path | str) -> Plan:
         DataFormatError: It is not TOML, or too large or too deep to be a plan.
         OptionError: A key is unknown, or a value makes no sense.
     """
+    return plan_of(read_values(path), path)
+
+
+def read_values(path: Path | str) -> dict[str, Any]:
+    """Read what a TOML file says of a plan, by name; what it leaves open is not there.
+
+    Arguments and errors are those of `read_plan`, without what only values together can break.
+    """
     path = Path(path)
     try:
         text = read_bounded(path, DataFormatError, largest=LARGEST_TOML)
@@ -212,6 +229,11 @@ def read_plan(path: Path | str) -> Plan:
         raise DataNotFoundError(f"Cannot read the plan {path}: {error.strerror}.") from error
     values = parse_toml(text, str(path), DataFormatError)
     conform(values, SCHEMA, str(path), OptionError)
+    return values
+
+
+def plan_of(values: Mapping[str, Any], path: Path | str) -> Plan:
+    """Make a plan of what `read_values` returned; an `OptionError` names the file."""
     try:
         return Plan(**values)
     except OptionError as error:
@@ -291,14 +313,13 @@ def units_of(
         NotEnoughDataError: The filter has fewer components than the plan asks for.
     """
     ranks = plan.components or (_usual_rank(subject),)
-    names = tuple(name for name, _ in stream)
     units: list[Unit] = []
     for seed, size, setting, rank, steps, method in product(
         plan.seeds, plan.batch_sizes, settings, ranks, plan.steps or (None,), plan.methods
     ):
         corrupted = subject.source.name
-        if setting in JOINT and names != STANDARD:  # each depends on all the others
-            corrupted += AMONG + " ".join(names)
+        if setting in JOINT:  # each depends on all the others
+            corrupted += _among(stream)
         shared = {
             "model": subject.name,
             "weights": subject.weights,
@@ -314,6 +335,21 @@ def units_of(
         cells = (Cell(corruption=name, severity=at, **shared) for name, at in stream)
         units.append(Unit(tuple(cells)))
     return units
+
+
+def _among(stream: Sequence[Condition]) -> str:
+    """Return how `Cell.corrupted` names conditions that share an adaptation.
+
+    Clean images have no severity of their own, so that of the others is named for them. The usual
+    one is left out: files of earlier versions never name it.
+    """
+    names = tuple(name for name, _ in stream)
+    if names == STANDARD:
+        return ""
+    severities = sorted({severity for name, severity in stream if name != CLEAN})
+    named = CLEAN in names and severities not in ([], [paper.SEVERITY])
+    at = f" at {' '.join(map(str, severities))}" if named else ""
+    return AMONG + " ".join(names) + at
 
 
 def _usual_rank(subject: Subject) -> int:

@@ -21,6 +21,7 @@ from ttapca.benchmark.class_table import class_table
 from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, largest
 from ttapca.benchmark.deployment import deployment
 from ttapca.benchmark.difference_table import difference_table
+from ttapca.benchmark.failure_table import failure_table
 from ttapca.benchmark.figures import figures
 from ttapca.benchmark.headline import headline, question, title
 from ttapca.benchmark.heat_table import heat_tables
@@ -32,7 +33,6 @@ from ttapca.benchmark.tables import (
     Value,
     error_table,
     full_name,
-    heading,
     setting_tables,
 )
 from ttapca.support.page_colours import page_colours
@@ -213,19 +213,6 @@ def cost_table(comparison: Comparison) -> ResultTable | None:
 
 def _formatted(number: float, form: str) -> Value:
     return MISSING if math.isnan(number) else Value(f"{number:{form}}", float(number), "number")
-
-
-def failure_table(rows: Rows) -> ResultTable | None:
-    """Return every measurement that failed, and why; None when all went well."""
-    every = frame(rows)
-    columns = ["method", "setting", "corruption", "severity", "seed", "reason"]
-    failed = every[(every.status != "done") | every.error.isna()][columns]
-    failed = failed.assign(corruption=failed.corruption.map(heading))
-    body = [
-        tuple(Value(each) if isinstance(each, str) else _formatted(each, "d") for each in line)
-        for line in failed.itertuples(index=False)
-    ]
-    return ResultTable("What failed", tuple(columns), tuple(body)) if body else None
 
 
 def condensed(commands: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from ttapca._checks import Record, Rule, Text, Whole, conform, shown
-from ttapca.benchmark.cells import Cell, ClassLabels, Observation, Outcome, Row, Status
+from ttapca.benchmark.cells import Cell, Claim, ClassLabels, Observation, Outcome, Row, Status
 from ttapca.benchmark.results_connection import connection, reader
 from ttapca.benchmark.results_layout import (
     ADDED,
@@ -176,32 +176,28 @@ class Results:
         with self._errors_explained(), self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?)", values)
 
-    def claim(self, data: str, images: int, fingerprint: str) -> None:
-        """Write down which images a name stands for; the first who says it is right.
-
-        Args:
-            data: The name, as `Cell.data` has it.
-            images: How many images are measured.
-            fingerprint: Tells them from others.
+    def claim(self, claims: Iterable[Claim]) -> None:
+        """Write down what names stand for; the first who says it is right.
 
         Raises:
-            OptionError: The name stands for other images in this file.
+            OptionError: A name stands for something else in this file; then none is written down.
             StorageError: The disk is full or refuses.
         """
         with self._errors_explained(), self._transaction():
-            self._connection.execute(
-                "INSERT OR IGNORE INTO image_sets VALUES (?, ?, ?)", (data, images, fingerprint)
-            )
-            found = self._connection.execute(
-                "SELECT fingerprint FROM image_sets WHERE data = ? AND images = ?", (data, images)
-            )
-            (first,) = found.fetchone()
-        if first != fingerprint:
-            raise OptionError(
-                f"In one file of results, a name stands for the same images; {self.path} has "
-                f"measurements on {images:,} others that are called `{data}` too, or these have "
-                "changed since. Name another file with `--to FILE`, or rename the data."
-            )
+            for one in claims:
+                place = (one.key, one.images)
+                self._connection.execute(
+                    "INSERT OR IGNORE INTO image_sets VALUES (?, ?, ?)", (*place, one.fingerprint)
+                )
+                found = self._connection.execute(
+                    "SELECT fingerprint FROM image_sets WHERE data = ? AND images = ?", place
+                )
+                if found.fetchone() != (one.fingerprint,):
+                    raise OptionError(
+                        f"In one file of results, a name stands for the same {one.kind}; "
+                        f"{self.path} has measurements {one.others} changed since. Name another "
+                        f"file with `--to FILE`, or rename {one.renamed}."
+                    )
 
     def reserved(
         self, waiting: Callable[[str], None] | None = None

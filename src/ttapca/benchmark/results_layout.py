@@ -76,7 +76,7 @@ ADDED = {  # by layout: the table that it added
     f"{CORRECT} BLOB NOT NULL )",
     WITH_LABELS: "CREATE TABLE labels ( data TEXT NOT NULL, images INTEGER NOT NULL, "
     "names TEXT NOT NULL, numbers BLOB NOT NULL, PRIMARY KEY (data, images) )",
-    # Which images a name stands for: a folder may get others, or another one may be called alike.
+    # What a name stands for, see `claims.py`: its columns are named after the first such things.
     WITH_IMAGE_SETS: "CREATE TABLE image_sets ( data TEXT NOT NULL, images INTEGER NOT NULL, "
     "fingerprint TEXT NOT NULL, PRIMARY KEY (data, images) )",
 }

@@ -51,6 +51,7 @@ def run(
         announce: Whether to say how much there is to do.
 
     Raises:
+        OptionError: The file has measurements on something else of the same name.
         StorageError: The disk is full or refuses; what was finished is in the file.
         DataNotFoundError: Corrupted images cannot be made or read.
         EngineError: The engine has no workers that can do it, or the network cannot be sent.
@@ -61,6 +62,8 @@ def run(
         reporter.note(f"another run fills the file of results ({holder}); waiting for it to end")
 
     with results.reserved(waiting):
+        if subject.claims:
+            results.claim(subject.claims)
         todo = unfinished(units, results, retry_failed=retry_failed)
         subject.source.check([condition for unit in todo for condition in unit.conditions])
         if todo:
@@ -70,7 +73,7 @@ def run(
         engine = engine or SerialEngine()
         elsewhere = engine.elsewhere and bool(todo)
         if announce:
-            _announce(reporter, todo, len(units))
+            _announce(reporter, todo, units, results)
         if elsewhere:
             todo = interleaved(todo, engine.workers)
         orders = [Assignment(unit, shlex.join(command(unit)) if command else "") for unit in todo]
@@ -128,11 +131,15 @@ def seconds_left(
     return sum(unit.images * pace.get(unit.cells[0].method, typical) for unit in units)
 
 
-def _announce(reporter: Reporter, todo: Sequence[Unit], units: int) -> None:
-    """Say how much there is to do."""
-    count, before = sum(len(unit.cells) for unit in todo), units - len(todo)
+def _announce(
+    reporter: Reporter, todo: Sequence[Unit], units: Sequence[Unit], results: Results
+) -> None:
+    """Say how much there is to do, and how what is not done again ended."""
+    count, before = sum(len(unit.cells) for unit in todo), len(units) - len(todo)
     were = "was" if before == 1 else "were"
-    finished = f"; {counted(before, 'run')} {were} finished before" if before else ""
+    failed = len(unfinished(units, results, retry_failed=True)) - len(todo)
+    lost = f", {failed:,} of them failed" if failed else ""
+    finished = f"; {counted(before, 'run')} {were} finished before{lost}" if before else ""
     runs = "" if count == len(todo) else f" in {counted(len(todo), 'run')}"
     images = counted(sum(unit.images for unit in todo), "image")
     reporter.note(f"{counted(count, 'measurement')} to make{runs}, {images}{finished}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -14,8 +15,8 @@ from torch import nn
 
 import ttapca
 from ttapca import networks
-from ttapca.benchmark import paper
-from ttapca.benchmark.cells import Cell, Row
+from ttapca.benchmark.cells import CLEAN, Cell, Claim, Row
+from ttapca.benchmark.claims import corrupted_claims, filter_claim, images_claim
 from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
 from ttapca.benchmark.inspection import check_shape
 from ttapca.benchmark.measurement import estimate_seconds
@@ -23,7 +24,13 @@ from ttapca.benchmark.network_source import NetworkSource, option_words
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.running import run, unfinished
-from ttapca.benchmark.subject import ImageRecipe, ImageSource, Subject, choose_measured
+from ttapca.benchmark.subject import (
+    Condition,
+    ImageRecipe,
+    ImageSource,
+    Subject,
+    choose_measured,
+)
 from ttapca.datasets import CIFAR10_500, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.engines.engine import Engine, engine_of
 from ttapca.errors import NotEnoughDataError, OptionError
@@ -106,9 +113,9 @@ class Benchmark:
         """
         to = Path(to)
         engine = engine_of(engine) if engine is None or isinstance(engine, str) else engine
-        with Results(to) as results:  # a file of something else is refused before any work
-            subject = self.prepare(results, engine)
-            units = expand(self.plan, subject)
+        subject = self.prepare(to, engine)
+        units = expand(self.plan, subject)
+        with Results(to) as results:  # not before: a plan that is refused leaves no file
             if estimate:
                 todo = unfinished(units, results, retry_failed=retry_failed)
                 self._tell_how_long(todo, subject, engine.workers)
@@ -124,22 +131,28 @@ class Benchmark:
             wanted = {cell for unit in units for cell in unit.cells}
             return [row for row in results.rows() if row.cell in wanted]
 
-    def prepare(self, results: Results, engine: Engine) -> Subject:
+    def prepare(self, to: Path | str, engine: Engine) -> Subject:
         """Return what the plan is run on: the network, its filter and the images.
 
         Args:
-            results: What is measured goes there; a filter that is fitted now is kept beside it.
+            to: The file of results, which is not made; a filter that is fitted now is kept beside
+                it.
             engine: Where units are going to be run.
 
         Raises:
-            TtapcaError: Network, images or filter cannot be had, or the results have measurements
-                on other images of the same name.
+            TtapcaError: Network, images or filter cannot be had, or the file is another one, or has
+                measurements on something else of the same name.
         """
+        to = Path(to)
+        _check_claims(to, ())  # a file of something else is refused before any work
         subject = self._subject()
-        results.claim(subject.data, len(subject.source.clean), subject.source.fingerprint)
+        subject.claims = (images_claim(subject), *corrupted_claims(subject, self._conditions))
+        _check_claims(to, subject.claims)
         if self.plan.needs_filter:
-            subject.fitted = self._fitted(subject, results.path)
+            subject.fitted = self._fitted(subject, to)
             check_shape(subject)
+            if self._saved_filter is not None:
+                subject.claims += (filter_claim(subject, Path(self._saved_filter)),)
         if engine.elsewhere:
             subject.source.again = self._again(subject.source)
         if self.plan.images is not None:
@@ -147,18 +160,27 @@ class Benchmark:
         return subject
 
     def units(self) -> list[Unit]:
-        """Return what would be run, without fitting a filter or writing anything."""
+        """Return what would be run, without fitting a filter or writing anything.
+
+        `Cell.components` is 0 where only the fit says how many there are.
+        """
         subject = self._subject()
         if self.plan.needs_filter and self._saved_filter is not None:
             subject.fitted = ttapca.load(self._saved_filter)
-        elif self.plan.needs_filter:  # a placeholder with the right layer and rank
-            count = max(self.plan.components, default=paper.COMPONENTS)
+        elif self.plan.needs_filter:  # a placeholder with the right layer and rank, if it is known
+            count = max(self.plan.components, default=0)
             none, layer = torch.zeros(1), self._layer(subject.network)
             basis = Dense(none.expand(1, count))
             subject.fitted = FittedFilter(
                 layer, basis, (1,), (1,), none, none, torch.ones(count), 2, 1.0, route="exact"
             )
         return expand(self.plan, subject)
+
+    @property
+    def _conditions(self) -> list[Condition]:
+        """Every corruption of the plan at every severity, without clean images."""
+        corruptions = [name for name in self.plan.corruptions if name != CLEAN]
+        return list(product(corruptions, self.plan.severities))
 
     @property
     def _origin(self) -> nn.Module | NetworkSource:
@@ -176,6 +198,14 @@ class Benchmark:
         origin, plan = self._origin, self.plan
         usual = (plan.layer, plan.route, plan.outputs) == (None, "auto", None)
         return origin.shipped_filter if usual and isinstance(origin, NetworkSource) else None
+
+    def load_network(self) -> nn.Module:
+        """Return the network, which is loaded once.
+
+        Raises:
+            TtapcaError: There is no such network, or it cannot be loaded.
+        """
+        return self._named_network[1]
 
     def images(self, split: Split) -> Images:
         """Return all images of a split, which are read once.
@@ -247,6 +277,7 @@ class Benchmark:
 
     def _subject(self) -> Subject:
         self._check()
+        self.load_network()  # first: a mistyped name must not ask for images
         plan, chosen = self.plan, self._chosen
         if plan.images is not None and chosen.total < plan.images:
             raise NotEnoughDataError(
@@ -267,13 +298,14 @@ class Benchmark:
         filter_name: str = "" if plan.route == "auto" else plan.route
         if self._saved_filter is not None:
             filter_name = Path(self._saved_filter).absolute().name
-        subject = Subject(*self._named_network(), data, source, filter_name=filter_name)
+        subject = Subject(*self._named_network, data, source, filter_name=filter_name)
         if plan.outputs is not None:  # else every measurement would fail in turn
             few = TensorBatches(subject.source.clean[:2], 2)
             predict_all(subject.network, few, outputs=plan.outputs)
         self._provide(subject)
         return subject
 
+    @cached_property
     def _named_network(self) -> tuple[str, nn.Module]:
         origin = self._origin
         if isinstance(origin, nn.Module):
@@ -360,7 +392,8 @@ class Benchmark:
             "--steps": cell.steps or None,
             "--lr": cell.lr or None,
             "--corrupted": plan.corrupted,
-            "--corruption-seed": plan.corruption_seed or None,
+            # A folder has its images already: the command refuses a seed beside it.
+            "--corruption-seed": None if plan.corrupted else plan.corruption_seed or None,
         }
         options = [
             f"{cell.method}.{name}={toml_value(value)}"
@@ -413,6 +446,13 @@ class Benchmark:
         for option in options:
             words += ["--option", option]
         return ["ttapca", command, origin.name, *arguments, *words, "--to", str(to)]
+
+
+def _check_claims(to: Path, claims: Sequence[Claim]) -> None:
+    """Refuse a file that has no results, or results on something else of the same name."""
+    if to.exists():
+        with Results(to) as results:
+            results.claim(claims)
 
 
 def toml_value(value: object) -> str:

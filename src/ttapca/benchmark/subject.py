@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Forgetting
-from ttapca.benchmark.cells import CHANGE_EVERY, CLEAN, Setting
+from ttapca.benchmark.cells import CHANGE_EVERY, CLEAN, Claim, Setting
 from ttapca.benchmark.image_shelf import ImageShelf
 from ttapca.benchmark.network_source import fingerprint
 from ttapca.corruptions import CIFAR_C, default_table, load_textures
@@ -58,6 +58,7 @@ class Subject:
             the training images by the usual route.
         provided: Options of methods that are objects and not text: `{"ttt": {"head": head}}`.
         stated: What a `Cell` says about these options, by method.
+        claims: What the names stand for, which a file of results compares with what it knows.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Subject:
     filter_name: str = ""
     provided: dict[str, dict[str, Any]] = field(default_factory=dict)
     stated: dict[str, dict[str, str]] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
     # The last test spectrum and the images it belongs to: methods in a row share it.
     spectrum: tuple[object, Tensor] | None = field(default=None, init=False, repr=False)
 

@@ -37,6 +37,7 @@ from ttapca.errors import (
     DataNotFoundError,
     FilterExistsError,
     LayerNotFoundError,
+    NotEnoughDataError,
     OptionError,
     TtapcaError,
     TtapcaWarning,
@@ -48,7 +49,14 @@ USAGE = 2
 INTERRUPTED = 130
 
 # The call makes no sense or names something that does not exist: running it again cannot help.
-USAGE_ERRORS = (OptionError, LayerNotFoundError, DataNotFoundError, FilterExistsError)
+# `NotEnoughDataError` too: more images, components or larger batches were asked for than there are.
+USAGE_ERRORS = (
+    OptionError,
+    LayerNotFoundError,
+    DataNotFoundError,
+    FilterExistsError,
+    NotEnoughDataError,
+)
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,

@@ -7,9 +7,10 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from typer import Argument, Option
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ttapca.engines import Engine
     from ttapca.networks import Normalisation
 
+Value = TypeVar("Value")  # of an option
 MOST_NUMBERS = 10_000
 # One number, or the ends of a range. Python refuses to read numbers of thousands of digits.
 WHOLE_NUMBERS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
@@ -307,6 +309,23 @@ def value_of(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits
         return text.strip()
+
+
+def given_once(options: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    """Return the values of options by name; one that is given twice is refused.
+
+    Example:
+        >>> given_once([("lr", 1), ("steps", 2)])
+        {'lr': 1, 'steps': 2}
+    """
+    found: dict[str, Value] = {}
+    for name, value in options:
+        if name in found:
+            raise OptionError(
+                f"`{name}` is given twice; the first of the two would be lost. Leave one out."
+            )
+        found[name] = value
+    return found
 
 
 def check_place(to: Path, option: str = "--to") -> None:

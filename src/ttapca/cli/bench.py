@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +29,7 @@ NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")
 VARIED = ("batch_size", "components", "steps", "options")
 
 SUMMARY = "Mean error [%] over corruptions, ±: 95 % interval over images"
+RETRY = "--retry-failed repeats what failed"
 AFTER_THE_LAST = "after the last finished measurement"
 MOST_ACROSS = 2  # settings beside one another in 80 columns
 Found = dict[tuple[str, Setting, bool], list[Row]]  # by label, setting, clean or not
@@ -102,19 +103,27 @@ def bench(
     with `wiener` beside its methods: fifteen corruptions at severity 5, episodic and online,
     batches of 200, one step, 2,000 components.
     """
+    from ttapca.benchmark.plan import plan_of, read_values
     from ttapca.benchmark.session import Benchmark
 
-    changes = wishes.changes()
-    chosen = _plan(plan, preset).changed(**changes)
+    if dry_run and as_json:
+        raise OptionError(
+            "--json would have no effect: a dry run measures nothing, and lists its runs line by "
+            "line. Leave out --json or --dry-run."
+        )
+    changes, file = wishes.changes(), _plan_file(plan, preset)
+    values = {} if file is None else read_values(file)
+    source = network.source(default=values.get("model"))
+    if source.only_data is not None:
+        values.setdefault("data", source.only_data)
+    chosen = plan_of(values, file or "A plan").changed(**changes)
+    refuse_without_effect(chosen, changes)
     for method in changes["method"]:
         if method not in chosen.methods:
             raise OptionError(
                 f"--option {method}.NAME=VALUE would have no effect: the methods to compare are "
                 f"{', '.join(chosen.methods)}. Leave it out, or name `{method}` in --methods."
             )
-    source = network.source(default=chosen.model)
-    if wishes.data is None and plan is None and preset is None:
-        chosen = chosen.changed(data=source.only_data)
     root = arguments.cache_root()
     benchmark = Benchmark(chosen, source, filter, root, folder, size, shorter_side)
     if dry_run:
@@ -126,7 +135,41 @@ def bench(
         print_json([row.record() for row in rows])
     else:
         _print_summary(rows, to)
+    failed = sum(row.outcome.status == "failed" for row in rows)
+    if failed and not retry_failed:
+        typer.echo(f"bench: {counted(failed, 'measurement')} failed; {RETRY}", err=True)
     exit_if_failed(rows)
+
+
+def refuse_without_effect(plan: Plan, given: Mapping[str, object]) -> None:
+    """Refuse options of the command line that change nothing in a comparison.
+
+    What a plan says in its file is not refused: --methods may name fewer methods than it was
+    written for.
+
+    Args:
+        plan: With all that was given.
+        given: Values on the command line, by their names in a plan; None where there is none.
+    """
+    from ttapca.methods.method import registration
+
+    if given.get("components") is not None and not plan.needs_filter:
+        raise OptionError(
+            "--components would have no effect: none of the methods has a filter. Leave it out, "
+            "or name a method that has one, such as wiener."
+        )
+    if given.get("corruption_seed") is not None and plan.corrupted is not None:
+        raise OptionError(
+            "--corruption-seed would have no effect: it is for images that are made in memory, "
+            f"and these are read from {plan.corrupted}. Leave it out."
+        )
+    for name in ("steps", "lr"):
+        takers = [each for each in plan.methods if name in registration(each).options]
+        if given.get(name) is None or any(name not in plan.method.get(m, {}) for m in takers):
+            continue
+        own = ", ".join(f"{method}.{name}" for method in takers)
+        reason = f"each method that learns has its own, {own}" if own else "no method learns"
+        raise OptionError(f"--{name} would have no effect: {reason}. Leave it out.")
 
 
 def exit_if_failed(rows: Sequence[Row]) -> None:
@@ -157,30 +200,34 @@ def _list_units(benchmark: Benchmark) -> None:
         typer.echo(unit.title)
     count = sum(len(unit.cells) for unit in units)
     images = sum(unit.images for unit in units)
-    typer.echo(f"{count:,} measurements, {images:,} images", err=True)
+    typer.echo(f"{counted(count, 'measurement')}, {counted(images, 'image')}", err=True)
 
 
-def _plan(path: Path | None, preset: str | None) -> Plan:
-    from ttapca.benchmark.plan import Plan, read_plan, read_preset
+def _plan_file(path: Path | None, preset: str | None) -> Path | None:
+    from ttapca.benchmark.plan import preset_file
 
     if path is not None and preset is not None:
         raise OptionError("Give --plan FILE or --preset NAME; found both.")
-    if preset is not None:
-        return read_preset(preset)
-    return Plan() if path is None else read_plan(path)
+    return path if preset is None else preset_file(preset)
 
 
 def _method_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
     table: dict[str, dict[str, Any]] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        method, _, option = name.strip().rpartition(".")
-        if not (equals and method and option):
-            raise OptionError(
-                f"--option takes METHOD.NAME=VALUE, such as tent.lr=0.01; found `{word}`."
-            )
-        table.setdefault(method, {})[option] = arguments.value_of(text)
+    for name, value in arguments.given_once(map(_method_option, words)).items():
+        method, _, option = name.rpartition(".")
+        table.setdefault(method, {})[option] = value
     return table
+
+
+def _method_option(word: str) -> tuple[str, Any]:
+    """Return METHOD.NAME and the value of an option."""
+    name, equals, text = word.partition("=")
+    method, _, option = name.strip().rpartition(".")
+    if not (equals and method and option):
+        raise OptionError(
+            f"--option takes METHOD.NAME=VALUE, such as tent.lr=0.01; found `{word}`."
+        )
+    return f"{method}.{option}", arguments.value_of(text)
 
 
 def _print_summary(rows: Sequence[Row], to: Path) -> None:
@@ -190,6 +237,7 @@ def _print_summary(rows: Sequence[Row], to: Path) -> None:
         place = _label(row.cell, rows), row.cell.setting, row.cell.corruption == CLEAN
         found.setdefault(place, []).append(row)
     few = len({setting for _, setting, _ in found}) <= MOST_ACROSS
+    typer.echo(SUMMARY)  # as a title it would be wrapped to the width of the table
     Console().print(_across(found) if few else _down(found))
     failed = sum(row.outcome.status == "failed" for row in rows)
     lost = f", {failed:,} of them failed" if failed else ""
@@ -200,7 +248,7 @@ def _across(found: Found) -> Table:
     """Return a table with a row for each method, its settings beside one another."""
     places = {place[1:] for place in found}
     columns = sorted(places, key=lambda each: (SETTINGS.index(each[0]), each[1]))
-    table = Table("method", title=SUMMARY, title_justify="left")
+    table = Table("method")
     table.columns[0].no_wrap = True
     for setting, clean in columns:
         table.add_column(f"{setting}, clean" if clean else setting, justify="right")
@@ -213,7 +261,7 @@ def _down(found: Found) -> Table:
     """Return a table with a row for each setting and method: many settings need no more width."""
     kinds = sorted({clean for _, _, clean in found})
     lines = dict.fromkeys((setting, label) for label, setting, _ in found)
-    table = Table("setting", "method", title=SUMMARY, title_justify="left")
+    table = Table("setting", "method")
     for clean in kinds:
         table.add_column("clean" if clean else "corrupted", justify="right")
     last = ""
@@ -233,9 +281,14 @@ def _label(cell: Cell, rows: Sequence[Row]) -> str:
     for name in VARIED:
         if len({getattr(other, name) for other in own}) > 1:
             parts.append(f"{name.replace('_', ' ')} {getattr(cell, name)}")
-    severities = {other.severity for other in own if other.corruption != CLEAN}
-    if len(severities) > 1:  # clean images have no severity, and get their own row
-        parts.append(f"severity {cell.severity}" if cell.severity else CLEAN)
+    severities = {other.severity for other in own} - {0}
+    if len(severities) > 1:
+        # Clean images have no severity: they get a row of their own, or that of the corruptions
+        # which share an adaptation with them.
+        place = (cell.setting, cell.corrupted)
+        beside = {each.severity for each in own if (each.setting, each.corrupted) == place} - {0}
+        severity = cell.severity or (beside.pop() if len(beside) == 1 else 0)
+        parts.append(f"severity {severity}" if severity else CLEAN)
     return ", ".join(parts)
 
 

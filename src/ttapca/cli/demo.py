@@ -83,7 +83,6 @@ def _photographs(to: Path, seed: int) -> None:
 def _measured(results: Path, seed: int) -> tuple[list[Row], list[TurnedPrediction]]:
     """Run both comparisons of photographs, and find images that they turn from wrong to right."""
     from ttapca.benchmark.plan import RECOMMENDED, read_preset
-    from ttapca.benchmark.results import Results
     from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.turned_predictions import turned_predictions
     from ttapca.engines import SerialEngine, engine_of
@@ -100,5 +99,4 @@ def _measured(results: Path, seed: int) -> tuple[list[Row], list[TurnedPredictio
     settings = pictured.plan.settings
     cells = [row.cell for row in rows if row.cell.setting in settings]
     shown = [cell for cell in cells if cell.method == RECOMMENDED]
-    with Results(results) as opened:
-        return rows, turned_predictions(shown, pictured.prepare(opened, SerialEngine()))
+    return rows, turned_predictions(shown, pictured.prepare(results, SerialEngine()))

@@ -79,8 +79,7 @@ def evaluate(
     shipped = source.shipped_filter if registration(method).method.needs_filter else None
     folder = filter or shipped
     test, chosen = images.read("test", corruption=corruption, severity=severity)
-    wishes = {"forgetting": setting, "outputs": outputs, "steps": steps, "lr": lr}
-    wishes |= _options(option or [])
+    wishes = {"forgetting": setting, "outputs": outputs, **_options(option or [], steps, lr)}
     fitted = None if folder is None else ttapca.load(folder)
     adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
     facts = {
@@ -115,21 +114,23 @@ def _setting(forgetting: str | None, episodic: bool | None) -> str:
     return "episodic" if episodic else "online"
 
 
-def _options(words: list[str]) -> dict[str, Any]:
-    """Return the options of the method by name."""
-    found = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or not name.strip().isidentifier():
-            raise OptionError(
-                f"--option takes NAME=VALUE, such as statistics=source; found `{word}`."
-            )
-        if (own := OWN_OPTIONS.get(name.strip())) is not None:
-            raise OptionError(
-                f"--option takes what only the method knows; found `{word}`: give {own} instead."
-            )
-        found[name.strip()] = arguments.value_of(text)
-    return found
+def _options(words: list[str], steps: int | None, lr: float | None) -> dict[str, Any]:
+    """Return the options of the method by name, with those that the command knows itself."""
+    own = {"steps": steps, "lr": lr}
+    known = ((name, value) for name, value in own.items() if value is not None)
+    return arguments.given_once([*known, *map(_option, words)])
+
+
+def _option(word: str) -> tuple[str, Any]:
+    """Return the name and the value of an option of the method."""
+    name, equals, text = (part.strip() for part in word.partition("="))
+    if not equals or not name.isidentifier():
+        raise OptionError(f"--option takes NAME=VALUE, such as statistics=source; found `{word}`.")
+    if (own := OWN_OPTIONS.get(name)) is not None:
+        raise OptionError(
+            f"--option takes what only the method knows; found `{word}`: give {own} instead."
+        )
+    return name, arguments.value_of(text)
 
 
 def _measured(

@@ -97,6 +97,11 @@ def figure(
     from ttapca.benchmark.figures import figures
 
     if to is not None:
+        if name is None:
+            raise OptionError(
+                f"--to FILE is for one figure; found no NAME. Name one of those that `ttapca "
+                f"figure {results}` lists."
+            )
         check_place(to)
         check_format(to.suffix)
     with Results(results, readonly=True) as file:

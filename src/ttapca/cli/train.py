@@ -29,14 +29,16 @@ NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
 
 @dataclass(kw_only=True)
 class TrainingWishes:
-    """Options of `TrainingOptions` by the same names; None where the images decide."""
+    """Options of `TrainingOptions` by the same names; None where it or the images decide."""
 
     epochs: Annotated[int, Option(help="Passes over the training images.")] = 25
     batch_size: Annotated[int, Option(help="Images per step.")] = 128
     peak: Annotated[float, Option(help="The highest learning rate.")] = 0.2
     optimizer: Annotated[str, Option(help="sgd or adamw.")] = "sgd"
     schedule: Annotated[str, Option(help="one-cycle or cosine.")] = "one-cycle"
-    warmup: Annotated[float, Option(help="Epochs of warm-up, for cosine.")] = 1.0
+    warmup: Annotated[float | None, Option(help="Epochs of warm-up, for cosine (default: 1).")] = (
+        None
+    )
     momentum: Annotated[float, Option(help="Nesterov momentum.")] = 0.9
     weight_decay: Annotated[float, Option(help="On weights; norms and biases have none.")] = 5e-4
     label_smoothing: Annotated[float, Option(help="Share spread over all classes.")] = 0.0
@@ -46,7 +48,9 @@ class TrainingWishes:
     ] = None
     cutout: Annotated[int, Option(help="Side of a blanked square; 0 for none.")] = 0
     average: Annotated[float, Option(help="Decay of averaged weights; 0 for none.")] = 0.0
-    rotation: Annotated[float, Option(help="Weight of the rotation loss.")] = 1.0
+    rotation: Annotated[float | None, Option(help="Weight of the rotation loss (default: 1).")] = (
+        None
+    )
     channels_last: Annotated[bool, Option(help="Memory layout that is mostly faster.")] = True
     bfloat16: Annotated[bool, Option(help="Faster where the processor has it.")] = False
     seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0
@@ -55,12 +59,25 @@ class TrainingWishes:
         """Return the options of a training on these images."""
         from ttapca.networks import TrainingOptions
 
-        values = dict(vars(self))
-        if self.padding is None:
-            values["padding"] = images.images.shape[1] // CROP_FRACTION
-        if self.flip is None:
-            values["flip"] = data not in NEVER_MIRRORED
-        return TrainingOptions(**values)
+        by_images = {
+            "padding": images.images.shape[1] // CROP_FRACTION,
+            "flip": data not in NEVER_MIRRORED,
+        }
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return TrainingOptions(**(by_images | given))
+
+    def check(self, rotation_head: str | None) -> None:
+        """Refuse options that would have no effect, before any work is done."""
+        if self.warmup is not None and self.schedule == "one-cycle":
+            raise OptionError(
+                "--warmup would have no effect: it is for --schedule cosine, and found is "
+                f"{self.schedule}, which rises over the first epochs by itself. Leave it out."
+            )
+        if self.rotation is not None and rotation_head is None:
+            raise OptionError(
+                "--rotation would have no effect: it is for a network that also learns rotations. "
+                "Leave it out, or say --rotation-head LAYER."
+            )
 
 
 @dataclass(kw_only=True)
@@ -165,6 +182,7 @@ def train(
     """Train a network; after a crash, the same command continues and gives the same weights."""
     from ttapca.networks.runs import WEIGHTS
 
+    wishes.check(network.rotation_head)
     images, test = (
         arguments.read_images(data, split, folder, size=size, shorter_side=shorter_side)
         for split in ("train", "test")

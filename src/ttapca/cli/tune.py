@@ -18,10 +18,11 @@ from typer import Argument, Option
 
 from ttapca.benchmark import paper
 from ttapca.cli import arguments, completion
-from ttapca.cli.bench import AFTER_THE_LAST
+from ttapca.cli.bench import AFTER_THE_LAST, RETRY, refuse_without_effect
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
 from ttapca.support.disk import replace_file
+from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
     from ttapca.benchmark.samplers import PrunerName, SamplerName
@@ -73,7 +74,7 @@ class SearchOptions:
         words = arguments.separated(self.conditions)
         return Tuning(
             benchmark,
-            SearchSpace(method, dict(map(_option, self.option or []))),
+            SearchSpace(method, arguments.given_once(map(_option, self.option or []))),
             Search(sampler, self.trials, prune, seed),
             CONDITIONS if words is None else read_conditions(words),
             self.clean_weight,
@@ -145,6 +146,7 @@ def tune(
     places = (arguments.cache_root(), folder, size, shorter_side)
     benchmark = Benchmark(chosen, source, filter, *places, split=cast("Split", split))
     tuning = searching.tuning(method, benchmark, seed)
+    refuse_without_effect(benchmark.plan, {"components": components})
     if plot is not None:
         _check_plot(plot)
     tuned = _run(tuning, to, retry_failed, arguments.engine(jobs, engine))
@@ -154,7 +156,10 @@ def tune(
         print_json(_facts(tuned))
     else:
         _print(tuned, tuning, to, plot)
-    if any(trial.status == "failed" for trial in tuned.trials):
+    failed = sum(trial.status == "failed" for trial in tuned.trials)
+    if failed and not retry_failed:
+        typer.echo(f"tune: {counted(failed, 'trial')} failed; {RETRY}", err=True)
+    if failed:
         raise typer.Exit(1)
 
 
