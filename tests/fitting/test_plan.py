@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import ttapca
 from oracles import DensePCA, images
@@ -233,6 +234,29 @@ def test_classes_with_too_few_images_are_not_measured(classes: int, known: bool)
     fitted = ttapca.fit(model, "body.0", images(100, shape=(1, 8, 8)))
     assert (fitted.class_moments_ is not None) == known
     assert (model.predicted > 100) == known  # else only what is kept to compare predictions
+
+
+def test_a_loader_of_whole_batches_has_as_many_images_as_they_hold() -> None:
+    data = images(100, shape=(1, 8, 8))
+    batches = DataLoader(list(data.split(20)), batch_size=None)
+    fitted = ttapca.fit(Classes(20).double().eval(), "body.0", batches)
+    assert fitted.n_samples_ == 100
+    assert fitted.class_moments_ is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_class_moments_of_a_narrow_model_are_summed_precisely(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, data = Classes(4).eval(), images(128, shape=(1, 8, 8)).to(dtype).float() / 20
+    with torch.no_grad():
+        model.body[0].bias += 5.0
+    found = []
+    for precision in (torch.float32, dtype):
+        moments = ttapca.fit(model.to(precision), "body.0", data.to(precision), 20).class_moments_
+        assert moments is not None
+        found.append(moments.corrections(moments.shares)["body.1"][1])
+    torch.testing.assert_close(found[1], torch.ones_like(found[1]), rtol=0.2, atol=0)
+    torch.testing.assert_close(found[0], torch.ones_like(found[0]), rtol=0.01, atol=0)
 
 
 def test_an_unknown_route_is_refused_first() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,11 +94,24 @@ def test_saving_over_something_else(fitted: ttapca.FittedFilter, tmp_path: Path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
     (tmp_path / "file").write_text("precious")
-    for name in ("mine", "file"):
-        with pytest.raises(SavedFilterError, match="holds something else"):
-            fitted.save(tmp_path / name)
+    network = tmp_path / "network"  # as Hugging Face saves it
+    network.mkdir()
+    (network / "config.json").write_text('{"model_type": "vit"}')
+    (network / "model.safetensors").write_text("precious")
+    for name in ("mine", "file", "network"):
+        for overwrite in (False, True):
+            with pytest.raises(SavedFilterError, match="holds something else"):
+                fitted.save(tmp_path / name, overwrite=overwrite)
+    assert (network / "model.safetensors").read_text() == "precious"
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "precious"
     assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_layer_that_returns_its_input(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Identity(), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5))
+    fitted = ttapca.fit(model, "0", torch.rand(100, 3, 8, 8))
+    fitted.save(tmp_path / "filter")
+    assert torch.equal(ttapca.load(tmp_path / "filter").mean_.double(), fitted.mean_.double())
 
 
 def test_a_failed_save_leaves_the_old_filter(

@@ -27,7 +27,7 @@ from ttapca.networks.checkpoints import guess_architecture
 from ttapca.networks.factories import call_factory, is_factory
 from ttapca.networks.imagenet import EARLY_STRIDE
 from ttapca.networks.rotation import published_name
-from ttapca.networks.weight_files import write_safetensors, write_weights
+from ttapca.networks.weight_files import read_weights, write_safetensors, write_weights
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")
@@ -174,6 +174,35 @@ def test_weights_for_a_network_of_your_own(tmp_path: Path) -> None:
     message = r"do not fit `Linear`: wrong shape `weight` \(3, 3\)"
     with pytest.raises(CheckpointError, match=message):
         load_weights(network, tmp_path / "a.pth")
+
+
+class Wrapping(nn.Module):
+    """A network that has a layer of the name by which others wrap theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "model.module."])
+def test_a_prefix_that_the_network_has_itself_stays(prefix: str, tmp_path: Path) -> None:
+    saved, path = Wrapping().state_dict(), tmp_path / "w.pth"
+    torch.save({f"{prefix}{name}": value for name, value in saved.items()}, path)
+    found = load_weights(Wrapping(), path).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in saved.items())
+
+
+def test_two_weights_of_one_name_are_refused(tmp_path: Path) -> None:
+    twice = {"weight": torch.zeros(3, 2), "model.weight": torch.ones(3, 2)}
+    torch.save({**twice, "model.bias": torch.ones(3)}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match="holds two that are called `weight` but for a pref"):
+        load_weights(nn.Linear(2, 3), tmp_path / "a.pth")
+
+
+def test_weights_that_share_memory_can_be_written(tmp_path: Path) -> None:
+    weight = torch.rand(3)
+    write_weights(tmp_path / "w.safetensors", {"a": weight, "b": weight}, {})
+    assert read_weights(tmp_path / "w.safetensors").tensors.keys() == {"a", "b"}
 
 
 @pytest.mark.parametrize(

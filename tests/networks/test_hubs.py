@@ -103,6 +103,22 @@ def test_preprocessing_is_what_the_files_say(
 
 
 @pytest.mark.parametrize(
+    ("said", "std"),
+    [
+        ({}, [0.0625, 0.25, 0.25]),
+        ({"include_top": False}, [0.25, 0.5, 0.5]),
+        ({"do_normalize": False}, [0.25, 0.5, 0.5]),
+    ],
+)
+def test_the_processor_of_efficientnet_divides_twice(
+    said: dict[str, Any], std: list[float], tmp_path: Path, monkeypatch: Any
+) -> None:
+    kind = {"image_processor_type": "EfficientNetImageProcessor", "size": 16}
+    network = loaded({**SCALED, **kind, **said}, tmp_path, monkeypatch)
+    assert network.normalise.std.flatten().tolist() == std
+
+
+@pytest.mark.parametrize(
     ("labels", "names"),
     [
         ({number: f"class {number}" for number in range(5)}, [f"class {n}" for n in range(5)]),
@@ -150,6 +166,7 @@ def test_images_that_are_not_normalised(tmp_path: Path, monkeypatch: Any) -> Non
         ({}, {"image_size": 48}, (48, 48), 48, None),
         ({}, {"image_size": [32, 48]}, (32, 48), (32, 48), None),
         ({"size": [20, 24]}, {}, (20, 24), (20, 24), None),
+        ({"size": {"shortest_edge": 384}, "crop_pct": 0.875}, {}, (384, 384), (384, 384), None),
     ],
 )
 def test_the_size_of_pictures(

@@ -425,9 +425,10 @@ def _count_samples(data: Iterable[Any], batch_size: int) -> int | None:
     if isinstance(data, tuple) and all(isinstance(each, Tensor) for each in data):
         return sum(map(len, data))
     count = operator.length_hint(data, 0) * batch_size
-    # `DataLoader` and others name the data set that they read, which may be sampled from.
+    # `DataLoader` and others name the data set that they read. It may be sampled from, again and
+    # again, or hold batches: then it is shorter than all batches but one.
     known = operator.length_hint(getattr(data, "dataset", None), 0)
-    return (min(count, known) if known else count) or None
+    return (min(count, known) if known > count - batch_size else count) or None
 
 
 def _describe(value: Any) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ttapca.support.tensors import at_least_float32
+
 # One mean for each class and number of a sample: 1,000 classes of 224 x 224 pixels are too many.
 MOST_NUMBERS = 2**25
 
@@ -27,7 +29,7 @@ class ClassMeans:
 
     def add(self, samples: Tensor, shares: Tensor) -> None:
         """Add samples, shape (samples, ...), and their probabilities, (samples, classes)."""
-        flat = samples.detach().flatten(1)
+        flat = at_least_float32(samples.detach().flatten(1))
         shape = (shares.shape[1], flat.shape[1])
         if len(shares) != len(flat) or shape[0] * shape[1] > MOST_NUMBERS:
             return

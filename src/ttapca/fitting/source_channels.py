@@ -118,6 +118,7 @@ class SourceChannels:
             var, mean = torch.var_mean(at_least_float32(flat), dim=1, correction=0)
             moments = torch.stack([mean.double(), var.double() + mean.double().square()])
             self.sums.add_values(path, moments.cpu(), flat.shape[1])
+        values = at_least_float32(values)  # variances are differences of squares
         each = values.flatten(2) if values.dim() > 2 else values[..., None]
         self._rows[path] = torch.stack([each.mean(2), each.square().mean(2)], 1)
 

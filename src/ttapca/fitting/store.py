@@ -213,7 +213,7 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         FilterExistsError: Something is there.
         StorageError: Nobody may write there.
     """
-    if (path / CONFIG).is_file():
+    if holds_filter(path):
         if not overwrite:
             raise FilterExistsError(
                 f"`{path}` holds a saved filter already, which would be lost. Choose another path, "
@@ -228,6 +228,15 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     if not os.access(above, os.W_OK):
         with writing(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def holds_filter(path: Path) -> bool:
+    """Return whether a folder holds a saved filter, whole or not, and nothing else.
+
+    What is replaced is lost: a `config.json` alone may belong to a network.
+    """
+    names = {each.name for each in path.iterdir()} if path.is_dir() else set()
+    return CONFIG in names and names <= {CONFIG, TENSORS, CARD}
 
 
 def _checksum(config: dict[str, Any]) -> str:

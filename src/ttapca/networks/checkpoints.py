@@ -139,7 +139,8 @@ def load_weights(network: nn.Module, path: Path | str) -> nn.Module:
         >>> load_weights(nn.Linear(2, 1), path)
         Linear(in_features=2, out_features=1, bias=True)
     """
-    tensors = _without_head(read_weights(Path(path)).tensors)
+    wanted = [name for name in network.state_dict() if not name.endswith(COUNTER)]
+    tensors = _without_head(read_weights(Path(path)).named_like(wanted))
     _fill(network, tensors, type(network).__name__, Path(path))
     return network.eval()
 

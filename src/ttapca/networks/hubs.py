@@ -14,7 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttapca._checks import Either, Flag, ListOf, Maybe, Number, Plain, Record, Whole, conform
+from ttapca._checks import (
+    Either,
+    Flag,
+    ListOf,
+    Maybe,
+    Number,
+    Plain,
+    Record,
+    Text,
+    Whole,
+    conform,
+)
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import CheckpointError, OptionError, did_you_mean
 from ttapca.networks.network import (
@@ -31,6 +42,7 @@ TIMM = "timm:"
 PROCESSOR_FILE = "preprocessor_config.json"
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")  # in the cache of the Hugging Face hub
 PIXELS = 255  # the highest value of a pixel
+NEVER_CROPPED = 384  # pixels: from this side on, ConvNeXt's processor brings pictures to a square
 
 _SIDE = Whole(1, LONGEST_SIDE)
 _SIZE = Maybe(Either((_SIDE, ListOf(_SIDE, 1, 2), Record(others=Maybe(_SIDE)))))
@@ -44,6 +56,8 @@ PROCESSOR = Record(
         "rescale_factor": Maybe(Number(above=0)),
         "rescale_offset": Maybe(Flag()),
         "do_center_crop": Maybe(Flag()),
+        "include_top": Maybe(Flag()),
+        "image_processor_type": Maybe(Text(1000)),
         "size": _SIZE,
         "crop_size": _SIZE,
         "crop_pct": Maybe(Number(above=0, high=1)),
@@ -167,6 +181,10 @@ def _processor(transformers: Any, name: str) -> Mapping[str, Any]:
 def _stated_normalisation(processor: Mapping[str, Any], name: str) -> Normalisation:
     """Return the normalisation of images in [0, 1] that a processor of pixels amounts to."""
     mean, std = processor.get("image_mean"), processor.get("image_std")
+    kind = processor.get("image_processor_type") or ""
+    # EfficientNet's processor divides by the deviations once more, unless told not to.
+    twice = kind.startswith("EfficientNet") and processor.get("include_top") is not False
+    again = std if twice and std is not None else [1.0]
     if processor.get("do_normalize") is False:
         mean, std = [0.0], [1.0]
     if mean is None or std is None:
@@ -178,8 +196,11 @@ def _stated_normalisation(processor: Mapping[str, Any], name: str) -> Normalisat
     factor = processor.get("rescale_factor") or 1 / PIXELS
     scale = PIXELS * factor if processor.get("do_rescale") is not False else PIXELS
     offset = 1.0 if processor.get("rescale_offset") else 0.0
+    channels = max(len(std), len(again))
+    both = zip(std * (channels // len(std)), again * (channels // len(again)), strict=True)
     return Normalisation(
-        tuple((value + offset) / scale for value in mean), tuple(value / scale for value in std)
+        tuple((value + offset) / scale for value in mean),
+        tuple(one * other / scale for one, other in both),
     )
 
 
@@ -202,7 +223,10 @@ def _pictures(processor: Mapping[str, Any], fallback: Any, name: str) -> Picture
         )
     if sides[0] != sides[1] or (isinstance(size, Mapping) and size.get("height")):
         return PictureSize(sides)  # whatever the proportions were
-    shorter = int(sides[0] / (processor.get("crop_pct") or 1))
+    crop_pct = processor.get("crop_pct")
+    if crop_pct is not None and sides[0] >= NEVER_CROPPED:
+        return PictureSize(sides)
+    shorter = int(sides[0] / (crop_pct or 1))
     return PictureSize(sides[0], shorter if shorter > sides[0] else None)
 
 

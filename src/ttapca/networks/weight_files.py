@@ -19,7 +19,7 @@ import re
 import shlex
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from ttapca.support.parsing import parse_json
 
 SAFETENSORS = ".safetensors"
 WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
-PREFIXES = re.compile(r"^(?:(?:module|model)\.)+")
+PREFIX = re.compile(r"^(?:module|model|_orig_mod)\.")  # of what wraps a network
 FORMAT = "ttapca.weights"
 
 # What a file of ours says about its network. Callers of `train` may add anything that is plain.
@@ -68,17 +68,54 @@ DESCRIPTION = Record(
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The weights by name, and what a file of ours says about its network."""
+    """The weights of a file, and what a file of ours says about its network.
 
-    tensors: dict[str, Tensor]
+    Attributes:
+        path: The file.
+        stored: The weights by the names that they have there.
+        description: Of the network.
+    """
+
+    path: Path
+    stored: dict[str, Tensor]
     description: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights by name, without the prefixes of what wrapped the network."""
+        return self.named_like(None)
+
+    def named_like(self, wanted: Collection[str] | None) -> dict[str, Tensor]:
+        """Return the weights by the names of a network, which may have such prefixes itself.
+
+        Args:
+            wanted: These names; None for a network without any.
+
+        Raises:
+            CheckpointError: Two weights have one name but for a prefix.
+        """
+        found = self.stored
+        while wanted is None or not found.keys() >= set(wanted):
+            shorter: dict[str, Tensor] = {}
+            for name, tensor in found.items():
+                bare = PREFIX.sub("", name)
+                if bare in shorter:
+                    raise CheckpointError(
+                        f"Weights have different names; {self.path} holds two that are called "
+                        f"`{bare[:200]}` but for a prefix. Save those of one network."
+                    )
+                shorter[bare] = tensor
+            if shorter.keys() == found.keys():
+                break
+            found = shorter
+        return found
 
 
 def read_weights(path: Path) -> WeightFile:
     """Read a state dict from `.safetensors`, or from anything that `torch.save` wrote.
 
-    The weights may be bare or under `state_dict`, `model_state_dict`, `net` or `model`; prefixes
-    `module.` and `model.` are removed. No code in the file is run.
+    The weights may be bare or under `state_dict`, `model_state_dict`, `net` or `model`, and their
+    names may have the prefixes `module.`, `model.` and `_orig_mod.`. No code in the file is run.
 
     Raises:
         CheckpointError: The file is missing, cut short or unsafe, its description is invalid, or
@@ -95,12 +132,12 @@ def read_weights(path: Path) -> WeightFile:
         raise CheckpointError(f"A checkpoint is a file; there is none at {path}.")
     if path.suffix == SAFETENSORS:
         tensors, metadata = read_safetensors(path)
-        return WeightFile(_state_dict(tensors, path), _description(metadata, path))
+        return WeightFile(path, _state_dict(tensors, path), _description(metadata, path))
     content = _read_torch(path)
     for name in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            return WeightFile(_state_dict(content[name], path))
-    return WeightFile(_state_dict(content, path))
+            return WeightFile(path, _state_dict(content[name], path))
+    return WeightFile(path, _state_dict(content, path))
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> None:
@@ -119,7 +156,10 @@ def write_safetensors(
 ) -> None:
     """Write tensors and metadata as one safetensors file, in one step."""
     make_folder(path.parent)
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Copied, since safetensors refuses tensors that share memory, as those of a shared layer do.
+    plain = {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }
     replace_file(path, safetensors.torch.save(plain, metadata))
 
 
@@ -138,11 +178,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     named = content if isinstance(content, Mapping) else {}
-    tensors = {
-        PREFIXES.sub("", str(name)): value
-        for name, value in named.items()
-        if isinstance(value, Tensor)
-    }
+    tensors = {str(name): value for name, value in named.items() if isinstance(value, Tensor)}
     if not tensors:
         found = f"the keys {shown(list(named)[:5])}" if isinstance(content, Mapping) else "no dict"
         raise CheckpointError(

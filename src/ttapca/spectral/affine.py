@@ -91,7 +91,7 @@ class LinearPart:
         """Return the layer's own output W u + b for one input: (q,) to (p,)."""
         inputs = sample.to("cpu", torch.float64).reshape(1, *self.input_shape)
         output: Tensor = _float64_copy(self._layer, bias=True)(inputs)
-        return output.flatten()
+        return output.flatten().clone()  # some layers return what they are given
 
     def signs_of(self, columns: Tensor) -> Tensor:
         """Return the `signs` of W times columns, (q, n) to (n,)."""
