@@ -47,7 +47,7 @@ NEEDED = Record(
 def pack(run: Path, name: str, folder: Path, test: Images) -> Evaluation:
     """Store the weights of a finished run in float16, measure what is stored, write its card."""
     done = len(read_history(run))
-    weights = read_weights(run / WEIGHTS) if done else WeightFile({})
+    weights = read_weights(run / WEIGHTS) if done else WeightFile(run / WEIGHTS, {})
     wanted = weights.description.get("training", {}).get("epochs")
     if not done or done != wanted:
         raise TrainingError(

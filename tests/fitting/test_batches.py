@@ -136,6 +136,6 @@ def test_sources_of_methods() -> None:
         [(DATA.numpy(), LABELS)],
     ]
     for source in given:
-        assert torch.equal(torch.cat(list(batches_of(source))), DATA)
+        assert torch.equal(torch.cat(list(batches_of(source, convnet()))), DATA)
     with pytest.raises(OptionError, match=r"dicts with an `image`; batch 0 .* is a dict"):
-        list(batches_of([{"photo": DATA}]))
+        list(batches_of([{"photo": DATA}], convnet()))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import ttapca
 from oracles import group_norm_net, images, small_convnet

@@ -67,13 +67,18 @@ class TrainingWishes:
         return TrainingOptions(**(by_images | given))
 
     def check(self, rotation_head: str | None) -> None:
-        """Refuse options that would have no effect, before any work is done."""
-        if self.warmup is not None and self.schedule == "one-cycle":
+        """Refuse options that would have no effect, before any work is done.
+
+        The usual values may be given: cards of networks name every option.
+        """
+        from ttapca.networks import TrainingOptions
+
+        if self.warmup not in (None, TrainingOptions.warmup) and self.schedule == "one-cycle":
             raise OptionError(
                 "--warmup would have no effect: it is for --schedule cosine, and found is "
                 f"{self.schedule}, which rises over the first epochs by itself. Leave it out."
             )
-        if self.rotation is not None and rotation_head is None:
+        if self.rotation not in (None, TrainingOptions.rotation) and rotation_head is None:
             raise OptionError(
                 "--rotation would have no effect: it is for a network that also learns rotations. "
                 "Leave it out, or say --rotation-head LAYER."

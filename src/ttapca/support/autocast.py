@@ -17,9 +17,10 @@ def own_precision(device: torch.device) -> AbstractContextManager[object]:
         ...     (one @ one).dtype
         torch.float32
     """
-    if not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 @contextmanager
