@@ -23,8 +23,8 @@ from ttapca.datasets import read_digits
         ("bench digits --corrupted c --corruption-seed 5", "--corruption-seed would .* from c\\."),
         ("bench digits --dry-run --json", "--json would have no effect: a dry run measures nothi"),
         ("tune digits bn --option prior=0,16 --components 5", "--components would have no effect"),
-        ("train digits small-cnn --to f --warmup 1", "--warmup would .* for --schedule cosine"),
-        ("train digits small-cnn --to f --rotation 1", "--rotation would .* --rotation-head LAYER"),
+        ("train digits small-cnn --to f --warmup 3", "--warmup would .* for --schedule cosine"),
+        ("train digits small-cnn --to f --rotation 5", "--rotation would .* --rotation-head LAYER"),
         ("figure r.sqlite --to x.svg", "--to FILE is for one figure; found no NAME"),
     ],
 )
