@@ -89,13 +89,13 @@ for run in $runs; do
         --corruptions gaussian_noise,defocus_blur,frost,contrast,jpeg_compression \
         --methods source,bn,tent,ttapca-exp,ttapca-relu,ttapca-closed,wiener,shot,slr+it,eata,sar,roid,lame,cotta ;;
     streams)
-        for words in "$rivals,rotta,pea" roid.lr=0.03 eata.lr=0.3; do
+        for words in "$rivals,rotta,pea,sar" roid.lr=0.03 eata.lr=0.3; do
             ordered "$words" cifar10-resnet20 --to "$to/streams.sqlite"
         done
-        few=source,bn,tent,roid,lame,wiener
-        ordered $few "${c10[@]}" --to "$to/streams10.sqlite"
-        ordered $few "${c100[@]}" --to "$to/streams100.sqlite"
-        ordered $few "${gn[@]}" --to "$to/streamsgn.sqlite"
+        others=$rivals,lame,sar,rotta
+        ordered "$others,pea" "${c10[@]}" --to "$to/streams10.sqlite"
+        ordered "$others,pea" "${c100[@]}" --to "$to/streams100.sqlite"
+        ordered "$others" "${gn[@]}" --to "$to/streamsgn.sqlite" # pea takes hours there
         ;;
     rivals) # other people's networks
         compare 10000 "$rivals" "${c10[@]}" --to "$to/rivals10.sqlite"
