@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import ttapca
 from adapters import DATA, LEARNING, adapted
 from oracles import images, small_convnet
+from ttapca.errors import InputTypeError
 
 BATCHES = [batch.float() for batch in images(48, seed=8).split(12)]
 
@@ -98,3 +99,13 @@ def test_source_data_may_be_an_array_or_of_another_precision() -> None:
         for method, options in (("pea", {}), ("eata", {"fisher_weight": 1.0})):
             with ttapca.adapt(model, method, source=source, **options) as adapter:
                 assert torch.isfinite(adapter(x)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_images_of_another_precision_are_named(dtype: torch.dtype) -> None:
+    model = convnet().to(dtype)
+    found = "own precision; found a tensor of float32.*The model said"
+    with pytest.raises(InputTypeError, match=found):
+        ttapca.adapt(model, "bn")(BATCHES[0])
+    with pytest.raises(InputTypeError, match=found):
+        ttapca.fit(model, "conv1", DATA.float(), 20)

@@ -267,14 +267,21 @@ def _advice_on(value: Any) -> str | None:
 
 
 def _precision(values: list[Any], said: str) -> str | None:
-    """Return what to do about float64 inputs, if the model complained about types."""
-    doubles = (each for each in values if isinstance(each, Tensor) and each.dtype == torch.float64)
-    if not any(True for _ in doubles) or not _ABOUT_TYPES.search(said):
+    """Return what to do about inputs of another precision, if the model complained about types."""
+    kinds = {each.dtype for each in values if isinstance(each, Tensor) and each.is_floating_point()}
+    if torch.float64 in kinds and _ABOUT_TYPES.search(said):
+        return (
+            "A model takes its own precision; found a tensor of float64, which numpy makes "
+            "unasked. Convert it as the model is, mostly with batch.float()."
+        )
+    if not kinds or not _ABOUT_TWO_TYPES.search(said):
         return None
+    found = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
     return (
-        "A model takes its own precision; found a tensor of float64, which numpy makes unasked. "
-        "Convert it as the model is, mostly with batch.float()."
+        f"A model takes its own precision; found a tensor of {found}. Convert it as the model is, "
+        "with batch.to(next(model.parameters()).dtype)."
     )
 
 
 _ABOUT_TYPES = re.compile(r"dtype|scalar type|[Ii]nput type|Double|double")
+_ABOUT_TWO_TYPES = re.compile(r"same dtype|type \(.*should be the same|expected .*scalar type")
