@@ -63,8 +63,8 @@ for run in $runs; do
     others)
         bench cifar10-resnet20 --settings online --corruptions standard,clean --images 1000 \
             --methods shot,slr+it,lame,cotta,ttapca-multiplicative --to "$to/others.sqlite"
-        # One image at a time, 16 views of each: a fifth of the images.
-        bench cifar10-resnet20 --settings episodic --images 200 --methods memo \
+        # One image at a time, 16 views of each: half an hour for a core.
+        bench cifar10-resnet20 --settings episodic --images 1000 --methods memo \
             --to "$to/others.sqlite"
         ;;
     ten) compare 10000 "$everything" cifar10-resnet20 --to "$to/ten.sqlite" ;;
