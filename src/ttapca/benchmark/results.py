@@ -187,10 +187,10 @@ class Results:
             for one in claims:
                 place = (one.key, one.images)
                 self._connection.execute(
-                    "INSERT OR IGNORE INTO image_sets VALUES (?, ?, ?)", (*place, one.fingerprint)
+                    "INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (*place, one.fingerprint)
                 )
                 found = self._connection.execute(
-                    "SELECT fingerprint FROM image_sets WHERE data = ? AND images = ?", place
+                    "SELECT fingerprint FROM claims WHERE key = ? AND images = ?", place
                 )
                 if found.fetchone() != (one.fingerprint,):
                     raise OptionError(

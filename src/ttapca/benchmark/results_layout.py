@@ -1,6 +1,6 @@
 """The layout of a file of results: its tables, and what may stand in them.
 
-Layout 2 adds the table `per_image`, layout 3 `labels` and layout 4 `image_sets`; the others stay as
+Layout 2 adds the table `per_image`, layout 3 `labels` and layout 4 `claims`; the others stay as
 they were in layout 1.
 """
 
@@ -29,7 +29,7 @@ from ttapca.benchmark.cells import SETTINGS, Cell, Outcome, Status
 
 APPLICATION_ID = 0x74746170  # "ttap"
 LAYOUT = 4
-WITH_BITS, WITH_LABELS, WITH_IMAGE_SETS = 2, 3, 4  # the first layouts that have them
+WITH_BITS, WITH_LABELS, WITH_CLAIMS = 2, 3, 4  # the first layouts that have them
 LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
 
 # By the type of a field: its column, and what may stand in it. Names of methods, corruptions and
@@ -76,9 +76,9 @@ ADDED = {  # by layout: the table that it added
     f"{CORRECT} BLOB NOT NULL )",
     WITH_LABELS: "CREATE TABLE labels ( data TEXT NOT NULL, images INTEGER NOT NULL, "
     "names TEXT NOT NULL, numbers BLOB NOT NULL, PRIMARY KEY (data, images) )",
-    # What a name stands for, see `claims.py`: its columns are named after the first such things.
-    WITH_IMAGE_SETS: "CREATE TABLE image_sets ( data TEXT NOT NULL, images INTEGER NOT NULL, "
-    "fingerprint TEXT NOT NULL, PRIMARY KEY (data, images) )",
+    # What a name stands for, and for how many images; see `claims.py`.
+    WITH_CLAIMS: "CREATE TABLE claims ( key TEXT NOT NULL, images INTEGER NOT NULL, "
+    "fingerprint TEXT NOT NULL, PRIMARY KEY (key, images) )",
 }
 SCHEMAS = {  # by layout
     layout: (*_FIRST_SCHEMA, *(ADDED[each] for each in range(WITH_BITS, layout + 1)))

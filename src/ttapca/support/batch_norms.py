@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import AttachError
 from ttapca.support.channel_moments import normalised
-from ttapca.support.wrapping import surely
-
-Result = TypeVar("Result")
+from ttapca.support.wrapping import Result, surely
 
 
 def with_running_statistics(model: nn.Module) -> dict[str, _BatchNorm]:
