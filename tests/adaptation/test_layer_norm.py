@@ -17,6 +17,7 @@ import ttapca
 from oracles import left_untouched
 from ttapca.adaptation.surfaces import SampleNormStatistics
 from ttapca.errors import AttachError, OptionError, SavedFilterError
+from ttapca.fitting.model_inputs import ModelInputs
 from ttapca.fitting.source_channels import SourceChannels
 from ttapca.fitting.store import read_folder, write_folder
 
@@ -257,7 +258,7 @@ class TokensFirst(nn.Module):
 )
 def test_layers_whose_channels_or_images_are_elsewhere_are_left_alone(make: Any) -> None:
     channels = SourceChannels(nn.Sequential(make()))
-    channels.see(images(30))
+    channels.see(ModelInputs((images(30),), {}))
     assert channels.of(nn.LayerNorm) == {}
     assert channels.by_class() is None
 

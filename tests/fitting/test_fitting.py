@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,8 +19,8 @@ from ttapca.errors import (
     OptionError,
     ShapeError,
 )
-from ttapca.fitting.measuring_rule import MEASURED_FIRST
-from ttapca.fitting.model_inputs import KEPT_PARTS
+from ttapca.fitting.measuring_rule import MEASURED
+from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES
 
 DATA = images(150)
 PROBE = images(4, seed=8)
@@ -77,12 +76,12 @@ def test_callers_without_gradients(mode) -> None:
 def test_only_the_part_up_to_the_layer_runs() -> None:
     model = small_convnet()
     calls = []
-    model.fc.register_forward_hook(lambda *_: calls.append(1))
+    model.fc.register_forward_hook(lambda module, args, output: calls.append(len(output)))
     many = DATA.repeat(20, 1, 1, 1)  # 3,000 samples
     ttapca.fit(model, "conv1", many.split(100), 1.0)  # all: nothing is dropped, nothing compared
     # The probe, which has to see whether a layer is called twice, what is measured by class, and at
     # most eight parts of batches as they are and mirrored.
-    assert len(calls) <= 1 + math.ceil(MEASURED_FIRST / 100) + 2 * KEPT_PARTS
+    assert sum(calls) <= 2 + (MEASURED + 3) + 2 * KEPT_PARTS * KEPT_SAMPLES
 
 
 def test_progress_wraps_the_batches() -> None:

@@ -55,7 +55,7 @@ def small_choices() -> Iterator[None]:
     """Choices that these few samples are too many for, so that they matter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(even_sample, "SAMPLES", 300)
-        patch.setattr(measuring_rule, "MEASURED_FIRST", 40)
+        patch.setattr(measuring_rule, "MEASURED", 120)
         patch.setattr(measuring_rule, "MEASURED_PER_CLASS", 1)
         patch.setattr(measuring_rule, "ONE_IN", 4)
         yield
@@ -102,7 +102,7 @@ def test_the_choices_matter_in_the_test_above(small_choices: None) -> None:
     found = whole("BatchNorm", "conv1", "dct")
     assert found.energies_ is not None
     assert len(found.energies_) == 210  # every other one
-    rule = measuring_rule.measuring_rule(small_convnet(), SAMPLES, 5, block=BATCH)
+    rule = measuring_rule.measuring_rule(small_convnet(), SAMPLES, 5)
     assert 40 < int(rule.of(torch.arange(SAMPLES)).sum()) < SAMPLES
 
 

@@ -220,7 +220,6 @@ class SourceActivations:
             self.model,
             self.samples,
             self.classes,
-            block=min(self.block, self.cost.together),
             numbers=self._numbers,
             multiply_adds=self.cost.multiply_adds,
         )
@@ -260,9 +259,7 @@ class SourceActivations:
             fetching=self._fetching / self.batch_size,
             up_to_layer=seconds_of(reach) / count,
             whole=seconds_of(lambda: inputs.run(self.model)) / count,
-            measuring=seconds_of(lambda: trial.see(*inputs.args, **inputs.kwargs)) / count
-            if measured
-            else 0.0,
+            measuring=seconds_of(lambda: trial.see(inputs)) / count if measured else 0.0,
             measured=measured or 0,
             compared=min(part, self.samples or part),
         )
@@ -318,16 +315,19 @@ class SourceActivations:
         self, inputs: ModelInputs, activation: Tensor, positions: Tensor, into: Collected
     ) -> None:
         """Run the samples through the whole model that the rule chooses."""
-        measured = into.reading.rule.of(positions)
+        rule = into.reading.rule
+        measured = rule.of(positions)
         if not bool(measured.any()):
             return
         some = inputs.chosen(measured)
+        # Each stands for those around it that are not measured.
+        weights = rule.rates(positions[measured]).reciprocal()
         channels = SourceChannels(self.model, self.find_logits, into.channels)
-        shares = channels.see(*some.args, **some.kwargs)
+        shares = channels.see(some, weights)
         if shares is not None:
             if len(activation) == len(measured) and some is not inputs:
                 activation = activation[measured.to(activation.device)]
-            into.class_means.add(activation, shares)
+            into.class_means.add(activation, weights.to(shares)[:, None] * shares)
 
     def _activation(self, inputs: ModelInputs, at: Side) -> Tensor:
         """Run the network up to the layer."""

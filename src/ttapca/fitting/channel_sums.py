@@ -26,13 +26,13 @@ class ChannelSums:
     measured: int = 0
     other_rows: set[str] = field(default_factory=set)
     weights: Tensor | None = None
-    # By path: sums of values and of their squares, and how many values, shape (3, channels).
+    # By path: sums of means and of mean squares, and for how many images, shape (3, channels).
     _values: dict[str, Tensor] = field(default_factory=dict)
     _by_class: dict[str, Tensor] = field(default_factory=dict)  # (classes, 2, channels)
 
-    def add_values(self, path: str, moments: Tensor, count: int) -> None:
-        """Add values of a layer, given their means and mean squares, shape (2, channels)."""
-        sums = torch.cat([moments * count, torch.full_like(moments[:1], count)])
+    def add_values(self, path: str, moments: Tensor, images: float) -> None:
+        """Add sums over images of channel means and of mean squares, shape (2, channels)."""
+        sums = torch.cat([moments, torch.full_like(moments[:1], images)])
         self._values[path] = self._values.get(path, 0.0) + sums
 
     def knows(self, classes: int) -> bool:

@@ -1,14 +1,16 @@
 """Which source images are run through the whole network, to measure its normalisation layers.
 
-Images are measured in blocks: the first ones all, and then one block in 32. Whether an image is
-measured follows from its position alone, so parts of the data can be read by different processes.
+They are spread evenly over all data: data are often sorted by class, and the first thousand images
+of a folder may have one class. Whether an image is measured follows from its position alone, so
+parts of the data can be read by different processes. If nobody knows how many images there are, the
+later ones are measured more rarely, and each of them counts for more.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -16,12 +18,15 @@ from ttapca.fitting.source_channels import IMAGES_A_CLASS, normalising_layers
 from ttapca.spectral.composition import LARGEST_RANK
 from ttapca.support.sample_norms import channels_of, is_sample_norm
 
-# The first images are all measured, some for each class, and then one in 32: fitting reads many
+# So many images are measured, some for each class, or one in 32 if that is more: fitting reads many
 # more images than moments need, and runs only a part of the network on them.
-MEASURED_FIRST = 1024
+MEASURED = 1024
 MEASURED_PER_CLASS = 16
-MOST_MEASURED_FIRST = 8192
+MOST_MEASURED = 8192
 ONE_IN = 32
+
+# Multiples of the golden ratio, without their whole part, are spread evenly over 0 to 1.
+GOLDEN_RATIO = 0.6180339887498949
 
 # Running all of a large network takes longer than everything else, so that it sees no more images
 # than this many multiply-adds allow, but at least this many images and numbers.
@@ -37,33 +42,42 @@ class MeasuringRule:
     """Says which images are measured.
 
     Attributes:
-        first: How many images are measured at first, at least.
-        block: Images that are measured together or not at all.
+        wanted: How many images are measured, at least.
+        images: How many there are; None if nobody knows.
         classes: How many classes there are whose moments will be stored; 0 if none.
         needed: Whether anything is measured.
-        expected: How many images will be measured, about; None if nobody knows.
 
     Example:
-        >>> import torch
-        >>> rule = MeasuringRule(first=30, block=20, classes=10)
+        >>> rule = MeasuringRule(wanted=100, images=2000, classes=10)
         >>> measured = rule.of(torch.arange(2000))
-        >>> int(measured.sum()), measured.nonzero()[[0, -1], 0].tolist()
-        (80, [0, 1939])
+        >>> int(measured.sum()), [int(each.sum()) for each in measured.split(500)]
+        (100, [25, 25, 25, 25])
     """
 
-    first: int
-    block: int
+    wanted: int
+    images: int | None
     classes: int
     needed: bool = True
-    expected: int | None = None
+
+    def rates(self, positions: Tensor) -> Tensor:
+        """Return the share of images that is measured around each position, above 0 to 1."""
+        images = positions + 1.0 if self.images is None else torch.full_like(positions, self.images)
+        return (self.wanted / images.clamp(min=1)).clamp(1 / ONE_IN, 1).double()
 
     def of(self, positions: Tensor) -> Tensor:
         """Return whether the image at each of these positions is measured."""
-        blocks = positions // self.block
         if not self.needed:
-            return blocks < 0
-        whole = math.ceil(self.first / self.block)
-        return (blocks < whole) | ((blocks >= ONE_IN * whole) & (blocks % ONE_IN == 0))
+            return torch.zeros_like(positions, dtype=torch.bool)
+        return positions.double() * GOLDEN_RATIO % 1 < self.rates(positions)
+
+    @property
+    def expected(self) -> int | None:
+        """How many images will be measured, about; None if nobody knows."""
+        if not self.needed:
+            return 0
+        if self.images is None:
+            return None
+        return min(self.images, max(self.wanted, self.images // ONE_IN))
 
     def stored_bytes(self, model: nn.Module) -> int:
         """Return the size of what is measured in a saved filter, about."""
@@ -81,7 +95,6 @@ def measuring_rule(
     images: int | None,
     classes: int,
     *,
-    block: int = 1,
     numbers: int = 1,
     multiply_adds: int = 0,
 ) -> MeasuringRule:
@@ -91,16 +104,14 @@ def measuring_rule(
         model: The network.
         images: How many there are; None if nobody knows.
         classes: How many the model predicts; 0 if none.
-        block: How many images are usually read together.
         numbers: In one image.
         multiply_adds: Of the model for one image.
     """
     least = max(LEAST_IMAGES, LEAST_NUMBERS // numbers)
     most = max(least, int(MOST_MULTIPLY_ADDS / max(1, multiply_adds)))
-    usual = max(MEASURED_FIRST, min(MEASURED_PER_CLASS * classes, MOST_MEASURED_FIRST))
-    first = min(most, usual)
-    measured = None if images is None else min(images, max(first, images // ONE_IN))
-    if measured is not None and measured < IMAGES_A_CLASS * classes:
+    wanted = min(most, max(MEASURED, min(MEASURED_PER_CLASS * classes, MOST_MEASURED)))
+    rule = MeasuringRule(wanted, images, classes)
+    if rule.expected is not None and rule.expected < IMAGES_A_CLASS * classes:
         classes = 0  # too few images to tell them apart
     needed = classes > 0 or any(map(is_sample_norm, normalising_layers(model).values()))
-    return MeasuringRule(first, block, classes, needed, measured if needed else 0)
+    return MeasuringRule(wanted, images, classes, needed)

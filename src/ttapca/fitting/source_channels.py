@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import LayerOutputError
 from ttapca.fitting.channel_sums import ChannelSums
+from ttapca.fitting.model_inputs import ModelInputs
 from ttapca.spectral.composition import ClassMoments
 from ttapca.support.sample_norms import is_sample_norm, normalised_alone
 from ttapca.support.tensors import at_least_float32
@@ -62,7 +63,7 @@ class SourceChannels:
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten())
         >>> channels = SourceChannels(model)
-        >>> _ = channels.see(torch.rand(5, 1, 8, 8))
+        >>> _ = channels.see(ModelInputs((torch.rand(5, 1, 8, 8),), {}))
         >>> {name: tuple(found.shape) for name, found in channels.of(nn.GroupNorm).items()}
         {'1': (2, 4)}
     """
@@ -76,23 +77,25 @@ class SourceChannels:
         self._model = model
         self._find_logits = logits
         self._layers = normalising_layers(model)
-        self._images = 0  # in this batch
+        self._weights = torch.empty(0)  # of the images in this batch
         self._rows: dict[str, Tensor] = {}  # of this batch: (images, 2, channels)
         self.sums = ChannelSums() if sums is None else sums
 
     @torch.no_grad()
-    def see(self, *inputs: Any, **options: Any) -> Tensor | None:
-        """Measure a batch of source images, given the arguments of the model.
+    def see(self, inputs: ModelInputs, weights: Tensor | None = None) -> Tensor | None:
+        """Measure a batch of source images.
 
-        The first tensor among them has a row for each image.
+        Args:
+            inputs: The arguments of the model.
+            weights: For how many images each of them counts, shape (images,); by default for one.
 
         Returns:
             The class probabilities of the images, shape (images, classes); None where the model
             predicts no classes.
         """
-        values = (*inputs, *options.values())
-        self._images = len(next(value for value in values if isinstance(value, Tensor)))
-        self.sums.measured += self._images
+        images = len(inputs.first)
+        self._weights = torch.ones(images, dtype=torch.float64) if weights is None else weights
+        self.sums.measured += images
         self._rows = {}
         handles = [
             layer.register_forward_pre_hook(
@@ -101,7 +104,7 @@ class SourceChannels:
             for path, layer in self._layers.items()
         ]
         try:
-            output = self._model(*inputs, **options)
+            output = inputs.run(self._model)
         finally:
             for handle in handles:
                 handle.remove()
@@ -109,18 +112,22 @@ class SourceChannels:
 
     def _add(self, path: str, layer: nn.Module, values: Tensor) -> None:
         """Add what a layer normalises, shape (batch, channels, ...)."""
-        if isinstance(layer, nn.LayerNorm) and len(values) != self._images:
+        images = len(self._weights)
+        if isinstance(layer, nn.LayerNorm) and len(values) != images:
             self.sums.other_rows.add(path)
             return
-        if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
-            values = normalised_alone(layer, values)
-            flat = values.transpose(0, 1).flatten(1)
-            var, mean = torch.var_mean(at_least_float32(flat), dim=1, correction=0)
-            moments = torch.stack([mean.double(), var.double() + mean.double().square()])
-            self.sums.add_values(path, moments.cpu(), flat.shape[1])
-        values = at_least_float32(values)  # variances are differences of squares
+        alone = isinstance(layer, nn.GroupNorm | nn.LayerNorm)
+        values = at_least_float32(normalised_alone(layer, values) if alone else values)
         each = values.flatten(2) if values.dim() > 2 else values[..., None]
-        self._rows[path] = torch.stack([each.mean(2), each.square().mean(2)], 1)
+        rows = torch.stack([each.mean(2), each.square().mean(2)], 1)
+        weights = self._weights
+        if len(rows) == images:
+            self._rows[path] = rows
+        else:  # a layer that is called on parts of images has no row for each image
+            weights = torch.ones(len(rows))
+        if alone:
+            sums = torch.einsum("n,nsc->sc", weights.to(rows), rows)
+            self.sums.add_values(path, sums.double().cpu(), float(weights.sum()))
 
     def _add_classes(self, output: Any) -> Tensor | None:
         """Add what was seen of each layer to the classes that the images have by their logits."""
@@ -128,14 +135,14 @@ class SourceChannels:
         if logits is None:
             return None
         shares = logits[:, :, None].double().softmax(1).flatten(2).mean(2)  # (images, classes)
-        if len(shares) != self._images or not self.sums.knows(shares.shape[1]):
+        if len(shares) != len(self._weights) or not self.sums.knows(shares.shape[1]):
             return None
+        weighted = self._weights.to(shares)[:, None] * shares
         by_class = {
-            path: torch.einsum("nk,nsc->ksc", shares.to(rows), rows).double().cpu()
+            path: torch.einsum("nk,nsc->ksc", weighted.to(rows), rows).double().cpu()
             for path, rows in self._rows.items()
-            if len(rows) == self._images  # a layer that is called on parts has no row an image
         }
-        self.sums.add_classes(shares.sum(0).cpu(), by_class)
+        self.sums.add_classes(weighted.sum(0).cpu(), by_class)
         return shares
 
     def of(self, kind: type[nn.Module]) -> dict[str, Tensor]:
