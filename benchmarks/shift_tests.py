@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
+from ttapca.adaptation.shift_alarm import skew_of
 from ttapca.spectral.calibration import SourceSpectrum
 from ttapca.spectral.closed_form_rule import independent_images
-from ttapca.spectral.composition import skew_of
 
 Numbers = NDArray[np.float64]
 

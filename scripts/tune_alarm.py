@@ -27,11 +27,11 @@ import ttapca
 from held_out import EXTRA
 from held_out import STANDARD as OTHERS
 from ttapca import networks
-from ttapca.adaptation.shift_alarm import ShiftAlarm
+from ttapca.adaptation.shift_alarm import CLASS_MEMORY, ShiftAlarm, skew_of
 from ttapca.corruptions import corrupt
 from ttapca.datasets import load, to_tensor
 from ttapca.spectral.closed_form import ClosedFormGain
-from ttapca.spectral.composition import CLASS_MEMORY, skew_of
+from ttapca.spectral.closed_form_rule import independent_images
 
 WEAK = [(name, severity) for name in (*OTHERS, *EXTRA) for severity in (1, 2)]
 STRONG = [(name, 4) for name in OTHERS] + [(name, 5) for name in EXTRA]
@@ -55,8 +55,8 @@ class Looker:
         (self.surface,) = (
             each for each in self.adapted.surfaces if isinstance(each, ttapca.SpectralGains)
         )
-        assert fitted.class_moments_ is not None
-        self.shares = fitted.class_moments_.shares
+        assert fitted.classes_ is not None
+        self.shares = fitted.classes_.shares
         self._normalise = network.normalise
 
     @property
@@ -95,7 +95,8 @@ def p_values(
         total, size = total + some.sum(0), size + len(some)
         if size >= images:
             skew = 1.0 if worst else skew_of(counts, looker.shares)
-            evidence = looker.gain.evidence(torch.as_tensor(total / size), size, skew)
+            independent = independent_images(float(size), skew)
+            evidence = looker.gain.evidence(torch.as_tensor(total / size), size, independent)
             found.append((evidence.p_value, min((number + 1) * batch, len(order))))
             total, size = 0.0, 0
     return found

@@ -473,8 +473,8 @@ def _watch(alarm: ShiftAlarm | None, surfaces: Sequence[Surface]) -> ShiftWatch:
     """Return what looks at the filters among attached surfaces."""
     filters = [each for each in surfaces if isinstance(each, SpectralGains)]
     gains = [each.closed_form for each in filters]
-    known = (each.class_moments for each in filters)
-    shares = next((moments.shares for moments in known if moments is not None), None)
+    known = (each.classes for each in filters)
+    shares = next((classes.shares for classes in known if classes is not None), None)
     return ShiftWatch(alarm, [gain for gain in gains if gain is not None], shares)
 
 

@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains
 from ttapca.adaptation.surfaces.statistics import MixedStatistics
 from ttapca.spectral.closed_form_rule import TINY, ClosedFormRule, Evidence
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
+
+
+LEAST_ORDERED = 0.8  # probability from which a line for a person says so
 
 
 @dataclass(frozen=True)
@@ -53,10 +58,13 @@ class Health:
         bands: The same for every band of every closed-form filter, from large shapes to fine
             detail.
         composition: Share of each class in the latest predictions; None where nobody looks at
-            classes, which takes `composition` or `on_shift`.
+            classes, which takes `order` or `on_shift`.
+        ordered: Probability that classes stay for a while, so that the order of images is used;
+            None where nobody looks at it.
+        run_length: For how many images a class stays, as expected, if classes do.
         skew: How surely the classes are not those of the source, from 0 to 1. Images of one class
-            resemble each other, and `p_value` allows for that. For `on_shift` without
-            `composition` it is 1, the worst, until classes were seen before a shift.
+            resemble each other, and `p_value` allows for that. Where the order of images is not
+            looked at, `on_shift` takes it for 1, the worst, until classes were seen before a shift.
         conditions: How many conditions were told apart.
         outliers: Share of values that strayed from those around them; source images have some.
         batch_weight: Weight of the test data in the statistics that normalisation layers use,
@@ -80,6 +88,8 @@ outliers 0.4 %, 2 batches skipped)
     size: float | None = None
     bands: tuple[BandHealth, ...] = ()
     composition: tuple[float, ...] | None = None
+    ordered: float | None = None
+    run_length: float | None = None
     skew: float | None = None
     conditions: int = 1
     outliers: float | None = None
@@ -94,6 +104,9 @@ outliers 0.4 %, 2 batches skipped)
             said.append(f"p = {self.p_value:.3f}")
         if self.shift is not None:
             said.append(f"shift {self.shift:.2f} of size {self.size or 0.0:.1f}")
+        if self.ordered is not None and self.run_length is not None:
+            length = f"one class for about {self.run_length:,.0f} images"
+            said.append(length if self.ordered >= LEAST_ORDERED else "classes in no order")
         if self.skew is not None:
             said.append(f"skew {self.skew:.2f}")
         said.append(f"{self.conditions} condition{'s' * (self.conditions != 1)}")
@@ -122,7 +135,7 @@ def health_of(adapter: Adapter, name: str) -> Health:
     with adapter._streams.lock:
         values = adapter._streams.values_of(name)
         stream, watch = adapter._streams.stream, adapter.watch
-        counts = watch.counts_in(values)
+        counts, facts = watch.counts_in(values), adapter.mover.facts_in(values)
         skew = watch.skew_in(values)
         shift = stream.shift_in(values)
         surfaces = list(adapter.surfaces)
@@ -139,12 +152,16 @@ def health_of(adapter: Adapter, name: str) -> Health:
             skipped=int(values["skipped"]),
             shifted=watch.shifted_in(values),
             **_shift(surfaces, values, skew or 0.0),
-            composition=None if counts is None else tuple((counts / counts.sum()).tolist()),
             skew=skew,
+            **({"composition": _shares(counts)} | facts),
             conditions=stream.conditions_in(values),
             outliers=outliers[0] if outliers else None,
             batch_weight=sum(weights) / len(weights) if weights else None,
         )
+
+
+def _shares(counts: Tensor | None) -> tuple[float, ...] | None:
+    return None if counts is None else tuple((counts / counts.sum()).tolist())
 
 
 def _shift(surfaces: list[Any], values: Mapping[str, Any], skew: float) -> dict[str, Any]:

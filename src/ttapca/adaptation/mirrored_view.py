@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -83,6 +83,10 @@ class MirroredView(Mover):
     def output(self, logits: Tensor) -> Tensor:
         """Return what the other mover makes of logits."""
         return self.inner.output(logits)
+
+    def facts_in(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the other mover knows of a stream."""
+        return self.inner.facts_in(values)
 
     def tensors(self) -> list[Tensor]:
         """Return what the other mover keeps."""

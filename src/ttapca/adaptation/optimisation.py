@@ -87,6 +87,11 @@ class Mover:
         """Return what the adapter returns where the model gives these logits."""
         return logits
 
+    def facts_in(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what it knows of a stream by its values, under names of `Health`."""
+        del values
+        return {}
+
     def tensors(self) -> list[Tensor]:
         """Return what it keeps for all streams."""
         return [tensor for name in self.fixed for tensor in getattr(self, name)]

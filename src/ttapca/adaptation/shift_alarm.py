@@ -5,9 +5,10 @@ So no image counts twice, blocks of a clean stream are independent of each other
 shift is seen as soon as its beginning. A shift begins after some blocks in a row that hardly any
 source batch is like, and ends after some in a row that many are like. In between, nothing changes.
 
-Images of one class resemble each other, so the alarm looks at the classes that are predicted: a
-block of one class counts for fewer images. But batch statistics hide which classes a batch holds
-(see `ttapca.spectral.composition`), so classes are believed to be many only where nothing had
+Images of one class resemble each other, so that a block of one class counts for fewer images. A
+stream whose order is looked at knows for how many. For others, the alarm looks at the classes that
+are predicted. But batch statistics hide which classes a batch holds
+(see `ttapca.spectral.source_classes`), so classes are believed to be many only where nothing had
 shifted and the network predicted as it was. What the alarm keeps belongs to the stream.
 """
 
@@ -26,8 +27,8 @@ from ttapca._checks import Number, Whole, check_option
 from ttapca.adaptation.health import Health, joint_p_value
 from ttapca.errors import CallbackWarning, OptionError
 from ttapca.spectral.closed_form import ClosedFormGain
-from ttapca.spectral.composition import CLASS_MEMORY, skew_of
-from ttapca.spectral.stream import Stream
+from ttapca.spectral.closed_form_rule import independent_images
+from ttapca.spectral.stream import CHAIN, Stream
 
 # Chosen on held-out conditions; docs/health.md has the measurements. The first four are defaults of
 # `ShiftAlarm`, which says what they mean.
@@ -35,7 +36,9 @@ BEGINS = 0.01
 ENDS = 0.05
 BLOCKS = 2
 IMAGES = 64
+CLASS_MEMORY = 20.0  # after so many samples, a prediction counts 1 / e
 ENOUGH = CLASS_MEMORY / 2  # predictions that tell whether classes are many
+SURE = 6.0  # standard deviations of chi squared that chance is granted
 
 # What a stream keeps.
 STATE, BLOCK, CLASSES = "alarm/state", "alarm/block", "alarm/classes"
@@ -137,8 +140,15 @@ class ShiftWatch:
         self._stream = stream
         if self._gains:
             stream.declare(STATE, (0, 0), lasting=True)
-            stream.declare(BLOCK, (0, None), lasting=True)
+            stream.declare(BLOCK, (0, 0.0, None), lasting=True)
             stream.declare(CLASSES, NOTHING_KNOWN, lasting=True)
+
+    def _knows_order(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a stream itself knows for how many images those of a run count.
+
+        It does not if its chain has read nothing: predictions of every pixel, or of other classes.
+        """
+        return CHAIN in values and bool(values[CHAIN][2] > 0)  # its place in a run
 
     @torch.no_grad()
     def look(self, logits: Tensor | None) -> bool:
@@ -155,31 +165,32 @@ class ShiftWatch:
             return False
         stream, size = self._stream, seen[0][1]
         self._count_classes(logits, size)
-        samples, sums = stream.past(BLOCK)
+        samples, independent, sums = stream.past(BLOCK)
         energies = [size * each for each, _ in seen]
         if sums is not None:
             energies = [new + old.to(new) for new, old in zip(energies, sums, strict=True)]
-        samples += size
+        samples, independent = samples + size, independent + self._gains[0].newly_independent()
         if samples < self.alarm.images:
-            stream.write(BLOCK, (samples, tuple(energies)))
+            stream.write(BLOCK, (samples, independent, tuple(energies)))
             return False
-        skew = self.skew_in(stream.values) or 0.0
+        if not self._knows_order(stream.values):
+            independent = independent_images(float(samples), self.skew_in(stream.values) or 0.0)
         p_value = joint_p_value(
             [
-                gain.evidence(total / samples, samples, skew).p_value
+                gain.evidence(total / samples, samples, independent).p_value
                 for gain, total in zip(self._gains, energies, strict=True)
             ]
         )
         before, run = stream.past(STATE)
         after, run = self.alarm.next(bool(before), run, p_value)
         stream.write(STATE, (int(after), run))
-        stream.write(BLOCK, (0, None))
+        stream.write(BLOCK, (0, 0.0, None))
         return after != bool(before)
 
     def _count_classes(self, logits: Any, size: int) -> None:
         """Add the classes that are predicted to those of before, as far as they are known."""
         shares, stream = self._shares, self._stream
-        if stream.composition is not None or shares is None:
+        if shares is None or self._knows_order(stream.values):
             return
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] != len(shares):
             return
@@ -189,11 +200,7 @@ class ShiftWatch:
 
     def counts_in(self, values: Mapping[str, Any]) -> Tensor | None:
         """Return how often each class was predicted of late; None where nobody looked."""
-        composition = self._stream.composition
-        if composition is not None:
-            counts: Tensor | None = composition.counts_in(values)
-        else:
-            counts = None if self.alarm is None else values[CLASSES][0]
+        counts: Tensor | None = None if self.alarm is None else values[CLASSES][0]
         return None if counts is None or not counts.sum() else counts
 
     def skew_in(self, values: Mapping[str, Any]) -> float | None:
@@ -201,10 +208,8 @@ class ShiftWatch:
 
         Where an alarm looks and does not know the classes of the source, it expects the worst.
         """
-        composition, counts = self._stream.composition, self.counts_in(values)
-        if composition is not None:
-            return 0.0 if counts is None else skew_of(counts, composition.moments.shares)
-        if self.alarm is None:
+        counts = self.counts_in(values)
+        if self.alarm is None or self._knows_order(values):
             return None
         if counts is None or self._shares is None:
             return 1.0
@@ -253,6 +258,31 @@ def classes_after(
     if shares is not None and shift == 0 and float(counts.sum()) >= ENOUGH:
         skew = skew_of(counts, shares)
     return counts, skew
+
+
+def skew_of(counts: Tensor, shares: Tensor) -> float:
+    """Return how surely classes were not drawn by these shares, from 0 to 1.
+
+    Chi squared is compared with what chance makes of it, and `SURE` standard deviations more.
+
+    Args:
+        counts: How often each class was predicted, shape (classes,).
+        shares: Share of each class in the source data, shape (classes,).
+
+    Example:
+        >>> shares = torch.full((10,), 0.1)
+        >>> skew_of(6 * torch.ones(10), shares)
+        0.0
+        >>> round(skew_of(60 * torch.eye(10)[3], shares), 2)
+        0.94
+    """
+    seen, source = float(counts.sum()), shares.to(counts)
+    if seen <= 0:
+        return 0.0
+    chi = float((counts - seen * source).square().div(source).sum()) / seen
+    freedom = len(source) - 1
+    chance = freedom + SURE * math.sqrt(2 * freedom)
+    return max(0.0, 1 - chance / max(chi, 1e-12))
 
 
 def make_alarm(on_shift: ShiftAlarm | Callable[[Health], object] | None) -> ShiftAlarm | None:

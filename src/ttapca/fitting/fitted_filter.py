@@ -28,11 +28,14 @@ from ttapca import __version__
 from ttapca.errors import AttachError, LayerNotFoundError, NotEnoughDataError
 from ttapca.fitting.class_means import ClassMeans
 from ttapca.fitting.saved_contents import (
+    CLASS_LIKENESS,
     CLASS_LOADINGS,
     CLASS_MOMENTS,
     CLASS_SHARES,
     GROUP_NORM,
     LAYER_NORM,
+    PAIR_NUMBERS,
+    PAIRS,
     kind_of,
 )
 from ttapca.fitting.saved_contents import Storage as Storage
@@ -40,12 +43,12 @@ from ttapca.fitting.store import read_filter, save_filter
 from ttapca.spectral import closed_form as closed_form  # so that its gains are known by name
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
-from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import Gain, GainName, SourceComponents, make_gain
 from ttapca.spectral.means import class_reach
 from ttapca.spectral.pca import Spectrum
 from ttapca.spectral.randomised import singular_value_error
+from ttapca.spectral.source_classes import PairStatistic, SourceClasses
 from ttapca.support.modules import device_and_dtype, find_layer
 
 # Users are warned of a filter that changes more source predictions than this. Variance is a poor
@@ -108,8 +111,9 @@ class FittedFilter:
         group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
             its path, shape (2, channels); see `ttapca.fitting.source_channels`.
         layer_norm_: The same for LayerNorm layers; empty in filters saved by an older ttapca.
-        class_moments_: What the classes of a batch do to the statistics of normalisation layers;
-            None where the model predicts no classes, and in filters saved by an older ttapca.
+        classes_: What classes do to the network; see `ttapca.spectral.source_classes`. None if the
+            model predicts no classes or has no normalisation layers, and in filters saved by an
+            older ttapca.
         versions: Versions of the software that computed it.
 
     Example:
@@ -140,7 +144,7 @@ class FittedFilter:
     mirror_agreement_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     layer_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    class_moments_: ClassMoments | None = None
+    classes_: SourceClasses | None = None
     versions: dict[str, str] = dataclasses.field(
         default_factory=lambda: {
             "ttapca": __version__,
@@ -385,16 +389,21 @@ def filter_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitte
         mirror_agreement_=source.get("mirror_agreement"),
         group_norm_=_by_path(tensors, GROUP_NORM),
         layer_norm_=_by_path(tensors, LAYER_NORM),
-        class_moments_=_class_moments(tensors),
+        classes_=_classes(tensors),
         versions=config["versions"],
     )
 
 
-def _class_moments(tensors: Mapping[str, Tensor]) -> ClassMoments | None:
-    if CLASS_SHARES not in tensors:
+def _classes(tensors: Mapping[str, Tensor]) -> SourceClasses | None:
+    if CLASS_LIKENESS not in tensors:
         return None
     layers = _by_path(tensors, CLASS_MOMENTS)
-    return ClassMoments(tensors[CLASS_SHARES], tensors[CLASS_LOADINGS], layers)
+    alike = zip(sorted(layers), tensors[CLASS_LIKENESS].tolist(), strict=True)
+    pairs = None
+    if PAIR_NUMBERS in tensors:
+        pairs = PairStatistic.of_numbers(_by_path(tensors, PAIRS), tensors[PAIR_NUMBERS])
+    shares, loadings = tensors[CLASS_SHARES], tensors[CLASS_LOADINGS]
+    return SourceClasses(shares, loadings, layers, dict(alike), pairs)
 
 
 def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.fitting.source_channels import IMAGES_A_CLASS, normalising_layers
-from ttapca.spectral.composition import LARGEST_RANK
+from ttapca.spectral.source_classes import LARGEST_RANK
 from ttapca.support.sample_norms import channels_of, is_sample_norm
 
 # So many images are measured, some for each class, or one in 32 if that is more: fitting reads many

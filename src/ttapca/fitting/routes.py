@@ -163,7 +163,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
         fitted,
         group_norm_=channels.of(nn.GroupNorm),
         layer_norm_=channels.of(nn.LayerNorm),
-        class_moments_=channels.by_class(),
+        classes_=channels.by_class(),
         class_reach_=fitted.reach_of(collected.class_means),
         agreement_=_agreement(source, fitted, kept),
         mirror_agreement_=_mirror_agreement(source, kept),

@@ -27,7 +27,10 @@ Storage = Literal["float64", "float32", "bfloat16", "float16"]
 GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file
 LAYER_NORM = "layer_norm:"
 CLASS_SHARES, CLASS_LOADINGS = "class_shares", "class_loadings"
+CLASS_LIKENESS = "class_likeness"
 CLASS_MOMENTS = "class_moments:"  # before the path of a normalisation layer
+PAIR_NUMBERS = "pair_numbers"
+PAIRS = "pairs:"  # before the path of a layer
 
 # Numbers beyond these overflow or vanish when float32 squares them.
 LARGEST = 1e15
@@ -205,7 +208,31 @@ def _class_forms(
         for name, tensor in tensors.items()
         if name.startswith(CLASS_MOMENTS)
     }
-    return together, of_layers
+    words = "correlations from 0 to 1, one for each layer"
+    alike = TensorForm((len(of_layers),), torch.float32, words, _are_correlations)
+    return together, of_layers | {CLASS_LIKENESS: alike} | _pair_forms(tensors, classes)
+
+
+def _pair_forms(tensors: Mapping[str, Tensor], classes: int) -> dict[str, TensorForm]:
+    """Return the forms of what tells whether two images have one class."""
+    if PAIR_NUMBERS not in tensors:
+        return {}
+    widths = [_rows_and_columns(tensors[name])[1] for name in tensors if name.startswith(PAIRS)]
+    features = max(widths, default=0)
+    found = {
+        name: TensorForm((_rows_and_columns(tensor)[0], features), torch.float32)
+        for name, tensor in tensors.items()
+        if name.startswith(PAIRS)
+    }
+
+    def sound(numbers: Tensor) -> bool:
+        stride, directions, _, _, deviation = numbers.tolist()
+        whole = stride == int(stride) and directions == int(directions)
+        possible = stride >= 1 and 1 <= directions < min(classes, features) and deviation > 0
+        return bool(whole and possible)
+
+    words = "a stride, a number of directions, two means and a deviation above 0"
+    return found | {PAIR_NUMBERS: TensorForm((5,), torch.float64, words, sound)}
 
 
 def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
@@ -266,6 +293,10 @@ def _has_variances(statistics: Tensor) -> bool:
 
 def _are_shares(values: Tensor) -> bool:
     return bool((values > 0).all()) and abs(float(values.sum()) - 1) < ROUNDING
+
+
+def _are_correlations(values: Tensor) -> bool:
+    return bool(((values >= 0) & (values <= 1)).all())
 
 
 def _has_shares(measured: Tensor) -> bool:

@@ -3,8 +3,8 @@
 BatchNorm layers remember the mean and variance of every channel. GroupNorm and LayerNorm normalise
 each image by itself and remember nothing, so at test time nothing says whether a channel has
 shifted. And none of them knows what the classes of a batch do to its statistics (see
-`ttapca.spectral.composition`). Fitting a filter measures both on some of the source images, running
-the whole network.
+`ttapca.spectral.source_classes`). Fitting a filter measures both on some of the source images,
+running the whole network.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ttapca.errors import LayerOutputError
 from ttapca.fitting.channel_sums import ChannelSums
 from ttapca.fitting.model_inputs import ModelInputs
-from ttapca.spectral.composition import ClassMoments
-from ttapca.support.sample_norms import is_sample_norm, normalised_alone
+from ttapca.spectral.source_classes import (
+    MOST_FEATURES,
+    PairStatistic,
+    SourceClasses,
+    late_layers,
+    pair_statistic,
+)
+from ttapca.support.sample_norms import channels_of, is_sample_norm, normalised_alone
 from ttapca.support.tensors import at_least_float32
 
 # With fewer images a class, the classes cannot be told from the chance that chose the images, and a
@@ -116,8 +122,10 @@ class SourceChannels:
         if isinstance(layer, nn.LayerNorm) and len(values) != images:
             self.sums.other_rows.add(path)
             return
-        alone = isinstance(layer, nn.GroupNorm | nn.LayerNorm)
-        values = at_least_float32(normalised_alone(layer, values) if alone else values)
+        alone = is_sample_norm(layer)
+        if is_sample_norm(layer):
+            values = normalised_alone(layer, values)
+        values = at_least_float32(values)
         each = values.flatten(2) if values.dim() > 2 else values[..., None]
         rows = torch.stack([each.mean(2), each.square().mean(2)], 1)
         weights = self._weights
@@ -142,8 +150,30 @@ class SourceChannels:
             path: torch.einsum("nk,nsc->ksc", weighted.to(rows), rows).double().cpu()
             for path, rows in self._rows.items()
         }
-        self.sums.add_classes(weighted.sum(0).cpu(), by_class)
+        squares = {
+            path: torch.einsum("n,nc->c", self._weights.to(rows), rows[:, 0].square()).double()
+            for path, rows in self._rows.items()
+        }
+        self.sums.add_classes(
+            weighted.sum(0).cpu(), by_class, {path: each.cpu() for path, each in squares.items()}
+        )
+        self._add_looks(shares)
         return shares
+
+    def _add_looks(self, shares: Tensor) -> None:
+        """Add what late layers show of each image, and the classes it has by its logits."""
+        late, stride = self._late()
+        if late and not late.keys() - self._rows.keys():
+            features = torch.cat([self._rows[path][:, 0, ::stride] for path in late], 1)
+            found = (features.float(), shares.float(), self._weights.float())
+            self.sums.looks.append(tuple(each.cpu() for each in found))  # type: ignore[arg-type]
+
+    def _late(self) -> tuple[dict[str, int], int]:
+        """Return how many channels of each late layer are looked at, and every which one."""
+        kept = [path for path in self._layers if path not in self.sums.other_rows]
+        channels = {path: _channels_of(self._layers[path]) for path in late_layers(kept)}
+        stride = max(1, -(-sum(channels.values()) // MOST_FEATURES))
+        return {path: -(-count // stride) for path, count in channels.items()}, stride
 
     def of(self, kind: type[nn.Module]) -> dict[str, Tensor]:
         """Return mean and variance of the channels of such layers by path, shape (2, channels).
@@ -158,12 +188,24 @@ class SourceChannels:
                 found[path] = statistics
         return found
 
-    def by_class(self) -> ClassMoments | None:
-        """Return the moments of all layers by class; None where the model predicts no classes."""
+    def by_class(self) -> SourceClasses | None:
+        """Return what classes do to all layers; None where the model predicts no classes."""
         weights, sums = self.sums.classes()
         if weights is None or not sums or self.sums.measured < IMAGES_A_CLASS * len(weights):
             return None
-        return ClassMoments.from_sums(weights, sums)
+        return SourceClasses.from_sums(weights, sums, self.sums.squares, self._pairs())
+
+    def _pairs(self) -> PairStatistic | None:
+        looked, (late, stride) = self.sums.looked(), self._late()
+        if looked is None or looked[0].shape[1] != sum(late.values()):
+            return None
+        if not all(bool(torch.isfinite(each).all()) for each in looked):
+            return None
+        return pair_statistic(*looked, late, stride)
+
+
+def _channels_of(layer: nn.Module) -> int:
+    return layer.num_features if isinstance(layer, _BatchNorm) else channels_of(layer)  # type: ignore[arg-type]
 
 
 def normalising_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -24,11 +24,14 @@ from ttapca._checks import OneOf, check_option, shown
 from ttapca.errors import FilterExistsError, OptionError, SavedFilterError
 from ttapca.fitting.packing import packed, unpacked
 from ttapca.fitting.saved_contents import (
+    CLASS_LIKENESS,
     CLASS_LOADINGS,
     CLASS_MOMENTS,
     CLASS_SHARES,
     GROUP_NORM,
     LAYER_NORM,
+    PAIR_NUMBERS,
+    PAIRS,
     Storage,
     check_config,
     check_tensors,
@@ -110,11 +113,17 @@ def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tenso
 
 
 def _class_tensors(fitted: FittedFilter) -> dict[str, Tensor]:
-    found = fitted.class_moments_
+    found = fitted.classes_
     if found is None:
         return {}
-    layers = {CLASS_MOMENTS + path: each for path, each in found.layers.items()}
-    return {CLASS_SHARES: found.shares, CLASS_LOADINGS: found.loadings, **layers}
+    paths = sorted(found.layers)
+    tensors = {CLASS_SHARES: found.shares, CLASS_LOADINGS: found.loadings}
+    tensors[CLASS_LIKENESS] = torch.tensor([found.likeness[path] for path in paths])
+    tensors |= {CLASS_MOMENTS + path: found.layers[path] for path in paths}
+    if found.pairs is not None:
+        tensors[PAIR_NUMBERS] = found.pairs.numbers
+        tensors |= {PAIRS + path: each for path, each in found.pairs.layers.items()}
+    return tensors
 
 
 def stored_dtype(name: str) -> torch.dtype:

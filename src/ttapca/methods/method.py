@@ -265,7 +265,7 @@ def _share_alone(closed: Sequence[SpectralGains]) -> float:
     them, the full weight cost clean images three points. Where nobody knows how many there are, or
     what images are unusual, a single image has no weight.
     """
-    known = next((each.class_moments for each in closed if each.class_moments is not None), None)
+    known = next((each.classes for each in closed if each.classes is not None), None)
     return 0.0 if known is None else min(1.0, FEW_CLASSES / len(known.shares))
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from ttapca._checks import Number, Whole
-from ttapca.adaptation.composition_passes import CompositionPasses
+from ttapca.adaptation.chain_passes import ChainPasses, Order
 from ttapca.adaptation.mirrored_view import MirroredView
 from ttapca.adaptation.optimisation import GradientSteps, Logits, Mover, Run, adam, mean_entropy
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, Surface
@@ -35,13 +35,11 @@ from ttapca.methods.method import (
 )
 from ttapca.spectral.closed_form import MEMORY, WIENER
 from ttapca.spectral.closed_form_rule import LARGEST_RATIO, ODD, THRESHOLD
-from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.conditions import MOST_STATES
 from ttapca.spectral.gains import GainName
+from ttapca.spectral.source_classes import SourceClasses
 from ttapca.support.outputs import OutputKind
 
-# Forward passes that a batch may take; docs/closed-form-evidence.md has the measurements.
-PASSES = 4
 # Share of source predictions that must stay when images are mirrored. Measured: 0.84 to 1 on
 # CIFAR-10 and CIFAR-100, seen in training or not; 0.3 on digits.
 LEAST_MIRROR_AGREEMENT = 0.7
@@ -80,11 +78,11 @@ class Wiener(Method):
         window: Smooth the spectrum over this many neighbouring components instead of over bands.
         floor: Variance of noise that every image has, such as that of 8 bits.
         statistics: What normalisation layers normalise with; see `GradientMethod`.
-        composition: Whether to look at which classes a stream holds: what they explain is taken out
-            of its statistics, and they are a prior on its outputs. By default where the filter
-            knows what the classes of the network do.
-        passes: How many forward passes a batch may take while its classes are a surprise; 4 by
-            default. With fewer than 3, the first batch of a stream is trusted to be shuffled.
+        order: How images come. `auto` learns from the predictions whether they have an order, and
+            goes by it: how long classes stay is a prior on the outputs, and what the classes of a
+            batch explain is taken out of its statistics. By default if the filter knows what the
+            classes of the network do. `video`: they surely have an order, as frames do. `shuffled`:
+            they have none, or it means nothing; predictions tell nothing of their neighbours.
         outliers: Whether to replace single pixels that have gone wrong before filtering, in batches
             that have more of them than the source. By default where a filter acts on the model's
             input images.
@@ -110,8 +108,7 @@ class Wiener(Method):
     window: Annotated[int, ODD] | None = None
     floor: NotNegative = 0.0
     statistics: Statistics = "mixed"
-    composition: bool | None = None
-    passes: Count | None = None
+    order: Order | None = None
     outliers: bool | None = None
     views: Annotated[int, Whole(1, 2)] = 1
     mirror: bool | None = None
@@ -123,15 +120,13 @@ class Wiener(Method):
         super().__post_init__()
         if self.window is not None:
             self.refuse("threshold", "with `window`, all of the difference counts")
-        if self.composition and self._class_moments() is None:
+        if self.order in ("auto", "video") and self._classes() is None:
             raise OptionError(
-                "`composition` needs a filter that knows what classes do to the statistics of the "
-                "network; this one was saved by an older ttapca, or its model has no normalisation "
-                "layers or returns no logits. Fit it again, with `logits=` if the model returns "
-                "more than one tensor."
+                f'`order="{self.order}"` needs a filter that knows what classes do to the network; '
+                "this one was saved by an older ttapca, or its model has no normalisation layers "
+                "or returns no logits. Fit it again, with `logits=` if the model returns more than "
+                "one tensor."
             )
-        if not self.looks_at_classes:
-            self.refuse("passes", "without `composition`, a batch takes one pass")
         if self.outliers and self._image_filter() is None:
             self.refuse(
                 "outliers",
@@ -168,28 +163,28 @@ class Wiener(Method):
 
     @property
     def looks_at_classes(self) -> bool:
-        """Whether `composition` is on, by choice or by default."""
-        return self.composition is not False and self._class_moments() is not None
+        """Whether the order of images is looked at, by choice or by default."""
+        return self.order != "shuffled" and self._classes() is not None
 
     def for_outputs(self, kind: OutputKind | None) -> Wiener:
         """Leave classes aside where there are none that exclude each other."""
         if kind not in ("multilabel", "regression"):
             return self
-        if self.composition:
+        if self.order not in (None, "shuffled"):
             raise OptionError(
-                "`composition` looks at classes that exclude each other; found "
-                f'`outputs="{kind}"`, which has none. Leave `composition` out.'
+                f'`order="{self.order}"` looks at classes that exclude each other; found '
+                f'`outputs="{kind}"`, which has none. Leave `order` out.'
             )
-        return dataclasses.replace(self, composition=False) if self.looks_at_classes else self
+        return dataclasses.replace(self, order="shuffled") if self.looks_at_classes else self
 
     def _filters(self) -> list[FittedFilter]:
         if isinstance(self.filter, (list, tuple)) and self.filter:
             return [needed_filter(one) for one in self.filter]
         return [needed_filter(self.filter)]
 
-    def _class_moments(self) -> ClassMoments | None:
-        known = (one.class_moments_ for one in self._filters())
-        return next((moments for moments in known if moments is not None), None)
+    def _classes(self) -> SourceClasses | None:
+        known = (one.classes_ for one in self._filters())
+        return next((classes for classes in known if classes is not None), None)
 
     def _image_filter(self) -> FittedFilter | None:
         """Return the filter that sees the images themselves, and knows their outliers."""
@@ -213,13 +208,12 @@ class Wiener(Method):
         if image_filter is not None and self.outliers is not False:
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
             surfaces.append(OutlierRepair(image_filter))
-        moments = self._class_moments()
+        classes = self._classes()
         mover = Mover()
-        if self.looks_at_classes and moments is not None:
+        if self.looks_at_classes and classes is not None:
             mixed = [each for each in statistics if isinstance(each, MixedStatistics)]
-            mover = CompositionPasses(
-                moments, mixed, self.passes or PASSES, required=self.composition is True
-            )
+            chosen = self.order is not None
+            mover = ChainPasses(classes, mixed, required=chosen, order=self.order or "auto")
         if self.views == 2:
             mover = MirroredView(mover)
         return Assembly(surfaces, mover, self.memory)
@@ -248,8 +242,8 @@ class PulledWiener(Wiener):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        if self.composition:
-            self.refuse("composition", "gradient steps look at the batch as it is")
+        if self.order not in (None, "shuffled"):
+            self.refuse("order", "gradient steps look at the batch as it is")
         if self.views > 1:
             self.refuse("views", "gradient steps look at the batch as it is")
 

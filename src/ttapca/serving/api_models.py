@@ -59,6 +59,8 @@ class HealthFacts(_Answer):
     size: float | None = Field(examples=[1.5], description="Size of the shift, in doublings.")
     bands: list[BandFacts]
     composition: list[float] | None = Field(description="Share of each class of late.")
+    ordered: Share | None = Field(description="How surely classes stay for a while.")
+    run_length: float | None = Field(description="For how many images a class stays, if so.")
     skew: Share | None = Field(
         examples=[0.1], description="How surely classes are not those of the source."
     )

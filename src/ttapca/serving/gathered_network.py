@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.adaptation.health import Health, shift_facts
-from ttapca.adaptation.shift_alarm import ShiftAlarm, classes_after
+from ttapca.adaptation.shift_alarm import ShiftAlarm, classes_after, skew_of
 from ttapca.adaptation.surfaces.outlier_repair import InputRepair
 from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter, attach
@@ -22,7 +22,7 @@ from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.answers import Mode, StreamStatus
 from ttapca.serving.stream_state import StreamState
 from ttapca.spectral.closed_form import MEMORY, WIENER
-from ttapca.spectral.composition import skew_of
+from ttapca.spectral.closed_form_rule import independent_images
 from ttapca.spectral.many_streams import ManyStreamsGain, Rows, StreamOutcome
 from ttapca.spectral.outliers import SourceOutliers
 from ttapca.support.modules import (
@@ -107,8 +107,8 @@ class GatheredNetwork:
             raise AttachError("The filter has lost its gains.")
         self._gain = gain
         self._alarm = ShiftAlarm(_nobody)
-        moments = fitted.class_moments_
-        self._shares = None if moments is None else moments.shares.double()
+        classes = fitted.classes_
+        self._shares = None if classes is None else classes.shares.double()
         self._outliers = None
         if fitted.outliers_ is not None and outliers is not False:
             self._outliers = SourceOutliers(fitted.outliers_)
@@ -250,7 +250,9 @@ class GatheredNetwork:
         after = dataclasses.replace(state, counts=counts, skew=skew, block=block)
         if images < self._alarm.images:
             return dataclasses.replace(after, block_images=images)
-        evidence = self._gain.evidence(block / images, images, self.skew_of(after))
+        evidence = self._gain.evidence(
+            block / images, images, independent_images(images, self.skew_of(after))
+        )
         shifted, run = self._alarm.next(state.shifted, state.run, evidence.p_value)
         since = state.shifted_since if shifted == state.shifted else (now if shifted else None)
         return dataclasses.replace(
@@ -289,7 +291,9 @@ class GatheredNetwork:
         gain, skew, shown, counts = self._gain, self.skew_of(state), state.latest, state.counts
         outside = 1.0 if shown.rest_energy is None else float(shown.rest_energy)
         energies = gain.by_band(shown.energies[0])
-        evidence = gain.evidence(energies, float(shown.samples), skew, outside)
+        samples = float(shown.samples)
+        independent = independent_images(samples, skew)
+        evidence = gain.evidence(energies, samples, independent, outside)
         return Health(
             **seen,  # type: ignore[arg-type]
             shifted=state.shifted,

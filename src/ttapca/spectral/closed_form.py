@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca._checks import Number, Whole, check_option
+from ttapca.spectral.class_plan import SPECTRUM
 from ttapca.spectral.closed_form_rule import (
     LARGE,
     ClosedFormRule,
@@ -91,12 +92,14 @@ class ClosedFormGain(ClosedFormRule):
         """Keep what is seen in this stream, under names that begin with `name`."""
         self.stream = stream
         self._energies, self._samples = f"{name}/energies", f"{name}/samples"
+        self._independent = f"{name}/independent samples"
         self._gains, self._certainty = f"{name}/gains", f"{name}/certainty"
         self._mean, self._offset = f"{name}/mean", f"{name}/offset"
         self._rest, self._rest_gain = f"{name}/rest", f"{name}/rest gain"
         self._unusual, self._leeway = f"{name}/unusual", f"{name}/leeway"
         ones = torch.ones_like(self.variances)
         by_condition = {self._energies: ones, self._samples: 0.0, self._gains: ones}
+        by_condition[self._independent] = 0.0
         by_condition[self._leeway] = self.no_leeway()
         if self.center:
             by_condition[self._mean] = torch.zeros_like(self.variances)
@@ -192,14 +195,20 @@ class ClosedFormGain(ClosedFormRule):
         newer = self._newly_shown(energies, mean, count, rest)
         shown = self._shown_before(newer).joined(newer, stream.memory)
         samples = float(shown.samples)
-        independent = shown.samples.new_tensor([independent_images(samples, stream.skew)])
+        independent = stream.aged(stream.past(self._independent), count)
+        independent += (
+            count
+            if stream.plan is None
+            else stream.plan.images(SPECTRUM, stream.rows(count), stream.condition, count)
+        )
         given_back = stream.given_back
         restore = self.restore * (1 - (given_back.by(samples) if given_back else 0.0))
         leeway = self.leeway_of(size)
         leeway = stream.past(self._leeway).to(leeway).lerp(leeway, count / samples)
-        found = self.verdict(shown, independent, restore, leeway)
+        found = self.verdict(shown, shown.samples.new_tensor([independent]), restore, leeway)
         stream.write(self._energies, shown.energies[0])
         stream.write(self._samples, samples)
+        stream.write(self._independent, independent)
         stream.write(self._leeway, leeway)
         stream.write(self._certainty, float(found.certainty))
         stream.write(self._unusual, float(found.unusual))
@@ -266,6 +275,16 @@ class ClosedFormGain(ClosedFormRule):
         rest = self.stream.now(self._rest)[0] if self.watches_rest else 1.0
         return self.log_energies(energies, torch.tensor(rest, dtype=torch.float64))
 
+    def newly_independent(self) -> float:
+        """Return how many independent samples the batch that is worked on is worth."""
+        found, stream = 0.0, self.stream
+        for number, rows in stream.groups:
+            size = stream.samples - stream.past("samples") if rows is None else len(rows)
+            with stream.in_condition(number):
+                before = stream.aged(stream.past(self._independent), size)
+                found += float(stream.now(self._independent)) - before
+        return found
+
     def last_energies(self) -> tuple[Tensor, int] | None:
         """Return the energies of the last batch, shape (bands,), and its size; None without one."""
         if self.last_batch is None:
@@ -278,7 +297,8 @@ class ClosedFormGain(ClosedFormRule):
 
         Args:
             values: Of the stream that the gain has joined, or of another one of that kind.
-            skew: How surely its images are of few classes, from 0 to 1.
+            skew: How surely its images are of few classes, from 0 to 1, if that was not known when
+                they came.
         """
         # Where conditions are told apart, that of the one that has shifted most surely.
         condition = surest_condition(values, self._certainty)
@@ -288,7 +308,9 @@ class ClosedFormGain(ClosedFormRule):
         outside = float(values[self._rest + condition][0]) if self.watches_rest else 1.0
         energies = self.by_band(values[self._energies + condition])
         leeway = values[self._leeway + condition]
-        return self.evidence(energies, samples, skew, outside, leeway)
+        independent = float(values[self._independent + condition])
+        independent = min(independent, independent_images(samples, skew))
+        return self.evidence(energies, samples, independent, outside, leeway)
 
     def shift_in(self, values: Mapping[str, Any]) -> float:
         """Return `shift` for the values of a stream: the surest of its conditions."""

@@ -31,6 +31,7 @@ from ttapca.spectral.calibration import (
     between_bands,
     spreading_matrix,
 )
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.gains import ABOVE_ONE, Gain, SourceComponents
 from ttapca.spectral.means import allowed_reach, sure_share
 from ttapca.spectral.other_sizes import OtherSize
@@ -40,7 +41,6 @@ from ttapca.spectral.white_noise import with_white_noise
 # The first two were chosen by scripts/tune_closed_form.py.
 LARGEST_RATIO = 64.0
 THRESHOLD = 0.8  # share of source batches that are left exactly alone
-LIKENESS = 0.1  # correlation of the energies of two images of one class
 TINY = 1e-12  # an energy of zero has no logarithm
 # From this many components on, bands are averaged one by one: a matrix would take longer to read.
 LARGE = 2**15
@@ -71,7 +71,7 @@ def independent_images(samples: Samples, skew: Samples) -> Samples:
         >>> independent_images(200.0, 0.0), round(independent_images(200.0, 1.0), 1)
         (200.0, 9.5)
     """
-    return samples / (1 + LIKENESS * skew * samples)
+    return samples / (1 + CONSTANTS.likeness * skew * samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,7 +398,7 @@ class ClosedFormRule(Gain):
         self,
         energies: Tensor,
         samples: float,
-        skew: float = 0.0,
+        independent: float | None = None,
         outside: float = 1.0,
         leeway: Tensor | None = None,
     ) -> Evidence:
@@ -407,12 +407,12 @@ class ClosedFormRule(Gain):
         Args:
             energies: Of bands, shape (bands,).
             samples: How many images they are of.
-            skew: How surely these are of few classes, from 0 to 1.
+            independent: How many of them say something new; by default all.
             outside: Energy of what lies outside the basis, where that is watched.
             leeway: What resizing may have done to them; by default to those that were seen last.
         """
         leeway = self.leeway if leeway is None else leeway
-        normal = self.normal.batches_of(independent_images(samples, skew), leeway)
+        normal = self.normal.batches_of(samples if independent is None else independent, leeway)
         log_energy = self.with_rest(energies, energies.new_tensor(outside)).clamp(min=TINY).log()
         p_value = float(normal.p_value(log_energy))
         by_band = normal.band_p_values(log_energy)[: len(energies)]

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ttapca.support.tensors import as_on
 
 if TYPE_CHECKING:
-    from ttapca.spectral.composition import Composition
+    from ttapca.spectral.class_plan import ClassPlan
 
 # In the name of a value: before the number of the condition that it belongs to.
 OF_CONDITION = " of condition "
@@ -42,6 +42,9 @@ LARGE = 2**13
 
 # The value that `ttapca.spectral.conditions` keeps, of which the stream counts the states.
 CONDITION_STATES = "conditions/states"
+
+# The value that `ttapca.adaptation.chain_passes` keeps: the tensors of a `ChainState`.
+CHAIN = "chain"
 
 # What every batch adds to, however often its passes start again.
 COUNTED = ("samples", "batches", "images")
@@ -170,7 +173,7 @@ class Stream:
     Attributes:
         left_out: Whether somebody left the batch out because it holds NaN or infinity.
         given_back: What normalisation layers do about a lost scale; None where they do nothing.
-        composition: Which classes the stream holds; None where nobody looks.
+        plan: What the next passes go by, for the classes of the images; None if nobody looks.
         starts: What each value is at first.
         growing: Names of the values that have as many rows as samples were kept.
 
@@ -190,7 +193,7 @@ class Stream:
         self.memory = memory
         self.left_out = False
         self.given_back: ScaleGivenBack | None = None
-        self.composition: Composition | None = None
+        self.plan: ClassPlan | None = None
         self.starts: dict[str, Any] = {"samples": 0, "batches": 0, "images": 0, "skipped": 0}
         self.growing: set[str] = set()
         self._lasting = {"images", "skipped"}
@@ -227,11 +230,6 @@ class Stream:
     def unusual(self) -> float:
         """How far the data are from what is usual, from 0 to 1; 0 where nobody can tell."""
         return 0.0 if self._unusual is None else float(self.now(self._unusual))
-
-    @property
-    def skew(self) -> float:
-        """How surely this batch has classes of its own, from 0 to 1; 0 where nobody looks."""
-        return 0.0 if self.composition is None else self.composition.skew
 
     @property
     def batch_shift(self) -> float:
@@ -376,6 +374,22 @@ class Stream:
                 found.append(run(*(each[some] for each in tensors)))
         return torch.cat(found)[order.argsort()]
 
+    def rows(self, size: int) -> Tensor | None:
+        """Return which rows of the batch the condition has that is worked on; None for all.
+
+        Args:
+            size: How many samples are worked on.
+        """
+        for number, rows in self._groups:
+            if number == self._condition and len(rows) == size:
+                return rows
+        return None
+
+    @property
+    def groups(self) -> list[tuple[int, Tensor | None]]:
+        """The conditions that this batch has, with the rows of each; None for all of them."""
+        return list(self._groups) or [(self._condition, None)]
+
     @contextmanager
     def in_condition(self, number: int) -> Iterator[None]:
         """Read and write the values of one condition."""
@@ -408,16 +422,6 @@ class Stream:
         """Forget what the passes of this batch changed: the next one counts as the first did."""
         self._begin()
         self._present = {name: self._present[name] for name in COUNTED}
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Forget what passes change in here, and go on with the batch as it was."""
-        kept = self._present, self._counted, self._groups, self.left_out
-        self.restart_batch()
-        try:
-            yield
-        finally:
-            self._present, self._counted, self._groups, self.left_out = kept
 
     def _begin(self) -> None:
         self._counted, self._within_batch = set(), True

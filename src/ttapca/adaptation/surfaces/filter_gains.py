@@ -10,9 +10,9 @@ from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import TruncationWarning
 from ttapca.fitting.fitted_filter import Attachment, FittedFilter, attach
 from ttapca.spectral.closed_form import ClosedFormGain
-from ttapca.spectral.composition import ClassMoments
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, is_closed_form
+from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import ParameterValues, Stream
 
 
@@ -93,9 +93,9 @@ class SpectralGains(Surface):
         return self._fitted.layer_norm_
 
     @property
-    def class_moments(self) -> ClassMoments | None:
-        """What classes do to the statistics of normalisation layers; None where unknown."""
-        return self._fitted.class_moments_
+    def classes(self) -> SourceClasses | None:
+        """What classes do to the network; None if unknown."""
+        return self._fitted.classes_
 
     @property
     def closed_form(self) -> ClosedFormGain | None:

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, ShapeError
+from ttapca.spectral.class_plan import ClassPlan
 from ttapca.spectral.stream import ScaleGivenBack, Stream
 from ttapca.support.batch_norms import (
     by_running_statistics,
@@ -41,8 +42,8 @@ from ttapca.support.sample_norms import (
 from ttapca.support.tensors import as_on, at_least_float32
 from ttapca.support.wrapping import Wrapper, is_replaced, wrap_forward
 
-# What is known of a layer's channels before a stream starts: mean, variance, how many samples they
-# count for, and whether a batch was seen.
+# What is known of a layer's channels before a stream starts: mean, variance, how many independent
+# samples they count for, and whether a batch was seen.
 NOTHING_SEEN = (None, None, 0.0, False)
 
 # Share of the weight of a single image that remains if the image is as usual as any.
@@ -58,6 +59,8 @@ class MixedStatistics(Surface):
     Attributes:
         ends: `alpha` in the first and in the last layer.
         layers: The layers that were taken over, once attached, in the order of the model.
+        watched: Paths of layers whose channel means of each sample are wanted.
+        means: These means of the last pass by path, shape (batch, channels).
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class MixedStatistics(Surface):
         self.alone = alone
         self.stream = Stream()
         self.layers: list[LayerStatistics] = []
+        self.watched: frozenset[str] = frozenset()
+        self.means: dict[str, Tensor] = {}
 
     def take_over(
         self, layers: Sequence[tuple[str, nn.Module, Normalise]], stream: Stream | None
@@ -129,6 +134,27 @@ class MixedStatistics(Surface):
         found = [layer.weight_in(values, shift) for layer in self.layers]
         return [weight for weight in found if weight is not None]
 
+    def change(self, one: ClassPlan, other: ClassPlan) -> float:
+        """Return by how much the statistics of any layer depend on which plan they go by, 0 to 1.
+
+        That is the difference of the weights of the test data, and the share of images whose class
+        is another one, times the weight that these images have.
+        """
+        found, stream = 0.0, self.stream
+        for condition, rows in stream.groups:
+            with stream.in_condition(condition):
+                size = stream.samples - stream.past("samples") if rows is None else len(rows)
+                differ = one.differs(other, rows)
+                for layer in self.layers:
+                    before = stream.aged(layer.past()[2], size)
+                    count, then = (
+                        plan.images(layer.path, rows, condition, size) for plan in (one, other)
+                    )
+                    weight, later = layer.weight_of(before + count), layer.weight_of(before + then)
+                    new = then / max(before + then, 1.0)
+                    found = max(found, abs(weight - later), later * new * differ)
+        return found
+
     def extra_repr(self) -> str:
         """Return what `print(adapter)` shows."""
         first, last = self.ends
@@ -172,10 +198,13 @@ class LayerStatistics(Wrapper):
 
     def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
         """Normalise a batch; the argument has the name that torch's own layers give it."""
-        if not self.surface.enabled:
+        surface = self.surface
+        if not surface.enabled:
             return forward(input)
+        if self.path in surface.watched and self.path not in surface.means:
+            surface.means[self.path] = _means_of_each(self.layer, input)
         run = functools.partial(self._run, forward)
-        return self.surface.stream.by_condition(run, input) if self.surface.follow else run(input)
+        return surface.stream.by_condition(run, input) if surface.follow else run(input)
 
     def _run(self, forward: Callable[..., Any], samples: Tensor) -> Any:
         output = self.normalise(self.layer, self, samples, forward)
@@ -189,26 +218,38 @@ class LayerStatistics(Wrapper):
             maps: Whether each image has more than one number for each channel.
         """
         surface, weight, size = self.surface, self.full_weight, float(batch_size)
-        alone = 0.0
-        if surface.follow and (weight or surface.alone):
-            # What counts are the samples of the stream so far, not only those of this batch.
-            stream, composition = surface.stream, surface.stream.composition
-            _, _, samples, seen = self._past()
-            before = stream.aged(samples, batch_size)
-            past_only = composition is not None and composition.past_only
-            size = before if past_only else size + before
-            if maps:
-                alone = surface.weight_alone(size)
-            if size <= 1 and not seen and not alone:
-                # One number says nothing about a channel, so the first one changes nothing.
-                if stream.counts(self.name):
-                    stream.write(self.name, (None, None, 0.0, True))
-                return 0.0
-            weight *= stream.shift * (1.0 if composition is None else composition.trust)
-        if surface.prior is not None:
-            # An empty batch says nothing, also beside a source that counts for no samples.
-            weight *= size / (size + surface.prior) if size else 0.0
-        return min(1.0, weight + alone)
+        if not surface.follow:
+            if surface.prior is not None:
+                # An empty batch says nothing, also beside a source that counts for no samples.
+                weight *= size / (size + surface.prior) if size else 0.0
+            return weight
+        # What counts are the samples of the stream so far, not only those of this batch.
+        stream = surface.stream
+        _, _, samples, seen = self.past()
+        before = stream.aged(samples, batch_size)
+        size = before + self._count(batch_size)
+        alone = surface.weight_alone(size) if maps else 0.0
+        if batch_size + before <= 1 and not seen and not alone:
+            # One number says nothing about a channel, so the first one changes nothing.
+            if stream.counts(self.name):
+                stream.write(self.name, (None, None, 0.0, True))
+            return 0.0
+        return min(1.0, self.weight_of(size) + alone)
+
+    def weight_of(self, samples: float) -> float:
+        """Return the weight of so many independent samples of the stream."""
+        weight = self.full_weight * self.surface.stream.shift
+        if self.surface.prior is None:
+            return weight
+        return weight * samples / (samples + self.surface.prior) if samples else 0.0
+
+    def _count(self, size: int) -> float:
+        """Return how many independent samples so many of the batch are worth."""
+        stream = self.surface.stream
+        plan = stream.plan
+        if plan is None:
+            return float(size)
+        return plan.images(self.path, stream.rows(size), stream.condition, size)
 
     def weight_in(self, values: Mapping[str, Any], shift: float) -> float | None:
         """Return the weight after the last batch; None where it depends on the size of a batch."""
@@ -226,16 +267,12 @@ class LayerStatistics(Wrapper):
         if not self.surface.follow:
             return channel_moments(x)
         moments, size = channel_moments(some_places(x)), x.shape[0]
-        stream, composition = self.surface.stream, self.surface.stream.composition
-        past = self._past()
+        stream, past = self.surface.stream, self.past()
         together = self._together(moments, size, past)
         if stream.counts(self.name):
             self._write(together, size, past)
-            if composition is not None:
+            if stream.plan is not None:
                 self.own[stream.condition] = (moments, size)
-        if composition is not None and composition.past_only and past[0] is not None:
-            mean, var, _, _ = past
-            return mean, var
         return together
 
     def settle(self) -> None:
@@ -243,20 +280,14 @@ class LayerStatistics(Wrapper):
         stream = self.surface.stream
         for condition, (moments, size) in self.own.items():
             with stream.in_condition(condition):
-                past = self._past()
+                past = self.past()
                 self._write(self._together(moments, size, past), size, past)
         self.own = {}
 
-    def _past(self) -> tuple[Any, Any, float, bool]:
+    def past(self) -> tuple[Any, Any, float, bool]:
         """Return what was seen before this batch, without what its classes explain."""
-        stream = self.surface.stream
-        composition = stream.composition
-        if composition is not None and composition.afresh:
-            return NOTHING_SEEN
-        mean, var, samples, seen = stream.past(self.name)
-        if mean is not None and composition is not None and composition.past_as_it_was:
-            mean, var = composition.corrected(self.path, (mean, var))
-        return mean, var, samples, seen
+        found: tuple[Any, Any, float, bool] = self.surface.stream.past(self.name)
+        return found
 
     def _write(
         self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, bool]
@@ -265,20 +296,22 @@ class LayerStatistics(Wrapper):
         if mean.requires_grad or var.requires_grad:
             mean, var = mean.detach(), var.detach()
         stream = self.surface.stream
-        stream.write(self.name, (mean, var, stream.aged(past[2], size) + size, True))
+        samples = stream.aged(past[2], size) + self._count(size)
+        stream.write(self.name, (mean, var, samples, True))
 
     def _together(
         self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, bool]
     ) -> tuple[Tensor, Tensor]:
         """Return the moments of a batch, without what its classes explain, and of the past."""
         stream = self.surface.stream
-        if stream.composition is not None:
-            moments = stream.composition.corrected(self.path, moments)
+        if stream.plan is not None:
+            rows = stream.rows(size)
+            moments = stream.plan.corrected(self.path, moments, rows, stream.condition)
         mean, var, samples, _ = past
         if mean is None:
             return moments
-        before = stream.aged(samples, size)
-        return mixed_moments(size / (before + size), moments, (mean, var))
+        before, count = stream.aged(samples, size), self._count(size)
+        return mixed_moments(count / (before + count), moments, (mean, var))
 
 
 # Normalises for one layer, given the layer, its statistics, its input and its own `forward`; None
@@ -469,6 +502,12 @@ def _sample_norm(
         bias = bias + layer.bias
     found = normalised(precise, moments, weight, bias, layer.eps)
     return in_own_layout(layer, found).to(x.dtype)
+
+
+def _means_of_each(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return the channel means of each sample, as `fit` measures them."""
+    values = normalised_alone(layer, at_least_float32(x)) if is_sample_norm(layer) else x
+    return values.detach().flatten(2).mean(2).float() if values.dim() > 2 else values.float()
 
 
 def _has_maps(x: Tensor) -> bool:

@@ -1,0 +1,425 @@
+"""The classes of a stream as a hidden Markov chain, in order of arrival.
+
+A camera sees one class for minutes, a shuffled test set never the same twice in a row. Which of
+them a stream is shows in the predictions, and so does the class of an image whose neighbours are
+known. The chain infers both, image by image, without labels.
+
+**Regimes.** With s the network's probabilities of an image, u the shares of classes in the source,
+v the shares of classes in recent predictions, and w those in the stream, if it is not the network
+that favours them (expectation maximisation with w as prior, after Saerens et al., 2002):
+
+- *runs* (h, e): a class stays with probability 1 - h, and is drawn from u otherwise. An image says
+
+      p(x | k) / p(x) = (1 - e) s_k / u_k + e v.(s / u):
+
+  with probability e its prediction is drawn from v, whatever its class is.
+- *no order* (e): the same with h = 1. The network favours v, and the stream does not: outputs stay
+  as they are.
+- *few classes* (a): no order either, but each class is drawn from q = (1 - a) u + a w.
+
+The grid of h, e and a is fixed; the chain keeps the probability of every regime and class. A regime
+is drawn anew once in `memory` images.
+
+**Pairs.** A network that collapses predicts one class, and so does a network that sees one class.
+The distance of two neighbouring images tells them apart (`ttapca.spectral.source_classes`): it says
+how much likelier it is if both have one class.
+
+**One step.** With L the likelihood ratio of the pair and z the probabilities before it,
+
+    T z = (1 - 1 / memory) [((1 - h) L + h q (L - 1)) z + h q sum_k z] + pi sum z / memory
+
+T is reversible: messages from later images obey the same recursion, started from pi, the prior
+times q. So one loop runs forward and backward over a batch. Arrays have a leading dimension of
+streams, and are numpy's: its calls take a microsecond, and a step has few numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttapca.spectral.constants import CONSTANTS, ChainConstants
+
+Numbers = NDArray[np.float64]
+
+TINY = 1e-300
+# A prediction is never surer than this: one image must not rule out what all others say.
+LEAST_PROBABILITY = 1e-6
+# So many numbers are worked on at a time; more images are read one part after the other.
+LARGEST = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class ChainState:
+    """What is known of the classes of some streams; all arrays are float64.
+
+    Attributes:
+        joint: Probability of each regime and class of the last image, shape (streams, regimes,
+            classes).
+        recent: How often each class was predicted of late, and how often it was there if the
+            stream holds few classes, shape (streams, 2, classes).
+        place: Place of the last image in its run, as expected, from 1 on, shape (streams,); 0 for
+            a stream without images.
+        features: Of the last image, for the next pair, shape (streams, numbers).
+    """
+
+    joint: Numbers
+    recent: Numbers
+    place: Numbers
+    features: Numbers
+
+    def of_stream(self, number: int) -> ChainState:
+        """Return what is known of one of the streams."""
+        return ChainState(*(getattr(self, each.name)[number, None] for each in fields(self)))
+
+    @property
+    def images(self) -> Numbers:
+        """How many images of late each stream had, shape (streams,)."""
+        found: Numbers = self.recent[:, 0].sum(1)
+        return found
+
+    @classmethod
+    def of_each(cls, several: Sequence[ChainState]) -> ChainState:
+        """Return what is known of several streams together."""
+        names = [each.name for each in fields(cls)]
+        return cls(*(np.concatenate([getattr(one, name) for one in several]) for name in names))
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What the chain makes of some images of each stream; padded if a stream has fewer.
+
+    Attributes:
+        outputs: Probability of each class, shape (streams, images, classes).
+        known: Probability of each class, as far as the order of the stream tells it: the run goes
+            on, or the stream holds few classes; shape (streams, images, classes). What is missing
+            to 1 is drawn from the source.
+        place: Place of each image in its run, as expected, shape (streams, images).
+        held: Probability that the stream holds few classes, in no order, (streams, images).
+        crowd: How alike images are then, from 0, as in the source, to 1, all of one class,
+            (streams,).
+        ordered: Probability that the stream has runs, after its last image, shape (streams,).
+        run_length: Expected length of a run if it has, shape (streams,).
+    """
+
+    outputs: Numbers
+    known: Numbers
+    place: Numbers
+    held: Numbers
+    crowd: Numbers
+    ordered: Numbers
+    run_length: Numbers
+
+    def counts(self, likeness: Numbers, before: Numbers) -> Numbers:
+        """Return for how many independent images each image counts.
+
+        By the design effect of cluster sampling, l images of one class are worth
+
+            g(l) = l / (1 + (l - 1) ICC)
+
+        independent ones, so that the image at place l of its run adds g(l) - g(l - 1). A stream of
+        few classes in no order is one cluster of images that are less alike.
+
+        Args:
+            likeness: ICC, the intraclass correlation of each layer, shape (layers,).
+            before: How many images of late each stream had before, shape (streams,).
+
+        Returns:
+            Shape (streams, images, layers).
+        """
+        place = self.place[..., None]
+        runs = _worth(place, likeness) - _worth(place - 1, likeness)
+        if not self.held.any():
+            return runs
+        alike = self.crowd[:, None, None] * likeness
+        number = (before[:, None] + 1 + np.arange(place.shape[1]))[..., None]
+        crowd = _worth(number, alike) - _worth(number - 1, alike)
+        held = self.held[..., None]
+        found: Numbers = (1 - held) * runs + held * crowd
+        return found
+
+
+def _worth(images: Numbers, likeness: Numbers) -> Numbers:
+    found: Numbers = images / (1 + np.maximum(images - 1, 0) * likeness)
+    return found
+
+
+class ClassChain:
+    """The chain for the streams of one network.
+
+    Args:
+        shares: Share of each class in the source, shape (classes,).
+        constants: Its numbers.
+
+    Example:
+        >>> chain = ClassChain(np.full(4, 0.25))
+        >>> predicted = np.full((1, 12, 4), 0.02)
+        >>> predicted[:, :, 1] = 0.94  # one class, twelve times ...
+        >>> predicted[:, 6] = [0.4, 0.3, 0.2, 0.1]  # ... and perhaps once another one
+        >>> state, reading = chain.read(chain.start(), predicted)
+        >>> int(reading.outputs[0, 6].argmax()), bool(reading.ordered[0] > 0.9)
+        (1, True)
+    """
+
+    def __init__(self, shares: Numbers, constants: ChainConstants = CONSTANTS) -> None:
+        self.constants = constants
+        self.shares = np.asarray(shares, dtype=np.float64)
+        self.shares = self.shares / self.shares.sum()
+        errors = np.asarray(constants.error_rates)
+        redraw = 0.5 ** np.arange(1, constants.run_doublings + 1)
+        runs, rates, few = len(redraw) * len(errors), len(errors), len(constants.few_shares)
+        # Regimes in order: runs by length and error rate, then no order, then few classes.
+        self._redraw = np.concatenate([redraw.repeat(rates), np.ones(rates + few)])
+        self._rate = np.concatenate([np.tile(np.arange(rates), len(redraw) + 1), [rates] * few])
+        self._errors, self._few_shares = errors, np.asarray(constants.few_shares)
+        self._runs, self._plain = slice(0, runs), slice(runs, runs + rates)
+        self._few = slice(runs + rates, runs + rates + few)
+        sizes = (runs, rates, few)
+        each = [share / size for share, size in zip(constants.prior, sizes, strict=True)]
+        self._prior = np.repeat(each, sizes)
+        self._prior = self._prior / self._prior.sum()
+        self._keeps = 1 - 1 / constants.memory
+        self._stay = 1 - self._redraw
+
+    @property
+    def regimes(self) -> int:
+        """How many regimes there are."""
+        return len(self._redraw)
+
+    def start(self, streams: int = 1, features: int = 0) -> ChainState:
+        """Return what is known of new streams, whose images have so many features."""
+        joint = (self._prior[:, None] * self.shares)[None].repeat(streams, 0)
+        nothing = np.zeros((streams, 2, len(self.shares)))
+        return ChainState(joint, nothing, np.zeros(streams), np.zeros((streams, features)))
+
+    def expected(self, state: ChainState, images: int) -> Reading:
+        """Return what is expected of the next images, before anything is seen of them."""
+        weights = state.joint.sum(2)  # (streams, regimes)
+        q = self._drawn(self._shares_of(state.recent[:, 1]))
+        stays = (self._stay * self._keeps) ** np.arange(1, images + 1)[:, None]
+        known = np.einsum("tr,srk->stk", stays, state.joint)
+        few = q[:, self._few]
+        known = known + np.einsum("sr,srk->sk", weights[:, self._few], few)[:, None]
+        held = weights[:, self._few].sum(1)
+        goes_on = self._keeps * (weights @ self._stay)
+        place, at = np.zeros((len(weights), images)), state.place
+        for step in range(images):
+            at = 1 + goes_on * at
+            place[:, step] = at
+        held = np.repeat(held[:, None], images, 1)
+        return self._reading(weights, q, known, known, place, held)
+
+    def read(
+        self,
+        state: ChainState,
+        predicted: Numbers,
+        log_pairs: Numbers | None = None,
+        sizes: Sequence[int] | None = None,
+        features: Numbers | None = None,
+    ) -> tuple[ChainState, Reading]:
+        """Return what is known of streams after some images, and what it makes of these.
+
+        Args:
+            state: What was known of the streams before.
+            predicted: Probabilities, shape (streams, images, classes).
+            log_pairs: Of each image and the one before it: the logarithm of how much likelier their
+                distance is if both have one class, shape (streams, images). By default 0.
+            sizes: How many images each stream has, from 1 on; by default all of them.
+            features: Of each image, for the next pair, shape (streams, images, numbers).
+        """
+        streams, images, classes = predicted.shape
+        most = max(1, LARGEST // (streams * self.regimes * classes))
+        if images > most:  # only streams of a thousand classes, whose states are large
+            parts: list[Reading] = []
+            for first in range(0, images, most):
+                some = slice(first, first + most)
+                left = None if sizes is None else [max(0, size - first) for size in sizes]
+                pairs = None if log_pairs is None else log_pairs[:, some]
+                looks = None if features is None else features[:, some]
+                state, reading = self.read(state, predicted[:, some], pairs, left, looks)
+                parts.append(reading)
+            return state, _joined(parts)
+        lengths = np.full(streams, images) if sizes is None else np.minimum(sizes, images)
+        there = np.arange(images) < lengths[:, None]  # (streams, images)
+        recent = self._counted(state.recent, predicted, there)
+        q = self._drawn(self._shares_of(recent[:, 1]))
+        says = self._emissions(predicted, self._shares_of(recent[:, 0]))
+        # Shares that were fitted to some images fit these better than others (Akaike, 1974).
+        fitted = (len(self.shares) - 1) / recent[:, 1].sum(1).clip(min=1)
+        says[:, :, -1] *= np.exp(-fitted)[:, None, None]
+        says[~there] = 1.0  # what is not there says nothing
+        pairs = np.ones((streams, images))
+        if log_pairs is not None:
+            limit = self.constants.pair_limit
+            pairs = np.where(there, np.exp(np.clip(log_pairs, -limit, limit)), 1.0)
+        return self._read(state, predicted, says, pairs, q, recent, lengths, features)
+
+    def _read(
+        self,
+        state: ChainState,
+        predicted: Numbers,
+        says: Numbers,
+        pairs: Numbers,
+        q: Numbers,
+        recent: Numbers,
+        lengths: NDArray[np.int64],
+        features: Numbers | None,
+    ) -> tuple[ChainState, Reading]:
+        streams, images, _ = predicted.shape
+        rates = says[:, :, self._rate]  # (streams, images, regimes, classes)
+        ahead, behind, filtered = self._messages(state.joint, rates, pairs, q)
+        later = rates * behind  # what this image and later ones say, shape as ahead
+        both = ahead * later
+        total = both.sum((2, 3), keepdims=True).clip(min=TINY)
+        both /= total
+        weights = both.sum(3)  # (streams, images, regimes)
+        # The run goes on from the image before, which had the same class.
+        before = np.concatenate([state.joint[:, None], filtered[:, :-1]], 1)
+        stayed = before[:, :, self._runs] * later[:, :, self._runs] / total
+        stayed *= self._keeps * self._stay[self._runs, None] * pairs[..., None, None]
+        goes_on = stayed.sum(2)  # (streams, images, classes)
+        known = goes_on + both[:, :, self._few].sum(2)
+        there = np.arange(images) < lengths[:, None]
+        place, at, stays = np.zeros((streams, images)), state.place, goes_on.sum(2)
+        for step in range(images):
+            at = np.where(there[:, step], 1 + stays[:, step] * at, at)
+            place[:, step] = at
+        plain = weights[:, :, self._plain].sum(2)[..., None]
+        outputs = both[:, :, self._runs].sum(2) + both[:, :, self._few].sum(2) + plain * predicted
+        last = (np.arange(streams), lengths - 1)
+        after = ChainState(
+            filtered[last],
+            recent,
+            at,
+            state.features if features is None else features[last],
+        )
+        # `both` at the last image is what is known there, looking back.
+        held = weights[:, :, self._few].sum(2)
+        return after, self._reading(weights[last], q, outputs, known, place, held)
+
+    def _messages(
+        self, joint: Numbers, says: Numbers, pairs: Numbers, q: Numbers
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """Return what earlier and what later images say of each one, and both but the later.
+
+        Args:
+            joint: Probabilities before the first image, shape (streams, regimes, classes).
+            says: p(x | k) / p(x) of each image, shape (streams, images, regimes, classes).
+            pairs: Likelihood ratios, shape (streams, images).
+            q: What classes are drawn from, shape (streams, regimes, classes).
+
+        Returns:
+            Probabilities before each image, likelihoods of those after it, and probabilities after
+            each image, of the shape of `says`. The second are up to a factor.
+        """
+        streams, images, regimes, classes = says.shape
+        keeps, start = self._keeps, self._prior[:, None] * q
+        drawn = self._redraw[:, None] * q * keeps
+        same, anew = (self._stay * keeps)[:, None] + drawn, start * (1 - keeps)
+        each_class, each_place = np.ones((classes, 1)), np.ones((regimes * classes, 1))
+
+        def step(z: Numbers, pair: Numbers) -> Numbers:
+            """Return T z, for z with a sum of 1: ((1 - h) L + h q (L - 1)) z + h q sum z + ..."""
+            moved = z * same
+            moved *= pair
+            others = z @ each_class - z
+            others *= drawn
+            moved += others
+            moved += anew
+            return moved
+
+        # Both directions at once: forward and, from the last image on, backward.
+        by_image = np.moveaxis(says, 1, 0)
+        emitted = np.stack([by_image, by_image[::-1]])  # (2, images, streams, ...)
+        columns = pairs.T[:, :, None, None]
+        after = np.stack([columns[1:], columns[:0:-1]])  # the pair that follows each step
+        messages = np.empty((2, images, *joint.shape))
+        filtered = np.empty((images, *joint.shape))
+        z = np.stack([step(joint, columns[0]), start])
+        for number in range(images):
+            messages[:, number] = z
+            x = z * emitted[:, number]
+            totals = x.reshape(2, streams, -1) @ each_place
+            x /= totals[..., None].clip(min=TINY)
+            filtered[number] = x[0]
+            if number < images - 1:
+                z = step(x, after[:, number])
+        ahead, behind = messages[0], messages[1, ::-1] / start
+        return np.moveaxis(ahead, 0, 1), np.moveaxis(behind, 0, 1), np.moveaxis(filtered, 0, 1)
+
+    def _emissions(self, predicted: Numbers, shares: Numbers) -> Numbers:
+        """Return p(x | k) / p(x) by error rate, and last without errors.
+
+        Args:
+            predicted: Shape (streams, images, classes).
+            shares: Of recent predictions, shape (streams, classes).
+
+        Returns:
+            Shape (streams, images, rates + 1, classes).
+        """
+        ratio = predicted.clip(LEAST_PROBABILITY) / self.shares
+        any_class = np.einsum("stk,sk->st", ratio, shares)[..., None, None]
+        errors = self._errors[:, None]
+        found = (1 - errors) * ratio[:, :, None] + errors * any_class
+        return np.concatenate([found, ratio[:, :, None]], 2)
+
+    def _counted(self, recent: Numbers, predicted: Numbers, there: NDArray[np.bool_]) -> Numbers:
+        """Return `ChainState.recent` after some images."""
+        fading = np.exp(-there.sum(1) / self.constants.recent)[:, None, None]
+        before = recent * fading
+        counted = np.where(there[..., None], predicted, 0.0)
+        held = before[:, 1] + counted.sum(1)
+        # A single image says what it does about shares that are known from those before it.
+        shares = self._shares_of(recent[:, 1] if predicted.shape[1] == 1 else held)
+        for _ in range(self.constants.steps if predicted.shape[1] > 1 else 1):
+            likely = counted * (shares / self.shares)[:, None]
+            likely /= likely.sum(2, keepdims=True).clip(min=TINY)
+            held = before[:, 1] + likely.sum(1)
+            shares = self._shares_of(held)
+        return np.stack([before[:, 0] + counted.sum(1), held], 1)
+
+    def _shares_of(self, counts: Numbers) -> Numbers:
+        """Return the shares of classes by how often each was there, after Laplace."""
+        import os
+
+        counts = counts + self.constants.laplace * len(self.shares) * self.shares
+        found: Numbers = counts / counts.sum(-1, keepdims=True)
+        return found
+
+    def _drawn(self, shares: Numbers) -> Numbers:
+        """Return what classes are drawn from, shape (streams, regimes, classes)."""
+        q = np.repeat(self.shares[None, None], self.regimes, 1).repeat(len(shares), 0)
+        held = self._few_shares[:, None]
+        q[:, self._few] = (1 - held) * self.shares + held * shares[:, None]
+        return q
+
+    def _reading(
+        self,
+        weights: Numbers,
+        q: Numbers,
+        outputs: Numbers,
+        known: Numbers,
+        place: Numbers,
+        held: Numbers,
+    ) -> Reading:
+        """Put a reading together, given the weights of regimes after the last image."""
+        runs, few = weights[:, self._runs], weights[:, self._few]
+        ordered = runs.sum(1)
+        length = runs @ (1 / self._redraw[self._runs]) / ordered.clip(min=TINY)
+        same, by_chance = np.square(q[:, self._few]).sum(2), np.square(self.shares).sum()
+        alike = (same - by_chance) / max(1 - by_chance, TINY)
+        crowd = (few * alike).sum(1) / few.sum(1).clip(min=TINY)
+        return Reading(outputs, known, place, held, crowd.clip(0, 1), ordered, length)
+
+
+def _joined(parts: Sequence[Reading]) -> Reading:
+    """Return readings of images that follow each other as one."""
+    by_image = ("outputs", "known", "place", "held")
+    last: dict[str, Any] = {each.name: getattr(parts[-1], each.name) for each in fields(Reading)}
+    for name in by_image:
+        last[name] = np.concatenate([getattr(part, name) for part in parts], 1)
+    return Reading(**last)

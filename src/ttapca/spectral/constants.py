@@ -1,0 +1,55 @@
+"""The numbers that steer the closed form's model of classes, each with its unit and its meaning.
+
+What can be measured on the source is not among them: `fit` measures it. The rest was chosen by
+scripts/tune_chain.py, under conditions that no table uses, on the network of the package and on
+that of chenyaofo; docs/closed-form-evidence.md has the tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class ChainConstants:
+    """Constants of `ttapca.spectral.chain`.
+
+    Attributes:
+        run_doublings: Doublings; the longest run that is expected has 2 to this power images.
+        error_rates: Shares of images whose prediction says nothing about their class.
+        few_shares: What share of the images of a stream of few classes has these.
+        prior: Probabilities that a new stream has runs, no order, or few classes.
+        memory: Images; after so many, on average, a stream changes its regime.
+        recent: Images; after so many, a prediction counts 1 / e in the shares of recent ones.
+        laplace: Images of each class, on average, that are counted before any was seen.
+        steps: Iterations of expectation maximisation, for the shares of classes in a stream.
+        pair_middle: Where two classes become as likely as one: 0 at the mean of log F for one
+            class, 1 at that for two.
+        pair_weight: What a pair says is multiplied by this; each image is part of two.
+        pair_limit: Nats; one pair of neighbours says so much about their classes, at most.
+        change: Share of the statistics; if a pass finds more of them wrong, it is repeated.
+        passes: Forward passes that a batch may take.
+        likeness: Correlation of the band energies of two images of one class.
+    """
+
+    run_doublings: int = 8
+    error_rates: tuple[float, ...] = (0.05, 0.15, 0.35, 0.6)
+    few_shares: tuple[float, ...] = (0.25, 0.5, 0.75, 0.95)
+    prior: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
+    memory: float = 500.0
+    recent: float = 40.0
+    laplace: float = 0.3
+    steps: int = 5
+    pair_middle: float = 0.25
+    pair_weight: float = 0.5
+    pair_limit: float = 3.0
+    change: float = 0.1
+    passes: int = 3
+    likeness: float = 0.1
+
+    def ordered(self) -> ChainConstants:
+        """Return the same for streams that surely have runs."""
+        return replace(self, prior=(1.0, 1e-9, 1e-9))
+
+
+CONSTANTS = ChainConstants()
