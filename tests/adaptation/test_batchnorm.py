@@ -257,7 +257,7 @@ def test_the_first_single_image_is_normalised_as_the_source_and_counts_for_nothi
 
 def test_single_images_of_a_stream_come_to_count_as_much_as_a_batch() -> None:
     shifted = 3 * images(150, seed=9)
-    batch, online = (adapted("wiener", composition=False) for _ in range(2))
+    batch, online = (adapted("wiener", order="shuffled") for _ in range(2))
     wanted, start = batch(shifted), adapted("source")(shifted[-1:])
     for image in shifted.split(1):
         found = online(image)

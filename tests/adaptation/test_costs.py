@@ -31,7 +31,7 @@ FITTED = ttapca.fit(small_convnet(), "conv1", images(150), 20)
         ("rotta", {"update_every": len(X), "capacity": 1000}, (28, 3, 1)),
         ("pea", {"source": images(20)}, (0, 6, 0)),
         ("pea", {"source": images(20), "augment": "none"}, (0, 2, 0)),
-        ("wiener", {"filter": FITTED, "composition": False}, (0, 1, 0)),
+        ("wiener", {"filter": FITTED, "order": "shuffled"}, (0, 1, 0)),
         ("ttapca-relu", {"filter": FITTED}, (20, 2, 1)),
         ("ttapca-exp", {"filter": FITTED, "steps": 4}, (20, 5, 4)),
         ("ttapca-multiplicative", {"filter": FITTED, "logits": "before"}, (40, 1, 1)),

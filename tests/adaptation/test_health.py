@@ -17,11 +17,13 @@ from adapters import CASES, DATA, X, adapted
 from oracles import small_convnet
 from ttapca.errors import ShapeError
 from ttapca.spectral.closed_form import ClosedFormGain
-from ttapca.spectral.closed_form_rule import LIKENESS
+from ttapca.spectral.closed_form_rule import independent_images
+from ttapca.spectral.constants import CONSTANTS
 
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA)
 BROKEN = X.where(torch.arange(12).reshape(12, 1, 1, 1) != 5, math.nan)
-MISSING = ("p_value", "shift", "size", "composition", "skew", "outliers", "shifted")
+MISSING = ("p_value", "shift", "size", "composition", "ordered", "run_length", "skew")
+MISSING += ("outliers", "shifted")
 
 
 def wiener(**options: object) -> ttapca.Adapter:
@@ -107,8 +109,9 @@ def test_images_of_one_class_count_for_fewer() -> None:
     gain = surface.closed_form
     assert isinstance(gain, ClosedFormGain)
     energies = torch.full((len(gain.edges) - 1,), 1.15, dtype=torch.float64)
-    alike = gain.evidence(energies, 200.0, skew=1.0)
-    few = gain.evidence(energies, 200 / (1 + 200 * LIKENESS))
+    assert independent_images(200.0, 1.0) == 200 / (1 + 200 * CONSTANTS.likeness)
+    alike = gain.evidence(energies, 200.0, independent_images(200.0, 1.0))
+    few = gain.evidence(energies, 200 / (1 + 200 * CONSTANTS.likeness))
     assert alike.p_value == few.p_value > gain.evidence(energies, 200.0).p_value
 
 
@@ -180,7 +183,7 @@ def test_a_guard_that_goes_back_does_not_hide_broken_batches() -> None:
 
 
 def test_the_weight_of_the_batch_is_that_of_its_layers() -> None:
-    adapter = wiener()
+    adapter = wiener(order="shuffled")  # so that each image counts for one
     adapter(3 * X)
     adapter(3 * X)
     health = adapter.health
@@ -195,7 +198,7 @@ def test_the_weight_of_the_batch_is_that_of_its_layers() -> None:
 
 
 def test_outliers_and_classes_are_those_that_were_found() -> None:
-    adapter = wiener(composition=True)
+    adapter = wiener(order="auto")
     hit = torch.rand(X.shape, generator=torch.Generator().manual_seed(0)) < 0.1
     logits = adapter(X.where(~hit, 30.0))
     (surface,) = (each for each in adapter.surfaces if hasattr(each, "share"))
@@ -204,11 +207,16 @@ def test_outliers_and_classes_are_those_that_were_found() -> None:
     assert health.composition is not None
     assert len(health.composition) == logits.shape[1]
     assert sum(health.composition) == pytest.approx(1.0)
-    assert health.skew is not None
-    assert 0 <= health.skew <= 1
-    quiet = wiener(outliers=False, composition=False)
+    assert health.ordered is not None
+    assert 0 <= health.ordered <= 1
+    assert health.run_length is not None
+    assert health.run_length >= 2
+    assert health.skew is None  # the order tells for how many images they count
+    quiet = wiener(outliers=False, order="shuffled")
     quiet(X)
-    assert (quiet.health.outliers, quiet.health.composition, quiet.health.skew) == (None,) * 3
+    found = quiet.health
+    assert (found.outliers, found.composition, found.skew) == (None,) * 3
+    assert (found.ordered, found.run_length) == (None, None)
 
 
 def test_conditions_are_read_from_the_stream() -> None:

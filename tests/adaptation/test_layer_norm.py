@@ -92,13 +92,13 @@ def mixes_tokens(model: nn.Module, fitted: ttapca.FittedFilter, **options: Any) 
 def test_by_default_they_are_mixed_where_classes_are_looked_at(model: nn.Module) -> None:
     fitted = ttapca.fit(model, "patches", images(300), 20)
     assert mixes_tokens(model, fitted)
-    assert not mixes_tokens(model, fitted, composition=False)
-    assert mixes_tokens(model, fitted, composition=True)
-    assert mixes_tokens(model, fitted, composition=False, statistics=WITH)
+    assert not mixes_tokens(model, fitted, order="shuffled")
+    assert mixes_tokens(model, fitted, order="auto")
+    assert mixes_tokens(model, fitted, order="shuffled", statistics=WITH)
     without = ttapca.Mixture(layer_norm=False)
-    assert not mixes_tokens(model, fitted, composition=True, statistics=without)
+    assert not mixes_tokens(model, fitted, order="auto", statistics=without)
     older = dataclasses.replace(fitted, layer_norm_={})
-    assert not mixes_tokens(model, older, composition=True)
+    assert not mixes_tokens(model, older, order="auto")
     with pytest.raises(OptionError, match="`layer_norm` would have no effect: it needs a filter"):
         mixes_tokens(model, older, statistics=WITH)
 
@@ -117,7 +117,7 @@ def test_fitting_measures_the_channels(model: nn.Module) -> None:
 
 def test_fitting_measures_what_classes_do_to_them(model: nn.Module) -> None:
     data = images(300)
-    moments = ttapca.fit(model, "patches", data, 20).class_moments_
+    moments = ttapca.fit(model, "patches", data, 20).classes_
     assert moments is not None
     with torch.no_grad():
         shares = model(data).double().softmax(1).numpy()

@@ -55,7 +55,7 @@ def test_autocast_leaves_the_filter_its_precision(
     precise: tuple[ttapca.FittedFilter, Tensor],
 ) -> None:
     fitted, x = precise
-    adapter = ttapca.adapt(convnet(), "wiener", filter=fitted, composition=False)
+    adapter = ttapca.adapt(convnet(), "wiener", filter=fitted, order="shuffled")
     adapter(x)
     expected = adapter.health.bands
     with torch.autocast("cpu", torch.bfloat16):

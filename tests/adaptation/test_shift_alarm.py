@@ -211,7 +211,7 @@ def test_a_weak_shift_is_told_where_classes_surely_are_many(
         adapter = watched(
             ShiftAlarm(said.append, images=200),
             filter=dataclasses.replace(FITTED, rest_=None),  # which weak is depends on the bands
-            composition=False,
+            order="shuffled",
         )
         adapter.watch._shares = torch.full((5,), 0.2) if known else None
         look = adapter.watch.look
@@ -228,7 +228,7 @@ def test_a_weak_shift_is_told_where_classes_surely_are_many(
 
 
 def test_classes_are_counted_as_a_loop_would() -> None:
-    adapter = watched(lambda health: None, composition=False)
+    adapter = watched(lambda health: None, order="shuffled")
     expected = torch.zeros(5, dtype=torch.float64)
     for batch in DATA[:60].split(20):
         probabilities = adapter(batch).softmax(1)

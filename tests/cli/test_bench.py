@@ -166,7 +166,7 @@ def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
     assert [row.cell.options for row in rows] == ["{}"] * 3 + ['{"outputs": "binary"}'] * 3
     assert "--outputs binary" in rows[-1].outcome.command
     filters = [ttapca.load(path) for path in sorted(Path("r.sqlite-filters").iterdir())]
-    assert [each.class_moments_ is None for each in filters] == [True, False]
+    assert [each.classes_ is None for each in filters] == [True, False]
     labels = words.replace("own:one", "own:classes").replace("r.sqlite", "l.sqlite")
     told = command(f"{labels} --outputs multilabel", 1).err
     assert "lame  batch 20  FAILED: OptionError: This method is for classes that exclude" in told

@@ -342,10 +342,10 @@ def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
     fit = "fit own:one --data images --components 5 --to"
     command(f"{fit} plain")
     command(f"{fit} said --outputs binary")
-    assert ttapca.load("plain").class_moments_ is None  # it may be a regression
-    assert len(ttapca.load("said").class_moments_.shares) == 2
+    assert ttapca.load("plain").classes_ is None  # it may be a regression
+    assert len(ttapca.load("said").classes_.shares) == 2
     command("fit own:classes --data images --components 5 --to none --outputs regression")
-    assert ttapca.load("none").class_moments_ is None
+    assert ttapca.load("none").classes_ is None
     words = "eval own:one --data images --method wiener --json --filter"
     facts = json.loads(command(f"{words} said --outputs binary").out)
     assert (facts["outputs"], facts["images"]) == ("binary", 80)

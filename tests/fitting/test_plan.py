@@ -209,8 +209,8 @@ def test_a_large_batch_is_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     handle.remove()
     assert max(sizes[:13]) == 7
     torch.testing.assert_close(parts.singular_values_, whole.singular_values_)
-    for path, moments in whole.class_moments_.layers.items():
-        torch.testing.assert_close(parts.class_moments_.layers[path], moments, rtol=1e-3, atol=1e-5)
+    for path, moments in whole.classes_.layers.items():
+        torch.testing.assert_close(parts.classes_.layers[path], moments, rtol=1e-3, atol=1e-5)
 
 
 class Classes(nn.Module):
@@ -232,7 +232,7 @@ class Classes(nn.Module):
 def test_classes_with_too_few_images_are_not_measured(classes: int, known: bool) -> None:
     model = Classes(classes).double().eval()
     fitted = ttapca.fit(model, "body.0", images(100, shape=(1, 8, 8)))
-    assert (fitted.class_moments_ is not None) == known
+    assert (fitted.classes_ is not None) == known
     assert (model.predicted > 100) == known  # else only what is kept to compare predictions
 
 
@@ -241,18 +241,18 @@ def test_a_loader_of_whole_batches_has_as_many_images_as_they_hold() -> None:
     batches = DataLoader(list(data.split(20)), batch_size=None)
     fitted = ttapca.fit(Classes(20).double().eval(), "body.0", batches)
     assert fitted.n_samples_ == 100
-    assert fitted.class_moments_ is not None
+    assert fitted.classes_ is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_class_moments_of_a_narrow_model_are_summed_precisely(dtype: torch.dtype) -> None:
+def test_classes_of_a_narrow_model_are_summed_precisely(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model, data = Classes(4).eval(), images(128, shape=(1, 8, 8)).to(dtype).float() / 20
     with torch.no_grad():
         model.body[0].bias += 5.0
     found = []
     for precision in (torch.float32, dtype):
-        moments = ttapca.fit(model.to(precision), "body.0", data.to(precision), 20).class_moments_
+        moments = ttapca.fit(model.to(precision), "body.0", data.to(precision), 20).classes_
         assert moments is not None
         found.append(moments.corrections(moments.shares)["body.1"][1])
     torch.testing.assert_close(found[1], torch.ones_like(found[1]), rtol=0.2, atol=0)

@@ -59,7 +59,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sar": {"entropy_margin": 0.99},
     "rotta": {"update_every": 12},
     # These were recorded before classes were looked at.
-    **{key: {"composition": False} for key in ("wiener", "match", "two-sided")},
+    **{key: {"order": "shuffled"} for key in ("wiener", "match", "two-sided")},
 }
 # With a filter that does not know what lies outside its basis: the numbers of an earlier time.
 BEFORE_MEANS = "wiener without means"
@@ -67,7 +67,7 @@ BEFORE_MEANS = "wiener without means"
 COMBINED = {
     "tent over wiener": ("tent", {"gain": "wiener", "statistics": "mixed"}),
     "eata over wiener": ("eata", {"gain": "wiener", "statistics": "mixed"}),
-    "wiener by classes": ("wiener", {"composition": True}),
+    "wiener by classes": ("wiener", {"order": "auto"}),
     BEFORE_MEANS: ("wiener", {"center": 0.0}),
 }
 
@@ -81,7 +81,7 @@ def logits() -> Iterator[tuple[str, Tensor]]:
         for name, (method, extra) in methods.items():
             if method == "bn" and kind != "BatchNorm":
                 continue
-            if extra.get("composition") and fitted.class_moments_ is None:
+            if extra.get("order") == "auto" and fitted.classes_ is None:
                 continue
             for forgetting in ("episodic", "online"):
                 model = make()

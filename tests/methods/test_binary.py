@@ -98,21 +98,21 @@ def test_tent_lowers_the_entropy_of_the_sigmoid(make: Any) -> None:
 
 def test_a_filter_that_knows_both_answers_looks_at_them() -> None:
     one, two = with_outputs(1), with_outputs(1, ZeroBeside())
-    assert ttapca.fit(one, "conv1", DATA, 40).class_moments_ is None  # it may be a regression
+    assert ttapca.fit(one, "conv1", DATA, 40).classes_ is None  # it may be a regression
     fitted = ttapca.fit(one, "conv1", DATA, 40, outputs="binary")
     same = ttapca.fit(two, "conv1", DATA, 40)
-    moments, expected = fitted.class_moments_, same.class_moments_
-    assert moments is not None
+    classes, expected = fitted.classes_, same.classes_
+    assert classes is not None
     assert expected is not None
-    torch.testing.assert_close(moments.shares, expected.shares)
+    torch.testing.assert_close(classes.shares, expected.shares)
     assert fitted.mirror_agreement_ == pytest.approx(same.mirror_agreement_)
-    first = ttapca.adapt(one, "wiener", filter=fitted, composition=True, forgetting="online")
-    second = ttapca.adapt(two, "wiener", filter=same, composition=True, forgetting="online")
+    first = ttapca.adapt(one, "wiener", filter=fitted, order="auto", forgetting="online")
+    second = ttapca.adapt(two, "wiener", filter=same, order="auto", forgetting="online")
     ordered = DATA[one(DATA)[:, 0] > 0][:48]  # of one answer alone
     for x in ordered.split(12):
         logits = second(x)
         torch.testing.assert_close(first(x), logits[:, 1:] - logits[:, :1], rtol=0, atol=1e-9)
-    left_aside = ttapca.adapt(with_outputs(1), "wiener", filter=fitted, composition=False)
+    left_aside = ttapca.adapt(with_outputs(1), "wiener", filter=fitted, order="shuffled")
     assert not torch.allclose(left_aside(ordered[:12]), first(ordered[:12]))
 
 

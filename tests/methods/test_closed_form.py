@@ -48,7 +48,7 @@ def model() -> nn.Module:
 @pytest.mark.parametrize("method", CLOSED)
 def test_the_filter_by_hand(method: str, model: nn.Module) -> None:
     """Project, scale, rebuild: in the layer's own output, where nothing is folded."""
-    given: dict[str, Any] = {"statistics": "source", "threshold": 0.0, "composition": False}
+    given: dict[str, Any] = {"statistics": "source", "threshold": 0.0, "order": "shuffled"}
     adapter = ttapca.adapt(model, method, filter=FITTED, **given)
     batch = noisy(100) + 3.0
     found, gains = adapter(batch), gains_of(adapter)
@@ -167,7 +167,7 @@ def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module)
 def test_source_images_are_normalised_as_in_the_source(model: nn.Module) -> None:
     # What lies outside a basis is less in its own data than in new ones, which are expected.
     fitted = dataclasses.replace(FITTED, rest_=None)
-    adapter = ttapca.adapt(model, "wiener", filter=fitted, threshold=0.999)
+    adapter = ttapca.adapt(model, "wiener", filter=fitted, threshold=0.999, order="shuffled")
     found = adapter(DATA)
     adapter.detach()
     assert torch.equal(found, model(DATA))
@@ -180,7 +180,7 @@ def test_gradients_start_from_the_closed_form(method: Any, model: nn.Module) -> 
     found = adapter(noisy(50))
     affine = adapter.n_parameters
     adapter.detach()
-    closed = ttapca.adapt(model, "wiener", filter=FITTED, composition=False)
+    closed = ttapca.adapt(model, "wiener", filter=FITTED, order="shuffled")
     assert torch.allclose(found, closed(noisy(50)))
     assert affine == 2 * (8 + 6)  # scale and shift only
 

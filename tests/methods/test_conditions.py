@@ -43,7 +43,7 @@ BATCHES = [conditions(*each) for each in ((0, 120), (120, 90), (210, 1), (211, 4
 def adapted_to(kind: str, forgetting: str = "online", **given: object) -> ttapca.Adapter:
     model = NETWORKS[kind]()
     fitted = ttapca.fit(model, "conv1", SOURCE, 40)
-    given = {"composition": False, **given}
+    given = {"order": "shuffled", **given}
     return ttapca.adapt(model, "wiener", filter=fitted, forgetting=forgetting, **given)
 
 
@@ -120,7 +120,7 @@ def test_a_stream_of_several_conditions_is_saved_whole(tmp_path: Path) -> None:
 
 
 def test_classes_and_conditions_go_together() -> None:
-    adapted = adapted_to("BatchNorm", composition=True)
+    adapted = adapted_to("BatchNorm", order="auto")
     for batch, _ in BATCHES:
         assert bool(torch.isfinite(adapted(batch)).all())
     assert adapted.skipped == 0

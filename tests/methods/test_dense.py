@@ -42,7 +42,7 @@ X = BATCHES[0]
 SERVED: dict[str, dict[str, Any]] = {
     **{method: {} for method in ("source", "bn", "tent", "slr+it", "ttt", "ttapca-closed")},
     **{method: {} for method in ("ttapca", "ttapca-relu", "ttapca-exp", "ttapca-multiplicative")},
-    **{method: {"composition": False} for method in ("wiener", "match", "two-sided")},
+    **{method: {"order": "shuffled"} for method in ("wiener", "match", "two-sided")},
     "shot": {"classifier": "fc"},
     "neo": {"classifier": "fc"},
     "sar": {"entropy_margin": 0.95, "recover_below": 0.0},

@@ -170,7 +170,7 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
     "wiener": [
         *[("shrink", -1.0), ("restore", NAN), ("largest_ratio", 1.0), ("threshold", "0.5")],
         *[("memory", 0.0), ("center", 1.1), ("window", 2), ("floor", -1.0), ("outliers", 1)],
-        *[("composition", 2), ("passes", 0), ("views", 3), ("mirror", 1), ("states", 0)],
+        *[("order", "sorted"), ("order", True), ("views", 3), ("mirror", 1), ("states", 0)],
     ],
     "ttapca-closed": [("pull", -1.0)],
 }
@@ -236,10 +236,10 @@ CHOICES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "ttapca": ({}, {"gain": "exponential", "initial": 0.5, "normalise": False}),
     "ttapca-multiplicative": ({"initial": 0.5}, {"penalty": "exponential", "limit": 1.01}),
     "wiener": (
-        {"composition": False},
+        {"order": "shuffled"},
         {"shrink": 0.5, "restore": 0.0, "largest_ratio": 1.1, "threshold": 0.0, "memory": 1.0}
         | {"center": 0.0, "window": 3, "floor": 1.0, "statistics": "source", "outliers": False}
-        | {"composition": True},
+        | {"order": "auto"},
     ),
     "ttapca-closed": ({"steps": 2}, {"pull": 100.0}),
 }
@@ -263,10 +263,10 @@ def test_every_option_has_an_effect(method: str) -> None:
 
 
 def test_no_option_is_missing_above() -> None:
-    # Of these, `channels` and `head` follow from the model; test_composition.py counts `passes`,
-    # test_mirrored_view.py tries `mirror`, and test_conditions.py `states`.
+    # Of these, `channels` and `head` follow from the model; test_mirrored_view.py tries `mirror`,
+    # and test_conditions.py `states`.
     known = {each.name for each in dataclasses.fields(GradientMethod)}
-    known |= {"channels", "head", "fisher_weight", "passes", "mirror", "states"}.union(
+    known |= {"channels", "head", "fisher_weight", "mirror", "states"}.union(
         *(others for _, others in CHOICES.values())
     )
     assert known == {option for each in ttapca.METHODS.values() for option in each.options}
@@ -409,7 +409,7 @@ def test_logits_are_found_in_what_a_model_returns(
     if method == "eata":
         given |= {"source": DATA, "entropy_margin": 1.1}
     if method in ("wiener", "match", "two-sided"):
-        given |= {"composition": False}  # what the filter knows of layers is by their paths
+        given |= {"order": "shuffled"}  # what the filter knows of layers is by their paths
     expected = ttapca.adapt(plain, method, **given)(X)
     model = Wrapped(how)
     inside = dict(given)

@@ -79,7 +79,7 @@ def test_memo_equals_a_plain_loop() -> None:
 def test_served_or_refused_with_the_way_out(method: str) -> None:
     model = with_outputs(4)
     fitted = ttapca.fit(model, "conv1", DATA, 40, outputs="multilabel")
-    assert fitted.class_moments_ is None
+    assert fitted.classes_ is None
     assert fitted.mirror_agreement_ is None
     given = filter_for(method, fitted) | required_options(method, model, (3, 6, 6)) | LABELS
     with left_untouched(model, X):
@@ -98,15 +98,15 @@ def test_served_or_refused_with_the_way_out(method: str) -> None:
 def test_the_closed_form_leaves_classes_aside(kind: Any) -> None:
     model = with_outputs(4)
     fitted = ttapca.fit(model, "conv1", DATA, 40)  # by default they are taken for classes
-    assert fitted.class_moments_ is not None
+    assert fitted.classes_ is not None
     served = ttapca.adapt(model, "wiener", filter=fitted, outputs=kind, forgetting="online")
     found = [served(x) for x in BATCHES]
     served.detach()
-    plain = ttapca.adapt(model, "wiener", filter=fitted, composition=False, forgetting="online")
+    plain = ttapca.adapt(model, "wiener", filter=fitted, order="shuffled", forgetting="online")
     assert all(torch.equal(one, plain(x)) for one, x in zip(found, BATCHES, strict=True))
     plain.detach()
     with left_untouched(model, X), pytest.raises(OptionError, match=rf'outputs="{kind}"`, which'):
-        ttapca.adapt(model, "wiener", filter=fitted, outputs=kind, composition=True)
+        ttapca.adapt(model, "wiener", filter=fitted, outputs=kind, order="auto")
 
 
 def test_a_guard_cannot_see_labels_collapse() -> None:

@@ -47,7 +47,7 @@ def test_served_or_refused_with_the_way_out(method: str, network: str) -> None:
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_filter_of_a_regression_knows_no_classes(network: str) -> None:
     fitted = ttapca.fit(NETWORKS[network](), "conv1", DATA, 40, outputs="regression")
-    assert fitted.class_moments_ is None
+    assert fitted.classes_ is None
     assert fitted.agreement_ is None
     assert fitted.mirror_agreement_ is None
 

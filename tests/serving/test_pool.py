@@ -118,7 +118,7 @@ def test_threads_get_what_each_stream_would_get_alone(
         filter=fitted,
         forgetting="online",
         statistics="source",
-        composition=False,
+        order="shuffled",
         states=8,
     ) as adapted:
         for name, images in batches.items():

@@ -204,3 +204,24 @@ def test_work_is_done_for_one_condition_after_the_other() -> None:
     assert stream.now("sum") == 3.0
     stream.reset()
     assert stream.values == stream.starts
+
+
+def test_who_works_on_a_condition_is_told_its_rows() -> None:
+    stream = Stream()
+    stream.start_batch(5)
+    assert stream.rows(5) is None
+    assert stream.groups == [(0, None)]
+    stream.route(torch.tensor([1, 0, 1, 1, 0]))
+    assert [(number, rows.tolist()) for number, rows in stream.groups if rows is not None] == [
+        (0, [1, 4]),
+        (1, [0, 2, 3]),
+    ]
+    for number, expected in ((0, [1, 4]), (1, [0, 2, 3])):
+        with stream.in_condition(number):
+            rows = stream.rows(len(expected))
+            assert rows is not None
+            assert rows.tolist() == expected
+            assert stream.rows(40) is None  # they are no images, but places of them
+    # A pass that is repeated tells conditions apart again.
+    stream.restart_batch()
+    assert stream.groups == [(0, None)]

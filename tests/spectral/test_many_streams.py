@@ -43,7 +43,7 @@ def test_each_stream_is_served_as_if_it_were_alone(
             if name == 1:
                 images = 0.4 * images + 0.3
             streams[name].append(images)
-    options = {"statistics": "source", "composition": False, "states": 1, "outliers": False}
+    options = {"statistics": "source", "order": "shuffled", "states": 1, "outliers": False}
     alone = {}
     with ttapca.adapt(
         network, "wiener", filter=fitted, forgetting="online", center=center, **options

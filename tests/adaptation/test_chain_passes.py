@@ -1,0 +1,448 @@
+"""Predictions in order of arrival: passes, statistics by plan, and what a stream keeps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from adapters import same
+from oracles import images, small_convnet
+from scripted_classes import (
+    CLASSES,
+    error,
+    fitted,
+    labels_in_runs,
+    network,
+    pictures,
+    shuffled_labels,
+)
+from small_networks import pixelwise
+from ttapca.adaptation.chain_passes import ChainPasses, Order
+from ttapca.adaptation.surfaces import BatchNormStatistics
+from ttapca.errors import LayerOutputError, OptionError
+from ttapca.spectral.chain import ClassChain
+from ttapca.spectral.class_plan import ClassPlan
+from ttapca.spectral.constants import CONSTANTS
+from ttapca.spectral.source_classes import SourceClasses
+from ttapca.spectral.stream import CHAIN, Stream
+
+DATA = images(400)
+SHUFFLED = shuffled_labels(240, 7)
+IN_RUNS = labels_in_runs(240, 20)
+
+
+def degraded(pixels: Tensor) -> Tensor:
+    """Brighter, with more contrast and noise."""
+    noise = torch.randn(
+        pixels.shape, generator=torch.Generator().manual_seed(3), dtype=pixels.dtype
+    )
+    return 1.6 * pixels + 0.7 + noise
+
+
+def wiener(order: Order | None = "auto", **options: Any) -> ttapca.Adapter:
+    options = {"filter": fitted(), "forgetting": "online", **options}
+    return ttapca.adapt(network(), "wiener", order=order, **options)
+
+
+def predicted(adapter: ttapca.Adapter, pixels: Tensor, size: int) -> Tensor:
+    return torch.cat([adapter(batch) for batch in pixels.split(size)])
+
+
+# How many passes.
+
+FEW = torch.tensor([[4.0, 0.0, 0.0, 0.0, 0.0]]).expand(80, 5)  # all of one class, and quite sure
+MANY = 4.0 * torch.eye(5)[torch.tensor([0, 3, 1, 4, 2] * 16)]  # all classes
+OTHER = FEW.roll(2, 1)
+EVEN = ttapca.fit(small_convnet(), "conv1", DATA, 40).classes_
+assert EVEN is not None
+EVEN = dataclasses.replace(EVEN, shares=torch.full((5,), 0.2))
+
+
+def sizes_of_passes(
+    batches: list[list[Tensor]], *, shift: float = 1.0, statistics: bool = True
+) -> tuple[list[int], Stream]:
+    """How many passes each batch takes, if passes find these logits; the last ones stay."""
+    surface, stream = BatchNormStatistics(follow=True, prior=16.0), Stream()
+    stream.declare_certainty("shift")
+    model = small_convnet()
+    surface.attach(model, stream)
+    mover = ChainPasses(EVEN, [surface] if statistics else [])
+    mover.join(stream)
+    found = []
+    for looks in batches:
+        left, passes = [*looks], 0
+
+        def run(pixels: Tensor, mask: Tensor, left: list[Tensor] = left) -> Tensor:
+            nonlocal passes
+            assert len(pixels) == len(mask)
+            assert stream.plan is not None
+            stream.write("shift", shift)
+            model(pixels)
+            passes += 1
+            return left.pop(0) if len(left) > 1 else left[0]
+
+        stream.start_batch(80)
+        mover.predict(run, DATA[:80], mask=torch.ones(80))
+        assert stream.plan is None
+        stream.end_batch()
+        found.append(passes)
+    return found, stream
+
+
+@pytest.mark.parametrize(
+    ("batches", "passes"),
+    [
+        pytest.param([[MANY]], [1], id="shuffled"),
+        pytest.param([[FEW]], [2], id="one class, which is a surprise"),
+        pytest.param([[FEW], [FEW], [FEW]], [2, 1, 1], id="one class, which is no surprise later"),
+        pytest.param([[FEW], [OTHER]], [2, 2], id="another class"),
+        pytest.param([[FEW, OTHER, FEW, OTHER]], [3], id="never the same"),
+        pytest.param([[MANY], [MANY], [FEW]], [1, 1, 2], id="an order that begins"),
+    ],
+)
+def test_a_pass_is_repeated_if_classes_are_a_surprise(
+    batches: list[list[Tensor]], passes: list[int]
+) -> None:
+    assert sizes_of_passes(batches)[0] == passes
+    assert max(passes) <= CONSTANTS.passes == 3
+
+
+@pytest.mark.parametrize("options", [{"shift": 0.0}, {"statistics": False}], ids=str)
+def test_one_pass_is_enough_if_the_next_would_be_the_same(options: dict[str, Any]) -> None:
+    """Statistics that have no weight, or none at all."""
+    assert sizes_of_passes([[FEW], [OTHER], [MANY]], **options)[0] == [1, 1, 1]
+
+
+def test_the_class_of_the_last_pass_is_kept() -> None:
+    _, stream = sizes_of_passes([[MANY, FEW]])
+    _, expected = sizes_of_passes([[MANY]])
+    assert same(stream.past(CHAIN), expected.past(CHAIN))  # one pass was enough
+    _, changed = sizes_of_passes([[FEW, OTHER]])
+    joint = changed.past(CHAIN)[0][0].sum(0)
+    assert int(joint.argmax()) == int(OTHER[0].argmax())
+    assert float(joint.max()) > 0.8
+
+
+def test_a_pass_that_fails_leaves_no_plan() -> None:
+    adapter = wiener()
+    adapter(pictures(SHUFFLED[:20], 1))
+    before = adapter.state_dict()
+    with pytest.raises(ttapca.errors.ShapeError):
+        adapter(torch.ones(4, 8, 3, 3).double())
+    assert adapter._streams.stream.plan is None
+    assert same(before["_extra_state"], adapter.state_dict()["_extra_state"])
+
+
+# What comes out.
+
+
+@pytest.mark.parametrize("size", [1, 40])
+@pytest.mark.parametrize("order", [None, "auto"])
+def test_clean_shuffled_data_are_predicted_as_by_the_network(size: int, order: Any) -> None:
+    pixels = pictures(SHUFFLED, 8)
+    with torch.no_grad():
+        expected = network()(pixels)
+    adapter = wiener(order)
+    found = predicted(adapter, pixels, size)
+    assert (found.argmax(1) == expected.argmax(1)).double().mean() > 0.99
+    assert error(found, SHUFFLED) <= error(expected, SHUFFLED) + 0.5
+    away = (found.softmax(1) - expected.softmax(1)).abs().sum(1) / 2
+    assert float(away.mean()) < 0.03
+    health = adapter.health
+    assert health.ordered is not None
+    assert health.ordered < 0.05
+    assert "classes in no order" in repr(health)
+
+
+@pytest.mark.parametrize("size", [1, 40])
+@pytest.mark.parametrize("change", [torch.Tensor.clone, degraded], ids=["clean", "degraded"])
+def test_an_order_is_used(size: int, change: Callable[[Tensor], Tensor]) -> None:
+    """Sorted images are predicted better than by an adapter that does not know of it."""
+    pixels = change(pictures(IN_RUNS, 8))
+    adapter = wiener()
+    found = error(predicted(adapter, pixels, size), IN_RUNS)
+    left_aside = error(predicted(wiener("shuffled"), pixels, size), IN_RUNS)
+    assert found < 0.6 * left_aside
+    health = adapter.health
+    assert health.ordered is not None
+    assert health.ordered > 0.7
+    assert health.run_length is not None
+    assert 8 < health.run_length < 80
+    assert health.composition is not None
+    assert sum(health.composition) == pytest.approx(1.0)
+    assert health.skew is None
+    assert "one class for about" in repr(health)
+
+
+def test_images_of_one_class_count_for_fewer() -> None:
+    """So that the statistics of a stream in runs have less weight."""
+
+    def weight(labels: Tensor) -> float:
+        adapter = wiener(outliers=False)
+        predicted(adapter, degraded(pictures(labels, 8))[:120], 1)
+        found = adapter.health.batch_weight
+        assert found is not None
+        return found
+
+    assert 0 < weight(labels_in_runs(240, 20)) < 0.75 * weight(SHUFFLED)
+
+
+def test_a_run_that_never_ends_does_not_come_to_count_for_nothing() -> None:
+    """Of images that fade, as many as are remembered count as cluster sampling says."""
+    adapter = wiener(outliers=False, memory=50.0)
+    (surface,) = (each for each in adapter.surfaces if isinstance(each, ttapca.SpectralGains))
+    assert surface.closed_form is not None
+    predicted(adapter, pictures(torch.zeros(600, dtype=torch.long), 8), 20)
+    values = adapter._streams.stream.values
+    samples = float(values[surface.closed_form._samples])
+    worth = samples / (1 + (samples - 1) * CONSTANTS.likeness)
+    assert float(values[surface.closed_form._independent]) > 0.5 * worth
+
+
+def test_outputs_are_those_of_the_chain() -> None:
+    """Of the logits of the network, if nothing else changes them."""
+    given: dict[str, Any] = {"statistics": "source", "outliers": False}
+    adapter = wiener(**given, shrink=0.0, restore=0.0, center=0.0)
+    classes, pixels = fitted().classes_, pictures(IN_RUNS, 8)[:60]
+    assert classes is not None
+    assert classes.pairs is not None
+    chain, model = ClassChain(classes.shares.double().numpy()), network()
+    # Statistics of the source are no surface, so nobody sees late layers, and pairs say nothing.
+    state = chain.start()
+    for batch in pixels.split(20):
+        with torch.no_grad():
+            plain = model(batch)
+        state, reading = chain.read(state, plain.softmax(1)[None].numpy())
+        found = adapter(batch).softmax(1).numpy()
+        np.testing.assert_allclose(found, reading.outputs[0], atol=1e-6)
+
+
+def test_pairs_of_late_layers_are_looked_at() -> None:
+    """Of every image and the one before it, also that of the last batch."""
+    # Layers are looked at, and normalise as in the source; and no gain is other than 1.
+    source: dict[str, Any] = {"statistics": ttapca.Mixture(first=0.0, last=0.0, alone=0.0)}
+    adapter = wiener(**source, shrink=0.0, restore=0.0, center=0.0, outliers=False)
+    classes, pixels = fitted().classes_, pictures(IN_RUNS, 8)[:60]
+    assert classes is not None
+    assert classes.pairs is not None
+    (late,) = classes.pairs.layers
+    model, seen = network(), []
+    handle = model.get_submodule(late).register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].mean((2, 3)))
+    )
+    chain = ClassChain(classes.shares.double().numpy())
+    state = chain.start(features=classes.pairs.features)
+    for batch in pixels.split(20):
+        with torch.no_grad():
+            plain = model(batch)
+        features = classes.pairs.described({late: seen[-1]})
+        assert features is not None
+        rows = features.numpy()[None]
+        log_pairs = classes.pairs.log_ratio(state.features, rows)
+        log_pairs[:, 0] *= float(state.place[0] > 0)
+        predictions = plain.softmax(1)[None].numpy()
+        state, reading = chain.read(state, predictions, log_pairs, features=rows)
+        found = adapter(batch).softmax(1).numpy()
+        np.testing.assert_allclose(found, reading.outputs[0], atol=1e-6)
+    handle.remove()
+
+
+def test_shuffled_is_as_a_filter_that_knows_no_classes() -> None:
+    unknown = dataclasses.replace(fitted(), classes_=None)
+    # A single image has more weight if there are few classes.
+    statistics = ttapca.Mixture(alone=0.0)
+    pixels = degraded(pictures(IN_RUNS, 8))
+    one, two = (
+        wiener("shuffled", statistics=statistics),
+        wiener(None, filter=unknown, statistics=statistics),
+    )
+    for batch in pixels.split(30):
+        assert torch.equal(one(batch), two(batch))
+    assert (one.health.ordered, one.health.run_length, one.health.composition) == (None,) * 3
+    assert type(one.mover) is type(two.mover) is ttapca.adaptation.optimisation.Mover
+
+
+def test_video_has_an_order_from_its_first_image_on() -> None:
+    pixels = pictures(IN_RUNS, 8)
+    video, auto = wiener("video"), wiener("auto")
+    for adapter in (video, auto):
+        predicted(adapter, pixels[:8], 1)
+    assert video.health.ordered is not None
+    assert auto.health.ordered is not None
+    assert video.health.ordered > 0.999 > auto.health.ordered
+    found = error(predicted(video, pixels[8:], 1), IN_RUNS[8:])
+    assert found < 0.6 * error(predicted(wiener("shuffled"), pixels[8:], 1), IN_RUNS[8:])
+
+
+def test_predictions_of_pixels_have_an_order_of_their_own() -> None:
+    """Their classes are taken out of statistics; outputs are those of the network."""
+    model = pixelwise(5)
+    dense = ttapca.fit(model, "conv1", DATA, 40)
+    assert dense.classes_ is not None
+    given: dict[str, Any] = {"filter": dense, "forgetting": "online"}
+    with ttapca.adapt(model, "wiener", order="auto", **given) as adapter:
+        found = [adapter(3 * batch) for batch in DATA[:90].split(30)]
+        assert adapter.health.ordered is None
+    assert all(each.shape == (30, 5, 6, 6) for each in found)
+    assert all(bool(torch.isfinite(each).all()) for each in found)
+    # What lies outside a basis is less in its own data than in new ones, which are expected.
+    given |= {"filter": dataclasses.replace(dense, rest_=None), "threshold": 0.999}
+    expected = model(DATA[:30])
+    with ttapca.adapt(model, "wiener", order="auto", **given) as adapter:
+        assert torch.equal(adapter(DATA[:30]), expected)
+
+
+# What a stream keeps.
+
+
+def broken(pixels: Tensor) -> Tensor:
+    found = pixels.clone()
+    found[3] = math.nan
+    return found
+
+
+def test_a_broken_batch_leaves_no_mark() -> None:
+    batches = pictures(IN_RUNS, 8).split(20)
+    one, two = wiener(), wiener()
+    for batch in batches[:6]:
+        assert torch.equal(one(batch), two(batch))
+        one(broken(batch))
+        # Nor does a look at it change anything.
+        assert dataclasses.replace(one.health, skipped=0) == two.health
+    assert one.skipped == 6
+
+
+def test_a_restored_stream_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    batches = degraded(pictures(IN_RUNS, 8)).split(30)
+    adapter = wiener()
+    for batch in batches[:4]:
+        adapter(batch)
+    adapter.stream("default").save(tmp_path / "stream")
+    state, twin, restored, loaded = adapter.state_dict(), copy.deepcopy(adapter), wiener(), wiener()
+    restored.load_state_dict(state)
+    loaded.stream("default").load(tmp_path / "stream")
+    expected = [adapter(batch) for batch in batches[4:]]
+    for other in (restored, loaded, twin):
+        for batch, wanted in zip(batches[4:], expected, strict=True):
+            assert torch.equal(other(batch), wanted)
+        assert other.health == adapter.health
+    cold = wiener()
+    assert not torch.equal(cold(batches[4]), expected[0])
+
+
+def test_streams_have_chains_of_their_own() -> None:
+    adapter, alone = wiener(), wiener()
+    shuffled, in_runs = (pictures(labels, 8) for labels in (SHUFFLED, IN_RUNS))
+    left, right = adapter.stream("left"), adapter.stream("right")
+    for one, other in zip(in_runs.split(40), shuffled.split(40), strict=True):
+        assert torch.equal(left(one), alone(one))
+        right(other)
+    assert left.health.ordered > 0.8
+    assert right.health.ordered < 0.05
+    assert adapter.stream("new").health.ordered is None
+    left.reset()
+    assert (left.health.ordered, left.health.composition) == (None, None)
+
+
+def test_episodic_adaptation_forgets_the_order() -> None:
+    pixels = pictures(IN_RUNS, 8)
+    adapter = wiener(forgetting="episodic")
+    first = adapter(pixels[:40])
+    adapter(pixels[40:80])
+    assert torch.equal(adapter(pixels[:40]), first)
+
+
+def test_moments_of_an_earlier_batch_are_not_settled() -> None:
+    surface, stream, model = BatchNormStatistics(follow=True), Stream(), small_convnet()
+    surface.attach(model, stream)
+    stream.start_batch(20)
+    stream.plan = ClassPlan.of_shares(EVEN, torch.full((20, 5), 0.2))
+    model(DATA[:20] + 1.0)
+    seen = stream.values
+    surface.start_batch()
+    surface.settle()
+    assert stream.values.keys() == seen.keys()
+    assert all(stream.values[name] is value for name, value in seen.items())
+
+
+def test_a_batch_is_settled_with_the_classes_that_were_found() -> None:
+    """In the stream, whatever the pass went by, are its moments without these classes."""
+    settled = []
+    for first in (0, 3):
+        surface, stream, model = BatchNormStatistics(follow=True), Stream(), small_convnet()
+        surface.attach(model, stream)
+        stream.start_batch(20)
+        stream.plan = ClassPlan.of_shares(EVEN, torch.eye(5)[first].expand(20, 5))
+        model.bn1(DATA[:20].repeat(1, 3, 1, 1)[:, :8])
+        stream.plan = ClassPlan.of_shares(EVEN, torch.eye(5)[2].expand(20, 5))
+        surface.settle()
+        settled.append(stream.now("BatchNormStatistics/0"))
+    assert same(*settled)
+    mean, _, samples, _ = settled[0]
+    shift, _ = EVEN.corrections(torch.eye(5)[2])["bn1"]
+    pixels = DATA[:20].repeat(1, 3, 1, 1)[:, :8]
+    torch.testing.assert_close(mean, pixels.mean((0, 2, 3)) - shift.double())
+    assert samples == 20
+
+
+# Mistakes.
+
+
+def test_mistakes() -> None:
+    unknown = dataclasses.replace(fitted(), classes_=None)
+    for order in ("auto", "video"):
+        with pytest.raises(OptionError, match=f'`order="{order}"` needs a filter that knows'):
+            wiener(order, filter=unknown)
+        with pytest.raises(OptionError, match="`order` would have no effect: gradient"):
+            ttapca.adapt(network(), "ttapca-closed", filter=fitted(), order=order)
+    ttapca.adapt(network(), "ttapca-closed", filter=fitted(), order="shuffled")
+    with pytest.raises(OptionError, match="`order` must be"):
+        wiener("sorted")  # type: ignore[arg-type]
+
+
+def fewer_classes() -> ttapca.FittedFilter:
+    known = fitted().classes_
+    assert known is not None
+    shares = known.shares[:3] / known.shares[:3].sum()
+    fewer = SourceClasses(shares, known.loadings[:3], known.layers, known.likeness, known.pairs)
+    return dataclasses.replace(fitted(), classes_=fewer)
+
+
+@pytest.mark.parametrize("order", ["auto", "video"])
+def test_other_classes_are_an_error_if_an_order_was_asked_for(order: Order) -> None:
+    pixels, other = pictures(SHUFFLED[:8], 8), fewer_classes()
+    with (
+        wiener(order, filter=other) as adapter,
+        pytest.raises(LayerOutputError, match=r"predicts 3 classes.*found \(8, 5\)"),
+    ):
+        adapter(pixels)
+    with wiener(None, filter=other) as adapter:  # nobody insists on it
+        assert adapter(pixels).shape == (8, CLASSES)
+        assert adapter.health.ordered is None
+
+
+def test_other_outputs_than_logits_are_left_as_they_are() -> None:
+    class Vector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).sum(1)
+
+    model = Vector()
+    by_path = ttapca.fit(Vector().inner, "conv1", pictures(SHUFFLED, 2), 40)
+    moved = dataclasses.replace(by_path, layer="inner.conv1")
+    with ttapca.adapt(model, "wiener", filter=moved, outputs="regression") as adapter:
+        assert adapter(pictures(SHUFFLED[:6], 3)).shape == (6,)
+        assert adapter.health.ordered is None

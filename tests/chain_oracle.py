@@ -1,0 +1,182 @@
+"""The chain of classes once more: one stream, loops, and a matrix of all transitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttapca.spectral.constants import CONSTANTS, ChainConstants
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A row of the grid: how often a class is drawn anew, from which classes, and what errors."""
+
+    kind: str  # runs, plain or few
+    redraw: float
+    error: float
+    few: float
+    prior: float
+
+
+def regimes_of(constants: ChainConstants = CONSTANTS) -> list[Regime]:
+    """All regimes, in the order of the chain."""
+    runs = [
+        ("runs", 0.5**number, error, 0.0)
+        for number in range(1, constants.run_doublings + 1)
+        for error in constants.error_rates
+    ]
+    plain = [("plain", 1.0, error, 0.0) for error in constants.error_rates]
+    few = [("few", 1.0, 0.0, share) for share in constants.few_shares]
+    found = []
+    for regimes, prior in zip((runs, plain, few), constants.prior, strict=True):
+        found += [Regime(*each, prior / len(regimes) / sum(constants.prior)) for each in regimes]
+    return found
+
+
+@dataclass
+class SlowChain:
+    """What `ClassChain` knows of one stream, and what it makes of images."""
+
+    shares: Numbers
+    constants: ChainConstants = CONSTANTS
+    regimes: list[Regime] = field(init=False)
+    joint: Numbers = field(init=False)  # of the last image, (regimes, classes)
+    predicted: Numbers = field(init=False)  # how often each class was predicted of late
+    held: Numbers = field(init=False)  # and was there, if the stream holds few classes
+    place: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.regimes = regimes_of(self.constants)
+        self.joint = np.array([each.prior * self.shares for each in self.regimes])
+        self.predicted = np.zeros(len(self.shares))
+        self.held = np.zeros(len(self.shares))
+
+    def smoothed(self, counts: Numbers) -> Numbers:
+        """Shares of classes, with `laplace` images more for each class, of the source."""
+        counts = counts + self.constants.laplace * len(self.shares) * self.shares
+        return counts / counts.sum()
+
+    def count(self, probabilities: Numbers) -> None:
+        """Count classes: as predicted, and by expectation maximisation."""
+        images = len(probabilities)
+        fading = np.exp(-images / self.constants.recent)
+        before, self.predicted = fading * self.held, fading * self.predicted
+        shares = self.smoothed(self.held if images == 1 else before + probabilities.sum(0))
+        for _ in range(1 if images == 1 else self.constants.steps):
+            counts = before.copy()
+            for row in probabilities:
+                posterior = row * shares / self.shares
+                counts += posterior / posterior.sum()
+            shares = self.smoothed(counts)
+        self.held = counts
+        self.predicted += probabilities.sum(0)
+
+    def drawn_from(self, regime: Regime) -> Numbers:
+        """Shares of the classes that a regime draws from."""
+        return (1 - regime.few) * self.shares + regime.few * self.smoothed(self.held)
+
+    def says(self, row: Numbers, regime: Regime) -> Numbers:
+        """p(x | k) / p(x) of an image, by its class."""
+        ratio = np.maximum(row, 1e-6) / self.shares
+        if regime.kind == "few":
+            return ratio * np.exp(-(len(self.shares) - 1) / max(1.0, self.held.sum()))
+        anything = self.smoothed(self.predicted) @ ratio
+        return (1 - regime.error) * ratio + regime.error * anything
+
+    def stays(self, log_pair: float) -> Numbers:
+        """Probability that a run goes on to the next image, times what the pair says."""
+        size, classes = len(self.regimes), len(self.shares)
+        found = np.zeros((size, classes, size, classes))
+        keeps = 1 - 1 / self.constants.memory
+        limit = self.constants.pair_limit
+        pair = np.exp(min(max(log_pair, -limit), limit))
+        for number, regime in enumerate(self.regimes):
+            for k in range(classes):
+                found[number, k, number, k] = keeps * (1 - regime.redraw) * pair
+        return found.reshape(size * classes, -1)
+
+    def transitions(self, log_pair: float) -> Numbers:
+        """Probability of each regime and class after each other one, times what the pair says."""
+        size, classes = len(self.regimes), len(self.shares)
+        found = self.stays(log_pair).reshape(size, classes, size, classes)
+        keeps = 1 - 1 / self.constants.memory
+        limit = self.constants.pair_limit
+        pair = np.exp(min(max(log_pair, -limit), limit))
+        for number, regime in enumerate(self.regimes):
+            q = self.drawn_from(regime)
+            for k in range(classes):
+                for other in range(classes):
+                    same = pair if k == other else 1.0
+                    found[number, k, number, other] += keeps * regime.redraw * q[other] * same
+                    # Another regime starts: the pair says nothing.
+                    found[:, k, number, other] += (1 - keeps) * regime.prior * q[other]
+        return found.reshape(size * classes, -1)
+
+    def read(
+        self, probabilities: Numbers, log_pairs: Numbers | None = None
+    ) -> dict[str, Numbers | float]:
+        """Read a batch forward and backward; return all that `Reading` has."""
+        images, classes = probabilities.shape
+        log_pairs = np.zeros(images) if log_pairs is None else log_pairs
+        self.count(probabilities)
+        says = [
+            np.array([self.says(row, each) for each in self.regimes]).ravel()
+            for row in probabilities
+        ]
+        moves = [self.transitions(pair) for pair in log_pairs]
+        forward, at = [self.joint.ravel()], self.joint.ravel()
+        for said, move in zip(says, moves, strict=True):
+            at = (at @ move) * said
+            at = at / at.sum()
+            forward.append(at)
+        backward = [np.ones(len(at))]
+        for said, move in zip(says[:0:-1], moves[:0:-1], strict=True):
+            step = move @ (said * backward[0])
+            backward.insert(0, step / step.sum())
+        kinds = np.array([regime.kind for regime in self.regimes])
+        outputs, known, place, held = [], [], [], []
+        for number, row in enumerate(probabilities):
+            later = says[number] * backward[number]
+            both = (forward[number] @ moves[number]) * later
+            total = both.sum()
+            posterior = (both / total).reshape(-1, classes)
+            goes_on = (forward[number] @ self.stays(log_pairs[number])) * later / total
+            goes_on = goes_on.reshape(-1, classes).sum(0)
+            plain = posterior[kinds == "plain"].sum()
+            few = posterior[kinds == "few"]
+            outputs.append(posterior[kinds != "plain"].sum(0) + plain * row)
+            known.append(goes_on + few.sum(0))
+            self.place = 1 + goes_on.sum() * self.place
+            place.append(self.place)
+            held.append(few.sum())
+        self.joint = forward[-1].reshape(-1, classes)
+        return {
+            "outputs": np.array(outputs),
+            "known": np.array(known),
+            "place": np.array(place),
+            "held": np.array(held),
+            **self.summary(),
+        }
+
+    def summary(self) -> dict[str, float]:
+        """What `Reading` says of a stream as a whole."""
+        weights = self.joint.sum(1)
+        runs = [(w, 1 / r.redraw) for w, r in zip(weights, self.regimes, strict=True)]
+        runs = [each for each, r in zip(runs, self.regimes, strict=True) if r.kind == "runs"]
+        ordered = sum(weight for weight, _ in runs)
+        by_chance = (self.shares**2).sum()
+        crowd = few = 0.0
+        for weight, regime in zip(weights, self.regimes, strict=True):
+            if regime.kind == "few":
+                alike = ((self.drawn_from(regime) ** 2).sum() - by_chance) / (1 - by_chance)
+                crowd, few = crowd + weight * alike, few + weight
+        return {
+            "ordered": ordered,
+            "run_length": sum(weight * length for weight, length in runs) / ordered,
+            "crowd": max(0.0, crowd / few),
+        }

@@ -1,0 +1,453 @@
+"""The chain of classes: beside a slow one, on streams whose runs are known, and on extreme ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from chain_oracle import SlowChain
+from simulated_streams import CLASSES, Read, error, pairs, predictions, read, runs
+from ttapca.spectral import chain as module
+from ttapca.spectral.chain import ChainState, ClassChain, Reading
+from ttapca.spectral.constants import CONSTANTS, ChainConstants
+
+Numbers = NDArray[np.float64]
+
+CHAIN = ClassChain(np.ones(CLASSES))
+STREAMS, IMAGES = 12, 400
+# Two regimes of each kind, so that matrices of all transitions are small.
+SMALL = dataclasses.replace(
+    CONSTANTS, run_doublings=2, error_rates=(0.1, 0.4), few_shares=(0.5, 0.9), memory=30.0
+)
+EACH = ("outputs", "known", "place", "held", "crowd", "ordered", "run_length")
+
+
+def random_predictions(rng: np.random.Generator, *shape: int) -> Numbers:
+    """Probabilities of which some are sure."""
+    return rng.dirichlet(0.3 * np.ones(shape[-1]), shape[:-1])
+
+
+def assert_near(found: Reading, expected: Reading, tolerance: float = 1e-12) -> None:
+    for name in EACH:
+        one, other = getattr(found, name), getattr(expected, name)
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * other.max(), err_msg=name)
+
+
+def lengths(state: ChainState) -> tuple[Numbers, Numbers]:
+    """Lengths of runs on the grid, and the probability of each, if there are runs."""
+    weights = state.joint.sum(2)[:, CHAIN._runs]
+    return 1 / CHAIN._redraw[CHAIN._runs], weights / weights.sum(1, keepdims=True)
+
+
+# Beside a slow one.
+
+
+@pytest.mark.parametrize("constants", [SMALL, SMALL.ordered()], ids=["any order", "runs"])
+@pytest.mark.parametrize("sizes", [[1], [4], [3, 1, 1, 5], [1, 6, 2]], ids=str)
+@pytest.mark.parametrize("with_pairs", [False, True])
+def test_it_is_what_matrices_of_all_transitions_say(
+    constants: ChainConstants, sizes: list[int], with_pairs: bool
+) -> None:
+    rng = np.random.default_rng(sum(sizes))
+    shares = rng.dirichlet(5 * np.ones(4))
+    chain = ClassChain(shares, constants)
+    slow = [SlowChain(shares, constants) for _ in range(3)]
+    state = chain.start(3)
+    for size in sizes:
+        predicted = random_predictions(rng, 3, size, 4)
+        said = 2.5 * rng.standard_normal((3, size)) if with_pairs else None  # some are cut off
+        state, reading = chain.read(state, predicted, said)
+        for number, one in enumerate(slow):
+            expected = one.read(predicted[number], None if said is None else said[number])
+            for name in EACH:
+                found = getattr(reading, name)[number]
+                np.testing.assert_allclose(found, expected[name], atol=1e-10, err_msg=name)
+            np.testing.assert_allclose(state.joint[number], one.joint, atol=1e-10)
+            np.testing.assert_allclose(state.recent[number], [one.predicted, one.held], atol=1e-10)
+
+
+@pytest.mark.parametrize("before", [0, 5])
+def test_what_is_expected_is_what_images_say_who_say_nothing(before: int) -> None:
+    """Of the prior and the stays; every image has the same probability whatever its class is."""
+    rng = np.random.default_rng(1)
+    chain, slow = ClassChain(np.ones(3), SMALL), SlowChain(np.full(3, 1 / 3), SMALL)
+    state = chain.start()
+    if before:
+        predicted = random_predictions(rng, 1, before, 3)
+        state, _ = chain.read(state, predicted)
+        slow.read(predicted[0])
+    expected = chain.expected(state, 4)
+    # Whether images belong to the run of the last one that was seen, or to few classes.
+    stays, moves = slow.stays(0.0), slow.transitions(0.0)
+    kinds = np.array([regime.kind for regime in slow.regimes])
+    few = slow.joint[kinds == "few"].sum(1) @ [
+        slow.drawn_from(each) for each in slow.regimes if each.kind == "few"
+    ]
+    at, joint, place = slow.joint.ravel(), slow.joint.ravel(), slow.place
+    for number in range(4):
+        place = 1 + (joint @ stays).sum() * place
+        at, joint = at @ stays, joint @ moves
+        known = at.reshape(-1, 3).sum(0) + few
+        np.testing.assert_allclose(expected.known[0, number], known, atol=1e-12)
+        # The regimes stay those after the last image: how soon they change is not looked at.
+        assert expected.place[0, number] == pytest.approx(place, rel=0.02)
+    for name, value in slow.summary().items():
+        np.testing.assert_allclose(getattr(expected, name)[0], value, atol=1e-12)
+
+
+def test_the_names_of_classes_make_no_difference() -> None:
+    rng = np.random.default_rng(2)
+    shares, other = rng.dirichlet(3 * np.ones(6)), rng.permutation(6)
+    predicted = random_predictions(rng, 2, 9, 6)
+    one, two = ClassChain(shares), ClassChain(shares[other])
+    _, expected = one.read(one.start(2), predicted)
+    _, found = two.read(two.start(2), predicted[..., other])
+    back = other.argsort()
+    moved = {name: getattr(found, name)[..., back] for name in ("outputs", "known")}
+    assert_near(dataclasses.replace(found, **moved), expected)
+
+
+# Several streams, and large ones.
+
+
+def alone(
+    chain: ClassChain, predicted: list[list[Numbers]], said: list[list[Numbers]]
+) -> list[tuple[ChainState, list[Reading]]]:
+    found = []
+    for batches, looks in zip(predicted, said, strict=True):
+        state, readings = chain.start(features=2), []
+        for batch, look in zip(batches, looks, strict=True):
+            features = np.stack([look, 2 * look], 1)[None]
+            state, reading = chain.read(state, batch[None], look[None], features=features)
+            readings.append(reading)
+        found.append((state, readings))
+    return found
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[[2, 7, 3], [5, 2, 9]], [[7], [7], [7]], [[1, 1], [1, 1]], [[1, 6], [4, 1], [2, 1]]],
+    ids=str,
+)
+def test_each_stream_is_read_as_if_it_were_alone(sizes: list[list[int]]) -> None:
+    """Sizes of one batch after the other; streams that have fewer images are filled up."""
+    rng, chain, streams = np.random.default_rng(3), ClassChain(np.arange(1.0, 6)), len(sizes[0])
+    predicted = [[random_predictions(rng, batch[n], 5) for batch in sizes] for n in range(streams)]
+    said = [[rng.standard_normal(batch[n]) for batch in sizes] for n in range(streams)]
+    expected = alone(chain, predicted, said)
+    state = chain.start(streams, features=2)
+    for step, batch in enumerate(sizes):
+        filled = np.full((streams, max(batch), 5), np.nan)
+        looks = np.full((streams, max(batch)), np.nan)
+        for number, size in enumerate(batch):
+            filled[number, :size], looks[number, :size] = (
+                predicted[number][step],
+                said[number][step],
+            )
+        filled, looks = np.nan_to_num(filled, nan=0.2), np.nan_to_num(looks, nan=7.0)
+        features = np.stack([looks, 2 * looks], 2)
+        state, reading = chain.read(state, filled, looks, sizes=batch, features=features)
+        for number, size in enumerate(batch):
+            there = {
+                each.name: getattr(reading, each.name)[number, None]
+                for each in dataclasses.fields(Reading)
+            }
+            for name in ("outputs", "known", "place", "held"):
+                there[name] = there[name][:, :size]
+            assert_near(Reading(**there), expected[number][1][step])
+    for number, (last, _) in enumerate(expected):
+        mine = state.of_stream(number)
+        for each in dataclasses.fields(ChainState):
+            found, wanted = getattr(mine, each.name), getattr(last, each.name)
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12, err_msg=each.name)
+
+
+def test_states_of_streams_come_apart_and_together() -> None:
+    rng = np.random.default_rng(4)
+    predicted = random_predictions(rng, 3, 8, 4)
+    chain = ClassChain(np.ones(4))
+    state, _ = chain.read(chain.start(3), predicted)
+    again = ChainState.of_each([state.of_stream(number) for number in range(3)])
+    for each in dataclasses.fields(ChainState):
+        np.testing.assert_array_equal(getattr(again, each.name), getattr(state, each.name))
+
+
+@pytest.mark.parametrize("sizes", [None, [40, 33]], ids=["as many", "fewer"])
+def test_a_batch_that_is_read_in_parts_says_nearly_the_same(
+    sizes: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later parts do not speak for earlier images; so these are a bit less sure."""
+    rng = np.random.default_rng(5)
+    labels = runs(2, 40, 8.0, rng)
+    predicted, said = predictions(labels, rng), pairs(labels, rng)
+    start = CHAIN.start(2)
+    whole_state, whole = CHAIN.read(start, predicted, said, sizes)
+    monkeypatch.setattr(module, "LARGEST", 2 * CHAIN.regimes * CLASSES * 10)
+    state, parts = CHAIN.read(start, predicted, said, sizes)
+    assert parts.outputs.shape == whole.outputs.shape
+    assert np.abs(parts.outputs - whole.outputs)[:, :33].mean() < 0.02
+    np.testing.assert_allclose(parts.ordered, whole.ordered, atol=0.1)
+    np.testing.assert_allclose(state.place, whole_state.place, rtol=0.25)
+    np.testing.assert_allclose(state.joint.sum(1), whole_state.joint.sum(1), atol=0.05)
+
+
+def test_parts_of_a_batch_may_leave_a_stream_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream that has fewer images ends with them."""
+    rng = np.random.default_rng(6)
+    predicted = random_predictions(rng, 2, 9, CLASSES)
+    features = rng.standard_normal((2, 9, 3))
+    start = CHAIN.start(2, features=3)
+    monkeypatch.setattr(module, "LARGEST", 2 * CHAIN.regimes * CLASSES * 3)
+    state, reading = CHAIN.read(start, predicted, None, [9, 3], features)
+    after, other = CHAIN.read(start.of_stream(1), predicted[1:, :3], None, None, features[1:, :3])
+    mine = state.of_stream(1)
+    for each in dataclasses.fields(ChainState):
+        found, wanted = getattr(mine, each.name), getattr(after, each.name)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12, err_msg=each.name)
+    for name in ("ordered", "run_length", "crowd"):
+        np.testing.assert_allclose(getattr(reading, name)[1:], getattr(other, name), atol=1e-12)
+
+
+# Simulated streams.
+
+
+def simulated(
+    length: float, size: int, seed: int = 3, surer: float = 1.0, *, with_pairs: bool = False
+) -> tuple[Read, float, float]:
+    """What is made of streams with runs, and the errors of the classifier and of the chain."""
+    rng = np.random.default_rng(seed)
+    labels = runs(STREAMS, IMAGES, length, rng)
+    predicted, said = predictions(labels, rng, surer), pairs(labels, rng)
+    found = read(CHAIN, predicted, size, said if with_pairs else None)
+    return found, error(predicted, labels), error(found.outputs, labels)
+
+
+SIZES = pytest.mark.parametrize("size", [1, 50])
+PAIRS = pytest.mark.parametrize("with_pairs", [False, True], ids=["alone", "with pairs"])
+
+
+@SIZES
+@PAIRS
+@pytest.mark.parametrize(
+    ("length", "left"),  # and which share of errors is left, one at a time and in batches
+    [(2, (0.9, 0.7)), (5, (0.55, 0.3)), (20, (0.3, 0.1)), (100, (0.12, 0.05))],
+)
+def test_runs_are_found_and_used(
+    length: int, left: tuple[float, float], size: int, with_pairs: bool
+) -> None:
+    found, network, errors = simulated(length, size, with_pairs=with_pairs)
+    assert (found.last.ordered > 0.8).all()
+    assert found.last.ordered.mean() > 0.95
+    assert errors < left[size > 1] * network
+    # Of the run length: an interval of 95 % holds it nearly always, and is rather narrow.
+    grid, weights = lengths(found.state)
+    inside = (grid > length / 3) & (grid < length * 3)
+    covered = [
+        grid[weight.cumsum() > 0.025][0] / 2 <= length <= grid[weight.cumsum() > 0.975][0] * 2
+        for weight in weights
+    ]
+    assert np.mean(covered) > 0.9
+    assert np.median(weights[:, inside].sum(1)) > 0.7
+    assert length / 1.5 < np.median(found.last.run_length) < length * 1.5
+
+
+@SIZES
+@PAIRS
+@pytest.mark.parametrize("surer", [1.0, 3.0])
+def test_shuffled_streams_are_left_as_they_are(size: int, with_pairs: bool, surer: float) -> None:
+    found, network, errors = simulated(1, size, surer=surer, with_pairs=with_pairs)
+    assert (found.last.ordered < 0.1).all()
+    assert errors < network + 0.2
+    assert (found.last.held[:, -1] < 0.5).mean() > 0.9
+
+
+@SIZES
+def test_runs_of_a_classifier_that_is_too_sure_are_found(size: int) -> None:
+    found, network, errors = simulated(20, size, surer=4.0)
+    assert found.last.ordered.mean() > 0.9
+    assert errors < (0.2 if size > 1 else 0.5) * network
+
+
+@SIZES
+def test_few_classes_in_no_order_are_held(size: int) -> None:
+    """Three of ten classes; the outputs know that."""
+    rng = np.random.default_rng(4)
+    few = rng.permuted(np.tile(np.arange(CLASSES), (STREAMS, 1)), axis=1)[:, :3]
+    labels = np.take_along_axis(few, rng.integers(3, size=(STREAMS, IMAGES)), 1)
+    predicted, said = predictions(labels, rng), pairs(labels, rng)
+    found = read(CHAIN, predicted, size, said)
+    assert (found.last.held[:, -1] > 0.9).all()
+    assert (found.last.ordered < 0.1).all()
+    assert (found.last.crowd > 0.1).all()
+    assert error(found.outputs, labels) < 0.7 * error(predicted, labels)
+
+
+@SIZES
+def test_an_order_that_comes_and_goes_is_followed(size: int) -> None:
+    rng = np.random.default_rng(6)
+    parts = [runs(STREAMS, 300, length, rng) for length in (1, 50, 1)]
+    labels = np.concatenate(parts, 1)
+    predicted, said = predictions(labels, rng), pairs(labels, rng)
+    found = read(CHAIN, predicted, size, said)
+    ordered = np.stack([each.ordered for each in found.readings]).repeat(size, 0)  # by image
+    shuffled, in_runs, again = (ordered[end - 50 : end].mean() for end in (300, 600, 900))
+    assert shuffled < 0.1
+    assert in_runs > 0.9
+    assert again < 0.1
+    errors = [
+        (error(found.outputs[:, some], labels[:, some]), error(predicted[:, some], labels[:, some]))
+        for some in (slice(0, 300), slice(300, 600), slice(600, 900))
+    ]
+    assert errors[0][0] < errors[0][1] + 0.3
+    assert errors[1][0] < 0.3 * errors[1][1]
+    assert errors[2][0] < errors[2][1] + 2.0  # the first images that come in no order
+
+
+@SIZES
+@pytest.mark.parametrize("length", [1, 20])
+def test_a_network_that_favours_a_class_is_no_order(size: int, length: int) -> None:
+    """It predicts class 0 three times as often; pairs are not quite as telling as they say."""
+    rng = np.random.default_rng(7)
+    labels = runs(STREAMS, IMAGES, length, rng)
+    logits, said = np.log(predictions(labels, rng) + 1e-300), pairs(labels, rng)
+    logits[..., 0] += 3.0
+    favoured = np.exp(logits)
+    favoured /= favoured.sum(-1, keepdims=True)
+    found = read(CHAIN, favoured, size, 0.5 * said)
+    network, errors = error(favoured, labels), error(found.outputs, labels)
+    if length == 1:
+        assert found.last.ordered.mean() < 0.1
+        assert errors < network + 1.0
+    else:
+        assert found.last.ordered.mean() > 0.9
+        assert errors < 0.4 * network
+
+
+def collapsed(rng: np.random.Generator, labels: NDArray[np.int64]) -> Numbers:
+    """A network that predicts class 0, more or less surely, whatever it sees."""
+    sure = rng.uniform(0.5, 0.95, labels.shape)[..., None]
+    return (1 - sure) * predictions(labels, rng) + sure * np.eye(CLASSES)[0]
+
+
+@SIZES
+def test_a_network_that_collapsed_is_told_from_one_class_by_pairs(size: int) -> None:
+    rng = np.random.default_rng(7)
+    labels = runs(STREAMS, 200, 1.0, rng)
+    predicted = collapsed(rng, labels)
+    others = np.where(pairs(labels, rng) > 1.5, 1.0, -2.0)  # they are of two classes, nearly all
+    found = read(CHAIN, predicted, size, others)
+    assert (found.last.ordered < 0.1).all()
+    assert np.abs(found.outputs - predicted)[:, 50:].max() < 0.1
+    same = np.full(labels.shape, 2.0)
+    seen = read(CHAIN, predicted, size, same)
+    assert (seen.last.ordered > 0.9).all()
+    assert (seen.outputs.argmax(-1) == 0).all()
+    assert (seen.outputs[:, 50:, 0] > 0.98).all()
+
+
+# How many images a run counts for.
+
+
+@pytest.mark.parametrize("likeness", [0.0, 0.1, 1.0])
+def test_a_run_is_worth_what_cluster_sampling_says(likeness: float) -> None:
+    """l images of one class are worth l / (1 + (l - 1) ICC)."""
+    images, nothing = 7, np.zeros((1, 7))
+    place = np.array([[1.0, 2, 3, 4, 1, 2, 3]])
+    reading = Reading(nothing, nothing, place, nothing, np.zeros(1), np.zeros(1), np.ones(1))
+    counts = reading.counts(np.array([likeness]), np.zeros(1))
+    assert counts.shape == (1, images, 1)
+    expected = sum(length / (1 + (length - 1) * likeness) for length in (4, 3))
+    assert counts.sum() == pytest.approx(expected)
+    assert (counts > -1e-12).all()
+
+
+@pytest.mark.parametrize("before", [0.0, 5.0])
+def test_few_classes_are_one_crowd(before: float) -> None:
+    ones = np.ones((1, 6))
+    reading = Reading(ones, ones, ones, ones, np.array([0.3]), np.zeros(1), np.ones(1))
+    counts = reading.counts(np.array([0.2]), np.array([before]))
+
+    def worth(images: float) -> float:
+        return images / (1 + max(0.0, images - 1) * 0.3 * 0.2)
+
+    assert counts.sum() == pytest.approx(worth(before + 6) - worth(before))
+
+
+def test_places_are_those_in_the_run() -> None:
+    """Of a stream whose predictions are nearly sure."""
+    labels = np.repeat([3, 5, 3, 0], [20, 7, 12, 3])[None]
+    predicted = 0.98 * np.eye(CLASSES)[labels] + 0.002
+    found = read(CHAIN, predicted, labels.size)
+    expected = np.concatenate([np.arange(1, each + 1) for each in (20, 7, 12, 3)])
+    # Where a class ends, its run may also go on, and the images behind it be errors.
+    np.testing.assert_allclose(found.last.place[0], expected, rtol=0.25, atol=1.0)
+
+
+# Extremes.
+
+
+def one_hot(rng: np.random.Generator, classes: int) -> Numbers:
+    return np.eye(classes)[rng.integers(classes, size=(2, 60))]
+
+
+def contradicting(rng: np.random.Generator, classes: int) -> Numbers:
+    """One class for long, and then surely another one in each image."""
+    labels = np.concatenate([np.zeros(40, int), np.arange(20) % classes])
+    return np.eye(classes)[np.stack([labels, labels[::-1]])]
+
+
+def unsure(rng: np.random.Generator, classes: int) -> Numbers:
+    return np.full((2, 60, classes), 1 / classes)
+
+
+def with_zeros(rng: np.random.Generator, classes: int) -> Numbers:
+    found = np.zeros((2, 60, classes))
+    found[..., -2:] = 0.5
+    return found
+
+
+@pytest.mark.parametrize("make", [one_hot, contradicting, unsure, with_zeros])
+@pytest.mark.parametrize("classes", [2, 10, 200])
+@pytest.mark.parametrize("pair", [None, -1e9, 1e9, np.inf])
+def test_probabilities_stay_probabilities(
+    make: Callable[[np.random.Generator, int], Numbers], classes: int, pair: float | None
+) -> None:
+    rng = np.random.default_rng(8)
+    shares = rng.dirichlet(0.2 * np.ones(classes)) + 1e-9  # some classes are next to never there
+    chain, predicted = ClassChain(shares), make(rng, classes)
+    state = chain.start(2)
+    for first in (0, 30, 31):
+        some = predicted[:, first : first + 30 if first != 30 else 31]
+        said = None if pair is None else np.full(some.shape[:2], pair)
+        before = state
+        state, reading = chain.read(state, some, said)
+        for name in EACH:
+            assert np.isfinite(getattr(reading, name)).all(), name
+        for each in dataclasses.fields(ChainState):
+            assert np.isfinite(getattr(state, each.name)).all(), each.name
+        np.testing.assert_allclose(reading.outputs.sum(2), 1, atol=1e-9)
+        np.testing.assert_allclose(state.joint.sum((1, 2)), 1, atol=1e-9)
+        assert (reading.outputs >= 0).all()
+        assert (reading.known >= 0).all()
+        assert (reading.known.sum(2) < 1 + 1e-9).all()
+        assert ((reading.place >= 1) & (reading.place <= first + 31)).all()
+        for name in ("held", "crowd", "ordered"):
+            value = getattr(reading, name)
+            assert ((value >= -1e-12) & (value <= 1 + 1e-9)).all(), name
+        # The state moves on, and is a new one.
+        assert state.joint is not before.joint
+        assert np.abs(state.joint - before.joint).max() > 1e-9
+        assert (state.images > before.images * np.exp(-30 / CONSTANTS.recent)).all()
+
+
+def test_a_single_wrong_image_does_not_end_an_order() -> None:
+    predicted = np.tile(0.97 * np.eye(CLASSES)[2] + 0.003, (1, 101, 1))
+    predicted[0, 60] = 0.999 * np.eye(CLASSES)[7] + 0.0001
+    for size in (1, 101):
+        found = read(CHAIN, predicted, size)
+        assert float(found.last.ordered[0]) > 0.95
+        assert (found.outputs[0, 61:].argmax(1) == 2).all()
