@@ -45,7 +45,9 @@ def test_layers(digits: Path, command) -> None:
     cosines = json.loads(command(f"layers {digits} --route dct --json").out)
     assert cosines["layers"][1]["fit"]["route"] == "dct"
     assert cosines["layers"][-1]["fit"] is None  # no images there
-    assert "`route` must be one of auto, folded" in command(f"layers {digits} --route x", 2).err
+    assert (
+        "`route` must be one of auto, pca, folded" in command(f"layers {digits} --route x", 2).err
+    )
     for words in ("own:flat", "--model own:flat"):
         said = command(f"layers {words} --input 1x8x8")
         assert said.out.endswith("Recommended: 1\n")
@@ -363,7 +365,7 @@ def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
             2,
             "one of multiclass, binary, multilabel, regression",
         ),
-        ("fit own:one --to f --route x", 2, "`route` must be one of auto, folded"),
+        ("fit own:one --to f --route x", 2, "`route` must be one of auto, pca, folded"),
         ("fit own:classes --to f --outputs binary", 1, "--outputs binary needs one logit"),
         ("eval own:one --outputs regression", 2, "must be one of multiclass, binary, multilabel;"),
         ("eval own:one --outputs multiclass", 1, "--outputs multiclass needs two logits or more"),
