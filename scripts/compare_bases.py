@@ -45,7 +45,8 @@ def main() -> None:
     known = json.loads(asked.to.read_text()) if asked.to.exists() else {}
     network = networks.load(asked.network, normalisation=asked.normalise)
     train = load(asked.data, "train", root=asked.home)
-    name = f"{Path(asked.network).stem}, {asked.images} images, seed {asked.seed}"
+    name = f"{Path(asked.network).stem}, batches of {asked.batch}, {asked.images} images"
+    name += f", seed {asked.seed}" if asked.seed else ""
     known[name] = compared(network, train, asked)
     asked.to.parent.mkdir(parents=True, exist_ok=True)
     asked.to.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")

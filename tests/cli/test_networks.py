@@ -30,8 +30,11 @@ pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning"
 def test_layers(digits: Path, command) -> None:
     text = command("layers resnet20").out
     row = next(line for line in text.splitlines() if line.startswith("conv1 "))
-    costs = ["conv1", "Conv2d", "16x32x32", "16,384", "yes", "2,000", "49.2", "30.1"]
-    assert row.split()[:9] == [*costs, "folded"]
+    costs = ["conv1", "Conv2d", "16x32x32", "16,384", "yes", "3,072", "0.0", "1.0"]
+    assert row.split()[:9] == [*costs, "dct"]
+    text = command("layers resnet20 --route pca").out
+    row = next(line for line in text.splitlines() if line.startswith("conv1 "))
+    assert row.split()[5:9] == ["2,000", "49.2", "30.1", "folded"]
     assert "Route, time and memory are those of a fit of 10,000 images" in text
     assert "272,474 parameters, 40.8 million multiply-adds for an image of 3x32x32" in text
     assert text.endswith("Recommended: conv1\n")

@@ -38,12 +38,12 @@ def planned_fits(
     plans: dict[str, FitPlan | None] = {}
     for layer in table.layers:
         filtered = layer.input_shape if layer.folds else layer.output_shape
-        whole = components is None and cosines_serve(filtered or (), shape)
+        default = components is None and cosines_serve(filtered or (), shape)
         problem = Problem(
             layer.input_shape,
             layer.output_shape,
             layer.folds,
-            None if whole else min(layer.components, images - 1),
+            None if default else min(layer.components, images - 1),
             images,
             classes=classes,
             data_shape=shape,
