@@ -244,6 +244,27 @@ def test_what_truncation_does_is_said_at_fit_and_at_eval(weights: Path, command)
     assert command(f"eval {network} --method wiener --filter f").err == ""
 
 
+@pytest.mark.filterwarnings("always::ttapca.errors.BasisWarning")
+def test_images_get_cosines_and_the_methods_of_the_paper_say_so(
+    monkeypatch: pytest.MonkeyPatch, place: Path, pictures, command
+) -> None:
+    monkeypatch.setattr("ttapca.fitting.fit_plan.SAMPLES_A_COMPONENT", 0)  # none are too few
+    pictures(place / "images", side=20)
+    words = "fit own:mean --data images --layer stem"
+    said = "for the paper's methods, such as ttapca-relu, fit with --route pca"
+    assert said in command(f"{words} --to cosines").out
+    for name, asked in (("all", "--route pca"), ("five", "--components 5")):
+        assert said not in command(f"{words} --to {name} {asked}").out
+    routes = [ttapca.load(name).route for name in ("cosines", "all", "five")]
+    assert routes[0] == "dct"
+    assert "dct" not in routes[1:]
+    words = "eval own:mean --data images --method ttapca-relu --filter"
+    told = command(f"{words} cosines", 1).err  # it has no gradients
+    assert "found a filter of cosines at `stem`" in told
+    assert "Fit it with --route pca, or choose" in told
+    assert "cosines" not in command(f"{words} all", 1).err
+
+
 @pytest.fixture
 def world(weights: Path, place: Path, pictures) -> dict[str, str]:
     """All that the commands below name."""
