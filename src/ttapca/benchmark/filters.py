@@ -111,9 +111,9 @@ def usual_fit(
     def plan(count: int | None) -> FitPlan:
         return plan_fit(network, layer, batches, count, route=route, outputs=outputs, engine=engine)
 
-    usual = plan(most if principal else None)
-    if not (principal or usual.cosines_serve):  # elsewhere, cosines are the last resort
-        usual = plan(most)
+    usual = plan(most)
+    if usual.cosines_serve and route == "auto" and not principal:
+        usual = plan(None)  # as a rank would ask for principal components
     if usual.route == "dct":
         return fit(None)
     try:
