@@ -372,10 +372,14 @@ class SourceSpectrum:
         covariance = away.T @ away / (len(away) - 1)
         precision = torch.linalg.inv(covariance + RIDGE * torch.eye(len(mean)))
         distances = ((away @ precision) * away).mean(-1)
-        ranks = away.argsort(dim=0).argsort(dim=0) / (len(away) - 1)
-        extremes = (2 * ranks - 1).abs().amax(1).double()
-        rising = (mean + away).sort(dim=0).values
-        return Normality(rising, mean, extremes.sort().values, precision, distances.sort().values)
+        # Sorted once, since a stream that grows has a new size with almost every batch.
+        rising, order = away.sort(dim=0)
+        ranks = torch.arange(len(away)) / (len(away) - 1)
+        widths = (2 * ranks - 1).abs()[:, None].expand_as(rising)
+        extremes = torch.empty_like(widths).scatter_(0, order, widths).amax(1).double()
+        return Normality(
+            mean + rising, mean, extremes.sort().values, precision, distances.sort().values
+        )
 
     def _log_energies(self, size: int) -> Tensor:
         """Return those of drawn batches, shape (draws, bands); for a size of 1, of all images."""
@@ -388,7 +392,7 @@ class SourceSpectrum:
         energies = self.energies.numpy()
         total = np.zeros((DRAWS, energies.shape[1]))
         for column in chosen.numpy().T:  # one image of every batch at a time: little memory
-            total += energies[column]
+            total += energies.take(column, 0)
         return (torch.from_numpy(total) / size).log()
 
 
