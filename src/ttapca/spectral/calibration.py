@@ -179,23 +179,16 @@ class Usual:
         away = log_energy - self.mean
         return ((away[..., None, :] @ self.precision)[..., 0, :] * away).mean(-1)
 
-    def certainty(self, log_energy: Tensor) -> Tensor:
-        """Return how surely a batch has shifted: 0 within reach of source batches, up to 1 beyond.
+    def judged(self, log_energy: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how surely a batch has shifted, and how unusual it is.
 
-        Shape (..., bands) to (...).
+        Certainty is 0 within reach of source batches, and up to 1 beyond. Being unusual is 0 for
+        the nearer half of them, up to 1: it says less and says it sooner, for what does little
+        harm if it is wrong. Shape (..., bands) to twice (...).
         """
-        return self._beyond(self.reach, log_energy)
-
-    def unusual(self, log_energy: Tensor) -> Tensor:
-        """Return how unusual a batch is: 0 for the nearer half of source batches, up to 1.
-
-        It says less than `certainty` and says it sooner, for what does little harm if it is wrong.
-        Shape (..., bands) to (...).
-        """
-        return self._beyond(self.middle, log_energy)
-
-    def _beyond(self, distance: Tensor, log_energy: Tensor) -> Tensor:
-        return (1 - distance / self.distance(log_energy).clamp(min=TINY)).clamp(min=0)
+        distance = self.distance(log_energy).clamp(min=TINY)
+        certainty, unusual = 1 - self.reach / distance, 1 - self.middle / distance
+        return certainty.clamp(min=0), unusual.clamp(min=0)
 
     def excess(self, log_energy: Tensor) -> Tensor:
         """Return how far log energies lie outside the range, with sign, shape (..., bands)."""
