@@ -384,8 +384,6 @@ class ClassChain:
 
     def _shares_of(self, counts: Numbers) -> Numbers:
         """Return the shares of classes by how often each was there, after Laplace."""
-        import os
-
         counts = counts + self.constants.laplace * len(self.shares) * self.shares
         found: Numbers = counts / counts.sum(-1, keepdims=True)
         return found
