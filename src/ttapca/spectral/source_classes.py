@@ -235,13 +235,13 @@ def _likeness(between: Tensor, total: Tensor) -> float:
 
 
 def late_layers(paths: list[str]) -> list[str]:
-    """Return the last quarter of the layers of a model, without the last one.
+    """Return the last quarter of the layers of a model, without the last one; at least one layer.
 
     Example:
-        >>> late_layers([str(number) for number in range(8)])
-        ['6']
+        >>> late_layers([str(number) for number in range(8)]), late_layers(["0", "1", "2"])
+        (['6'], ['1'])
     """
-    return paths[3 * len(paths) // 4 : -1]
+    return paths[min(3 * len(paths) // 4, len(paths) - 2) : -1] or paths
 
 
 def pair_statistic(
