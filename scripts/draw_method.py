@@ -188,7 +188,7 @@ def main() -> None:
     model = networks.load("cifar10-resnet20").eval()
     train, test = (load("cifar10", split, root=cache_root()) for split in ("train", "test"))
     test = test[:600]
-    fitted = ttapca.fit(model, LAYER, TensorBatches(train[:10_000], 200))
+    fitted = ttapca.fit(model, LAYER, TensorBatches(train[:10_000], 200), route="pca")
 
     def at_filter(images: Tensor) -> Tensor:
         """Return what the filter sees of images: the input of its layer."""

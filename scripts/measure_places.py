@@ -29,7 +29,7 @@ from ttapca import networks
 from ttapca.benchmark import ImageSource
 from ttapca.corruptions import STANDARD
 from ttapca.datasets import Images, TensorBatches, load, read_cifar_c, read_digits
-from ttapca.fitting.fit_plan import RouteName
+from ttapca.fitting.fit_plan import RouteChoice
 
 SEVERITY = 5
 RESULTS = Path(__file__).parent / "results" / "places.json"
@@ -40,7 +40,7 @@ class Place:
     """A layer and a basis: what one filter is fitted with."""
 
     layer: str
-    route: RouteName | str = "auto"
+    route: RouteChoice = "pca"
     components: int | None = None
 
 

@@ -31,8 +31,12 @@ tables() {
         --methods tent,ttapca-exp,ttapca-relu,wiener
 }
 
-# Say to bench: these methods, or one method with an option such as tent.lr=0.01.
+# Say to bench: these methods, or one method with an option such as tent.lr=0.01. The rank asks for
+# principal components, which `wiener` alone would not get.
 chosen() {
+    case $1 in
+    *wiener*) echo "--components 2000" ;;
+    esac
     case $1 in
     *=*) echo "--methods ${1%%.*} --option $1" ;;
     *) echo "--methods $1" ;;
@@ -80,7 +84,7 @@ for run in $runs; do
     c100) tables "${c100[@]}" --to "$to/c100.sqlite" ;;
     gn) tables "${gn[@]}" --to "$to/gn.sqlite" ;;
     cct) bench cifar10-cct2 --settings episodic,online --corruptions standard,clean --images 1000 \
-        --methods source,neo,t3a,wiener --to "$to/cct.sqlite" ;;
+        --methods source,neo,t3a,wiener --components 2000 --to "$to/cct.sqlite" ;;
     rank) # one seed: the intervals are over images
         bench cifar10-resnet20 --preset paper-rank --images 2000 --seeds 0 --to "$to/rank.sqlite" ;;
     steps)

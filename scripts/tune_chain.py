@@ -31,7 +31,7 @@ from held_out import SEED
 from ttapca import networks
 from ttapca.adaptation import chain_passes
 from ttapca.benchmark.subject import dirichlet_stretches
-from ttapca.corruptions import corrupt
+from ttapca.corruptions.small_images import corrupt_any_size
 from ttapca.datasets import Images, load, to_tensor
 from ttapca.spectral import class_plan, constants
 
@@ -197,8 +197,10 @@ def images_of(condition: str, asked: argparse.Namespace) -> Images:
     if not path.exists():
         name, _, severity = condition.rpartition("_")
         seed, textures = SEED if asked.held_out else 0, asked.home / "frost"
-        pixels = np.asarray(clean.images)
-        spoilt = corrupt(pixels, name, int(severity), seed, start=first, textures=textures)
+        indices = range(first, first + len(clean))
+        spoilt = corrupt_any_size(
+            np.asarray(clean.images), name, int(severity), seed, indices=indices, textures=textures
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, spoilt)
     return Images(np.load(path), clean.labels, clean.class_names)

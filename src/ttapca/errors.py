@@ -28,6 +28,10 @@ class TruncationWarning(TtapcaWarning):
     """A filter with learned gains drops so much that predictions on source data change."""
 
 
+class BasisWarning(TtapcaWarning):
+    """A method that is about principal components has a filter of other ones."""
+
+
 class CallbackWarning(TtapcaWarning):
     """A function of the user's that is called now and then has failed; the work goes on."""
 

@@ -198,6 +198,18 @@ def test_moments_are_those_of_float64(
     np.testing.assert_allclose(var.double(), values.var(1), rtol=2e-5)
 
 
+@pytest.mark.parametrize("offset", [0.0, 3.0, 1000.0], ids=["centred", "near", "far"])
+def test_moments_of_one_sample_are_those_of_float64(offset: float) -> None:
+    x = torch.randn((1, 5, 16, 9), generator=torch.Generator().manual_seed(0)) * 2 + offset
+    x[:, 4] = 0.0  # a channel that does not vary
+    with torch.no_grad():
+        mean, var = channel_moments(x)
+    values = x[0].double().flatten(1).numpy()
+    assert mean.dtype == var.dtype == torch.float32
+    np.testing.assert_allclose(mean.double(), values.mean(1), rtol=5e-6, atol=1e-6)
+    np.testing.assert_allclose(var.double(), values.var(1), rtol=1e-4, atol=1e-12)
+
+
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_large_batch_is_normalised_alike_with_gradients_and_without(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import ttapca
 from benchmark.worlds import small_subject
 from ttapca.benchmark import Benchmark, NetworkSource, Plan, Results, session
 from ttapca.benchmark.filters import kept_filter
@@ -207,6 +208,33 @@ def test_all_cosines_unless_the_plan_says_fewer(
         (row,) = Benchmark(plan).run(tmp_path / "r.sqlite")
         assert row.cell.components == expected
         assert row.cell.layer == ("conv1" if route == "auto" else "conv1, dct")
+
+
+def test_methods_of_the_paper_ask_for_principal_components(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ttapca.benchmark.paper.COMPONENTS", 20)
+    monkeypatch.setattr("ttapca.spectral.basis.SMALL", 32)  # so that digits are images like others
+    plan = SMALL.changed(components=())
+    for methods, components in ((("wiener",), 64), (("wiener", "ttapca-relu"), 20)):
+        rows = Benchmark(plan.changed(methods=methods)).run(tmp_path / "r.sqlite")
+        assert [(row.cell.components, row.cell.layer) for row in rows] == [
+            (components, "conv1") for _ in methods
+        ]
+        # A rank would ask for principal components.
+        assert ("--components 20" in (rows[0].outcome.command or "")) == (components == 20)
+    filters = (tmp_path / "r.sqlite-filters").iterdir()
+    assert sorted(ttapca.load(each).route for each in filters) == ["dct", "folded"]
+
+
+def test_a_filter_of_cosines_for_a_method_of_the_paper_is_said_once(tmp_path: Path) -> None:
+    notes = Notes()
+    plan = SMALL.changed(route="dct", methods=("ttapca-exp", "ttapca-relu", "wiener"))
+    rows = Benchmark(plan, reporter=notes).run(tmp_path / "r.sqlite")
+    assert {row.outcome.status for row in rows} == {"done"}
+    said = "ttapca-exp and ttapca-relu are made for principal components; this filter has cosines"
+    assert [each for each in notes.told if each.startswith(said)] != []
+    assert len([each for each in notes.told if "made for" in each]) == 1
 
 
 def test_options_of_a_fit_that_is_not_made(tmp_path: Path) -> None:

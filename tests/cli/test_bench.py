@@ -349,7 +349,11 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
         ("--methods source --corrupted none", 2, "none holds no corruption"),
         ("--methods ttt", 1, "rotation"),
         ("--corruptions fogg", 2, "Did you mean `fog`"),
-        ("--route quick", 2, "`route` must be one of auto, folded, exact, gram, randomised, dct"),
+        (
+            "--route quick",
+            2,
+            "`route` must be one of auto, pca, folded, exact, gram, randomised, dct",
+        ),
         ("--route dct --methods bn", 2, "--route NAME would have no effect: none of the methods"),
         ("--layer conv1 --methods bn", 2, "--layer NAME would have no effect: none of the methods"),
         ("--filter home --methods bn", 2, "--filter DIR would have no effect: none of the methods"),

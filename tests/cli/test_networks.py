@@ -30,8 +30,11 @@ pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning"
 def test_layers(digits: Path, command) -> None:
     text = command("layers resnet20").out
     row = next(line for line in text.splitlines() if line.startswith("conv1 "))
-    costs = ["conv1", "Conv2d", "16x32x32", "16,384", "yes", "2,000", "49.2", "30.1"]
-    assert row.split()[:9] == [*costs, "folded"]
+    costs = ["conv1", "Conv2d", "16x32x32", "16,384", "yes", "3,072", "0.0", "1.0"]
+    assert row.split()[:9] == [*costs, "dct"]
+    text = command("layers resnet20 --route pca").out
+    row = next(line for line in text.splitlines() if line.startswith("conv1 "))
+    assert row.split()[5:9] == ["2,000", "49.2", "30.1", "folded"]
     assert "Route, time and memory are those of a fit of 10,000 images" in text
     assert "272,474 parameters, 40.8 million multiply-adds for an image of 3x32x32" in text
     assert text.endswith("Recommended: conv1\n")
@@ -45,7 +48,9 @@ def test_layers(digits: Path, command) -> None:
     cosines = json.loads(command(f"layers {digits} --route dct --json").out)
     assert cosines["layers"][1]["fit"]["route"] == "dct"
     assert cosines["layers"][-1]["fit"] is None  # no images there
-    assert "`route` must be one of auto, folded" in command(f"layers {digits} --route x", 2).err
+    assert (
+        "`route` must be one of auto, pca, folded" in command(f"layers {digits} --route x", 2).err
+    )
     for words in ("own:flat", "--model own:flat"):
         said = command(f"layers {words} --input 1x8x8")
         assert said.out.endswith("Recommended: 1\n")
@@ -239,6 +244,27 @@ def test_what_truncation_does_is_said_at_fit_and_at_eval(weights: Path, command)
     assert command(f"eval {network} --method wiener --filter f").err == ""
 
 
+@pytest.mark.filterwarnings("always::ttapca.errors.BasisWarning")
+def test_images_get_cosines_and_the_methods_of_the_paper_say_so(
+    monkeypatch: pytest.MonkeyPatch, place: Path, pictures, command
+) -> None:
+    monkeypatch.setattr("ttapca.fitting.fit_plan.SAMPLES_A_COMPONENT", 0)  # none are too few
+    pictures(place / "images", side=20)
+    words = "fit own:mean --data images --layer stem"
+    said = "for the paper's methods, such as ttapca-relu, fit with --route pca"
+    assert said in command(f"{words} --to cosines").out
+    for name, asked in (("all", "--route pca"), ("five", "--components 5")):
+        assert said not in command(f"{words} --to {name} {asked}").out
+    routes = [ttapca.load(name).route for name in ("cosines", "all", "five")]
+    assert routes[0] == "dct"
+    assert "dct" not in routes[1:]
+    words = "eval own:mean --data images --method ttapca-relu --filter"
+    told = command(f"{words} cosines", 1).err  # it has no gradients
+    assert "found a filter of cosines at `stem`" in told
+    assert "Fit it with --route pca, or choose" in told
+    assert "cosines" not in command(f"{words} all", 1).err
+
+
 @pytest.fixture
 def world(weights: Path, place: Path, pictures) -> dict[str, str]:
     """All that the commands below name."""
@@ -363,7 +389,7 @@ def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
             2,
             "one of multiclass, binary, multilabel, regression",
         ),
-        ("fit own:one --to f --route x", 2, "`route` must be one of auto, folded"),
+        ("fit own:one --to f --route x", 2, "`route` must be one of auto, pca, folded"),
         ("fit own:classes --to f --outputs binary", 1, "--outputs binary needs one logit"),
         ("eval own:one --outputs regression", 2, "must be one of multiclass, binary, multilabel;"),
         ("eval own:one --outputs multiclass", 1, "--outputs multiclass needs two logits or more"),

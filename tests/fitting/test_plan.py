@@ -260,7 +260,7 @@ def test_classes_of_a_narrow_model_are_summed_precisely(dtype: torch.dtype) -> N
 
 
 def test_an_unknown_route_is_refused_first() -> None:
-    with pytest.raises(OptionError, match="`route` must be one of auto, folded"):
+    with pytest.raises(OptionError, match="`route` must be one of auto, pca, folded"):
         ttapca.fit(nn.Linear(4, 2), "", images(40, shape=(4,)), route="quick")  # type: ignore[arg-type]
     assert set(routes.ROUTES) == {"folded", "exact", "gram", "randomised", "dct"}
 

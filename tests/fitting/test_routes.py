@@ -107,7 +107,7 @@ def test_the_accuracy_is_told(tmp_path: Path) -> None:
 def test_routes_that_cannot_be_taken() -> None:
     model = small_convnet()
     with left_untouched(model, X):
-        with pytest.raises(OptionError, match="`route` must be one of auto, folded"):
+        with pytest.raises(OptionError, match="`route` must be one of auto, pca, folded"):
             ttapca.fit(model, "conv1", DATA, route="fast")  # type: ignore[arg-type]
         with pytest.raises(OptionError, match=r"affine layer .*`act` is a ReLU"):
             ttapca.fit(model, "act", DATA, route="folded")

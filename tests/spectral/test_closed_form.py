@@ -165,11 +165,11 @@ def test_a_batch_as_the_source_is_not_called_shifted() -> None:
             for seed in range(40)
         ]
         usual = normal.usual(0.8)
-        certain = usual.certainty(torch.stack(energies))
+        certain = usual.judged(torch.stack(energies))[0]
         assert (certain > 0).double().mean() < 0.3
         values = normal.p_value(torch.stack(energies))
         assert 0.2 < values.mean() < 0.8
-        assert usual.certainty(energies[0] + 5.0).item() > 0.5
+        assert usual.judged(energies[0] + 5.0)[0].item() > 0.5
         assert normal.p_value(energies[0] + 5.0).item() < 0.01
 
 

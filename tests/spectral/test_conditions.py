@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ttapca.spectral import conditions as module
 from ttapca.spectral.appearances import Appearances
-from ttapca.spectral.conditions import ConditionStates, _two_means
+from ttapca.spectral.conditions import ConditionStates, KnownConditions, _two_means
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.textures import TEXTURES, textures
 
@@ -159,6 +159,31 @@ def test_when_a_condition_ends_images_like_the_source_soon_have_a_state_of_their
     assert seen[83:] == [0] * 17
     like_source = states_of()  # where there is such a state already, there is no other one
     assert {int(like_source.route(row)) for row in rows(60, 8, 2.0).split(1)} == {0}
+
+
+def test_new_conditions_are_searched_when_there_is_reason_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    conditions = states_of()
+    searched: list[int] = []
+    search = ConditionStates._searched
+
+    def counted(self: ConditionStates, known: KnownConditions) -> KnownConditions:
+        searched.append(len(known.unsearched))
+        return search(self, known)
+
+    monkeypatch.setattr(ConditionStates, "_searched", counted)
+    for batch in rows(400, 0).split(8):
+        conditions.route(batch)
+    searched.clear()
+    for batch in rows(200, 1).split(8):
+        conditions.route(batch)
+    assert len(searched) <= 6  # not every 16 images, where all look like those before
+    searched.clear()
+    for batch in rows(16, 2, 0.0, 14.0).split(8):  # they do not look like them
+        conditions.route(batch)
+    assert len(searched) == 1
+    assert conditions.stream.conditions == 2
 
 
 def test_there_are_no_more_states_than_asked_for() -> None:

@@ -381,7 +381,7 @@ def test_what_resizing_does_is_no_shift() -> None:
     assert evidence is not None
     assert gain.evidence(evidence.energies, 60.0).p_value == evidence.p_value
     strict = gain.normal.batches_of(60).usual(0.8)
-    assert float(strict.certainty(evidence.energies.log())) > 0.5
+    assert float(strict.judged(evidence.energies.log())[0]) > 0.5
 
 
 def _pointwise() -> torch.nn.Module:
@@ -438,10 +438,10 @@ def test_leeway_widens_what_is_normal() -> None:
         assert source.batches_of(size, leeway + 0.01) is wide  # about the same
         for first, second in ((0, 0), (1, 0), (0, 1), (1, 1), (0.5, 0.2)):
             moved = plain.mean + first * leeway[0] + second * leeway[1]
-            assert float(usual.certainty(moved)) == 0
+            assert float(usual.judged(moved)[0]) == 0
             assert float(usual.excess(moved).abs().max()) < 0.2
         far = plain.mean + 3 * leeway[0]
-        assert float(usual.certainty(far)) > 0
+        assert float(usual.judged(far)[0]) > 0
         # Bands that it does not touch are as strict as before.
         ends = (plain.log_energies[:, :2].amin(0), plain.log_energies[:, :2].amax(0))
         other = (wide.log_energies[:, :2].amin(0), wide.log_energies[:, :2].amax(0))

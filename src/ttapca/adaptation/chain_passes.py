@@ -20,6 +20,9 @@ from ttapca.spectral.stream import CHAIN, Stream
 
 Order = Literal["auto", "shuffled", "video"]
 
+# Share of the statistics below which what a pass went by and what it found are the same.
+SETTLED = 0.005
+
 
 class ChainPasses(Mover):
     """Predicts with what a chain knows of the classes of a stream.
@@ -89,13 +92,15 @@ class ChainPasses(Mover):
                 else:
                     after, reading = self._read(state, logits)
                     found = self._plan_of(reading, before)
-                if not left or not self._is_surprised(plan, found):
+                change = max((each.change(plan, found) for each in self._surfaces), default=0.0)
+                if not left or change <= self.chain.constants.change:
                     break
                 stream.restart_batch()
                 plan = found
-            stream.plan = found
-            for surface in self._surfaces:
-                surface.settle()
+            if change > SETTLED:
+                stream.plan = found
+                for surface in self._surfaces:
+                    surface.settle()
         finally:
             stream.plan = None
         if reading is None:
@@ -136,11 +141,6 @@ class ChainPasses(Mover):
         if found is None or not bool(torch.isfinite(found).all()):
             return None
         return found.double()[None].cpu().numpy()
-
-    def _is_surprised(self, plan: ClassPlan, found: ClassPlan) -> bool:
-        """Return whether statistics would be others, if the pass had gone by what it found."""
-        change = max((each.change(plan, found) for each in self._surfaces), default=0.0)
-        return change > self.chain.constants.change
 
     def _usable(self, logits: Any, size: int) -> bool:
         """Return whether logits are finite and of the classes that are known."""

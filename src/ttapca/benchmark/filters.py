@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
 
 from torch import nn
 
@@ -15,7 +14,7 @@ from ttapca.benchmark import paper
 from ttapca.datasets import Images, Shards, TensorBatches
 from ttapca.engines import Engine
 from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.fitting.fit_plan import RouteName
+from ttapca.fitting.fit_plan import FitPlan, RouteChoice
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.routes import plan_fit
 from ttapca.support.disk import make_folder, queued
@@ -56,21 +55,25 @@ def usual_fit(
     batches: TensorBatches | Shards,
     components: int | None = None,
     *,
-    route: RouteName | Literal["auto"] = "auto",
+    principal: bool = False,
+    route: RouteChoice = "auto",
     outputs: OutputKind | None = None,
     reporter: Reporter | None = None,
     engine: Engine | None = None,
 ) -> FittedFilter:
     """Fit a filter with so many components, or with the usual number.
 
-    That is all of them for cosines, which cost next to nothing and of which the last show noise;
-    otherwise it is as many as in the paper, or as there are.
+    That is all of them for cosines, which `ttapca.fit` takes of images, which cost next to nothing
+    and of which the last show noise; otherwise it is as many as in the paper, or as there are.
 
     Args:
         network: Any module.
         layer: Dotted path of the layer.
         batches: Source images; read more than once.
         components: How many components; the usual number by default.
+        principal: Whether a method is going to use it that is about principal components. So many
+            of these are then asked for as in the paper; cosines remain for images that are too
+            large or too few.
         route: See `ttapca.fit`.
         outputs: See `ttapca.fit`.
         reporter: Told how it goes.
@@ -104,8 +107,14 @@ def usual_fit(
         return fit(components)
     images = batches.samples if isinstance(batches, Shards) else len(batches.dataset)
     most = min(paper.COMPONENTS, max(1, images - 1))
-    plan = plan_fit(network, layer, batches, most, route=route, outputs=outputs, engine=engine)
-    if plan.route == "dct":
+
+    def plan(count: int | None) -> FitPlan:
+        return plan_fit(network, layer, batches, count, route=route, outputs=outputs, engine=engine)
+
+    usual = plan(most)
+    if usual.cosines_serve and route == "auto" and not principal:
+        usual = plan(None)  # as a rank would ask for principal components
+    if usual.route == "dct":
         return fit(None)
     try:
         return fit(most)

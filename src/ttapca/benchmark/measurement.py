@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from ttapca.benchmark.inspection import machine, observe, versions
 from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.subject import FORGETTING, Subject, segments
 from ttapca.datasets import Images, TensorBatches, to_tensor
+from ttapca.errors import BasisWarning
 from ttapca.methods.adapt import MethodName, adapt
 from ttapca.methods.method import registration
 from ttapca.networks.evaluation import Watch, predict_all
@@ -148,15 +150,17 @@ def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
     forgetting = FORGETTING[cell.setting]
     if forgetting == "episodic":
         own.pop("guard", None)  # one plan has several settings, and a guard watches streams
-    adapter = adapt(
-        subject.network,
-        cast(MethodName, cell.method),  # which `adapt` checks
-        filter=subject.filter(cell.components) if cell.components else None,
-        forgetting=forgetting,
-        steps=cell.steps or None,
-        lr=cell.lr or None,
-        **own,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BasisWarning)  # said once, before the run
+        adapter = adapt(
+            subject.network,
+            cast(MethodName, cell.method),  # which `adapt` checks
+            filter=subject.filter(cell.components) if cell.components else None,
+            forgetting=forgetting,
+            steps=cell.steps or None,
+            lr=cell.lr or None,
+            **own,
+        )
     try:
         yield adapter
     finally:

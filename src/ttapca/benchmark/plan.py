@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from ttapca._checks import (
     Flag,
@@ -31,10 +31,9 @@ from ttapca.benchmark.subject import Condition, Subject
 from ttapca.corruptions import SEVERITIES, STANDARD
 from ttapca.corruptions.catalogue import find_all
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
-from ttapca.fitting.fit_plan import RouteName
+from ttapca.fitting.fit_plan import RouteChoice
 from ttapca.methods.method import registration
 from ttapca.networks.evaluation import EvaluatedKind
-from ttapca.spectral.basis import ROUTE_NAMES
 from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
 RECOMMENDED = "wiener"  # compared by default, beside the methods of the paper
@@ -98,7 +97,7 @@ class Plan:
     lr: float | None = None
     components: tuple[int, ...] = ()
     layer: str | None = None
-    route: RouteName | Literal["auto"] = "auto"
+    route: RouteChoice = "auto"
     outputs: EvaluatedKind | None = None
     images: int | None = None
     corrupted: str | None = None
@@ -131,6 +130,11 @@ class Plan:
         return dataclasses.replace(self, **given, method=own)
 
     @property
+    def made_for_pca(self) -> tuple[str, ...]:
+        """The methods that are about principal components."""
+        return tuple(each for each in self.methods if registration(each).method.made_for_pca)
+
+    @property
     def needs_filter(self) -> bool:
         """Whether any method of the plan has a filter."""
         return any(
@@ -154,7 +158,7 @@ SCHEMA = Record(
         "lr": Maybe(Number(above=0, high=1e9)),
         "components": ListOf(Whole(1, 10**9)),
         "layer": Maybe(_NAME),
-        "route": OneOf(["auto", *ROUTE_NAMES]),
+        "route": OneOf(get_args(RouteChoice)),
         "outputs": Maybe(OneOf(get_args(EvaluatedKind))),
         "images": Maybe(Whole(1, 10**9)),
         "corrupted": Maybe(_NAME),

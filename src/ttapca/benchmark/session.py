@@ -150,6 +150,7 @@ class Benchmark:
         _check_claims(to, subject.claims)
         if self.plan.needs_filter:
             subject.fitted = self._fitted(subject, to)
+            self._tell_of_basis(subject.fitted)
             check_shape(subject)
             if self._saved_filter is not None:
                 subject.claims += (filter_claim(subject, Path(self._saved_filter)),)
@@ -349,8 +350,10 @@ class Benchmark:
         layer = self._layer(subject.network)
         plan = self.plan
         wanted = max(plan.components, default=None)
+        principal = bool(plan.made_for_pca)
+        usual = "most" if principal else "usual"
         images = self._training.fingerprint()[:16]  # of several data sets of one name
-        parts = [subject.data, images, subject.weights, layer, str(wanted or "most")]
+        parts = [subject.data, images, subject.weights, layer, str(wanted or usual)]
         parts += [word for word in (subject.filter_name, plan.outputs) if word]
         kept = to.with_name(f"{to.name}-filters") / "-".join(parts)
 
@@ -360,12 +363,21 @@ class Benchmark:
                 layer,
                 TensorBatches(self._training, FIT_BATCH),
                 wanted,
+                principal=principal,
                 route=plan.route,
                 outputs=plan.outputs,
                 reporter=self.reporter,
             )
 
         return kept_filter(kept, fit, self.reporter)
+
+    def _tell_of_basis(self, fitted: FittedFilter) -> None:
+        named = self.plan.made_for_pca
+        if named and not fitted.basis.principal:
+            self.reporter.note(
+                f"{' and '.join(named)} are made for principal components; this filter has "
+                f"{fitted.basis.kind.lower()}, so their results are not the paper's"
+            )
 
     def _tell_how_long(self, todo: list[Unit], subject: Subject, workers: int) -> None:
         if not todo:
@@ -426,12 +438,14 @@ class Benchmark:
             return []
         # What follows the path tells the filter from others at the same layer.
         layer = None if self._saved_filter else cell.layer.partition(", ")[0] or None
+        # Where nobody asked for a rank, cosines may have been taken, and a rank would ask for PCA.
+        ranked = plan.components or plan.made_for_pca or self._saved_filter
         every = dict.fromkeys(ORDER) | {
             "--data": plan.data,
             **own,
             "--settings": cell.setting,
             "--batch-sizes": cell.batch_size,
-            "--components": cell.components or None,
+            "--components": cell.components or None if ranked else None,
             "--layer": layer,
             "--route": plan.route if layer and plan.route != "auto" else None,
             "--outputs": plan.outputs,

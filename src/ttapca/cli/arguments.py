@@ -78,7 +78,10 @@ LayerOption = Annotated[
     str | None,
     Option(metavar="NAME", help="Layer of the filter (default: as `ttapca layers` recommends)."),
 ]
-ROUTE = "auto, folded, exact, gram, randomised or dct (cosines, for large images)."
+ROUTE = (
+    "auto, pca, dct (cosines), or one of the ways to PCA: folded, exact, gram, randomised. auto "
+    "takes cosines of images with more than 1,024 numbers."
+)
 RouteOption = Annotated[str, Option(metavar="NAME", help=ROUTE)]
 OUTPUTS = "What outputs mean: multiclass, binary, multilabel"
 FitOutputsOption = Annotated[

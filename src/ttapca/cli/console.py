@@ -142,6 +142,7 @@ PHRASES = (
     (r"call `network\.take_any_size\(\)`", "say --any-size"),
     (r"`route=\"dct\"`", "--route dct"),
     (r"`route=\"exact\"`", "--route exact"),
+    (r"`route=\"pca\"`", "--route pca"),
     (r"An engine reads data in parts.*give the data as parts\.",
      "--jobs and --engine read shards, such as --data 'train/*.tar'; these data are no shards."),
     (r"Read the data in one process", "Leave out --jobs and --engine"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 from typer import Option
@@ -15,7 +15,6 @@ from ttapca.cli.console import ConsoleReporter, print_json
 
 if TYPE_CHECKING:
     from ttapca.datasets import Shards, TensorBatches
-    from ttapca.fitting.fit_plan import RouteName
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
     from ttapca.support.outputs import OutputKind
 
@@ -48,14 +47,14 @@ def fit(
     """
     from ttapca._checks import OneOf, check_option
     from ttapca.benchmark.filters import recommended_layer, usual_fit
-    from ttapca.fitting.routes import ROUTES
+    from ttapca.fitting.fit_plan import RouteChoice
     from ttapca.fitting.store import check_target, stored_dtype
     from ttapca.support.outputs import Outputs
 
     # Refuse now what would be refused after minutes.
     stored_dtype(dtype)
     check_target(to, overwrite=force)
-    check_option("route", route, OneOf(["auto", *ROUTES]))
+    check_option("route", route, OneOf(get_args(RouteChoice)))
     meaning = cast("OutputKind | None", outputs)
     Outputs(meaning)
     source = network.source()
@@ -69,7 +68,7 @@ def fit(
             layer or recommended_layer(model, shape, reporter),
             batches,
             components,
-            route=cast("RouteName", route),
+            route=cast("RouteChoice", route),
             outputs=meaning,
             reporter=reporter,
             engine=found,
@@ -128,6 +127,8 @@ def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float, as_json:
         f"  images: {chosen}\n"
         f"  with learned gains it {fitted.loss_in_words()}"
     )
+    if not fitted.basis.principal:
+        typer.echo("  for the paper's methods, such as ttapca-relu, fit with --route pca")
     if fitted.drops_too_much:
         typer.secho(
             "warning: with learned gains, as in ttapca-relu, this filter "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 from ttapca._checks import OneOf, check_option
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.fitting.fit_plan import FitPlan, RouteName
+    from ttapca.fitting.fit_plan import FitPlan
     from ttapca.networks import LayerTable
 
 TIMED = 2  # images
@@ -20,29 +20,33 @@ def planned_fits(
     network: nn.Module,
     shape: tuple[int, ...],
     table: LayerTable,
+    components: int | None,
     images: int,
     route: str,
 ) -> dict[str, FitPlan | None]:
     """Return the plan of a fit at each layer; None where it needs more memory than there is."""
     from ttapca.errors import OutOfMemoryError
-    from ttapca.fitting.fit_plan import NetworkTimes, plan_of
+    from ttapca.fitting.fit_plan import NetworkTimes, RouteChoice, plan_of
     from ttapca.fitting.model_inputs import KEPT_PARTS, kept_of_a_batch
     from ttapca.fitting.route_costs import Problem
-    from ttapca.spectral.basis import ROUTE_NAMES, Cosine
+    from ttapca.spectral.basis import Cosine, cosines_serve
 
-    check_option("route", route, OneOf(["auto", *ROUTE_NAMES]))
-    asked = None if route == "auto" else cast("RouteName", route)
+    check_option("route", route, OneOf(get_args(RouteChoice)))
+    asked = cast("RouteChoice", route)
     whole, measured, classes = _passes(network, shape, images)
     kept = KEPT_PARTS * kept_of_a_batch(math.prod(shape))
     plans: dict[str, FitPlan | None] = {}
     for layer in table.layers:
+        filtered = layer.input_shape if layer.folds else layer.output_shape
+        default = components is None and cosines_serve(filtered or (), shape)
         problem = Problem(
             layer.input_shape,
             layer.output_shape,
             layer.folds,
-            min(layer.components, images - 1),
+            None if default else min(layer.components, images - 1),
             images,
             classes=classes,
+            data_shape=shape,
         )
         impossible = asked == "folded" and not problem.folds
         impossible |= asked == "dct" and not Cosine.takes(problem.filtered_shape)

@@ -35,8 +35,12 @@ def layers(
     options: arguments.ModelOptions,
     input_shape: arguments.InputShape = None,
     components: Annotated[
-        int, Option(min=1, help="Components of the filter whose cost is shown.")
-    ] = paper.COMPONENTS,
+        int | None,
+        Option(
+            min=1,
+            help="Components of the filter whose cost is shown (default: 2,000; all cosines).",
+        ),
+    ] = None,
     images: Annotated[
         int, Option(min=32, help="Images of the fit whose route, time and memory are shown.")
     ] = FITTED_IMAGES,
@@ -57,13 +61,15 @@ def layers(
     else:  # the normalisation makes no difference here, and not every file states it
         network = source.load(assumed="none", doubt=False)
     shape = arguments.input_shape(input_shape, network) or CIFAR_SHAPE
+    if components is None and route not in ("auto", "dct"):
+        components = paper.COMPONENTS
     try:
         table = networks.describe_layers(network, shape, components)
     except ShapeError as error:  # the shape is an option here
         raise OptionError(f"{error} Name it with --input CxHxW.") from error
     from ttapca.cli.fit_estimates import planned_fits
 
-    plans = planned_fits(network, shape, table, images, route)
+    plans = planned_fits(network, shape, table, components, images, route)
     if as_json:
         facts = dataclasses.asdict(table)
         for layer in facts["layers"]:

@@ -3,8 +3,10 @@
 The route follows from sizes alone, so the same call takes the same route on every machine that has
 the memory for it:
 
-- `dct` for images of more than `SMALL` numbers if there are fewer than `SAMPLES_A_COMPONENT` of
-  them for each component;
+- `dct` for the images that the model is given, if they have more than `SMALL` numbers and all
+  components are kept;
+- `dct` for other images and maps of that size if there are fewer than `SAMPLES_A_COMPONENT` of them
+  for each component;
 - otherwise, up to `MATRIX_LIMIT` numbers on the side that is filtered, a matrix of them is
   decomposed: `folded` where a filter acts on the input of an affine layer (`acts_on_input`), else
   `exact`; unless there are few samples of more than `FEW_FROM` numbers, whose own matrix is
@@ -13,6 +15,8 @@ the memory for it:
   and take seconds, else `randomised`;
 - `dct` for maps, too, where a basis of vectors would be larger than `LARGEST_DENSE` or not fit
   into memory.
+
+Whoever asks for `pca` gets one of the other routes, chosen in the same way.
 
 Where several processes read the data, `gram` and `randomised`, which need the samples themselves in
 one process, are passed over.
@@ -29,12 +33,14 @@ from ttapca.errors import OptionError, OutOfMemoryError
 from ttapca.fitting.route_costs import FLOAT32, FLOAT64, Problem, route_cost
 from ttapca.fitting.spread import Spread
 from ttapca.spectral import pca
-from ttapca.spectral.basis import LARGEST_DENSE, MATRIX_LIMIT, Cosine
+from ttapca.spectral.basis import LARGEST_DENSE, MATRIX_LIMIT, SMALL, Cosine, cosines_serve
 from ttapca.spectral.outliers import is_image
 from ttapca.support.machine_memory import available_memory, resident_memory
 from ttapca.support.speed import machine_speed
 
 RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
+# What one can ask for: `auto` leaves it to `fit`, `pca` is the best route to principal components.
+RouteChoice = Literal["auto", "pca", RouteName]
 
 # Below this, a matrix is decomposed within seconds, and few samples are no reason to do otherwise.
 FEW_FROM = 4096
@@ -43,7 +49,6 @@ FEW_FROM = 4096
 # all components of 300 images a CIFAR-10 ResNet-20 had a clean error of 24.0, and of 3,000 images
 # 10.4; untouched and with cosines, which do not depend on the images, 7.8. Small ones have enough.
 SAMPLES_A_COMPONENT = 3
-SMALL = 1024
 
 # What is left free of the memory at hand: Python, torch and others need some, too.
 SPARE = 0.1
@@ -106,6 +111,7 @@ class FitPlan:
         stages: The parts of the work and their seconds; empty where nobody asked for the time.
         spread: How the reading is spread over processes; None where this one reads.
         tasks: In how many tasks parts are given out to these processes.
+        cosines_serve: Whether the filter acts on images for which cosines are the default.
 
     Example:
         >>> problem = Problem((3, 224, 224), (64, 112, 112), True, samples=700)
@@ -123,6 +129,7 @@ class FitPlan:
     spread: Spread | None = None
     tasks: int = 1
     worker_bytes: int = 0
+    cosines_serve: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -158,7 +165,7 @@ def seconds_in_words(seconds: float) -> str:
 
 def plan_of(
     problem: Problem,
-    route: RouteName | None = None,
+    route: RouteChoice = "auto",
     *,
     network_bytes: int = 0,
     norm_bytes: int = 0,
@@ -170,7 +177,7 @@ def plan_of(
 
     Args:
         problem: What is known beforehand.
-        route: The route, for whoever wants to say it.
+        route: The route, or `pca` for any but `dct`, for whoever wants to say it.
         network_bytes: Memory that running the network takes.
         norm_bytes: Size of what is stored about normalisation layers.
         times: How long the network takes; without, the plan does not tell the time.
@@ -193,7 +200,12 @@ def plan_of(
             others = spread.workers * spread.worker_bytes(route_cost(name, problem), network_bytes)
         return needs(name) + others
 
-    candidates = [(route, "")] if route else list(_candidates(problem))
+    candidates: list[tuple[RouteName, str]]
+    match route:
+        case "auto" | "pca":
+            candidates = list(_candidates(problem, principal=route == "pca"))
+        case _:
+            candidates = [(route, "")]
     if spread is not None:
         candidates = _summed(candidates, problem)
     for name, reason in candidates:
@@ -240,7 +252,7 @@ def _summed(
     return found
 
 
-def _way_out(problem: Problem, route: str | None) -> str:
+def _way_out(problem: Problem, route: RouteChoice) -> str:
     less = (
         "Ask for fewer components, read smaller batches, or fit at a layer with fewer inputs or "
         "outputs."
@@ -250,7 +262,7 @@ def _way_out(problem: Problem, route: str | None) -> str:
             f"{less} Images take cosines, which need little memory: fit at the layer that takes "
             "them; if there is none, pass them through an `nn.Identity` first, and fit at that."
         )
-    if route not in (None, "dct"):
+    if route not in ("auto", "dct"):
         return f"Take `route='dct'`, or leave `route` at auto. {less}"
     return less
 
@@ -259,16 +271,24 @@ def _is_image(problem: Problem) -> bool:
     return Cosine.takes(problem.filtered_shape)
 
 
-def _candidates(problem: Problem) -> Iterator[tuple[RouteName, str]]:
-    """Yield routes that serve, the best first, and why each is taken."""
+def _cosines_serve(problem: Problem) -> bool:
+    return cosines_serve(problem.filtered_shape, problem.data_shape)
+
+
+def _candidates(problem: Problem, *, principal: bool) -> Iterator[tuple[RouteName, str]]:
+    """Yield routes that serve, the best first, and why each is taken.
+
+    Args:
+        problem: What is known beforehand.
+        principal: Whether only principal components will do.
+    """
     size = problem.filtered
     few = problem.samples is not None and _can_be_held(problem)
     within = size <= MATRIX_LIMIT
-    image = _is_image(problem)
-    asked = problem.components
-    needed = SAMPLES_A_COMPONENT * (min(size, asked) if isinstance(asked, int) else size)
-    if image and size > SMALL and problem.samples is not None and problem.samples < needed:
-        yield "dct", f"{problem.samples:,} images are too few for components of their own"
+    image = _is_image(problem) and not principal
+    better = _better_as_cosines(problem) if image else ""
+    if better:
+        yield "dct", better
     if within:
         if few and size > FEW_FROM and (problem.samples or 0) < size:
             yield "gram", ""
@@ -287,6 +307,17 @@ def _candidates(problem: Problem) -> Iterator[tuple[RouteName, str]]:
         yield "randomised", ""
     if image:
         yield "dct", "other ways need more memory than there is"
+
+
+def _better_as_cosines(problem: Problem) -> str:
+    """Say why cosines are better, or as good and cheaper, where both are possible; else nothing."""
+    size, asked, samples = problem.filtered, problem.components, problem.samples
+    needed = SAMPLES_A_COMPONENT * (min(size, asked) if isinstance(asked, int) else size)
+    if size > SMALL and samples is not None and samples < needed:
+        return f"{samples:,} images are too few for components of their own"
+    if asked is None and _cosines_serve(problem):
+        return "for images as good as principal components, and cheaper"
+    return ""
 
 
 def _can_be_held(problem: Problem) -> bool:
@@ -334,4 +365,5 @@ def _plan(
         passes=cost.passes,
         stages=stages,
         spread=spread,
+        cosines_serve=_cosines_serve(problem),
     )

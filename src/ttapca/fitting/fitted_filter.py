@@ -69,7 +69,7 @@ def drops_something(found: Spectrum) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FittedFilter:
-    """The PCA of a layer's output on source data, ready to filter with.
+    """The components of a layer on source data, principal ones or cosines, ready to filter with.
 
     It is a layer, a basis, and what calibrates the gains. Names that end in an underscore were
     learned from the data, as in scikit-learn.

@@ -20,7 +20,7 @@ from ttapca.engines.processes import JoblibEngine
 from ttapca.errors import EngineError, OptionError
 from ttapca.fitting.activations import ALL, SourceActivations
 from ttapca.fitting.collected import Collected, Reading, merged
-from ttapca.fitting.fit_plan import FitPlan, RouteName
+from ttapca.fitting.fit_plan import FitPlan, RouteChoice
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.part_reader import (
     PartedData,
@@ -38,7 +38,7 @@ Found = TypeVar("Found")
 NAMED = 5  # parts in a message
 LOOKED_AT = 100  # parts, evenly spread, that a worker on another machine must see
 
-MakePlan = Callable[[RouteName | None], FitPlan]
+MakePlan = Callable[[RouteChoice], FitPlan]
 
 
 class Gathering(Protocol):
@@ -54,7 +54,7 @@ class Gathering(Protocol):
     def settle(self, source: SourceActivations) -> None:
         """Tell the source what is known about all of the data, once it was probed."""
 
-    def plan(self, make: MakePlan, asked: RouteName | None) -> FitPlan:
+    def plan(self, make: MakePlan, asked: RouteChoice) -> FitPlan:
         """Return a plan with the route that all processes take; `make` makes that of this one."""
 
     def collected(
@@ -84,7 +84,7 @@ class OneProcess:
     def settle(self, source: SourceActivations) -> None:
         """Leave everything as the source found it."""
 
-    def plan(self, make: MakePlan, asked: RouteName | None) -> FitPlan:
+    def plan(self, make: MakePlan, asked: RouteChoice) -> FitPlan:
         """Return the plan."""
         return make(asked)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ttapca.errors import EngineError, OptionError, ShapeError
 from ttapca.fitting.activations import SourceActivations
 from ttapca.fitting.collected import Collected, Reading
-from ttapca.fitting.fit_plan import FitPlan, RouteName
+from ttapca.fitting.fit_plan import FitPlan, RouteChoice
 from ttapca.fitting.fitted_filter import FittedFilter, filter_of
 from ttapca.fitting.part_reader import PartedData, PartReader, placed
 from ttapca.fitting.spread import Spread
@@ -104,7 +104,7 @@ class Ranks:
         source.samples = None if None in samples else sum(samples)
         source.block = max(each["block"] for each in told)
 
-    def plan(self, make: Callable[[RouteName | None], FitPlan], asked: RouteName | None) -> FitPlan:
+    def plan(self, make: Callable[[RouteChoice], FitPlan], asked: RouteChoice) -> FitPlan:
         """Return the plan of this rank, with the route that rank 0 would take."""
         plan = self.each(lambda: make(asked))
         route = self._group.told(plan.route)[0]

@@ -43,6 +43,7 @@ class Problem:
         samples: How many there are; None where the data do not tell.
         batch: Samples in the first batch.
         classes: How many classes the network predicts; 0 if none.
+        data_shape: Shape of a sample of what the model is given, where that is known.
     """
 
     input_shape: tuple[int, ...] | None
@@ -52,6 +53,7 @@ class Problem:
     samples: int | None = None
     batch: int = 1
     classes: int = 0
+    data_shape: tuple[int, ...] | None = None
 
     @property
     def outputs(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from ttapca._checks import OneOf, check_option
 from ttapca.engines import Engine
 from ttapca.errors import enough_memory
 from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
-from ttapca.fitting.fit_plan import FitPlan, RouteName, plan_of
+from ttapca.fitting.fit_plan import FitPlan, RouteChoice, RouteName, plan_of
 from ttapca.fitting.fit_task import FitTask
 from ttapca.fitting.fitted_filter import FittedFilter, attach
 from ttapca.fitting.gathering import Gathering, gathering_of
@@ -62,11 +62,11 @@ def fit(
     prepare: Prepare | None = None,
     logits: Callable[[Any], Tensor] | None = None,
     outputs: OutputKind | None = None,
-    route: RouteName | Literal["auto"] = "auto",
+    route: RouteChoice = "auto",
     generator: torch.Generator | None = None,
     engine: Engine | str | None = None,
 ) -> FittedFilter:
-    """Fit the PCA of a layer's output on source data.
+    """Fit the components of a layer on source data: principal components, or cosines of images.
 
     The model runs in evaluation mode and without gradients, and is afterwards as it was: weights,
     buffers, training flags, hooks. The caller's random state is not touched.
@@ -83,7 +83,8 @@ def fit(
             data in parts, `ttapca.datasets.Shards`. At least 32 samples: fewer do not tell how much
             a component varies.
         n_components: How many components to keep: a number, a fraction of the variance (a float up
-            to 1), or None for all that the data have.
+            to 1), or None for all that the data have. A number or a fraction asks for a rank, so
+            that components are principal ones, if images are not too large or too few for them.
         progress: Wraps the batches while they are read, for example `tqdm`; silent by default. If
             it has a method `plan`, that is given the `FitPlan` before the work begins; if it has a
             method `stage`, that is told the name of work without batches.
@@ -94,8 +95,11 @@ def fit(
         outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
             `regression`. By default two or more are the logits of classes. Of a single one nothing
             is learned unless it is said to be `binary`, since it may be a regression.
-        route: `folded`, `exact`, `gram`, `randomised` or `dct`; by default chosen by the layer, the
-            number of samples and the memory at hand, see `ttapca.fitting.fit_plan`.
+        route: By default, cosines if the filter acts on the model's input images, with all
+            components, and these have more than 1,024 numbers; else principal components. `pca`
+            asks for these anywhere, and `dct` for cosines. Which of `folded`, `exact`, `gram` and
+            `randomised` finds principal components follows from the layer, the number of samples
+            and the memory at hand, unless you name one; see `ttapca.fitting.fit_plan`.
         generator: Draws the start of the randomised route; a fixed seed by default.
         engine: Who reads data in parts, the result being the same: `joblib:4` for four processes of
             this machine, or an `Engine`; by default this process. See `ttapca.engines`.
@@ -125,7 +129,7 @@ def fit(
         FittedFilter(layer='0', 20 components, 50 samples, folded (1, 8, 8) -> (4, 8, 8))
     """
     check_n_components(n_components)
-    check_option("route", route, OneOf(["auto", *ROUTES]))
+    check_option("route", route, OneOf(get_args(RouteChoice)))
     find_classes = _finder(logits, outputs)
     with (
         _gathering(model, data, engine) as gathering,
@@ -136,7 +140,7 @@ def fit(
         )
         shapes, plan = _planned(source, gathering, n_components, route)
         source.tell(plan)
-        task = FitTask(source, shapes, n_components, generator, on_demand=route != "auto")
+        task = FitTask(source, shapes, n_components, generator, on_demand=route == plan.route)
         if plan.route not in SUMMED:
             return _completed(task, SAMPLED[plan.route](task))
         summed = SUMMED[plan.route]
@@ -179,7 +183,7 @@ def plan_fit(
     prepare: Prepare | None = None,
     logits: Callable[[Any], Tensor] | None = None,
     outputs: OutputKind | None = None,
-    route: RouteName | Literal["auto"] = "auto",
+    route: RouteChoice = "auto",
     engine: Engine | str | None = None,
 ) -> FitPlan:
     """Say what `fit` would do with these arguments, which are those of `fit`, without doing it.
@@ -198,7 +202,7 @@ def plan_fit(
         'gram'
     """
     check_n_components(n_components)
-    check_option("route", route, OneOf(["auto", *ROUTES]))
+    check_option("route", route, OneOf(get_args(RouteChoice)))
     find_classes = _finder(logits, outputs)
     with _gathering(model, data, engine) as gathering:
         source = gathering.each(
@@ -225,14 +229,14 @@ def _planned(
     source: SourceActivations,
     gathering: Gathering,
     n_components: int | float | None,
-    route: RouteName | Literal["auto"],
+    route: RouteChoice,
 ) -> tuple[Shapes, FitPlan]:
     """Look at the first batch, and choose the route."""
     shapes = gathering.each(source.probe)
     gathering.settle(source)
     return shapes, gathering.plan(
         lambda asked: _plan(source, shapes, n_components, asked, gathering),
-        None if route == "auto" else route,
+        route,
     )
 
 
@@ -247,7 +251,7 @@ def _plan(
     source: SourceActivations,
     shapes: Shapes,
     n_components: int | float | None,
-    route: RouteName | None,
+    route: RouteChoice,
     gathering: Gathering,
 ) -> FitPlan:
     """Choose the route, or refuse it if it needs more memory than there is."""
@@ -259,6 +263,7 @@ def _plan(
         source.samples,
         min(source.batch_size, source.cost.together),
         source.classes,
+        source.data_shape,
     )
     times = None
     if source.wants_plan:

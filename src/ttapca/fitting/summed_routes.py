@@ -3,8 +3,8 @@
 - **folded**, for an affine layer whose input is smaller than its output or is the model's images
   (`acts_on_input` of `ttapca.spectral.affine`): exact, in the space of its input;
 - **exact**, for any other layer: one p x p matrix;
-- **dct**, for images too large for a basis of vectors: cosines with exact variances, not exactly
-  the principal components (see `ttapca.spectral.cosine`).
+- **dct**, for images, and for maps that are too large for a basis of vectors: cosines with exact
+  variances, not exactly the principal components (see `ttapca.spectral.cosine`).
 
 A further route is one `SummedRoute`, its entry in `SUMMED`, its name in `RouteName`, and its cost
 in `ttapca.fitting.route_costs`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from ttapca._checks import Number
 from ttapca.adaptation.optimisation import GradientSteps, Logits, mean_entropy
 from ttapca.adaptation.surfaces import SpectralGains
+from ttapca.errors import BasisWarning
 from ttapca.methods.method import (
     Assembly,
     GradientMethod,
@@ -47,6 +49,9 @@ NO_FACTOR: Mapping[str, Any] = {"penalty": None, "limit": None}
 class TTAPCA(GradientMethod):
     """Spectral filter whose gains are learned by entropy.
 
+    It is the paper's, for principal components. `ttapca.fit` takes cosines of images unless told
+    otherwise; with these it runs, and warns.
+
     Attributes:
         gain: `relu` or `exponential`, the filters of the paper, or `multiplicative`: one of them
             times a bounded factor.
@@ -57,6 +62,7 @@ class TTAPCA(GradientMethod):
     """
 
     needs_filter: ClassVar[bool] = True
+    made_for_pca: ClassVar[bool] = True
 
     gain: LearnedGainName = "relu"
     logits: Logits = "after"
@@ -78,6 +84,16 @@ class TTAPCA(GradientMethod):
         names = ("initial", "normalise", "penalty", "limit")
         given = {name: getattr(self, name) for name in names}
         options = {name: value for name, value in given.items() if value is not None}
-        gains = SpectralGains(needed_filter(self.filter), self.gain, **options)
+        fitted = needed_filter(self.filter)
+        if not fitted.basis.principal:
+            warnings.warn(
+                f"The paper's filters, here `ttapca` with {self.gain} gains, are for principal "
+                f"components; found a filter of {fitted.basis.kind.lower()} at `{fitted.layer}`, "
+                'so results are not those of the paper. Fit it with `route="pca"`, or choose a '
+                "method in closed form such as `wiener`, which takes both.",
+                BasisWarning,
+                stacklevel=3,  # whoever called `adapt`
+            )
+        gains = SpectralGains(fitted, self.gain, **options)
         mover = GradientSteps(mean_entropy, **self.stepping())
         return Assembly([*statistics_surfaces(self.statistics), gains], mover)

@@ -136,10 +136,12 @@ class Method:
     Attributes:
         needs_filter: Whether it cannot do without a fitted filter.
         learns: Whether it takes gradient steps.
+        made_for_pca: Whether it is about principal components. It runs with other ones, and warns.
     """
 
     needs_filter: ClassVar[bool] = False
     learns: ClassVar[bool] = False
+    made_for_pca: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the values of all options."""

@@ -25,6 +25,7 @@ from ttapca.methods.method import (
     Assembly,
     Count,
     Method,
+    Mixture,
     NotNegative,
     Positive,
     Share,
@@ -80,8 +81,9 @@ class Wiener(Method):
         statistics: What normalisation layers normalise with; see `GradientMethod`.
         order: How images come. `auto` learns from the predictions whether they have an order, and
             goes by it: how long classes stay is a prior on the outputs, and what the classes of a
-            batch explain is taken out of its statistics. By default if the filter knows what the
-            classes of the network do. `video`: they surely have an order, as frames do. `shuffled`:
+            batch explain is taken out of its statistics. By default if statistics are `mixed` and
+            the filter can tell whether two images have one class: without that, a network that
+            collapses looks like a stream of one class. `video`: they surely have an order, as frames do. `shuffled`:
             they have none, or it means nothing; predictions tell nothing of their neighbours.
         outliers: Whether to replace single pixels that have gone wrong before filtering, in batches
             that have more of them than the source. By default where a filter acts on the model's
@@ -164,7 +166,12 @@ class Wiener(Method):
     @property
     def looks_at_classes(self) -> bool:
         """Whether the order of images is looked at, by choice or by default."""
-        return self.order != "shuffled" and self._classes() is not None
+        classes = self._classes()
+        if self.order is not None or classes is None:
+            return self.order in ("auto", "video")
+        return classes.pairs is not None and isinstance(self.statistics, Mixture | str) and (
+            self.statistics not in ("source", "batch")
+        )
 
     def for_outputs(self, kind: OutputKind | None) -> Wiener:
         """Leave classes aside where there are none that exclude each other."""

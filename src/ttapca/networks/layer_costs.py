@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ttapca.errors import ShapeError, TtapcaError
 from ttapca.spectral.affine import WEIGHTED, takes_images
-from ttapca.spectral.basis import LARGEST_DENSE, usual_basis
+from ttapca.spectral.basis import LARGEST_DENSE, cosines_serve, usual_basis
 from ttapca.spectral.outliers import is_image
 from ttapca.support.modules import device_and_dtype, evaluation_mode, multiply_adds
 
@@ -83,7 +83,7 @@ class _Seen:
 
 
 def describe_layers(
-    model: nn.Module, input_shape: Sequence[int], components: int = DEFAULT_COMPONENTS
+    model: nn.Module, input_shape: Sequence[int], components: int | None = None
 ) -> LayerTable:
     """Run one image through a network and list its layers.
 
@@ -95,7 +95,8 @@ def describe_layers(
     Args:
         model: Any module; left as it was.
         input_shape: The shape of one image.
-        components: How many components the filter would have.
+        components: How many components the filter would have. By default as many as `ttapca fit`
+            takes: all cosines of images, and elsewhere 2,000 principal components.
 
     Raises:
         ShapeError: The network does not take such an image.
@@ -177,10 +178,16 @@ def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
     return seen
 
 
-def _facts(name: str, seen: _Seen, wish: int, total: int, image: tuple[int, ...]) -> LayerFacts:
+def _facts(
+    name: str, seen: _Seen, wish: int | None, total: int, image: tuple[int, ...]
+) -> LayerFacts:
     outputs = math.prod(seen.output_shape)
-    basis, shape = usual_basis(seen.module, seen.input_shape, seen.output_shape, wish, image)
-    components = min(wish, basis.most_components(shape, outputs))
+    count = wish or DEFAULT_COMPONENTS
+    sides = (seen.input_shape, seen.output_shape)
+    basis, shape = usual_basis(seen.module, *sides, count, image, asked=wish is not None)
+    if wish is None and cosines_serve(shape, image):
+        count = math.prod(shape)
+    components = min(count, basis.most_components(shape, outputs))
     cost = basis.cost(shape, components)
     return LayerFacts(
         name=name,

@@ -179,23 +179,16 @@ class Usual:
         away = log_energy - self.mean
         return ((away[..., None, :] @ self.precision)[..., 0, :] * away).mean(-1)
 
-    def certainty(self, log_energy: Tensor) -> Tensor:
-        """Return how surely a batch has shifted: 0 within reach of source batches, up to 1 beyond.
+    def judged(self, log_energy: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how surely a batch has shifted, and how unusual it is.
 
-        Shape (..., bands) to (...).
+        Certainty is 0 within reach of source batches, and up to 1 beyond. Being unusual is 0 for
+        the nearer half of them, up to 1: it says less and says it sooner, for what does little
+        harm if it is wrong. Shape (..., bands) to twice (...).
         """
-        return self._beyond(self.reach, log_energy)
-
-    def unusual(self, log_energy: Tensor) -> Tensor:
-        """Return how unusual a batch is: 0 for the nearer half of source batches, up to 1.
-
-        It says less than `certainty` and says it sooner, for what does little harm if it is wrong.
-        Shape (..., bands) to (...).
-        """
-        return self._beyond(self.middle, log_energy)
-
-    def _beyond(self, distance: Tensor, log_energy: Tensor) -> Tensor:
-        return (1 - distance / self.distance(log_energy).clamp(min=TINY)).clamp(min=0)
+        distance = self.distance(log_energy).clamp(min=TINY)
+        certainty, unusual = 1 - self.reach / distance, 1 - self.middle / distance
+        return certainty.clamp(min=0), unusual.clamp(min=0)
 
     def excess(self, log_energy: Tensor) -> Tensor:
         """Return how far log energies lie outside the range, with sign, shape (..., bands)."""
@@ -372,10 +365,14 @@ class SourceSpectrum:
         covariance = away.T @ away / (len(away) - 1)
         precision = torch.linalg.inv(covariance + RIDGE * torch.eye(len(mean)))
         distances = ((away @ precision) * away).mean(-1)
-        ranks = away.argsort(dim=0).argsort(dim=0) / (len(away) - 1)
-        extremes = (2 * ranks - 1).abs().amax(1).double()
-        rising = (mean + away).sort(dim=0).values
-        return Normality(rising, mean, extremes.sort().values, precision, distances.sort().values)
+        # Sorted once, since a stream that grows has a new size with almost every batch.
+        rising, order = away.sort(dim=0)
+        ranks = torch.arange(len(away)) / (len(away) - 1)
+        widths = (2 * ranks - 1).abs()[:, None].expand_as(rising)
+        extremes = torch.empty_like(widths).scatter_(0, order, widths).amax(1).double()
+        return Normality(
+            mean + rising, mean, extremes.sort().values, precision, distances.sort().values
+        )
 
     def _log_energies(self, size: int) -> Tensor:
         """Return those of drawn batches, shape (draws, bands); for a size of 1, of all images."""
@@ -388,7 +385,7 @@ class SourceSpectrum:
         energies = self.energies.numpy()
         total = np.zeros((DRAWS, energies.shape[1]))
         for column in chosen.numpy().T:  # one image of every batch at a time: little memory
-            total += energies[column]
+            total += energies.take(column, 0)
         return (torch.from_numpy(total) / size).log()
 
 

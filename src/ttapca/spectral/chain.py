@@ -13,11 +13,11 @@ that favours them (expectation maximisation with w as prior, after Saerens et al
       p(x | k) / p(x) = (1 - e) s_k / u_k + e v.(s / u):
 
   with probability e its prediction is drawn from v, whatever its class is.
-- *no order* (e): the same with h = 1. The network favours v, and the stream does not: outputs stay
-  as they are.
+- *no order* (b): the same with h = 1 and a bias b in place of e. The network favours v, and the
+  stream does not: outputs stay as they are.
 - *few classes* (a): no order either, but each class is drawn from q = (1 - a) u + a w.
 
-The grid of h, e and a is fixed; the chain keeps the probability of every regime and class. A regime
+The grid of h, e, b and a is fixed; the chain keeps the probability of every regime and class. A regime
 is drawn anew once in `memory` images.
 
 **Pairs.** A network that collapses predicts one class, and so does a network that sees one class.
@@ -169,16 +169,20 @@ class ClassChain:
         self.constants = constants
         self.shares = np.asarray(shares, dtype=np.float64)
         self.shares = self.shares / self.shares.sum()
-        errors = np.asarray(constants.error_rates)
+        self._errors = np.array([*constants.error_rates, *constants.biases])
+        self._few_shares = np.asarray(constants.few_shares)
         redraw = 0.5 ** np.arange(1, constants.run_doublings + 1)
-        runs, rates, few = len(redraw) * len(errors), len(errors), len(constants.few_shares)
+        rates, biases, few = map(
+            len, (constants.error_rates, constants.biases, constants.few_shares)
+        )
+        runs = len(redraw) * rates
         # Regimes in order: runs by length and error rate, then no order, then few classes.
-        self._redraw = np.concatenate([redraw.repeat(rates), np.ones(rates + few)])
-        self._rate = np.concatenate([np.tile(np.arange(rates), len(redraw) + 1), [rates] * few])
-        self._errors, self._few_shares = errors, np.asarray(constants.few_shares)
-        self._runs, self._plain = slice(0, runs), slice(runs, runs + rates)
-        self._few = slice(runs + rates, runs + rates + few)
-        sizes = (runs, rates, few)
+        self._redraw = np.concatenate([redraw.repeat(rates), np.ones(biases + few)])
+        of_runs, biased = np.tile(np.arange(rates), len(redraw)), rates + np.arange(biases)
+        self._rate = np.concatenate([of_runs, biased, np.full(few, rates + biases)])
+        self._runs, self._plain = slice(0, runs), slice(runs, runs + biases)
+        self._few = slice(runs + biases, runs + biases + few)
+        sizes = (runs, biases, few)
         each = [share / size for share, size in zip(constants.prior, sizes, strict=True)]
         self._prior = np.repeat(each, sizes)
         self._prior = self._prior / self._prior.sum()

@@ -281,7 +281,7 @@ class ClosedFormRule(Gain):
         """
         usual = self.usual(independent, leeway)
         log_energy = self.log_energies(shown.energies, shown.rest_energy)
-        certainty, unusual = usual.certainty(log_energy), usual.unusual(log_energy)
+        certainty, unusual = usual.judged(log_energy)
         offset = rest_offset = None
         if shown.mean is not None:
             offset = torch.zeros_like(shown.mean)

@@ -24,6 +24,7 @@ States are not forgotten: a condition that comes back finds the state that it ha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -39,7 +40,11 @@ from ttapca.spectral.stream import CONDITION_STATES, Stream
 MOST_STATES = 16
 RECENT = 400  # images that are looked at for a new state
 ENOUGH = 64  # with fewer than these, none is looked for ...
-OFTEN = 16  # ... nor before so many others have come
+OFTEN = 16  # ... nor before so many others have come ...
+# ... that are this share of those that were looked at before, or look new: what was no two
+# conditions the last time is not two because of a few images that look like the others.
+NEWS = 1 / 8
+STRANGE = 2.0  # standard deviations by which the mean distance to the states must have grown
 FEWEST = 8  # images in each of two groups
 FAR = 3.5  # distance of means from which there are two, in standard deviations of source images
 VARIED = 4.0  # variance of the images along the direction, where source images have 1
@@ -194,10 +199,11 @@ class ConditionStates:
         found, nearest = self.told_apart(known, appearances.numpy())
         states = tuple(torch.from_numpy(found.centres)), tuple(found.weights.tolist())
         self.stream.write(CONDITION_STATES, states)
-        rows = torch.zeros(RECENT, appearances.shape[1], dtype=torch.float64)
         recent = found.recent
-        rows[: len(recent)] = torch.from_numpy(recent)
-        self.stream.write("conditions/recent", (rows, len(recent), len(found.unsearched)))
+        kept = np.zeros((RECENT, appearances.shape[1]))
+        kept[: len(recent)] = recent
+        value = (torch.from_numpy(kept), len(recent), len(found.unsearched))
+        self.stream.write("conditions/recent", value)
         return torch.from_numpy(nearest)
 
     def told_apart(
@@ -210,16 +216,15 @@ class ConditionStates:
             appearances: Shape (images, numbers).
         """
         before, known = known, known.with_images(appearances)
-        new = len(known.unsearched)
-        if new >= OFTEN and new + len(known.searched) >= ENOUGH:
+        if _worth_a_search(known, len(appearances)):
             known = self._searched(known)
         # In a large batch, a search or its mean tells better than its outermost images.
         few = len(appearances) < TOGETHER and len(known.centres) < self.most
         if few and _some_like_source(appearances, before, known.centres):
             known = known.with_state(np.zeros_like(appearances[0]))
         together = known.last(max(len(appearances), TOGETHER))
-        if len(together) >= TOGETHER and _of_one_condition(together, known.centres):
-            mean = together.mean(0, keepdims=True)
+        mean = together.mean(0, keepdims=True)
+        if len(together) >= TOGETHER and _of_one_condition(together, mean, known.centres):
             far = bool(_squares(mean, known.centres).min() > FAR**2)
             # Images of several small batches may have several conditions, which a search tells.
             if far and len(appearances) >= TOGETHER and len(known.centres) < self.most:
@@ -259,6 +264,25 @@ class ConditionStates:
         return KnownConditions(centres, counts, recent, recent[:0])
 
 
+def _worth_a_search(known: KnownConditions, count: int) -> bool:
+    """Return whether images have come that could have brought another condition.
+
+    Args:
+        known: What is known of the stream.
+        count: How many images came last.
+    """
+    new, old = known.unsearched, known.searched
+    if len(new) < OFTEN or len(new) + len(old) < ENOUGH:
+        return False
+    if len(new) >= NEWS * len(old):
+        return True
+    if len(new) % OFTEN >= count:  # looked at already
+        return False
+    usual = _squares(old, known.centres).min(1)
+    far = _squares(new, known.centres).min(1).mean() - usual.mean()
+    return bool(far > STRANGE * usual.std() / math.sqrt(len(new)))
+
+
 def _squares(rows: Numbers, centres: Numbers) -> Numbers:
     """Return squared distances, shape (rows, centres)."""
     found: Numbers = np.square(rows[:, None] - centres).sum(-1)
@@ -278,9 +302,10 @@ def _some_like_source(rows: Numbers, before: KnownConditions, centres: Numbers) 
         before: What was known before these.
         centres: Of the states.
     """
-    lengths = np.linalg.norm(centres, axis=1)
-    if lengths.min() <= FAR:
+    far = np.square(centres).sum(1)
+    if far.min() <= FAR**2:
         return False
+    lengths = np.sqrt(far)
     squares = _squares(rows, centres)
     states = squares.argmin(1)
     like = squares.min(1) - np.square(rows).sum(1) > LIKE_SOURCE
@@ -297,9 +322,9 @@ def _some_like_source(rows: Numbers, before: KnownConditions, centres: Numbers) 
     return False
 
 
-def _of_one_condition(rows: Numbers, centres: Numbers) -> bool:
+def _of_one_condition(rows: Numbers, mean: Numbers, centres: Numbers) -> bool:
     """Return whether images are about as near to their mean as each is to its nearest centre."""
-    to_mean = np.square(rows - rows.mean(0)).sum() / (len(rows) - 1)
+    to_mean = np.square(rows - mean).sum() / (len(rows) - 1)
     return bool(to_mean - _squares(rows, centres).min(1).mean() < ONE)
 
 
@@ -311,10 +336,12 @@ def _moved(
     centres: Numbers, counts: Numbers, rows: Numbers, nearest: NDArray[np.int64]
 ) -> tuple[Numbers, Numbers]:
     """Return the means of all that centres stand for, with the rows that are theirs, and counts."""
-    belongs = np.eye(len(centres))[nearest]  # (rows, centres)
-    total = counts + belongs.sum(0)
-    means = (counts[:, None] * centres + belongs.T @ rows) / total.clip(min=1.0)[:, None]
-    return np.where(total[:, None] > 0, means, centres), total
+    means, total = centres.copy(), counts.copy()
+    for state in set(nearest.tolist()):  # mostly it is one
+        own = rows[nearest == state]
+        total[state] += len(own)
+        means[state] += (own - centres[state]).sum(0) / total[state]
+    return means, total
 
 
 def _two_groups(rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
@@ -329,13 +356,15 @@ def _two_groups(rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] |
     """
     if len(rows) < 2 * FEWEST:
         return None
-    mean = rows.mean(0)
-    variances, directions = np.linalg.eigh(np.atleast_2d(np.cov(rows.T)))
+    away = rows - rows.mean(0)
+    # By torch: beside it, numpy has threads of its own, and waking them takes longer than the work.
+    covariance = torch.from_numpy(away.T @ away / (len(rows) - 1))
+    variances, directions = (each.numpy() for each in torch.linalg.eigh(covariance))
     best: tuple[float, Numbers, Numbers] | None = None
     for number in range(1, 1 + min(DIRECTIONS, len(variances))):
         if variances[-number] < VARIED:
             break
-        places = (rows - mean) @ directions[:, -number]
+        places = away @ directions[:, -number]
         left, cut, distance = _two_means(places)
         upper = places > cut
         fewer = min(int(upper.sum()), int((~upper).sum()))

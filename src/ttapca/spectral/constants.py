@@ -17,6 +17,8 @@ class ChainConstants:
     Attributes:
         run_doublings: Doublings; the longest run that is expected has 2 to this power images.
         error_rates: Shares of images whose prediction says nothing about their class.
+        biases: Shares of images whose prediction is drawn from the classes that a network favours,
+            in a stream without order; up to nearly all of them, for a network that collapses.
         few_shares: What share of the images of a stream of few classes has these.
         prior: Probabilities that a new stream has runs, no order, or few classes.
         memory: Images; after so many, on average, a stream changes its regime.
@@ -34,13 +36,14 @@ class ChainConstants:
 
     run_doublings: int = 8
     error_rates: tuple[float, ...] = (0.05, 0.15, 0.35, 0.6)
+    biases: tuple[float, ...] = (0.1, 0.4, 0.7, 0.95)
     few_shares: tuple[float, ...] = (0.25, 0.5, 0.75, 0.95)
     prior: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
     memory: float = 500.0
     recent: float = 40.0
     laplace: float = 0.3
     steps: int = 5
-    pair_middle: float = 0.25
+    pair_middle: float = 0.2
     pair_weight: float = 0.5
     pair_limit: float = 3.0
     change: float = 0.1

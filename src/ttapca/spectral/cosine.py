@@ -1,4 +1,4 @@
-"""A basis for large images that needs no large matrix: channel PCA x two-dimensional DCT.
+"""A basis for images that needs no large matrix: channel PCA x two-dimensional DCT.
 
 The p x p covariance of a 3 x 224 x 224 image has 23 billion entries; its PCA is out of reach, and
 so is a basis of 2,000 vectors of 150,528 numbers for every filter. But where the statistics of an

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -208,15 +209,21 @@ class SourceClasses:
             composition: Share of each class, shape (classes,).
         """
         place = (composition.to(self.shares) - self.shares) @ self.loadings  # (rank,)
-        found = {}
-        for path, moments in self.layers.items():
-            base = moments[0]
-            mean, square = base + torch.einsum("r,rsc->sc", place, moments[1:])
-            source_var = base[1] - base[0].square()
-            ratio = (square - mean.square()) / source_var.clamp(min=1e-12)
-            scale = ratio.clamp(min=SMALLEST_RATIO, max=1 / SMALLEST_RATIO).reciprocal()
-            found[path] = (mean - base[0], scale)
-        return found
+        table, widths = self._together
+        source_mean, source_square = table[0]
+        moved = (place @ table[1:].flatten(1)).view(2, -1)
+        mean, square = source_mean + moved[0], source_square + moved[1]
+        source_var = source_square - source_mean.square()
+        ratio = (square - mean.square()) / source_var.clamp(min=1e-12)
+        scale = ratio.clamp(min=SMALLEST_RATIO, max=1 / SMALLEST_RATIO).reciprocal()
+        parts = zip(torch.split(moved[0], widths), torch.split(scale, widths), strict=True)
+        return dict(zip(self.layers, parts, strict=True))
+
+    @cached_property
+    def _together(self) -> tuple[Tensor, list[int]]:
+        """The moments of all layers side by side, and how many channels each has: one product."""
+        widths = [each.shape[2] for each in self.layers.values()]
+        return torch.cat(list(self.layers.values()), 2), widths
 
 
 def _likeness(between: Tensor, total: Tensor) -> float:
@@ -228,13 +235,13 @@ def _likeness(between: Tensor, total: Tensor) -> float:
 
 
 def late_layers(paths: list[str]) -> list[str]:
-    """Return the last quarter of the layers of a model, without the last one.
+    """Return the last quarter of the layers of a model, without the last one; at least one layer.
 
     Example:
-        >>> late_layers([str(number) for number in range(8)])
-        ['6']
+        >>> late_layers([str(number) for number in range(8)]), late_layers(["0", "1", "2"])
+        (['6'], ['1'])
     """
-    return paths[3 * len(paths) // 4 : -1]
+    return paths[min(3 * len(paths) // 4, len(paths) - 2) : -1] or paths
 
 
 def pair_statistic(

@@ -48,12 +48,19 @@ def textures(images: Tensor) -> Tensor:
 
 
 def _textures(grey: Tensor) -> Tensor:
-    found = []
-    for difference in _differences(grey):
-        size = difference.flatten(1).abs()
-        root_mean_square = torch.linalg.vector_norm(size, dim=1) / size.shape[1] ** 0.5
-        found += [size.sqrt().mean(1).square(), size.mean(1), root_mean_square]
-    return torch.stack(found, 1)
+    """Return the averages for images without colours, (batch, height, width)."""
+    found = list(_differences(grey))
+    # One table for all kinds, zero beyond their ends: of small images, each step takes its time.
+    table = grey.new_zeros(len(found), *grey.shape)
+    for each, difference in zip(table, found, strict=True):
+        each[:, : difference.shape[1], : difference.shape[2]] = difference
+    size = table.abs_().flatten(2)  # (kinds, batch, pixels)
+    count = grey.new_tensor([each[0].numel() for each in found])[:, None]
+    root_mean_square = torch.linalg.vector_norm(size, dim=2) / count.sqrt()
+    mean = size.sum(2) / count
+    mean_root = size.sqrt_().sum(2) / count
+    averages = torch.stack([mean_root.square(), mean, root_mean_square], 2)
+    return averages.transpose(0, 1).flatten(1)
 
 
 def _differences(grey: Tensor) -> Iterator[Tensor]:

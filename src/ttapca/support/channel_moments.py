@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
 from ttapca.support.tensors import as_on
@@ -15,7 +14,10 @@ MANY = 2**16
 PLACES = 128
 
 # From this many numbers on, `quick_moments` is quicker than BatchNorm in training mode.
-LARGE = 2**18
+LARGE = 2**15
+
+# In place of a variance of zero, which has no reciprocal; far below any that counts.
+NO_VARIANCE = 1e-30
 
 # Where the mean square is more than this many variances, their difference loses more than two of
 # the seven digits of float32.
@@ -108,6 +110,8 @@ def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
         ([4.0], [5.0])
     """
     if can_be_quick(x):
+        if len(x) == 1 and x.dim() > 2 and x.is_contiguous():
+            return _of_one(x)
         if x.numel() >= LARGE:
             return quick_moments(x)
         # Several times as quick as `var_mean`, for which a single image would have to wait.
@@ -117,26 +121,33 @@ def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
+def _of_one(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of every channel of one sample.
+
+    Each channel is a group by itself, and for groups torch has the quickest statistics there are.
+    """
+    channels = x.shape[1]
+    places = x.numel() // channels
+    _, mean, scale = torch.native_group_norm(
+        x, None, None, 1, channels, places, channels, NO_VARIANCE
+    )
+    return mean[0], scale[0].square().reciprocal_()
+
+
 def quick_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and variance of every channel of a large batch, without gradients.
 
     On a CPU torch's own `var_mean` takes as long as a convolution. Sums and norms of single
     feature maps are many times faster, and are added up in float64. The variance is then a
     difference of squares. Where the mean is so far from zero that this would cost digits, and
-    where feature maps are not contiguous, torch's statistics for training take over; where channels
-    come last in memory, torch is as quick itself.
+    where feature maps are not contiguous, torch's statistics for training take over.
     """
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.batch_norm_update_stats(x, None, None, 0.0)
-    count = x.numel() // x.shape[1]
     if x.is_contiguous() and x.dim() > 2:
+        count = x.numel() // x.shape[1]
         maps = x.flatten(2)  # (batch, channels, places)
         mean = maps.mean(2, dtype=x.dtype).double().mean(0)
         squares = torch.linalg.vector_norm(maps, dim=2).double().square().sum(0) / count
         var = squares - mean.square()
         if bool((squares < FAR_FROM_ZERO * var).all()):
             return mean.to(x.dtype), var.to(x.dtype)
-    mean, var = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
-    # With momentum 1 the running statistics become those of the batch.
-    F.batch_norm(x, mean, var, training=True, momentum=1.0)
-    return mean, var * ((count - 1) / count)
+    return torch.batch_norm_update_stats(x, None, None, 0.0)
