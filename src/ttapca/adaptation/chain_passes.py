@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from ttapca.adaptation.optimisation import Mover, Run
+from ttapca.adaptation.surfaces.filter_gains import SpectralGains
 from ttapca.adaptation.surfaces.statistics import MixedStatistics
 from ttapca.errors import LayerOutputError
-from ttapca.spectral.chain import ChainState, ClassChain, Reading
+from ttapca.spectral.chain import ChainReading, ChainState, ClassChain
 from ttapca.spectral.class_plan import ClassPlan
 from ttapca.spectral.constants import CONSTANTS, ChainConstants
 from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import CHAIN, Stream
 
 Order = Literal["auto", "shuffled", "video"]
+
+SMALLEST = 1e-12  # probability: it has a logarithm
 
 # Share of the statistics below which what a pass went by and what it found are the same.
 SETTLED = 0.005
@@ -35,6 +38,7 @@ class ChainPasses(Mover):
     Args:
         classes: What is known of classes in the source.
         surfaces: The statistics.
+        gains: Of the filters.
         required: Whether logits of other classes are an error; else they are left as they are.
         order: `video` for images that surely come in order.
         constants: Of the chain.
@@ -44,6 +48,7 @@ class ChainPasses(Mover):
         self,
         classes: SourceClasses,
         surfaces: Sequence[MixedStatistics],
+        gains: Sequence[SpectralGains] = (),
         *,
         required: bool = True,
         order: Order = "auto",
@@ -56,7 +61,8 @@ class ChainPasses(Mover):
         self.chain = ClassChain(classes.shares.double().numpy(), constants)
         self.reads = "classes" if required else "classes, if any"
         self._required = required
-        self._surfaces = list(surfaces)
+        self._surfaces, self._gains = list(surfaces), list(gains)
+        self._of_places = False  # whether the model predicts every place of an image
 
     def join(self, stream: Stream) -> None:
         """Declare what a stream changes."""
@@ -75,38 +81,49 @@ class ChainPasses(Mover):
         """Return the logits for one batch."""
         stream, state = self._stream, _state(self._stream.past(CHAIN))
         size = stream.samples - stream.past("samples")
-        before = float(state.images[0])
-        plan = self._plan_of(self.chain.expected(state, max(1, size)), before)
+        plan, after, reading = self._expected(state, max(1, size)), state, None
         # A pass is repeated with other statistics: if there are none, one is enough.
         passes = self.chain.constants.passes if self._surfaces else 1
-        try:
-            for left in reversed(range(passes)):
-                stream.plan = plan
-                for surface in self._surfaces:
-                    surface.means = {}
-                logits = run(*inputs, **options)
-                if not size or stream.left_out or not self._usable(logits, size):
-                    return logits
-                if logits.dim() > 2:  # of every place of an image, which have an order of their own
-                    found, reading = ClassPlan.of_shares(self.classes, _shares_of(logits)), None
-                else:
-                    after, reading = self._read(state, logits)
-                    found = self._plan_of(reading, before)
-                change = max((each.change(plan, found) for each in self._surfaces), default=0.0)
-                if not left or change <= self.chain.constants.change:
-                    break
-                stream.restart_batch()
-                plan = found
-            if change > SETTLED:
-                stream.plan = found
-                for surface in self._surfaces:
-                    surface.settle()
-        finally:
-            stream.plan = None
+        for left in reversed(range(passes)):
+            stream.plan = plan
+            for surface in self._surfaces:
+                surface.means = {}
+            logits = run(*inputs, **options)
+            if not size or stream.left_out or not self._usable(logits, size):
+                return logits
+            self._of_places = logits.dim() > 2
+            if self._of_places:
+                found = ClassPlan.of_shares(self.classes, _shares_of(logits))
+            else:
+                after, reading = self._read(state, logits)
+                found = self._plan_of(reading, state, size)
+            change = max((each.change(plan, found) for each in self._surfaces), default=0.0)
+            if not left or change <= self.chain.constants.change:
+                break
+            stream.restart_batch()
+            plan = found
+        self._settle(found, change)
         if reading is None:
             return logits
         stream.write(CHAIN, _tensors(after))
-        return _with_outputs(logits, reading)
+        alone = size == 1 and not state.place[0]
+        return logits if alone else _with_outputs(logits, reading, self.chain.constants.plain)
+
+    def _expected(self, state: ChainState, size: int) -> ClassPlan:
+        """Return the plan for a batch of which nothing was seen yet."""
+        if self._of_places:  # of an image, which are in no order of arrival
+            shares = self.classes.shares.expand(size, -1)
+            return ClassPlan.of_shares(self.classes, shares)
+        return self._plan_of(self.chain.expected(state, size), state, size)
+
+    def _settle(self, found: ClassPlan, change: float) -> None:
+        """Remember the batch by what was found, not by what the pass went by."""
+        self._stream.plan = found
+        for gain in self._gains:
+            if gain.closed_form is not None:
+                gain.closed_form.settle()
+        for surface in self._surfaces if change > SETTLED else ():
+            surface.settle()
 
     def facts_in(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the classes of a stream and its order; see `Health`."""
@@ -120,10 +137,11 @@ class ChainPasses(Mover):
             "run_length": float(expected.run_length[0]),
         }
 
-    def _plan_of(self, reading: Reading, before: float) -> ClassPlan:
-        return ClassPlan.of_reading(self.classes, reading, before)
+    def _plan_of(self, reading: ChainReading, state: ChainState, size: int) -> ClassPlan:
+        renewed = (1 - self._stream.aged(1.0, size)) / size
+        return ClassPlan.of_reading(self.classes, reading, float(state.images[0]), renewed)
 
-    def _read(self, state: ChainState, logits: Tensor) -> tuple[ChainState, Reading]:
+    def _read(self, state: ChainState, logits: Tensor) -> tuple[ChainState, ChainReading]:
         """Return what the chain makes of the logits of a batch."""
         predicted = logits.detach().double().softmax(1)[None].cpu().numpy()
         features, log_pairs = self._features(), None
@@ -171,9 +189,18 @@ def _shares_of(logits: Tensor) -> Tensor:
     return logits.detach().softmax(1).flatten(2).mean(2).cpu()
 
 
-def _with_outputs(logits: Tensor, reading: Reading) -> Tensor:
-    """Return logits whose softmax is what the chain makes of them."""
-    outputs = torch.from_numpy(reading.outputs[0]).clamp(min=1e-12)
+def _with_outputs(logits: Tensor, reading: ChainReading, plain: float) -> Tensor:
+    """Return logits whose softmax is what the chain makes of them.
+
+    Args:
+        logits: Of the network.
+        reading: What the chain makes of them.
+        plain: Probability of no order from which logits stay as they are, bit for bit.
+    """
+    moved = torch.from_numpy(reading.plain[0] < plain)
+    if not bool(moved.any()):
+        return logits
+    outputs = torch.from_numpy(reading.outputs[0]).clamp(min=SMALLEST)
     said = logits.detach().double().log_softmax(1).cpu()
-    # The network's own logits and a difference: where there is none, they stay as they are.
-    return logits + (outputs.log() - said).to(logits)
+    change = torch.where(moved[:, None], outputs.log() - said, 0.0)
+    return logits + change.to(logits)

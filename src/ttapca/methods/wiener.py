@@ -83,8 +83,8 @@ class Wiener(Method):
             goes by it: how long classes stay is a prior on the outputs, and what the classes of a
             batch explain is taken out of its statistics. By default if statistics are `mixed` and
             the filter can tell whether two images have one class: without that, a network that
-            collapses looks like a stream of one class. `video`: they surely have an order, as frames do. `shuffled`:
-            they have none, or it means nothing; predictions tell nothing of their neighbours.
+            collapses looks like a stream of one class. `video`: they surely have an order, as
+            frames do. `shuffled`: they have none, or it means nothing.
         outliers: Whether to replace single pixels that have gone wrong before filtering, in batches
             that have more of them than the source. By default where a filter acts on the model's
             input images.
@@ -169,8 +169,10 @@ class Wiener(Method):
         classes = self._classes()
         if self.order is not None or classes is None:
             return self.order in ("auto", "video")
-        return classes.pairs is not None and isinstance(self.statistics, Mixture | str) and (
-            self.statistics not in ("source", "batch")
+        return (
+            classes.pairs is not None
+            and isinstance(self.statistics, Mixture | str)
+            and (self.statistics not in ("source", "batch"))
         )
 
     def for_outputs(self, kind: OutputKind | None) -> Wiener:
@@ -220,7 +222,7 @@ class Wiener(Method):
         if self.looks_at_classes and classes is not None:
             mixed = [each for each in statistics if isinstance(each, MixedStatistics)]
             chosen = self.order is not None
-            mover = ChainPasses(classes, mixed, required=chosen, order=self.order or "auto")
+            mover = ChainPasses(classes, mixed, gains, required=chosen, order=self.order or "auto")
         if self.views == 2:
             mover = MirroredView(mover)
         return Assembly(surfaces, mover, self.memory)

@@ -10,15 +10,19 @@ that favours them (expectation maximisation with w as prior, after Saerens et al
 
 - *runs* (h, e): a class stays with probability 1 - h, and is drawn from u otherwise. An image says
 
-      p(x | k) / p(x) = (1 - e) s_k / u_k + e v.(s / u):
+      p(x | k) / p(x) = (1 - e) s_k / u_k + e:
 
-  with probability e its prediction is drawn from v, whatever its class is.
-- *no order* (b): the same with h = 1 and a bias b in place of e. The network favours v, and the
-  stream does not: outputs stay as they are.
-- *few classes* (a): no order either, but each class is drawn from q = (1 - a) u + a w.
+  with probability e its prediction says nothing about its class.
+- *no order* (b): each class is drawn from u, and the network favours v, though the stream does not:
 
-The grid of h, e, b and a is fixed; the chain keeps the probability of every regime and class. A regime
-is drawn anew once in `memory` images.
+      p(x | k) / p(x) = (1 - b) s_k / u_k + b v.(s / u)
+
+  Outputs stay as they are.
+- *few classes* (a): no order either, but each class is drawn from q = (1 - a) u + a w, and an image
+  says s_k / u_k.
+
+The grid of h, e, b and a is fixed; the chain keeps the probability of every regime and class. A
+regime is drawn anew once in `memory` images.
 
 **Pairs.** A network that collapses predicts one class, and so does a network that sees one class.
 The distance of two neighbouring images tells them apart (`ttapca.spectral.source_classes`): it says
@@ -37,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +49,7 @@ from numpy.typing import NDArray
 from ttapca.spectral.constants import CONSTANTS, ChainConstants
 
 Numbers = NDArray[np.float64]
+AnyNumber = TypeVar("AnyNumber", float, Numbers)
 
 TINY = 1e-300
 # A prediction is never surer than this: one image must not rule out what all others say.
@@ -90,11 +95,12 @@ class ChainState:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class ChainReading:
     """What the chain makes of some images of each stream; padded if a stream has fewer.
 
     Attributes:
         outputs: Probability of each class, shape (streams, images, classes).
+        plain: Probability that the stream has no order, at each image, shape (streams, images).
         known: Probability of each class, as far as the order of the stream tells it: the run goes
             on, or the stream holds few classes; shape (streams, images, classes). What is missing
             to 1 is drawn from the source.
@@ -107,6 +113,7 @@ class Reading:
     """
 
     outputs: Numbers
+    plain: Numbers
     known: Numbers
     place: Numbers
     held: Numbers
@@ -114,37 +121,51 @@ class Reading:
     ordered: Numbers
     run_length: Numbers
 
-    def counts(self, likeness: Numbers, before: Numbers) -> Numbers:
+    def counts(self, likeness: Numbers, before: Numbers, renewed: float = 0.0) -> Numbers:
         """Return for how many independent images each image counts.
 
         By the design effect of cluster sampling, l images of one class are worth
 
             g(l) = l / (1 + (l - 1) ICC)
 
-        independent ones, so that the image at place l of its run adds g(l) - g(l - 1). A stream of
-        few classes in no order is one cluster of images that are less alike.
+        independent ones, so that the image at place l of its run adds g(l) - g(l - 1). Where old
+        images are forgotten, it also takes the place of its share of them, r g(l - 1): a run that
+        never ends stays worth what it is. A stream of few classes in no order is one cluster of
+        images that are less alike.
 
         Args:
             likeness: ICC, the intraclass correlation of each layer, shape (layers,).
             before: How many images of late each stream had before, shape (streams,).
+            renewed: r, the share of what was seen before that is forgotten with each image.
 
         Returns:
             Shape (streams, images, layers).
         """
-        place = self.place[..., None]
-        runs = _worth(place, likeness) - _worth(place - 1, likeness)
+
+        def added(place: Numbers, alike: Numbers) -> Numbers:
+            found: Numbers = design_effect(place, alike) - (1 - renewed) * design_effect(
+                place - 1, alike
+            )
+            return found
+
+        runs = added(self.place[..., None], likeness)
         if not self.held.any():
             return runs
-        alike = self.crowd[:, None, None] * likeness
-        number = (before[:, None] + 1 + np.arange(place.shape[1]))[..., None]
-        crowd = _worth(number, alike) - _worth(number - 1, alike)
+        number = (before[:, None] + 1 + np.arange(self.place.shape[1]))[..., None]
+        crowd = added(number, self.crowd[:, None, None] * likeness)
         held = self.held[..., None]
         found: Numbers = (1 - held) * runs + held * crowd
         return found
 
 
-def _worth(images: Numbers, likeness: Numbers) -> Numbers:
-    found: Numbers = images / (1 + np.maximum(images - 1, 0) * likeness)
+def design_effect(images: AnyNumber, likeness: AnyNumber) -> AnyNumber:
+    """Return how many independent images a run of so many is worth, g(l) above.
+
+    Example:
+        >>> design_effect(1.0, 0.5), design_effect(100.0, 0.5), design_effect(100.0, 0.0)
+        (1.0, 1.9801980198019802, 100.0)
+    """
+    found: AnyNumber = images / (1 + np.maximum(images - 1, 0) * likeness)
     return found
 
 
@@ -169,7 +190,7 @@ class ClassChain:
         self.constants = constants
         self.shares = np.asarray(shares, dtype=np.float64)
         self.shares = self.shares / self.shares.sum()
-        self._errors = np.array([*constants.error_rates, *constants.biases])
+        self._errors, self._biases = map(np.asarray, (constants.error_rates, constants.biases))
         self._few_shares = np.asarray(constants.few_shares)
         redraw = 0.5 ** np.arange(1, constants.run_doublings + 1)
         rates, biases, few = map(
@@ -183,7 +204,7 @@ class ClassChain:
         self._runs, self._plain = slice(0, runs), slice(runs, runs + biases)
         self._few = slice(runs + biases, runs + biases + few)
         sizes = (runs, biases, few)
-        each = [share / size for share, size in zip(constants.prior, sizes, strict=True)]
+        each = [share / max(1, size) for share, size in zip(constants.prior, sizes, strict=True)]
         self._prior = np.repeat(each, sizes)
         self._prior = self._prior / self._prior.sum()
         self._keeps = 1 - 1 / constants.memory
@@ -200,7 +221,7 @@ class ClassChain:
         nothing = np.zeros((streams, 2, len(self.shares)))
         return ChainState(joint, nothing, np.zeros(streams), np.zeros((streams, features)))
 
-    def expected(self, state: ChainState, images: int) -> Reading:
+    def expected(self, state: ChainState, images: int) -> ChainReading:
         """Return what is expected of the next images, before anything is seen of them."""
         weights = state.joint.sum(2)  # (streams, regimes)
         q = self._drawn(self._shares_of(state.recent[:, 1]))
@@ -214,8 +235,9 @@ class ClassChain:
         for step in range(images):
             at = 1 + goes_on * at
             place[:, step] = at
+        plain = np.repeat(weights[:, self._plain].sum(1)[:, None], images, 1)
         held = np.repeat(held[:, None], images, 1)
-        return self._reading(weights, q, known, known, place, held)
+        return self._reading(weights, q, known, plain, known, place, held)
 
     def read(
         self,
@@ -224,7 +246,7 @@ class ClassChain:
         log_pairs: Numbers | None = None,
         sizes: Sequence[int] | None = None,
         features: Numbers | None = None,
-    ) -> tuple[ChainState, Reading]:
+    ) -> tuple[ChainState, ChainReading]:
         """Return what is known of streams after some images, and what it makes of these.
 
         Args:
@@ -238,10 +260,10 @@ class ClassChain:
         streams, images, classes = predicted.shape
         most = max(1, LARGEST // (streams * self.regimes * classes))
         if images > most:  # only streams of a thousand classes, whose states are large
-            parts: list[Reading] = []
+            parts: list[ChainReading] = []
             for first in range(0, images, most):
                 some = slice(first, first + most)
-                left = None if sizes is None else [max(0, size - first) for size in sizes]
+                left = None if sizes is None else [max(0, int(size) - first) for size in sizes]
                 pairs = None if log_pairs is None else log_pairs[:, some]
                 looks = None if features is None else features[:, some]
                 state, reading = self.read(state, predicted[:, some], pairs, left, looks)
@@ -272,7 +294,7 @@ class ClassChain:
         recent: Numbers,
         lengths: NDArray[np.int64],
         features: Numbers | None,
-    ) -> tuple[ChainState, Reading]:
+    ) -> tuple[ChainState, ChainReading]:
         streams, images, _ = predicted.shape
         rates = says[:, :, self._rate]  # (streams, images, regimes, classes)
         ahead, behind, filtered = self._messages(state.joint, rates, pairs, q)
@@ -292,18 +314,21 @@ class ClassChain:
         for step in range(images):
             at = np.where(there[:, step], 1 + stays[:, step] * at, at)
             place[:, step] = at
-        plain = weights[:, :, self._plain].sum(2)[..., None]
-        outputs = both[:, :, self._runs].sum(2) + both[:, :, self._few].sum(2) + plain * predicted
-        last = (np.arange(streams), lengths - 1)
+        plain = weights[:, :, self._plain].sum(2)
+        outputs = both[:, :, self._runs].sum(2) + both[:, :, self._few].sum(2)
+        outputs += plain[..., None] * predicted
+        last = (np.arange(streams), np.maximum(lengths, 1) - 1)
+        some = (lengths > 0)[:, None]  # a stream without images stays as it was
+        looks = state.features if features is None else features[last]
         after = ChainState(
-            filtered[last],
+            np.where(some[..., None], filtered[last], state.joint),
             recent,
             at,
-            state.features if features is None else features[last],
+            np.where(some, looks, state.features),
         )
         # `both` at the last image is what is known there, looking back.
         held = weights[:, :, self._few].sum(2)
-        return after, self._reading(weights[last], q, outputs, known, place, held)
+        return after, self._reading(weights[last], q, outputs, plain, known, place, held)
 
     def _messages(
         self, joint: Numbers, says: Numbers, pairs: Numbers, q: Numbers
@@ -356,20 +381,20 @@ class ClassChain:
         return np.moveaxis(ahead, 0, 1), np.moveaxis(behind, 0, 1), np.moveaxis(filtered, 0, 1)
 
     def _emissions(self, predicted: Numbers, shares: Numbers) -> Numbers:
-        """Return p(x | k) / p(x) by error rate, and last without errors.
+        """Return p(x | k) / p(x) by error rate, then by bias, and last without either.
 
         Args:
             predicted: Shape (streams, images, classes).
             shares: Of recent predictions, shape (streams, classes).
 
         Returns:
-            Shape (streams, images, rates + 1, classes).
+            Shape (streams, images, rates + biases + 1, classes).
         """
-        ratio = predicted.clip(LEAST_PROBABILITY) / self.shares
-        any_class = np.einsum("stk,sk->st", ratio, shares)[..., None, None]
-        errors = self._errors[:, None]
-        found = (1 - errors) * ratio[:, :, None] + errors * any_class
-        return np.concatenate([found, ratio[:, :, None]], 2)
+        ratio = predicted.clip(LEAST_PROBABILITY)[:, :, None] / self.shares
+        favoured = np.einsum("stik,sk->st", ratio, shares)[..., None, None]
+        errors, biases = self._errors[:, None], self._biases[:, None]
+        unsure = (1 - errors) * ratio + errors
+        return np.concatenate([unsure, (1 - biases) * ratio + biases * favoured, ratio], 2)
 
     def _counted(self, recent: Numbers, predicted: Numbers, there: NDArray[np.bool_]) -> Numbers:
         """Return `ChainState.recent` after some images."""
@@ -377,13 +402,11 @@ class ClassChain:
         before = recent * fading
         counted = np.where(there[..., None], predicted, 0.0)
         held = before[:, 1] + counted.sum(1)
-        # A single image says what it does about shares that are known from those before it.
-        shares = self._shares_of(recent[:, 1] if predicted.shape[1] == 1 else held)
-        for _ in range(self.constants.steps if predicted.shape[1] > 1 else 1):
+        for _ in range(self.constants.steps):
+            shares = self._shares_of(held)
             likely = counted * (shares / self.shares)[:, None]
             likely /= likely.sum(2, keepdims=True).clip(min=TINY)
             held = before[:, 1] + likely.sum(1)
-            shares = self._shares_of(held)
         return np.stack([before[:, 0] + counted.sum(1), held], 1)
 
     def _shares_of(self, counts: Numbers) -> Numbers:
@@ -404,10 +427,11 @@ class ClassChain:
         weights: Numbers,
         q: Numbers,
         outputs: Numbers,
+        plain: Numbers,
         known: Numbers,
         place: Numbers,
         held: Numbers,
-    ) -> Reading:
+    ) -> ChainReading:
         """Put a reading together, given the weights of regimes after the last image."""
         runs, few = weights[:, self._runs], weights[:, self._few]
         ordered = runs.sum(1)
@@ -415,13 +439,15 @@ class ClassChain:
         same, by_chance = np.square(q[:, self._few]).sum(2), np.square(self.shares).sum()
         alike = (same - by_chance) / max(1 - by_chance, TINY)
         crowd = (few * alike).sum(1) / few.sum(1).clip(min=TINY)
-        return Reading(outputs, known, place, held, crowd.clip(0, 1), ordered, length)
+        return ChainReading(outputs, plain, known, place, held, crowd.clip(0, 1), ordered, length)
 
 
-def _joined(parts: Sequence[Reading]) -> Reading:
+def _joined(parts: Sequence[ChainReading]) -> ChainReading:
     """Return readings of images that follow each other as one."""
-    by_image = ("outputs", "known", "place", "held")
-    last: dict[str, Any] = {each.name: getattr(parts[-1], each.name) for each in fields(Reading)}
+    by_image = ("outputs", "plain", "known", "place", "held")
+    last: dict[str, Any] = {
+        each.name: getattr(parts[-1], each.name) for each in fields(ChainReading)
+    }
     for name in by_image:
         last[name] = np.concatenate([getattr(part, name) for part in parts], 1)
-    return Reading(**last)
+    return ChainReading(**last)

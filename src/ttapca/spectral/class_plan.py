@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttapca.spectral.chain import Reading
+from ttapca.spectral.chain import ChainReading
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.source_classes import SourceClasses
 
@@ -26,35 +26,40 @@ class ClassPlan:
         shares: Which class each image has, shape (images, classes).
         counts: For how many independent images each counts, by layer and last for the spectrum,
             float64, shape (images, layers + 1).
+        runs: How many runs of one class begin, as expected.
     """
 
     classes: SourceClasses
     shares: Tensor
     counts: Tensor
+    runs: float
     # By condition: how many images, and for how many they count in each layer; and corrections.
     _counted: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict, repr=False)
     _corrections: dict[int, dict[str, Moments]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of_reading(cls, classes: SourceClasses, reading: Reading, before: float) -> ClassPlan:
+    def of_reading(
+        cls, classes: SourceClasses, reading: ChainReading, before: float, renewed: float
+    ) -> ClassPlan:
         """Make the plan of one stream.
 
         Args:
             classes: See the class.
             reading: Of its images.
             before: How many images of late the stream had before.
+            renewed: Share of what was seen before that is forgotten with each image.
         """
         alike = np.array([*classes.likeness.values(), CONSTANTS.likeness])
-        counts = torch.from_numpy(reading.counts(alike, np.array([before]))[0])
+        counts = torch.from_numpy(reading.counts(alike, np.array([before]), renewed)[0])
         known = torch.from_numpy(reading.known[0]).to(classes.shares)
         rest = (1 - known.sum(1, keepdim=True)).clamp(min=0)
-        return cls(classes, known + rest * classes.shares, counts)
+        return cls(classes, known + rest * classes.shares, counts, float(rest.sum()))
 
     @classmethod
     def of_shares(cls, classes: SourceClasses, shares: Tensor) -> ClassPlan:
         """Make the plan of images in no order that have these shares of classes each."""
         counts = torch.ones(len(shares), len(classes.likeness) + 1, dtype=torch.float64)
-        return cls(classes, shares.to(classes.shares), counts)
+        return cls(classes, shares.to(classes.shares), counts, float(len(shares)))
 
     def images(self, path: str, rows: Tensor | None, condition: int, size: int) -> float:
         """Return how many independent images some rows of the batch are worth.

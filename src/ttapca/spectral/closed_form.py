@@ -195,12 +195,7 @@ class ClosedFormGain(ClosedFormRule):
         newer = self._newly_shown(energies, mean, count, rest)
         shown = self._shown_before(newer).joined(newer, stream.memory)
         samples = float(shown.samples)
-        independent = stream.aged(stream.past(self._independent), count)
-        independent += (
-            count
-            if stream.plan is None
-            else stream.plan.images(SPECTRUM, stream.rows(count), stream.condition, count)
-        )
+        independent = self._independent_after(count)
         given_back = stream.given_back
         restore = self.restore * (1 - (given_back.by(samples) if given_back else 0.0))
         leeway = self.leeway_of(size)
@@ -275,15 +270,22 @@ class ClosedFormGain(ClosedFormRule):
         rest = self.stream.now(self._rest)[0] if self.watches_rest else 1.0
         return self.log_energies(energies, torch.tensor(rest, dtype=torch.float64))
 
-    def newly_independent(self) -> float:
-        """Return how many independent samples the batch that is worked on is worth."""
-        found, stream = 0.0, self.stream
+    def settle(self) -> None:
+        """Count the independent samples of the batch again: by now more is known of its classes."""
+        stream = self.stream
         for number, rows in stream.groups:
             size = stream.samples - stream.past("samples") if rows is None else len(rows)
             with stream.in_condition(number):
-                before = stream.aged(stream.past(self._independent), size)
-                found += float(stream.now(self._independent)) - before
-        return found
+                if stream.now(self._samples) != stream.past(self._samples):
+                    stream.write(self._independent, self._independent_after(size))
+
+    def _independent_after(self, count: int) -> float:
+        """Return how many independent samples there are after so many of this batch."""
+        stream, plan = self.stream, self.stream.plan
+        new = float(count)
+        if plan is not None:
+            new = plan.images(SPECTRUM, stream.rows(count), stream.condition, count)
+        return stream.aged(stream.past(self._independent), count) + new
 
     def last_energies(self) -> tuple[Tensor, int] | None:
         """Return the energies of the last batch, shape (bands,), and its size; None without one."""

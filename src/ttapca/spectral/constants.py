@@ -31,6 +31,7 @@ class ChainConstants:
         pair_limit: Nats; one pair of neighbours says so much about their classes, at most.
         change: Share of the statistics; if a pass finds more of them wrong, it is repeated.
         passes: Forward passes that a batch may take.
+        plain: Probability that a stream has no order, from which its predictions stay as they are.
         likeness: Correlation of the band energies of two images of one class.
     """
 
@@ -48,11 +49,12 @@ class ChainConstants:
     pair_limit: float = 3.0
     change: float = 0.1
     passes: int = 3
+    plain: float = 0.9
     likeness: float = 0.1
 
     def ordered(self) -> ChainConstants:
-        """Return the same for streams that surely have runs."""
-        return replace(self, prior=(1.0, 1e-9, 1e-9))
+        """Return the same for streams that surely have runs: they know no other regimes."""
+        return replace(self, biases=(), few_shares=(), prior=(1.0, 0.0, 0.0))
 
 
 CONSTANTS = ChainConstants()

@@ -411,6 +411,7 @@ class Stream:
     def start_batch(self, samples: int = 0) -> None:
         """Announce a batch, which may take several passes."""
         self._begin()
+        self.plan = None
         self._present = {
             "samples": self._past["samples"] + samples,
             "batches": self._past["batches"] + 1,
@@ -436,7 +437,7 @@ class Stream:
             skipped: Whether to count it as skipped.
         """
         self._counted, self._within_batch = set(), False
-        self._groups = []
+        self._groups, self.plan = [], None
         if broken:
             self._put_parts(self._undo)
         else:

@@ -43,8 +43,8 @@ from ttapca.support.tensors import as_on, at_least_float32
 from ttapca.support.wrapping import Wrapper, is_replaced, wrap_forward
 
 # What is known of a layer's channels before a stream starts: mean, variance, how many independent
-# samples they count for, and whether a batch was seen.
-NOTHING_SEEN = (None, None, 0.0, False)
+# samples they count for, and how many samples were seen.
+NOTHING_SEEN = (None, None, 0.0, 0.0)
 
 # Share of the weight of a single image that remains if the image is as usual as any.
 LEAST_ALONE = 1 / 3
@@ -228,11 +228,12 @@ class LayerStatistics(Wrapper):
         _, _, samples, seen = self.past()
         before = stream.aged(samples, batch_size)
         size = before + self._count(batch_size)
-        alone = surface.weight_alone(size) if maps else 0.0
-        if batch_size + before <= 1 and not seen and not alone:
+        images = stream.aged(seen, batch_size) + batch_size
+        alone = surface.weight_alone(images) if maps else 0.0
+        if images <= 1 and not alone:
             # One number says nothing about a channel, so the first one changes nothing.
             if stream.counts(self.name):
-                stream.write(self.name, (None, None, 0.0, True))
+                stream.write(self.name, (None, None, 0.0, 1.0))
             return 0.0
         return min(1.0, self.weight_of(size) + alone)
 
@@ -284,23 +285,23 @@ class LayerStatistics(Wrapper):
                 self._write(self._together(moments, size, past), size, past)
         self.own = {}
 
-    def past(self) -> tuple[Any, Any, float, bool]:
+    def past(self) -> tuple[Any, Any, float, float]:
         """Return what was seen before this batch, without what its classes explain."""
-        found: tuple[Any, Any, float, bool] = self.surface.stream.past(self.name)
+        found: tuple[Any, Any, float, float] = self.surface.stream.past(self.name)
         return found
 
     def _write(
-        self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, bool]
+        self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, float]
     ) -> None:
         mean, var = moments
         if mean.requires_grad or var.requires_grad:
             mean, var = mean.detach(), var.detach()
         stream = self.surface.stream
         samples = stream.aged(past[2], size) + self._count(size)
-        stream.write(self.name, (mean, var, samples, True))
+        stream.write(self.name, (mean, var, samples, stream.aged(past[3], size) + size))
 
     def _together(
-        self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, bool]
+        self, moments: tuple[Tensor, Tensor], size: int, past: tuple[Any, Any, float, float]
     ) -> tuple[Tensor, Tensor]:
         """Return the moments of a batch, without what its classes explain, and of the past."""
         stream = self.surface.stream
