@@ -9,6 +9,9 @@ NETWORK is a file of weights or the name of a network of the package. `--set` ch
 images. With `--held-out`, conditions are such that no table uses, and images the last ones of the
 test set, where tables on fewer than all images take the first: constants are chosen by these.
 
+With `--audit` every constant is halved and doubled, and a list of rates cut to its ends: what changes
+nothing on any stream is not needed.
+
 A line for each stream: mean error in percent over the corruptions, in brackets the clean error, and
 forward passes for a batch.
 """
@@ -108,6 +111,7 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[])
     parser.add_argument("--method", default="wiener")
     parser.add_argument("--each", action="store_true", help="show every condition")
+    parser.add_argument("--audit", action="store_true")
     asked = parser.parse_args()
     change_constants(dict(each.split("=") for each in asked.set))
     options = {name: value(text) for name, text in (each.split("=") for each in asked.option)}
@@ -122,25 +126,50 @@ def main() -> None:
     data = {
         name: images_of(name, asked) for name in ["clean", *(ALL if names == ["all"] else names)]
     }
-    for name in asked.streams.split(","):
-        begun = time.perf_counter()
-        found = [
-            errors(model, data, STREAMS[name], asked.method, seed, options)
-            for seed in range(asked.seeds)
-        ]
-        mean = {key: float(np.mean([each[key] for each in found])) for key in found[0]}
-        spoilt = [each for key, each in mean.items() if key not in ("clean", "passes")]
-        each = (
-            " ".join(f"{key[:8]} {number:.1f}" for key, number in mean.items())
-            if asked.each
-            else ""
-        )
-        seconds = time.perf_counter() - begun
-        print(
-            f"{name:16s} {np.mean(spoilt):5.1f} ({mean['clean']:4.1f}) {mean['passes']:.2f} passes"
-            f" {seconds:4.0f} s {each}",
-            flush=True,
-        )
+    for changed in audited() if asked.audit else [{}]:
+        change_constants(changed)
+        if changed:
+            print(", ".join(f"{name} = {text}" for name, text in changed.items()), flush=True)
+        for name in asked.streams.split(","):
+            show(model, data, name, asked, options)
+
+
+def show(
+    model: torch.nn.Module,
+    data: dict[str, Images],
+    name: str,
+    asked: argparse.Namespace,
+    options: dict[str, Any],
+) -> None:
+    """Measure one stream, and print a line."""
+    begun = time.perf_counter()
+    found = [
+        errors(model, data, STREAMS[name], asked.method, seed, options)
+        for seed in range(asked.seeds)
+    ]
+    mean = {key: float(np.mean([each[key] for each in found])) for key in found[0]}
+    spoilt = [each for key, each in mean.items() if key not in ("clean", "passes")] or [np.nan]
+    each = " ".join(f"{key[:8]} {number:.1f}" for key, number in mean.items()) if asked.each else ""
+    print(
+        f"{name:16s} {np.mean(spoilt):5.1f} ({mean['clean']:4.1f}) {mean['passes']:.2f} passes"
+        f" {time.perf_counter() - begun:4.0f} s {each}",
+        flush=True,
+    )
+
+
+def audited() -> Iterator[dict[str, str]]:
+    """Yield changes of constants: none, then each one halved and doubled."""
+    yield {"memory": str(constants.CONSTANTS.memory)}  # as it is
+    for each in dataclasses.fields(constants.ChainConstants):
+        now = getattr(constants.ChainConstants(), each.name)
+        if isinstance(now, tuple):
+            yield {each.name: "/".join(map(str, (now[0], now[-1])))}
+            continue
+        for factor in (0.5, 2):
+            new = type(now)(now * factor)
+            if each.name in ("plain", "pair_middle"):  # shares
+                new = min(new, 0.99)
+            yield {each.name: str(new)}
 
 
 def value(text: str) -> Any:
@@ -160,7 +189,7 @@ def change_constants(changes: dict[str, str]) -> None:
         name: tuple(float(part) for part in text.split("/")) if "/" in text else value(text)
         for name, text in changes.items()
     }
-    new = dataclasses.replace(constants.CONSTANTS, **found)
+    new = dataclasses.replace(constants.ChainConstants(), **found)
     constants.CONSTANTS = class_plan.CONSTANTS = chain_passes.CONSTANTS = new
     chain_passes.ChainPasses.__init__.__kwdefaults__["constants"] = new
 
