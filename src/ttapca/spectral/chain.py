@@ -162,8 +162,8 @@ def design_effect(images: AnyNumber, likeness: AnyNumber) -> AnyNumber:
     """Return how many independent images a run of so many is worth, g(l) above.
 
     Example:
-        >>> design_effect(1.0, 0.5), design_effect(100.0, 0.5), design_effect(100.0, 0.0)
-        (1.0, 1.9801980198019802, 100.0)
+        >>> design_effect(np.array([1.0, 2.0, 100.0]), np.array([0.5, 1.0, 0.0])).tolist()
+        [1.0, 1.0, 100.0]
     """
     found: AnyNumber = images / (1 + np.maximum(images - 1, 0) * likeness)
     return found
@@ -178,8 +178,8 @@ class ClassChain:
 
     Example:
         >>> chain = ClassChain(np.full(4, 0.25))
-        >>> predicted = np.full((1, 12, 4), 0.02)
-        >>> predicted[:, :, 1] = 0.94  # one class, twelve times ...
+        >>> predicted = np.full((1, 24, 4), 0.02)
+        >>> predicted[:, :12, 1] = predicted[:, 12:, 2] = 0.94  # two classes, twelve times each ...
         >>> predicted[:, 6] = [0.4, 0.3, 0.2, 0.1]  # ... and perhaps once another one
         >>> state, reading = chain.read(chain.start(), predicted)
         >>> int(reading.outputs[0, 6].argmax()), bool(reading.ordered[0] > 0.9)
@@ -320,15 +320,15 @@ class ClassChain:
         last = (np.arange(streams), np.maximum(lengths, 1) - 1)
         some = (lengths > 0)[:, None]  # a stream without images stays as it was
         looks = state.features if features is None else features[last]
+        joint = np.where(some[..., None], filtered[last], state.joint)
         after = ChainState(
-            np.where(some[..., None], filtered[last], state.joint),
+            joint,
             recent,
             at,
             np.where(some, looks, state.features),
         )
-        # `both` at the last image is what is known there, looking back.
         held = weights[:, :, self._few].sum(2)
-        return after, self._reading(weights[last], q, outputs, plain, known, place, held)
+        return after, self._reading(joint.sum(2), q, outputs, plain, known, place, held)
 
     def _messages(
         self, joint: Numbers, says: Numbers, pairs: Numbers, q: Numbers
