@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 OVER_WIENER = {"gain": "wiener", "statistics": "mixed"}
 # Ways to use a method that keep something else between batches than the method by its name.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "wiener by order": ("wiener", {"order": "auto"}),
     "tent over wiener": ("tent", OVER_WIENER),
     "eata over wiener": ("eata", OVER_WIENER),
     "eata with source data": ("eata", {"source": DATA[:64], "fisher_weight": 1.0}),

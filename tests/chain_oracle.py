@@ -18,7 +18,8 @@ class Regime:
 
     kind: str  # runs, plain or few
     redraw: float
-    error: float
+    error: float  # of runs: how many predictions are drawn as in the source, whatever is there
+    bias: float  # in no order: how many are drawn from the classes that the network favours
     few: float
     prior: float
 
@@ -26,12 +27,12 @@ class Regime:
 def regimes_of(constants: ChainConstants = CONSTANTS) -> list[Regime]:
     """All regimes, in the order of the chain."""
     runs = [
-        ("runs", 0.5**number, error, 0.0)
+        ("runs", 0.5**number, error, 0.0, 0.0)
         for number in range(1, constants.run_doublings + 1)
         for error in constants.error_rates
     ]
-    plain = [("plain", 1.0, error, 0.0) for error in constants.error_rates]
-    few = [("few", 1.0, 0.0, share) for share in constants.few_shares]
+    plain = [("plain", 1.0, 0.0, bias, 0.0) for bias in constants.biases]
+    few = [("few", 1.0, 0.0, 0.0, share) for share in constants.few_shares]
     found = []
     for regimes, prior in zip((runs, plain, few), constants.prior, strict=True):
         found += [Regime(*each, prior / len(regimes) / sum(constants.prior)) for each in regimes]
@@ -66,8 +67,8 @@ class SlowChain:
         images = len(probabilities)
         fading = np.exp(-images / self.constants.recent)
         before, self.predicted = fading * self.held, fading * self.predicted
-        shares = self.smoothed(self.held if images == 1 else before + probabilities.sum(0))
-        for _ in range(1 if images == 1 else self.constants.steps):
+        shares = self.smoothed(before + probabilities.sum(0))
+        for _ in range(self.constants.steps):
             counts = before.copy()
             for row in probabilities:
                 posterior = row * shares / self.shares
@@ -82,11 +83,19 @@ class SlowChain:
 
     def says(self, row: Numbers, regime: Regime) -> Numbers:
         """p(x | k) / p(x) of an image, by its class."""
-        ratio = np.maximum(row, 1e-6) / self.shares
-        if regime.kind == "few":
-            return ratio * np.exp(-(len(self.shares) - 1) / max(1.0, self.held.sum()))
-        anything = self.smoothed(self.predicted) @ ratio
-        return (1 - regime.error) * ratio + regime.error * anything
+        row, favoured = np.maximum(row, 1e-6), self.smoothed(self.predicted)
+        found = []
+        for k, share in enumerate(self.shares):
+            ratio = row[k] / share
+            if regime.kind == "runs":  # an error is as likely as the image is in the source
+                found.append((1 - regime.error) * ratio + regime.error)
+            elif regime.kind == "plain":  # p(x) of a source that has the favoured classes
+                instead = sum(v * p / u for v, p, u in zip(favoured, row, self.shares, strict=True))
+                found.append((1 - regime.bias) * ratio + regime.bias * instead)
+            else:
+                parameters = len(self.shares) - 1
+                found.append(ratio * np.exp(-parameters / max(1.0, self.held.sum())))
+        return np.array(found)
 
     def stays(self, log_pair: float) -> Numbers:
         """Probability that a run goes on to the next image, times what the pair says."""
@@ -120,7 +129,7 @@ class SlowChain:
     def read(
         self, probabilities: Numbers, log_pairs: Numbers | None = None
     ) -> dict[str, Numbers | float]:
-        """Read a batch forward and backward; return all that `Reading` has."""
+        """Read a batch forward and backward; return all that `ChainReading` has."""
         images, classes = probabilities.shape
         log_pairs = np.zeros(images) if log_pairs is None else log_pairs
         self.count(probabilities)
@@ -139,7 +148,7 @@ class SlowChain:
             step = move @ (said * backward[0])
             backward.insert(0, step / step.sum())
         kinds = np.array([regime.kind for regime in self.regimes])
-        outputs, known, place, held = [], [], [], []
+        outputs, known, place, held, in_no_order = [], [], [], [], []
         for number, row in enumerate(probabilities):
             later = says[number] * backward[number]
             both = (forward[number] @ moves[number]) * later
@@ -154,17 +163,19 @@ class SlowChain:
             self.place = 1 + goes_on.sum() * self.place
             place.append(self.place)
             held.append(few.sum())
+            in_no_order.append(plain)
         self.joint = forward[-1].reshape(-1, classes)
         return {
             "outputs": np.array(outputs),
             "known": np.array(known),
             "place": np.array(place),
             "held": np.array(held),
+            "plain": np.array(in_no_order),
             **self.summary(),
         }
 
     def summary(self) -> dict[str, float]:
-        """What `Reading` says of a stream as a whole."""
+        """What `ChainReading` says of a stream as a whole."""
         weights = self.joint.sum(1)
         runs = [(w, 1 / r.redraw) for w, r in zip(weights, self.regimes, strict=True)]
         runs = [each for each, r in zip(runs, self.regimes, strict=True) if r.kind == "runs"]
@@ -178,5 +189,5 @@ class SlowChain:
         return {
             "ordered": ordered,
             "run_length": sum(weight * length for weight, length in runs) / ordered,
-            "crowd": max(0.0, crowd / few),
+            "crowd": max(0.0, crowd / few) if few else 0.0,
         }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.spectral.chain import ChainState, ClassChain, Reading
+from ttapca.spectral.chain import ChainReading, ChainState, ClassChain
 
 Numbers = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -48,7 +48,7 @@ class Read:
     """What a chain made of streams, batch by batch."""
 
     state: ChainState
-    readings: list[Reading]
+    readings: list[ChainReading]
 
     @property
     def outputs(self) -> Numbers:
@@ -56,7 +56,7 @@ class Read:
         return np.concatenate([each.outputs for each in self.readings], 1)
 
     @property
-    def last(self) -> Reading:
+    def last(self) -> ChainReading:
         """What was made of the last batch."""
         return self.readings[-1]
 

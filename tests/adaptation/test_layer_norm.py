@@ -20,6 +20,7 @@ from ttapca.errors import AttachError, OptionError, SavedFilterError
 from ttapca.fitting.model_inputs import ModelInputs
 from ttapca.fitting.source_channels import SourceChannels
 from ttapca.fitting.store import read_folder, write_folder
+from ttapca.spectral.source_classes import PairStatistic
 
 
 class Transformer(nn.Module):
@@ -90,8 +91,15 @@ def mixes_tokens(model: nn.Module, fitted: ttapca.FittedFilter, **options: Any) 
 
 
 def test_by_default_they_are_mixed_where_classes_are_looked_at(model: nn.Module) -> None:
-    fitted = ttapca.fit(model, "patches", images(300), 20)
+    unsure = ttapca.fit(model, "patches", images(300), 20)
+    classes = unsure.classes_
+    assert classes is not None
+    assert classes.pairs is None  # its classes cannot be told apart, so nobody looks
+    assert not mixes_tokens(model, unsure)
+    pairs = PairStatistic({"norm": torch.eye(8)}, 1, 4, -1.0, 1.0, 0.5)
+    fitted = dataclasses.replace(unsure, classes_=dataclasses.replace(classes, pairs=pairs))
     assert mixes_tokens(model, fitted)
+    assert not mixes_tokens(model, fitted, statistics="source")
     assert not mixes_tokens(model, fitted, order="shuffled")
     assert mixes_tokens(model, fitted, order="auto")
     assert mixes_tokens(model, fitted, order="shuffled", statistics=WITH)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from chain_oracle import SlowChain
 from simulated_streams import CLASSES, Read, error, pairs, predictions, read, runs
 from ttapca.spectral import chain as module
-from ttapca.spectral.chain import ChainState, ClassChain, Reading
+from ttapca.spectral.chain import ChainReading, ChainState, ClassChain, design_effect
 from ttapca.spectral.constants import CONSTANTS, ChainConstants
 
 Numbers = NDArray[np.float64]
@@ -21,9 +21,14 @@ CHAIN = ClassChain(np.ones(CLASSES))
 STREAMS, IMAGES = 12, 400
 # Two regimes of each kind, so that matrices of all transitions are small.
 SMALL = dataclasses.replace(
-    CONSTANTS, run_doublings=2, error_rates=(0.1, 0.4), few_shares=(0.5, 0.9), memory=30.0
+    CONSTANTS,
+    run_doublings=2,
+    error_rates=(0.1, 0.4),
+    biases=(0.2, 0.6, 0.9),
+    few_shares=(0.5, 0.9),
+    memory=30.0,
 )
-EACH = ("outputs", "known", "place", "held", "crowd", "ordered", "run_length")
+EACH = ("outputs", "plain", "known", "place", "held", "crowd", "ordered", "run_length")
 
 
 def random_predictions(rng: np.random.Generator, *shape: int) -> Numbers:
@@ -31,7 +36,7 @@ def random_predictions(rng: np.random.Generator, *shape: int) -> Numbers:
     return rng.dirichlet(0.3 * np.ones(shape[-1]), shape[:-1])
 
 
-def assert_near(found: Reading, expected: Reading, tolerance: float = 1e-12) -> None:
+def assert_near(found: ChainReading, expected: ChainReading, tolerance: float = 1e-12) -> None:
     for name in EACH:
         one, other = getattr(found, name), getattr(expected, name)
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * other.max(), err_msg=name)
@@ -95,8 +100,19 @@ def test_what_is_expected_is_what_images_say_who_say_nothing(before: int) -> Non
         np.testing.assert_allclose(expected.known[0, number], known, atol=1e-12)
         # The regimes stay those after the last image: how soon they change is not looked at.
         assert expected.place[0, number] == pytest.approx(place, rel=0.02)
+        assert expected.plain[0, number] == pytest.approx(slow.joint[kinds == "plain"].sum())
     for name, value in slow.summary().items():
         np.testing.assert_allclose(getattr(expected, name)[0], value, atol=1e-12)
+
+
+def test_streams_that_surely_have_runs_know_no_other_regimes() -> None:
+    chain, rng = ClassChain(np.ones(CLASSES), CONSTANTS.ordered()), np.random.default_rng(9)
+    assert chain.regimes == CONSTANTS.run_doublings * len(CONSTANTS.error_rates)
+    state, reading = chain.read(chain.start(), random_predictions(rng, 1, 30, CLASSES))
+    for found in (reading, chain.expected(state, 5)):
+        np.testing.assert_allclose(found.ordered, 1.0)
+        for name in ("plain", "held", "crowd"):
+            assert not getattr(found, name).any(), name
 
 
 def test_the_names_of_classes_make_no_difference() -> None:
@@ -116,7 +132,7 @@ def test_the_names_of_classes_make_no_difference() -> None:
 
 def alone(
     chain: ClassChain, predicted: list[list[Numbers]], said: list[list[Numbers]]
-) -> list[tuple[ChainState, list[Reading]]]:
+) -> list[tuple[ChainState, list[ChainReading]]]:
     found = []
     for batches, looks in zip(predicted, said, strict=True):
         state, readings = chain.start(features=2), []
@@ -154,11 +170,11 @@ def test_each_stream_is_read_as_if_it_were_alone(sizes: list[list[int]]) -> None
         for number, size in enumerate(batch):
             there = {
                 each.name: getattr(reading, each.name)[number, None]
-                for each in dataclasses.fields(Reading)
+                for each in dataclasses.fields(ChainReading)
             }
-            for name in ("outputs", "known", "place", "held"):
+            for name in ("outputs", "plain", "known", "place", "held"):
                 there[name] = there[name][:, :size]
-            assert_near(Reading(**there), expected[number][1][step])
+            assert_near(ChainReading(**there), expected[number][1][step])
     for number, (last, _) in enumerate(expected):
         mine = state.of_stream(number)
         for each in dataclasses.fields(ChainState):
@@ -240,8 +256,9 @@ def test_runs_are_found_and_used(
     length: int, left: tuple[float, float], size: int, with_pairs: bool
 ) -> None:
     found, network, errors = simulated(length, size, with_pairs=with_pairs)
-    assert (found.last.ordered > 0.8).all()
-    assert found.last.ordered.mean() > 0.95
+    # Runs of two are next to no order: of twelve streams, one may look like that for a while.
+    assert (found.last.ordered > 0.8).mean() > (0.9 if length == 2 else 0.999)
+    assert found.last.ordered.mean() > (0.9 if length == 2 else 0.95)
     assert errors < left[size > 1] * network
     # Of the run length: an interval of 95 % holds it nearly always, and is rather narrow.
     grid, weights = lengths(found.state)
@@ -261,6 +278,7 @@ def test_runs_are_found_and_used(
 def test_shuffled_streams_are_left_as_they_are(size: int, with_pairs: bool, surer: float) -> None:
     found, network, errors = simulated(1, size, surer=surer, with_pairs=with_pairs)
     assert (found.last.ordered < 0.1).all()
+    assert (found.last.plain[:, -1] > 0.5).mean() > 0.9
     assert errors < network + 0.2
     assert (found.last.held[:, -1] < 0.5).mean() > 0.9
 
@@ -274,16 +292,24 @@ def test_runs_of_a_classifier_that_is_too_sure_are_found(size: int) -> None:
 
 @SIZES
 def test_few_classes_in_no_order_are_held(size: int) -> None:
-    """Three of ten classes; the outputs know that."""
+    """Three of ten classes; the outputs know that, if many images come at a time.
+
+    Of single ones, the chain cannot yet tell them from a network that favours these classes, whose
+    outputs stay as they are.
+    """
     rng = np.random.default_rng(4)
     few = rng.permuted(np.tile(np.arange(CLASSES), (STREAMS, 1)), axis=1)[:, :3]
     labels = np.take_along_axis(few, rng.integers(3, size=(STREAMS, IMAGES)), 1)
     predicted, said = predictions(labels, rng), pairs(labels, rng)
     found = read(CHAIN, predicted, size, said)
-    assert (found.last.held[:, -1] > 0.9).all()
     assert (found.last.ordered < 0.1).all()
     assert (found.last.crowd > 0.1).all()
-    assert error(found.outputs, labels) < 0.7 * error(predicted, labels)
+    if size == 1:
+        assert (found.last.held[:, -1] + found.last.plain[:, -1] > 0.9).all()
+        assert error(found.outputs, labels) < error(predicted, labels)
+    else:
+        assert (found.last.held[:, -1] > 0.9).all()
+        assert error(found.outputs, labels) < 0.7 * error(predicted, labels)
 
 
 @SIZES
@@ -352,29 +378,60 @@ def test_a_network_that_collapsed_is_told_from_one_class_by_pairs(size: int) -> 
 # How many images a run counts for.
 
 
+def placed(places: list[int], held: float = 0.0) -> ChainReading:
+    """A reading of images with these places in their runs; few classes would be alike by 0.3."""
+    place, nothing = np.array([places], float), np.zeros((1, len(places)))
+    given = {"outputs": nothing, "plain": nothing, "known": nothing, "place": place}
+    given |= {"held": np.full_like(place, held), "crowd": np.array([0.3])}
+    return ChainReading(**given, ordered=np.zeros(1), run_length=np.ones(1))
+
+
 @pytest.mark.parametrize("likeness", [0.0, 0.1, 1.0])
 def test_a_run_is_worth_what_cluster_sampling_says(likeness: float) -> None:
     """l images of one class are worth l / (1 + (l - 1) ICC)."""
-    images, nothing = 7, np.zeros((1, 7))
-    place = np.array([[1.0, 2, 3, 4, 1, 2, 3]])
-    reading = Reading(nothing, nothing, place, nothing, np.zeros(1), np.zeros(1), np.ones(1))
-    counts = reading.counts(np.array([likeness]), np.zeros(1))
+    images = 7
+    counts = placed([1, 2, 3, 4, 1, 2, 3]).counts(np.array([likeness]), np.zeros(1))
     assert counts.shape == (1, images, 1)
     expected = sum(length / (1 + (length - 1) * likeness) for length in (4, 3))
     assert counts.sum() == pytest.approx(expected)
+    assert counts.sum() == pytest.approx(
+        design_effect(4.0, likeness) + design_effect(3.0, likeness)
+    )
     assert (counts > -1e-12).all()
+
+
+@pytest.mark.parametrize("likeness", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("renewed", [0.0, 0.002, 0.1])
+def test_a_run_is_worth_as_much_however_much_is_forgotten(likeness: float, renewed: float) -> None:
+    """Its images take the place of those that fade, so that it stays worth what it is."""
+    counts = placed([*range(1, 401)]).counts(np.array([likeness]), np.zeros(1), renewed)
+    kept = 0.0
+    for place, count in enumerate(counts[0, :, 0], 1):
+        kept = (1 - renewed) * kept + count
+        assert kept == pytest.approx(place / (1 + (place - 1) * likeness))
 
 
 @pytest.mark.parametrize("before", [0.0, 5.0])
 def test_few_classes_are_one_crowd(before: float) -> None:
-    ones = np.ones((1, 6))
-    reading = Reading(ones, ones, ones, ones, np.array([0.3]), np.zeros(1), np.ones(1))
-    counts = reading.counts(np.array([0.2]), np.array([before]))
+    reading = placed([1] * 6, held=1.0)
 
     def worth(images: float) -> float:
         return images / (1 + max(0.0, images - 1) * 0.3 * 0.2)
 
+    counts = reading.counts(np.array([0.2]), np.array([before]))
     assert counts.sum() == pytest.approx(worth(before + 6) - worth(before))
+    # Of what is forgotten, new images take the place.
+    renewed = reading.counts(np.array([0.2]), np.array([before]), 0.1)
+    more = 0.1 * sum(worth(before + images) for images in range(6))
+    assert renewed.sum() == pytest.approx(counts.sum() + more)
+
+
+def test_of_images_that_may_be_of_a_run_or_of_a_crowd_both_count() -> None:
+    alike, before = np.array([0.05, 0.4]), np.array([3.0])
+    run, crowd, both = (
+        placed([1, 2, 3, 4], held=held).counts(alike, before, 0.01) for held in (0.0, 1.0, 0.25)
+    )
+    np.testing.assert_allclose(both, 0.75 * run + 0.25 * crowd)
 
 
 def test_places_are_those_in_the_run() -> None:
@@ -435,7 +492,7 @@ def test_probabilities_stay_probabilities(
         assert (reading.known >= 0).all()
         assert (reading.known.sum(2) < 1 + 1e-9).all()
         assert ((reading.place >= 1) & (reading.place <= first + 31)).all()
-        for name in ("held", "crowd", "ordered"):
+        for name in ("plain", "held", "crowd", "ordered"):
             value = getattr(reading, name)
             assert ((value >= -1e-12) & (value <= 1 + 1e-9)).all(), name
         # The state moves on, and is a new one.
@@ -447,7 +504,10 @@ def test_probabilities_stay_probabilities(
 def test_a_single_wrong_image_does_not_end_an_order() -> None:
     predicted = np.tile(0.97 * np.eye(CLASSES)[2] + 0.003, (1, 101, 1))
     predicted[0, 60] = 0.999 * np.eye(CLASSES)[7] + 0.0001
-    for size in (1, 101):
-        found = read(CHAIN, predicted, size)
+    told = np.full((1, 101), 0.3)
+    told[0, 60:62] = -0.3
+    # Without pairs, a batch of one class may also be a network that collapsed.
+    for size, said in ((1, None), (1, told), (101, told)):
+        found = read(CHAIN, predicted, size, said)
         assert float(found.last.ordered[0]) > 0.95
         assert (found.outputs[0, 61:].argmax(1) == 2).all()

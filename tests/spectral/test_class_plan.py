@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ttapca.spectral.chain import Reading
+from ttapca.spectral.chain import ChainReading
 from ttapca.spectral.class_plan import SPECTRUM, ClassPlan
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.source_classes import SourceClasses
@@ -27,12 +27,13 @@ def classes() -> SourceClasses:
     return found
 
 
-def reading(place: list[float], known: Tensor | None = None) -> Reading:
+def reading(place: list[float], known: Tensor | None = None) -> ChainReading:
     """Of one stream in which runs are all that is known."""
     images = len(place)
     shares = torch.zeros(images, 3) if known is None else known
-    return Reading(
+    return ChainReading(
         outputs=np.full((1, images, 3), 1 / 3),
+        plain=np.zeros((1, images)),
         known=shares.double().numpy()[None],
         place=np.array([place]),
         held=np.zeros((1, images)),
@@ -49,7 +50,7 @@ def worth(length: float, alike: float) -> float:
 
 def test_what_is_not_known_is_drawn_from_the_source() -> None:
     known = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.4, 0.0, 0.1]])
-    plan = ClassPlan.of_reading(classes(), reading([1, 2, 3], known), 0.0)
+    plan = ClassPlan.of_reading(classes(), reading([1, 2, 3], known), 0.0, 0.0)
     expected = [[0.5, 0.3, 0.2], [0.0, 1.0, 0.0], [0.4 + 0.25, 0.15, 0.1 + 0.1]]
     torch.testing.assert_close(plan.shares, torch.tensor(expected))
 
@@ -57,7 +58,7 @@ def test_what_is_not_known_is_drawn_from_the_source() -> None:
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [6], [4, 2], [1, 3, 2]], ids=str)
 def test_runs_count_by_their_design_effect(lengths: list[int]) -> None:
     places = [float(place) for length in lengths for place in range(1, length + 1)]
-    plan = ClassPlan.of_reading(classes(), reading(places), 0.0)
+    plan = ClassPlan.of_reading(classes(), reading(places), 0.0, 0.0)
     for path, alike in {**LIKENESS, SPECTRUM: CONSTANTS.likeness}.items():
         found = plan.images(path, None, 0, len(places))
         assert found == pytest.approx(sum(worth(length, alike) for length in lengths))
@@ -66,10 +67,14 @@ def test_runs_count_by_their_design_effect(lengths: list[int]) -> None:
 
 def test_a_run_that_goes_on_adds_what_it_is_worth_more() -> None:
     whole, rest = (
-        ClassPlan.of_reading(classes(), reading(places), 0.0).images("late", None, 0, len(places))
+        ClassPlan.of_reading(classes(), reading(places), 0.0, 0.0).images(
+            "late", None, 0, len(places)
+        )
         for places in ([1.0, 2, 3, 4, 5, 6, 7], [5.0, 6, 7])
     )
-    first = ClassPlan.of_reading(classes(), reading([1.0, 2, 3, 4]), 0.0).images("late", None, 0, 4)
+    first = ClassPlan.of_reading(classes(), reading([1.0, 2, 3, 4]), 0.0, 0.0).images(
+        "late", None, 0, 4
+    )
     assert first + rest == pytest.approx(whole) == pytest.approx(worth(7, 0.6))
 
 
@@ -81,7 +86,7 @@ def test_images_in_no_order_count_for_one_each() -> None:
 
 
 def test_each_condition_counts_its_own_images() -> None:
-    plan = ClassPlan.of_reading(classes(), reading([1, 2, 3, 1]), 0.0)
+    plan = ClassPlan.of_reading(classes(), reading([1, 2, 3, 1]), 0.0, 0.0)
     rows = torch.tensor([0, 3]), torch.tensor([1, 2])
     found = [plan.images("late", some, number, 2) for number, some in enumerate(rows)]
     assert found[0] == pytest.approx(2 * worth(1, 0.6))
@@ -91,7 +96,7 @@ def test_each_condition_counts_its_own_images() -> None:
 
 def test_what_is_not_known_of_counts_for_one() -> None:
     """Layers without a likeness, and those whose rows are not images."""
-    plan = ClassPlan.of_reading(classes(), reading([1, 2, 3]), 0.0)
+    plan = ClassPlan.of_reading(classes(), reading([1, 2, 3]), 0.0, 0.0)
     assert plan.images("another", None, 0, 3) == 3
     assert plan.images("late", None, 0, 48) == 48
 

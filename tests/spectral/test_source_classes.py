@@ -249,7 +249,8 @@ def test_every_stride_th_channel_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "late"), [(0, []), (1, []), (4, []), (8, [6]), (20, [15, 16, 17, 18])]
+    ("layers", "late"),
+    [(0, []), (1, [0]), (2, [0]), (3, [1]), (4, [2]), (8, [6]), (20, [15, 16, 17, 18])],
 )
 def test_late_layers_are_the_last_quarter_without_the_last(layers: int, late: list[int]) -> None:
     assert late_layers([str(number) for number in range(layers)]) == [str(each) for each in late]
