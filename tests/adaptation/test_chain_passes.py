@@ -31,7 +31,7 @@ from ttapca.adaptation.chain_passes import ChainPasses, Order
 from ttapca.adaptation.surfaces import BatchNormStatistics
 from ttapca.errors import LayerOutputError, OptionError
 from ttapca.spectral.chain import ClassChain
-from ttapca.spectral.class_plan import ClassPlan
+from ttapca.spectral.class_plan import SPECTRUM, ClassPlan
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import CHAIN, Stream
@@ -93,8 +93,8 @@ def sizes_of_passes(
 
         stream.start_batch(80)
         mover.predict(run, DATA[:80], mask=torch.ones(80))
-        assert stream.plan is None
         stream.end_batch()
+        assert stream.plan is None
         found.append(passes)
     return found, stream
 
@@ -165,6 +165,34 @@ def test_clean_shuffled_data_are_predicted_as_by_the_network(size: int, order: A
 
 
 @pytest.mark.parametrize("size", [1, 40])
+@pytest.mark.parametrize("labels", [SHUFFLED, IN_RUNS], ids=["shuffled", "in runs"])
+def test_logits_stay_bit_for_bit_where_a_stream_surely_has_no_order(
+    size: int, labels: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those of a first image alone, of which nobody knows what comes next."""
+    given: dict[str, Any] = {"statistics": ttapca.Mixture(first=0.0, last=0.0, alone=0.0)}
+    given |= {"shrink": 0.0, "restore": 0.0, "center": 0.0, "outliers": False}
+    read, sure = ClassChain.read, []
+
+    def remember(*args: Any, **options: Any) -> Any:
+        state, reading = read(*args, **options)
+        sure.extend((reading.plain[0] >= CONSTANTS.plain).tolist())
+        return state, reading
+
+    monkeypatch.setattr(ClassChain, "read", remember)
+    kept, adapter, model = [], wiener(**given), network()
+    for batch in pictures(labels, 8).split(size):
+        with torch.no_grad():
+            expected = model(batch)
+        kept += (adapter(batch) == expected).all(1).tolist()
+    assert len(sure) == len(kept)  # one pass is enough: no statistics have weight
+    assert kept[0] or size > 1
+    assert kept[1:] == sure[1:]
+    assert any(sure) == (labels is SHUFFLED)
+    assert not all(sure)
+
+
+@pytest.mark.parametrize("size", [1, 40])
 @pytest.mark.parametrize("change", [torch.Tensor.clone, degraded], ids=["clean", "degraded"])
 def test_an_order_is_used(size: int, change: Callable[[Tensor], Tensor]) -> None:
     """Sorted images are predicted better than by an adapter that does not know of it."""
@@ -189,7 +217,7 @@ def test_images_of_one_class_count_for_fewer() -> None:
 
     def weight(labels: Tensor) -> float:
         adapter = wiener(outliers=False)
-        predicted(adapter, degraded(pictures(labels, 8))[:120], 1)
+        predicted(adapter, degraded(pictures(labels, 8)), 1)
         found = adapter.health.batch_weight
         assert found is not None
         return found
@@ -393,6 +421,51 @@ def test_a_batch_is_settled_with_the_classes_that_were_found() -> None:
     pixels = DATA[:20].repeat(1, 3, 1, 1)[:, :8]
     torch.testing.assert_close(mean, pixels.mean((0, 2, 3)) - shift.double())
     assert samples == 20
+
+
+@pytest.mark.parametrize("labels", [SHUFFLED, IN_RUNS, torch.zeros(240, dtype=torch.long)])
+def test_the_spectrum_counts_the_images_that_were_found(
+    labels: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the last plan, whatever the passes went by."""
+    adapter, plans, make = wiener(memory=100.0), [], ClassPlan.of_reading
+    (surface,) = (each for each in adapter.surfaces if isinstance(each, ttapca.SpectralGains))
+    gain = surface.closed_form
+    assert gain is not None
+
+    def remember(*given: Any) -> ClassPlan:
+        plans.append(make(*given))
+        return plans[-1]
+
+    monkeypatch.setattr(ClassPlan, "of_reading", remember)
+    expected = 0.0
+    for batch in pictures(labels, 8).split(40):
+        adapter(batch)
+        expected = expected * math.exp(-40 / 100) + plans[-1].images(SPECTRUM, None, 0, 40)
+        found = adapter._streams.stream.values[gain._independent]
+        assert float(found) == pytest.approx(expected)
+
+
+# Whether it is looked at.
+
+
+def test_by_default_an_order_is_looked_at_if_statistics_are_mixed_and_pairs_can_be_told() -> None:
+    def looks(order: Order | None = None, **options: Any) -> bool:
+        return isinstance(wiener(order, **options).mover, ChainPasses)
+
+    known = fitted().classes_
+    assert known is not None
+    no_pairs = dataclasses.replace(fitted(), classes_=dataclasses.replace(known, pairs=None))
+    assert looks()
+    assert looks(statistics="mixed")
+    assert looks(statistics=ttapca.Mixture(alone=0.0))
+    for statistics in ("source", "batch"):
+        assert not looks(statistics=statistics)
+        assert looks("auto", statistics=statistics)
+    assert not looks(filter=no_pairs)
+    assert looks("auto", filter=no_pairs)
+    assert looks("video", filter=no_pairs)
+    assert not looks(filter=dataclasses.replace(fitted(), classes_=None))
 
 
 # Mistakes.

@@ -18,8 +18,11 @@ from torch import Tensor
 import ttapca
 from adapters import same
 from oracles import images, small_convnet
+from scripted_classes import fitted, network, pictures, shuffled_labels
 from ttapca import Health, ShiftAlarm
 from ttapca.errors import CallbackWarning, OptionError
+from ttapca.spectral.closed_form import ClosedFormGain
+from ttapca.spectral.constants import CONSTANTS
 
 DATA = images(400)
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA, 40)
@@ -185,6 +188,63 @@ def test_without_an_alarm_and_in_inference_mode_nothing_changes() -> None:
         with torch.inference_mode():
             found = alarmed(batch)
         assert torch.equal(found, plain(batch))
+
+
+@pytest.mark.parametrize("memory", [100.0, 1000.0])
+def test_a_shift_in_the_middle_of_a_long_run_is_told(memory: float) -> None:
+    """What fades is made up for by what comes, so that a run never counts for nothing."""
+    said: list[Health] = []
+    adapter = ttapca.adapt(
+        network(),
+        "wiener",
+        filter=fitted(),
+        forgetting="online",
+        order="auto",
+        memory=memory,
+        on_shift=said.append,
+    )
+    generator = torch.Generator().manual_seed(3)
+    clean = pictures(torch.full((1000,), 2), 8)
+    noise = torch.randn(clean[800:].shape, generator=generator, dtype=clean.dtype)
+    run(adapter, clean[:800], 20)
+    before = adapter.health
+    assert not said
+    assert before.shift == 0.0
+    assert before.ordered is not None
+    assert before.ordered > 0.9
+    run(adapter, clean[800:] + 0.5 * noise, 20)
+    # Blocks have four batches, and two of them in a row tell.
+    assert [(health.images, health.shifted) for health in said] == [(960, True)]
+    assert adapter.health.shift is not None
+    assert adapter.health.shift > 0.5
+
+
+@pytest.mark.parametrize("size", [1, 16, 64])
+def test_a_block_counts_by_itself(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that went on for long begins with each block; images in no order count for one."""
+    for labels, least, most in (
+        (torch.full((640,), 2), worth_of_a_run(64), worth_of_a_run(64) + 6),
+        (shuffled_labels(640, 3), 50, 64),
+    ):
+        adapter = ttapca.adapt(
+            network(), "wiener", filter=fitted(), forgetting="online", order="auto", on_shift=print
+        )
+        found, evidence = [], ClosedFormGain.evidence
+
+        def seen(self: ClosedFormGain, energies: Tensor, *counts: float, **given: object) -> object:
+            found.append(counts)  # noqa: B023 - called in this round only
+            return evidence(self, energies, *counts, **given)  # noqa: B023
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ClosedFormGain, "evidence", seen)
+            run(adapter, pictures(labels, 8), size)
+        assert [samples for samples, _ in found] == [64.0] * 10
+        for _, independent in found[4:]:  # by now it knows the order
+            assert least <= independent <= most
+
+
+def worth_of_a_run(images: int) -> float:
+    return images / (1 + (images - 1) * CONSTANTS.likeness)
 
 
 def _look_instead(look: Callable[[Tensor], bool], logits: Tensor, _: Tensor) -> bool:
