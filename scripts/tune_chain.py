@@ -9,8 +9,8 @@ NETWORK is a file of weights or the name of a network of the package. `--set` ch
 images. With `--held-out`, conditions are such that no table uses, and images the last ones of the
 test set, where tables on fewer than all images take the first: constants are chosen by these.
 
-With `--audit` every constant is halved and doubled, and a list of rates cut to its ends: what changes
-nothing on any stream is not needed.
+With `--audit` every constant is halved and doubled, and a list of rates cut to its ends: what
+changes nothing on any stream is not needed.
 
 A line for each stream: mean error in percent over the corruptions, in brackets the clean error, and
 forward passes for a batch.
@@ -162,6 +162,8 @@ def audited() -> Iterator[dict[str, str]]:
     yield {"memory": str(constants.CONSTANTS.memory)}  # as it is
     for each in dataclasses.fields(constants.ChainConstants):
         now = getattr(constants.ChainConstants(), each.name)
+        if each.name == "prior":
+            continue
         if isinstance(now, tuple):
             yield {each.name: "/".join(map(str, (now[0], now[-1])))}
             continue
