@@ -28,7 +28,7 @@ from ttapca.adaptation.health import Health, joint_p_value
 from ttapca.errors import CallbackWarning, OptionError
 from ttapca.spectral.chain import design_effect
 from ttapca.spectral.closed_form import ClosedFormGain
-from ttapca.spectral.closed_form_rule import independent_images
+from ttapca.spectral.closed_form_rule import TINY, independent_images
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream import CHAIN, Stream
 
@@ -44,6 +44,9 @@ SURE = 6.0  # standard deviations of chi squared that chance is granted
 
 # What a stream keeps.
 STATE, BLOCK, CLASSES = "alarm/state", "alarm/block", "alarm/classes"
+
+# Of a block: how many runs begin in it, how many images are of few classes, and how alike they are.
+NO_CLASSES = (0.0, 0.0, 0.0)
 
 # How often each class was predicted of late, and the skew when nothing had shifted: the worst.
 NOTHING_KNOWN = (None, 1.0)
@@ -142,7 +145,7 @@ class ShiftWatch:
         self._stream = stream
         if self._gains:
             stream.declare(STATE, (0, 0), lasting=True)
-            stream.declare(BLOCK, (0, 0.0, None), lasting=True)
+            stream.declare(BLOCK, (0, NO_CLASSES, None), lasting=True)
             stream.declare(CLASSES, NOTHING_KNOWN, lasting=True)
 
     def _knows_order(self, values: Mapping[str, Any]) -> bool:
@@ -167,18 +170,19 @@ class ShiftWatch:
             return False
         stream, size = self._stream, seen[0][1]
         self._count_classes(logits, size)
-        samples, runs, sums = stream.past(BLOCK)
+        samples, classes, sums = stream.past(BLOCK)
         energies = [size * each for each, _ in seen]
         if sums is not None:
             energies = [new + old.to(new) for new, old in zip(energies, sums, strict=True)]
-        samples, runs = samples + size, runs + (0.0 if stream.plan is None else stream.plan.runs)
+        samples, plan = samples + size, stream.plan
+        if plan is not None:
+            shown = (plan.runs, plan.few, plan.alike)
+            classes = tuple(old + new for old, new in zip(classes, shown, strict=True))
         if samples < self.alarm.images:
-            stream.write(BLOCK, (samples, runs, tuple(energies)))
+            stream.write(BLOCK, (samples, classes, tuple(energies)))
             return False
         if self._knows_order(stream.values):
-            # A block counts by itself: runs that go on from the block before begin with it.
-            begun = min(runs + 1, float(samples))
-            independent = begun * design_effect(samples / begun, CONSTANTS.likeness)
+            independent = _independent_in_block(float(samples), *classes)
         else:
             independent = independent_images(float(samples), self.skew_in(stream.values) or 0.0)
         p_value = joint_p_value(
@@ -190,7 +194,7 @@ class ShiftWatch:
         before, run = stream.past(STATE)
         after, run = self.alarm.next(bool(before), run, p_value)
         stream.write(STATE, (int(after), run))
-        stream.write(BLOCK, (0, 0.0, None))
+        stream.write(BLOCK, (0, NO_CLASSES, None))
         return after != bool(before)
 
     def _count_classes(self, logits: Any, size: int) -> None:
@@ -237,6 +241,27 @@ class ShiftWatch:
                 CallbackWarning,
                 stacklevel=2,
             )
+
+
+def _independent_in_block(samples: float, runs: float, few: float, alike: float) -> float:
+    """Return how many independent images a block is worth by itself.
+
+    Args:
+        samples: How many images it has.
+        runs: How many runs begin in it; another one may go on from the block before.
+        few: How many of the images are of few classes in no order.
+        alike: The same, each times how alike they are.
+
+    Example:
+        >>> _independent_in_block(64.0, 64.0, 0.0, 0.0)  # in no order
+        64.0
+        >>> round(_independent_in_block(64.0, 0.0, 0.0, 0.0), 1)  # one run
+        8.8
+    """
+    others, likeness = samples - few, CONSTANTS.likeness
+    begun = max(min(runs + 1, others), TINY)
+    found = begun * design_effect(max(others, 0.0) / begun, likeness)
+    return float(found + design_effect(few, likeness * alike / max(few, TINY)))
 
 
 def classes_after(

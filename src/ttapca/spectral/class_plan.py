@@ -27,12 +27,16 @@ class ClassPlan:
         counts: For how many independent images each counts, by layer and last for the spectrum,
             float64, shape (images, layers + 1).
         runs: How many runs of one class begin, as expected.
+        few: How many images are drawn from few classes in no order, as expected.
+        alike: The same, each image times how alike these are, from 0 to 1.
     """
 
     classes: SourceClasses
     shares: Tensor
     counts: Tensor
     runs: float
+    few: float = 0.0
+    alike: float = 0.0
     # By condition: how many images, and for how many they count in each layer; and corrections.
     _counted: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict, repr=False)
     _corrections: dict[int, dict[str, Moments]] = field(default_factory=dict, repr=False)
@@ -53,7 +57,10 @@ class ClassPlan:
         counts = torch.from_numpy(reading.counts(alike, np.array([before]), renewed)[0])
         known = torch.from_numpy(reading.known[0]).to(classes.shares)
         rest = (1 - known.sum(1, keepdim=True)).clamp(min=0)
-        return cls(classes, known + rest * classes.shares, counts, float(rest.sum()))
+        runs, few = float(rest.sum()), float(reading.held.sum())
+        return cls(
+            classes, known + rest * classes.shares, counts, runs, few, few * float(reading.crowd[0])
+        )
 
     @classmethod
     def of_shares(cls, classes: SourceClasses, shares: Tensor) -> ClassPlan:
