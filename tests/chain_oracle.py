@@ -93,9 +93,16 @@ class SlowChain:
                 instead = sum(v * p / u for v, p, u in zip(favoured, row, self.shares, strict=True))
                 found.append((1 - regime.bias) * ratio + regime.bias * instead)
             else:
-                parameters = len(self.shares) - 1
-                found.append(ratio * np.exp(-parameters / max(1.0, self.held.sum())))
+                found.append(ratio * np.exp(-self.charge()))
         return np.array(found)
+
+    def charge(self) -> float:
+        """What few classes cost for each image, in nats: their parameters, and being even."""
+        constants, late = self.constants, self.smoothed(self.held)
+        by_chance = float((self.shares**2).sum())
+        alike = (float((late**2).sum()) - by_chance) / (1 - by_chance)
+        even = min(1.0, max(0.0, 1 - alike / constants.uneven))
+        return (len(self.shares) - 1) / max(1.0, self.held.sum()) + constants.charge * even
 
     def stays(self, log_pair: float) -> Numbers:
         """Probability that a run goes on to the next image, times what the pair says."""

@@ -274,9 +274,7 @@ class ClassChain:
         recent = self._counted(state.recent, predicted, there)
         q = self._drawn(self._shares_of(recent[:, 1]))
         says = self._emissions(predicted, self._shares_of(recent[:, 0]))
-        # Shares that were fitted to some images fit these better than others (Akaike, 1974).
-        fitted = (len(self.shares) - 1) / recent[:, 1].sum(1).clip(min=1)
-        says[:, :, -1] *= np.exp(-fitted)[:, None, None]
+        says[:, :, -1] *= np.exp(-self._charge(recent[:, 1]))[:, None, None]
         says[~there] = 1.0  # what is not there says nothing
         pairs = np.ones((streams, images))
         if log_pairs is not None:
@@ -396,6 +394,24 @@ class ClassChain:
         unsure = (1 - errors) * ratio + errors
         return np.concatenate([unsure, (1 - biases) * ratio + biases * favoured, ratio], 2)
 
+    def _charge(self, counts: Numbers) -> Numbers:
+        """Return what few classes are charged for each image, in nats, shape (streams,).
+
+        Shares that were fitted to some images fit these better than others (Akaike, 1974). And a
+        network under a shift favours some classes a little, which no order in a stream explains as
+        well: a stream of few classes is far from even.
+        """
+        fitted = (len(self.shares) - 1) / counts.sum(1).clip(min=1)
+        uneven = self._alike(self._shares_of(counts)) / self.constants.uneven
+        found: Numbers = fitted + self.constants.charge * (1 - uneven).clip(0, 1)
+        return found
+
+    def _alike(self, shares: Numbers) -> Numbers:
+        """Return how much more often two images have one class than in the source, up to 1."""
+        by_chance = np.square(self.shares).sum()
+        found: Numbers = (np.square(shares).sum(-1) - by_chance) / max(1 - by_chance, TINY)
+        return found
+
     def _counted(self, recent: Numbers, predicted: Numbers, there: NDArray[np.bool_]) -> Numbers:
         """Return `ChainState.recent` after some images."""
         fading = np.exp(-there.sum(1) / self.constants.recent)[:, None, None]
@@ -436,9 +452,7 @@ class ClassChain:
         runs, few = weights[:, self._runs], weights[:, self._few]
         ordered = runs.sum(1)
         length = runs @ (1 / self._redraw[self._runs]) / ordered.clip(min=TINY)
-        same, by_chance = np.square(q[:, self._few]).sum(2), np.square(self.shares).sum()
-        alike = (same - by_chance) / max(1 - by_chance, TINY)
-        crowd = (few * alike).sum(1) / few.sum(1).clip(min=TINY)
+        crowd = (few * self._alike(q[:, self._few])).sum(1) / few.sum(1).clip(min=TINY)
         return ChainReading(outputs, plain, known, place, held, crowd.clip(0, 1), ordered, length)
 
 

@@ -20,6 +20,9 @@ class ChainConstants:
         biases: Shares of images whose prediction is drawn from the classes that a network favours,
             in a stream without order; up to nearly all of them, for a network that collapses.
         few_shares: What share of the images of a stream of few classes has these.
+        charge: Nats that few classes are charged for each image if their shares are those of the
+            source.
+        uneven: How alike images of few classes are, from 0 to 1, so that they are charged nothing.
         prior: Probabilities that a new stream has runs, no order, or few classes.
         memory: Images; after so many, on average, a stream changes its regime.
         recent: Images; after so many, a prediction counts 1 / e in the shares of recent ones.
@@ -39,6 +42,8 @@ class ChainConstants:
     error_rates: tuple[float, ...] = (0.05, 0.15, 0.35, 0.6)
     biases: tuple[float, ...] = (0.1, 0.4, 0.7, 0.95)
     few_shares: tuple[float, ...] = (0.25, 0.5, 0.75, 0.95)
+    charge: float = 0.1
+    uneven: float = 0.05
     prior: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
     memory: float = 500.0
     recent: float = 40.0
