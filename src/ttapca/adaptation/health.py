@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
 
 
-SURE = 0.8  # probability from which a line for a person says what the order is
+SURE_OF_ORDER = 0.8  # probability from which a line for a person says what the order is
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,12 @@ outliers 0.4 %, 2 batches skipped)
         if self.shift is not None:
             said.append(f"shift {self.shift:.2f} of size {self.size or 0.0:.1f}")
         if self.ordered is not None and self.run_length is not None:
-            if self.ordered >= SURE:
+            if self.ordered >= SURE_OF_ORDER:
                 said.append(f"one class for about {self.run_length:,.0f} images")
             else:
-                said.append("classes in no order" if self.ordered <= 1 - SURE else "order unclear")
+                said.append(
+                    "classes in no order" if self.ordered <= 1 - SURE_OF_ORDER else "order unclear"
+                )
         if self.skew is not None:
             said.append(f"skew {self.skew:.2f}")
         said.append(f"{self.conditions} condition{'s' * (self.conditions != 1)}")
