@@ -6,12 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import ttapca
 from oracles import images, required_options, small_convnet
 from small_networks import TokenNet, group_norm_convnet
+from ttapca.spectral.stream_state import StreamState, leaves
 
 DATA = images(150)
 BATCHES = list(images(60, seed=8).split(12))
@@ -110,9 +112,13 @@ def adapted(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two trees of tensors and plain values are equal, bit for bit."""
+    """Whether two trees of tensors, states and plain values are equal, bit for bit."""
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and np.array_equal(one, other)
+    if isinstance(one, StreamState):
+        return isinstance(other, StreamState) and same(leaves(one), leaves(other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):

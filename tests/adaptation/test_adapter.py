@@ -17,7 +17,7 @@ from ttapca.adaptation.optimisation import GradientSteps, mean_entropy
 from ttapca.adaptation.surfaces import (
     InputTransform,
     NormAffine,
-    SampleNormStatistics,
+    StreamStatistics,
     Surface,
 )
 from ttapca.errors import AttachError, LayerOutputError, OptionError
@@ -216,7 +216,8 @@ def test_surfaces_that_do_not_fit_take_the_others_away() -> None:
 
 SURFACES: dict[str, Callable[[], Surface]] = {
     "BatchNorm": BatchNormStatistics,
-    "GroupNorm": lambda: SampleNormStatistics({"bn1": torch.ones(2, 8)}),
+    "GroupNorm": lambda: StreamStatistics(source={"bn1": torch.ones(2, 8)}),
+    "a stream's": StreamStatistics,
     "weights": NormAffine,
     "input": InputTransform,
     "gains": lambda: SpectralGains(fitted(), "relu"),

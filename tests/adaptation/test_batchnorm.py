@@ -1,9 +1,8 @@
-"""BatchNorm with statistics of the source, the batch, the stream, and of mixtures of them."""
+"""BatchNorm with statistics of the source, of the batch, and of mixtures of both."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ttapca
-from adapters import adapted
 from oracles import assert_same_picture, images, picture_of, small_convnet
 from ttapca.adaptation.surfaces import BatchNormStatistics
 from ttapca.errors import ShapeError
-from ttapca.methods.method import Mixture
-from ttapca.spectral.stream import Stream
 from ttapca.support.channel_moments import LARGE, channel_moments, quick_moments
 
 X = images(12, seed=8)
@@ -225,95 +221,3 @@ def test_a_large_batch_is_normalised_alike_with_gradients_and_without(
     tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.1}[dtype]
     torch.testing.assert_close(quick, normalised(alpha, layer, x), rtol=0, atol=tolerance)
     assert quick.dtype == dtype
-
-
-# A stream of batches.
-
-
-def follow(sizes: list[int], memory: float = math.inf) -> tuple[Tensor, Tensor, np.ndarray]:
-    """The last batch as a layer that follows a stream gives it, all data, and their weights."""
-    layer, stream = nn.BatchNorm2d(3).double().eval(), Stream(memory)
-    surface = BatchNormStatistics(1.0, follow=True)
-    surface.attach(layer, stream)
-    data = images(sum(sizes), shape=(3, 4, 4)) * 2 + 1
-    for batch in data.split(sizes):
-        stream.start_batch(len(batch))
-        with torch.no_grad():
-            output = layer(batch)
-            layer(batch + 5)  # a further pass does not count
-        stream.end_batch()
-    newer = np.repeat([sum(sizes[n + 1 :]) for n in range(len(sizes))], sizes)
-    return output, data, np.exp(-newer / memory)
-
-
-@pytest.mark.parametrize("memory", [math.inf, 100.0, 7.0])
-@pytest.mark.parametrize("sizes", [[30], [5, 30, 6, 20], [9, 1, 1, 1]], ids=str)
-def test_a_stream_is_one_large_batch_whose_past_fades(sizes: list[int], memory: float) -> None:
-    output, data, weights = follow(sizes, memory)
-    values = data.numpy().transpose(1, 0, 2, 3).reshape(3, len(data), -1)
-    weight = np.broadcast_to(weights[:, None] / (weights.sum() * 16), values.shape[1:])
-    mean = (values * weight).sum((1, 2))
-    var = ((values - mean[:, None, None]) ** 2 * weight).sum((1, 2))
-    last = data[-sizes[-1] :].numpy()
-    expected = (last - mean[:, None, None]) / np.sqrt(var + 1e-5)[:, None, None]
-    np.testing.assert_allclose(output, expected, atol=1e-10)
-
-
-def test_the_first_single_image_is_normalised_as_the_source_and_counts_for_nothing() -> None:
-    output, data, _ = follow([1])
-    assert torch.equal(output, nn.BatchNorm2d(3).double().eval()(data))
-    output, data, _ = follow([1, 20])
-    alone = with_statistics_of(data[1:], nn.BatchNorm2d(3).double())(data[1:])
-    torch.testing.assert_close(output, alone)
-
-
-def test_single_images_of_a_stream_come_to_count_as_much_as_a_batch() -> None:
-    shifted = 3 * images(150, seed=9)
-    batch, online = (adapted("wiener", order="shuffled") for _ in range(2))
-    wanted, start = batch(shifted), adapted("source")(shifted[-1:])
-    for image in shifted.split(1):
-        found = online(image)
-    far, near = ((each - wanted[-1:]).norm() for each in (start, found))
-    assert near < 0.1 * far
-
-
-def test_the_weight_of_a_single_image_is_a_choice() -> None:
-    shifted = 3 * images(1, seed=9)
-    source = adapted("wiener", statistics="source")(shifted)
-    assert torch.equal(adapted("wiener", statistics=Mixture(alone=0.0))(shifted), source)
-    assert not torch.equal(adapted("wiener")(shifted), source)
-
-
-def alone(sizes: list[int], unusual: float, shape: tuple[int, ...] = (3, 4, 4)) -> Tensor:
-    """The last batch of a stream that has not surely shifted, and all that there was."""
-    layer, stream = nn.BatchNorm2d(3).double().eval(), Stream()
-    stream.declare_certainty("certainty")
-    stream.declare_unusual("unusual")
-    stream.write("unusual", unusual)
-    BatchNormStatistics((0.1, 0.9), prior=16.0, follow=True, alone=0.3).attach(layer, stream)
-    for batch in (images(sum(sizes), shape=shape) * 2 + 1).split(sizes):
-        stream.start_batch(len(batch))
-        with torch.no_grad():
-            output = layer(batch)
-        stream.end_batch()
-    return output
-
-
-@pytest.mark.parametrize("unusual", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [3, 2], [16], [17], [200]], ids=str)
-def test_few_images_count_without_a_sure_shift(sizes: list[int], unusual: float) -> None:
-    data = images(sum(sizes), shape=(3, 4, 4)) * 2 + 1
-    # A third of the weight for a usual image, all of it for an unusual one; none from 17 on.
-    weight = 0.3 * (1 + 2 * unusual) / 3 * max(0.0, 1 - (len(data) - 1) / 16)
-    values = data.numpy().transpose(1, 0, 2, 3).reshape(3, -1)
-    mean, second = values.mean(1), (values**2).mean(1)
-    mixed = weight * mean  # the source has mean 0 and variance 1
-    var = weight * second + (1 - weight) - mixed**2
-    last = data[-sizes[-1] :].numpy()
-    expected = (last - mixed[:, None, None]) / np.sqrt(var + 1e-5)[:, None, None]
-    np.testing.assert_allclose(alone(sizes, unusual), expected, atol=1e-10)
-
-
-def test_an_image_of_one_number_for_each_channel_says_nothing() -> None:
-    data = images(1, shape=(3, 1, 1)) * 2 + 1
-    assert torch.equal(alone([1], 1.0, (3, 1, 1)), nn.BatchNorm2d(3).double().eval()(data))

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import ttapca
 from adapters import same
+from known_shifts import followed
 from oracles import images, small_convnet
 from scripted_classes import (
     CLASSES,
@@ -28,13 +30,15 @@ from scripted_classes import (
 )
 from small_networks import pixelwise
 from ttapca.adaptation.chain_passes import ChainPasses, Order
-from ttapca.adaptation.surfaces import BatchNormStatistics
+from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import LayerOutputError, OptionError
-from ttapca.spectral.chain import ClassChain
-from ttapca.spectral.class_plan import SPECTRUM, ClassPlan
+from ttapca.spectral.chain import ChainState, ClassChain
+from ttapca.spectral.class_plan import ClassPlan
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.source_classes import SourceClasses
-from ttapca.spectral.stream import CHAIN, Stream
+from ttapca.spectral.source_classes import SourceClasses, corrections
+from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream_batch import Rows
+from ttapca.spectral.stream_state import LayerMoments, leaves
 
 DATA = images(400)
 SHUFFLED = shuffled_labels(240, 7)
@@ -58,6 +62,19 @@ def predicted(adapter: ttapca.Adapter, pixels: Tensor, size: int) -> Tensor:
     return torch.cat([adapter(batch) for batch in pixels.split(size)])
 
 
+def stream_of(adapter: ttapca.Adapter) -> Stream:
+    """The stream that the filter of an adapter goes by."""
+    (surface,) = (each for each in adapter.surfaces if isinstance(each, SpectralGains))
+    assert surface.closed_form is not None
+    return surface.closed_form.stream
+
+
+def chain_of(stream: Stream) -> ChainState:
+    assert stream.state is not None
+    assert stream.state.chain is not None
+    return stream.state.chain
+
+
 # How many passes.
 
 FEW = torch.tensor([[4.0, 0.0, 0.0, 0.0, 0.0]]).expand(80, 5)  # all of one class, and quite sure
@@ -72,11 +89,10 @@ def sizes_of_passes(
     batches: list[list[Tensor]], *, shift: float = 1.0, statistics: bool = True
 ) -> tuple[list[int], Stream]:
     """How many passes each batch takes, if passes find these logits; the last ones stay."""
-    surface, stream = BatchNormStatistics(follow=True, prior=16.0), Stream()
-    stream.declare_certainty("shift")
     model = small_convnet()
-    surface.attach(model, stream)
-    mover = ChainPasses(EVEN, [surface] if statistics else [])
+    known = EVEN if statistics else None
+    surface, stream = followed(model, shift=shift, prior=16.0, classes=known)
+    mover = ChainPasses(EVEN, surface if statistics else None)
     mover.join(stream)
     found = []
     for looks in batches:
@@ -85,8 +101,8 @@ def sizes_of_passes(
         def run(pixels: Tensor, mask: Tensor, left: list[Tensor] = left) -> Tensor:
             nonlocal passes
             assert len(pixels) == len(mask)
-            assert stream.plan is not None
-            stream.write("shift", shift)
+            assert stream.batch is not None
+            assert stream.batch.plan is not None
             model(pixels)
             passes += 1
             return left.pop(0) if len(left) > 1 else left[0]
@@ -94,7 +110,7 @@ def sizes_of_passes(
         stream.start_batch(80)
         mover.predict(run, DATA[:80], mask=torch.ones(80))
         stream.end_batch()
-        assert stream.plan is None
+        assert stream.batch is None
         found.append(passes)
     return found, stream
 
@@ -126,20 +142,21 @@ def test_one_pass_is_enough_if_the_next_would_be_the_same(options: dict[str, Any
 def test_the_class_of_the_last_pass_is_kept() -> None:
     _, stream = sizes_of_passes([[MANY, FEW]])
     _, expected = sizes_of_passes([[MANY]])
-    assert same(stream.past(CHAIN), expected.past(CHAIN))  # one pass was enough
+    found, wanted = (leaves(chain_of(each)) for each in (stream, expected))
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)  # one was enough
     _, changed = sizes_of_passes([[FEW, OTHER]])
-    joint = changed.past(CHAIN)[0][0].sum(0)
+    joint = chain_of(changed).joint[0].sum(0)
     assert int(joint.argmax()) == int(OTHER[0].argmax())
     assert float(joint.max()) > 0.8
 
 
-def test_a_pass_that_fails_leaves_no_plan() -> None:
+def test_a_pass_that_fails_leaves_no_batch() -> None:
     adapter = wiener()
     adapter(pictures(SHUFFLED[:20], 1))
     before = adapter.state_dict()
     with pytest.raises(ttapca.errors.ShapeError):
         adapter(torch.ones(4, 8, 3, 3).double())
-    assert adapter._streams.stream.plan is None
+    assert stream_of(adapter).batch is None
     assert same(before["_extra_state"], adapter.state_dict()["_extra_state"])
 
 
@@ -228,13 +245,14 @@ def test_images_of_one_class_count_for_fewer() -> None:
 def test_a_run_that_never_ends_does_not_come_to_count_for_nothing() -> None:
     """Of images that fade, as many as are remembered count as cluster sampling says."""
     adapter = wiener(outliers=False, memory=50.0)
-    (surface,) = (each for each in adapter.surfaces if isinstance(each, ttapca.SpectralGains))
-    assert surface.closed_form is not None
     predicted(adapter, pictures(torch.zeros(600, dtype=torch.long), 8), 20)
-    values = adapter._streams.stream.values
-    samples = float(values[surface.closed_form._samples])
+    state = stream_of(adapter).state
+    assert state is not None
+    (spectrum,) = state.spectra
+    samples = float(spectrum.samples)
+    assert samples == pytest.approx(sum(20 * math.exp(-20 * age / 50) for age in range(30)))
     worth = samples / (1 + (samples - 1) * CONSTANTS.likeness)
-    assert float(values[surface.closed_form._independent]) > 0.5 * worth
+    assert float(spectrum.independent) > 0.5 * worth
 
 
 def test_outputs_are_those_of_the_chain() -> None:
@@ -382,6 +400,49 @@ def test_streams_have_chains_of_their_own() -> None:
     assert (left.health.ordered, left.health.composition) == (None, None)
 
 
+def sizes_seen(adapter: ttapca.Adapter) -> list[int]:
+    """How many images come to the model of an adapter, with each pass from now on."""
+    sizes: list[int] = []
+    adapter.model.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    return sizes
+
+
+def test_streams_share_a_pass_and_only_those_that_are_surprised_are_passed_again() -> None:
+    """Each as if it came alone, with the same number of passes."""
+    together, alone = wiener(), wiener()
+    shared, single = sizes_seen(together), sizes_seen(alone)
+    counts = torch.tensor([30, 40, 80, 1])
+    labels = [SHUFFLED, *(labels_in_runs(400, length) for length in (80, 240, 20))]
+    pixels = [3 * pictures(each, 8) for each in labels]
+    states = [together.new_state()] * len(labels)
+    all_of_them = torch.ones(int(counts.sum()), dtype=torch.bool)
+    rows = Rows(torch.arange(4).repeat_interleave(counts), all_of_them, all_of_them)
+    all_sizes = []
+    for number in range(5):
+        batches = [
+            each[number * size : (number + 1) * size]
+            for each, size in zip(pixels, counts.tolist(), strict=True)
+        ]
+        logits, outcomes = together.predict_streams(states, torch.cat(batches), rows)
+        states = [each.state for each in outcomes]
+        passes = []
+        for name, batch, found in zip("abcd", batches, logits.split(counts.tolist()), strict=True):
+            torch.testing.assert_close(found, alone.stream(name)(batch), rtol=1e-4, atol=1e-5)
+            passes.append([*single])
+            single.clear()
+        assert shared == [sum(sizes) for sizes in zip_longest(*passes, fillvalue=0)]
+        all_sizes.append([*shared])
+        shared.clear()
+    # Images of one class are a surprise at first, and so is the class that follows it.
+    assert all_sizes[0] == [151, 120, 120]
+    assert all_sizes[1] == all_sizes[4] == [151]
+    assert all_sizes[2] == [151, 120, 80]
+    for name, state in zip("abcd", states, strict=True):
+        found, wanted = together.facts_of(state), alone.stream(name).health
+        for fact in ("ordered", "run_length", "shift", "p_value", "batch_weight"):
+            assert found[fact] == pytest.approx(getattr(wanted, fact), rel=1e-4, abs=1e-6), fact
+
+
 def test_episodic_adaptation_forgets_the_order() -> None:
     pixels = pictures(IN_RUNS, 8)
     adapter = wiener(forgetting="episodic")
@@ -390,37 +451,56 @@ def test_episodic_adaptation_forgets_the_order() -> None:
     assert torch.equal(adapter(pixels[:40]), first)
 
 
-def test_moments_of_an_earlier_batch_are_not_settled() -> None:
-    surface, stream, model = BatchNormStatistics(follow=True), Stream(), small_convnet()
-    surface.attach(model, stream)
+def settled(stream: Stream) -> LayerMoments:
+    assert stream.state is not None
+    assert stream.state.layers is not None
+    return stream.state.layers
+
+
+def test_what_an_interrupted_batch_has_shown_is_not_settled() -> None:
+    model = small_convnet()
+    surface, stream = followed(model, classes=EVEN)
+    assert surface.classes is not None
+    plan = ClassPlan.of_shares(surface.classes, torch.full((20, 5), 0.2), [torch.arange(20)])
+    before = settled(stream)
     stream.start_batch(20)
-    stream.plan = ClassPlan.of_shares(EVEN, torch.full((20, 5), 0.2))
+    assert stream.batch is not None
+    stream.batch.plan = plan
     model(DATA[:20] + 1.0)
-    seen = stream.values
-    surface.start_batch()
-    surface.settle()
-    assert stream.values.keys() == seen.keys()
-    assert all(stream.values[name] is value for name, value in seen.items())
+    stream.start_batch(20)  # nobody has ended the one before
+    assert stream.batch.plan is None
+    stream.end_batch()
+    assert settled(stream) is before
 
 
 def test_a_batch_is_settled_with_the_classes_that_were_found() -> None:
     """In the stream, whatever the pass went by, are its moments without these classes."""
-    settled = []
+    found, pixels = [], DATA[:20].repeat(1, 3, 1, 1)[:, :8]
     for first in (0, 3):
-        surface, stream, model = BatchNormStatistics(follow=True), Stream(), small_convnet()
-        surface.attach(model, stream)
+        model = small_convnet()
+        surface, stream = followed(model, classes=EVEN)
+        assert surface.classes is not None
         stream.start_batch(20)
-        stream.plan = ClassPlan.of_shares(EVEN, torch.eye(5)[first].expand(20, 5))
-        model.bn1(DATA[:20].repeat(1, 3, 1, 1)[:, :8])
-        stream.plan = ClassPlan.of_shares(EVEN, torch.eye(5)[2].expand(20, 5))
-        surface.settle()
-        settled.append(stream.now("BatchNormStatistics/0"))
-    assert same(*settled)
-    mean, _, samples, _ = settled[0]
-    shift, _ = EVEN.corrections(torch.eye(5)[2])["bn1"]
-    pixels = DATA[:20].repeat(1, 3, 1, 1)[:, :8]
-    torch.testing.assert_close(mean, pixels.mean((0, 2, 3)) - shift.double())
-    assert samples == 20
+        assert stream.batch is not None
+        for known in (first, 2):
+            shares = torch.eye(5)[known].expand(20, 5)
+            plan = ClassPlan.of_shares(surface.classes, shares, [torch.arange(20)])
+            stream.batch.plan = plan
+            if known == first:
+                model.bn1(pixels)
+        stream.end_batch()
+        found.append(settled(stream))
+        assert surface.layers[0].place[1] == slice(0, 8)
+    for name, value in found[0].tensors().items():
+        assert torch.equal(getattr(found[1], name), value)
+    place = (torch.eye(5)[2:3] - EVEN.shares) @ EVEN.loadings
+    less, scale = (each[0].double() for each in corrections(EVEN.layers["bn1"], place))
+    mean = pixels.mean((0, 2, 3)) - less - model.bn1.running_mean
+    second = scale * pixels.var((0, 2, 3), correction=0) + mean.square()
+    first_moment, second_moment = found[0].moments[0, :, :8]
+    torch.testing.assert_close(first_moment, mean)
+    torch.testing.assert_close(second_moment, second)
+    assert found[0].samples.tolist() == found[0].independent.tolist() == [[20.0, 0.0]]
 
 
 @pytest.mark.parametrize("labels", [SHUFFLED, IN_RUNS, torch.zeros(240, dtype=torch.long)])
@@ -429,9 +509,6 @@ def test_the_spectrum_counts_the_images_that_were_found(
 ) -> None:
     """By the last plan, whatever the passes went by."""
     adapter, plans, make = wiener(memory=100.0), [], ClassPlan.of_reading
-    (surface,) = (each for each in adapter.surfaces if isinstance(each, ttapca.SpectralGains))
-    gain = surface.closed_form
-    assert gain is not None
 
     def remember(*given: Any) -> ClassPlan:
         plans.append(make(*given))
@@ -441,9 +518,10 @@ def test_the_spectrum_counts_the_images_that_were_found(
     expected = 0.0
     for batch in pictures(labels, 8).split(40):
         adapter(batch)
-        expected = expected * math.exp(-40 / 100) + plans[-1].images(SPECTRUM, None, 0, 40)
-        found = adapter._streams.stream.values[gain._independent]
-        assert float(found) == pytest.approx(expected)
+        expected = expected * math.exp(-40 / 100) + float(plans[-1].counts[:, -1].sum())
+        state = stream_of(adapter).state
+        assert state is not None
+        assert state.spectra[0].independent.tolist() == pytest.approx([expected])
 
 
 # Whether it is looked at.

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import ttapca
 from adapters import LEARNING
-from ttapca.adaptation.surfaces import SampleNormStatistics
+from known_shifts import followed, passed
+from ttapca.adaptation.surfaces import StreamStatistics
 from ttapca.errors import AttachError, LayerNotFoundError
 from ttapca.fitting.measuring_rule import MEASURED, ONE_IN
 from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES
@@ -88,10 +89,8 @@ def test_several_passes_measure_once(model: nn.Module) -> None:
 
 def test_a_batch_that_counts_wholly_gets_the_channels_of_the_source(model: nn.Module) -> None:
     source = {"4": torch.tensor([[0.5, -1, 0, 2, 0, 0], [1.0, 2, 3, 1, 1, 4]])}
-    surface = SampleNormStatistics(source, alpha=1.0)
-    surface.attach(model)
-    with torch.no_grad():
-        out = model[:5](3 * images(50) + 1)
+    _, stream = followed(model, source=source)
+    out = passed(model[:5], stream, 3 * images(50) + 1)
     var, mean = torch.var_mean(out, dim=(0, 2, 3), correction=0)
     torch.testing.assert_close(mean, source["4"][0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(var, source["4"][1], rtol=1e-3, atol=1e-4)
@@ -102,15 +101,12 @@ def test_a_mixture_by_hand(model: nn.Module) -> None:
     with torch.no_grad():
         values = grouped(model[0](x), 2)
     source_mean, source_var = np.linspace(-1, 1, 8), np.linspace(0.5, 2, 8)
-    surface = SampleNormStatistics(
-        {"1": torch.tensor(np.stack([source_mean, source_var])).float()}, alpha=0.3
-    )
+    known = torch.tensor(np.stack([source_mean, source_var])).float()
+    _, stream = followed(model, ends=(0.3, 0.3), source={"1": known})
     with torch.no_grad():
         model[1].weight.copy_(torch.linspace(0, 2, 8))
         model[1].bias.copy_(torch.linspace(-1, 0, 8))
-    surface.attach(model)
-    with torch.no_grad():
-        found = model[:2](x).numpy()
+    found = passed(model[:2], stream, x).numpy()
     batch_mean, batch_var = values.mean((0, 2, 3)), values.var((0, 2, 3))
     mean = 0.3 * batch_mean + 0.7 * source_mean
     var = 0.3 * batch_var + 0.7 * source_var + 0.21 * (batch_mean - source_mean) ** 2
@@ -162,13 +158,13 @@ def test_a_layer_that_does_more_than_normalise_is_left_alone(model: nn.Module) -
 
 
 def test_a_filter_of_another_network_is_refused(model: nn.Module) -> None:
-    surface = SampleNormStatistics({"1": torch.ones(2, 4)})
+    surface = StreamStatistics(source={"1": torch.ones(2, 4)})
     with pytest.raises(
         AttachError, match=r"GroupNorm or LayerNorm of 4 channels at `1`; found GroupNorm\(2, 8"
     ):
         surface.attach(model)
     with pytest.raises(LayerNotFoundError, match="norm1"):
-        SampleNormStatistics({"norm1": torch.ones(2, 4)}).attach(model)
+        StreamStatistics(source={"norm1": torch.ones(2, 4)}).attach(model)
 
 
 CHANNELS_LAST = """

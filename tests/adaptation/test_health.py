@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -19,6 +20,7 @@ from ttapca.errors import ShapeError
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.closed_form_rule import independent_images
 from ttapca.spectral.constants import CONSTANTS
+from ttapca.spectral.outliers import SourceOutliers
 
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA)
 BROKEN = X.where(torch.arange(12).reshape(12, 1, 1, 1) != 5, math.nan)
@@ -200,10 +202,14 @@ def test_the_weight_of_the_batch_is_that_of_its_layers() -> None:
 def test_outliers_and_classes_are_those_that_were_found() -> None:
     adapter = wiener(order="auto")
     hit = torch.rand(X.shape, generator=torch.Generator().manual_seed(0)) < 0.1
-    logits = adapter(X.where(~hit, 30.0))
-    (surface,) = (each for each in adapter.surfaces if hasattr(each, "share"))
-    health = adapter.health
-    assert health.outliers == surface.share > 0.02
+    batches = [X.where(~hit, 30.0), X[:5].where(~hit[5:10], 30.0)]
+    logits = [adapter(batch) for batch in batches][-1]
+    assert FITTED.outliers_ is not None
+    first, second = (SourceOutliers(FITTED.outliers_).repaired(each)[1] for each in batches)
+    faded, health = 12 * math.exp(-5 / 200), adapter.health
+    assert health.outliers == pytest.approx((faded * first + 5 * second) / (faded + 5))
+    assert first != second
+    assert min(first, second) > 0.02
     assert health.composition is not None
     assert len(health.composition) == logits.shape[1]
     assert sum(health.composition) == pytest.approx(1.0)
@@ -222,12 +228,18 @@ def test_outliers_and_classes_are_those_that_were_found() -> None:
 def test_conditions_are_read_from_the_stream() -> None:
     adapter = wiener()
     assert adapter.health.conditions == 1
-    stream = adapter._streams.stream
-    states = stream.past("conditions/states")
-    stream._past["conditions/states"] = (torch.zeros(3, 2), *states[1:])
-    assert adapter.health.conditions == 3
+    adapter(20 * X)
+    assert adapter.health.conditions == 1
+    adapter(X)
+    assert adapter.health.conditions == 2
+    assert "2 conditions" in repr(adapter.health)
     assert adapter.stream("new").health.conditions == 1
-    assert "3 conditions" in repr(adapter.health)
+    start = adapter.new_state()
+    assert start.conditions is not None
+    size = start.conditions.centres.shape[1]
+    three = dataclasses.replace(start.conditions, centres=np.zeros((3, size)), weights=np.ones(3))
+    state = dataclasses.replace(start, conditions=three)
+    assert adapter.facts_of(state)["conditions"] == 3
 
 
 def test_asking_changes_nothing() -> None:

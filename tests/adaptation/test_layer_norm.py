@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
+from known_shifts import followed, passed
 from oracles import left_untouched
-from ttapca.adaptation.surfaces import SampleNormStatistics
+from ttapca.adaptation.surfaces import StreamStatistics
 from ttapca.errors import AttachError, OptionError, SavedFilterError
 from ttapca.fitting.model_inputs import ModelInputs
 from ttapca.fitting.source_channels import SourceChannels
 from ttapca.fitting.store import read_folder, write_folder
+from ttapca.spectral.class_plan import LayerClasses
 from ttapca.spectral.source_classes import PairStatistic
 
 
@@ -84,10 +86,18 @@ PATHS = ["block.norm1", "block.norm2", "norm"]
 WITH = ttapca.Mixture(layer_norm=True)
 
 
-def mixes_tokens(model: nn.Module, fitted: ttapca.FittedFilter, **options: Any) -> bool:
-    """Whether `wiener` mixes the statistics of LayerNorm."""
+def mixed_layers(model: nn.Module, fitted: ttapca.FittedFilter, **options: Any) -> dict[str, float]:
+    """The weight of every layer whose statistics `wiener` mixes, by path."""
     with ttapca.adapt(model, "wiener", filter=fitted, **options) as adapted:
-        return any(isinstance(surface, SampleNormStatistics) for surface in adapted.surfaces)
+        surfaces = [each for each in adapted.surfaces if isinstance(each, StreamStatistics)]
+    return {layer.path: layer.weight for surface in surfaces for layer in surface.layers}
+
+
+def mixes_tokens(model: nn.Module, fitted: ttapca.FittedFilter, **options: Any) -> bool:
+    """Whether `wiener` mixes the statistics of LayerNorm: of all such layers, or of none."""
+    found = list(mixed_layers(model, fitted, **options))
+    assert found in ([], PATHS)
+    return bool(found)
 
 
 def test_by_default_they_are_mixed_where_classes_are_looked_at(model: nn.Module) -> None:
@@ -125,15 +135,15 @@ def test_fitting_measures_the_channels(model: nn.Module) -> None:
 
 def test_fitting_measures_what_classes_do_to_them(model: nn.Module) -> None:
     data = images(300)
-    moments = ttapca.fit(model, "patches", data, 20).classes_
-    assert moments is not None
+    classes = ttapca.fit(model, "patches", data, 20).classes_
+    assert classes is not None
     with torch.no_grad():
         shares = model(data).double().softmax(1).numpy()
     values = rows(inputs_of(model, "norm", data))
     of_class = sum(share * image.mean(0) for share, image in zip(shares[:, 3], values, strict=True))
     expected = of_class / shares[:, 3].sum() - values.mean((0, 1))
-    found, _ = moments.corrections(torch.eye(5)[3])["norm"]
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    found, _ = LayerClasses(classes, {"norm": 8}).corrections(torch.eye(5)[3:4])
+    np.testing.assert_allclose(found[0], expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(40, 8), (40, 6, 8), (40, 3, 2, 8)])
@@ -145,24 +155,27 @@ def test_a_mixture_by_hand(shape: tuple[int, ...]) -> None:
         layer.weight.copy_(torch.linspace(0, 2, 8))
         layer.bias.copy_(torch.linspace(-1, 0, 8))
     known = torch.tensor(np.stack([source_mean, source_var])).float()
-    SampleNormStatistics({"0": known}, alpha=0.3).attach(nn.Sequential(layer))
+    _, stream = followed(nn.Sequential(layer), ends=(0.3, 0.3), source={"0": known})
     values = rows(x)
     flat = values.reshape(-1, 8)
     mean = 0.3 * flat.mean(0) + 0.7 * source_mean
     var = 0.3 * flat.var(0) + 0.7 * source_var + 0.21 * (flat.mean(0) - source_mean) ** 2
     expected = (values - mean) * np.sqrt(source_var / var) + source_mean
     expected = expected * np.linspace(0, 2, 8) + np.linspace(-1, 0, 8)
+    stream.start_batch(len(x))
     np.testing.assert_allclose(layer(x).detach(), expected, atol=1e-4)  # with gradients
     with torch.no_grad():
         np.testing.assert_allclose(layer(x), expected, atol=1e-4)
+    stream.end_batch()
 
 
 @pytest.mark.parametrize("options", [{"elementwise_affine": False}, {"bias": False}])
 def test_a_layer_without_scale_or_shift(options: dict[str, bool]) -> None:
     model = nn.Sequential(nn.LayerNorm(4, **options)).eval()
     source = torch.tensor([[0.5, -1.0, 0.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
-    SampleNormStatistics({"0": source}, alpha=1.0).attach(model)
-    out = model(3 * torch.rand(50, 7, 4, generator=torch.Generator().manual_seed(0)) + 1)
+    _, stream = followed(model, source={"0": source})
+    x = 3 * torch.rand(50, 7, 4, generator=torch.Generator().manual_seed(0)) + 1
+    out = passed(model, stream, x)
     var, mean = torch.var_mean(out.flatten(0, 1), dim=0, correction=0)
     torch.testing.assert_close(mean, source[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(var, source[1], rtol=1e-3, atol=1e-4)
@@ -177,17 +190,16 @@ def test_torch_does_not_pass_them_by(model: nn.Module) -> None:
             plain = model(batch)
         with ttapca.adapt(model, "wiener", filter=fitted, statistics="source") as adapted:
             alone = adapted(batch)
-        with ttapca.adapt(model, "wiener", filter=fitted, statistics=WITH) as adapted:
-            (surface,) = (s for s in adapted.surfaces if isinstance(s, SampleNormStatistics))
-            # One after the other is left out: all three do something.
-            found = [adapted(batch)]
-            for layer in surface.layers:
-                weight, layer.full_weight = layer.full_weight, 0.0
+        # One after the other is left out: all three do something.
+        even, found = ttapca.Mixture(first=0.5, last=0.5, layer_norm=True), [alone]
+        for left_out in (None, *PATHS):
+            known = {path: each for path, each in fitted.layer_norm_.items() if path != left_out}
+            some = dataclasses.replace(fitted, layer_norm_=known)
+            with ttapca.adapt(model, "wiener", filter=some, statistics=even) as adapted:
                 found.append(adapted(batch))
-                layer.full_weight = weight
-            assert len({float(logits.sum()) for logits in [*found, alone]}) == 5
-            with adapted.disabled(), torch.no_grad():
-                assert torch.equal(adapted(batch), plain)
+                with adapted.disabled(), torch.no_grad():
+                    assert torch.equal(adapted(batch), plain)
+        assert len({float(logits.sum()) for logits in found}) == 5
 
 
 def test_copies_have_statistics_of_their_own(model: nn.Module) -> None:
@@ -208,9 +220,7 @@ def test_they_are_saved(model: nn.Module, tmp_path: Path) -> None:
     again = ttapca.load(tmp_path / "filter")
     assert set(again.layer_norm_) == set(PATHS)
     assert all(torch.equal(again.layer_norm_[k], v) for k, v in fitted.layer_norm_.items())
-    with ttapca.adapt(model, "wiener", filter=again, statistics=WITH) as adapted:
-        (surface,) = (s for s in adapted.surfaces if isinstance(s, SampleNormStatistics))
-        assert [layer.path for layer in surface.layers] == PATHS
+    assert list(mixed_layers(model, again, statistics=WITH)) == PATHS
 
 
 @pytest.mark.parametrize(
@@ -237,9 +247,7 @@ def test_layers_of_a_saved_filter_count_in_the_order_of_the_network(tmp_path: Pa
     tail = [("flat", nn.Flatten()), ("fc", nn.Linear(196, 3))]
     model = nn.Sequential(OrderedDict([*layers, *tail])).eval()
     ttapca.fit(model, "stem", images(64), 20).save(tmp_path / "filter")
-    with ttapca.adapt(model, "wiener", filter=ttapca.load(tmp_path / "filter")) as adapted:
-        (surface,) = (s for s in adapted.surfaces if isinstance(s, SampleNormStatistics))
-        weights = {layer.path: layer.full_weight for layer in surface.layers}
+    weights = mixed_layers(model, ttapca.load(tmp_path / "filter"))
     assert weights == pytest.approx({"z": 0.1, "a": 0.9})
 
 
@@ -272,6 +280,6 @@ def test_layers_whose_channels_or_images_are_elsewhere_are_left_alone(make: Any)
 
 
 def test_a_filter_of_another_network_is_refused(model: nn.Module) -> None:
-    surface = SampleNormStatistics({"norm": torch.ones(2, 4)})
+    surface = StreamStatistics(source={"norm": torch.ones(2, 4)})
     with pytest.raises(AttachError, match=r"LayerNorm of 4 channels at `norm`; found LayerNorm"):
         surface.attach(model)

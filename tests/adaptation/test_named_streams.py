@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -24,6 +25,7 @@ from oracles import images
 from ttapca import Adapter, networks
 from ttapca.adaptation.guards import CollapseGuard
 from ttapca.errors import OptionError, SavedStreamError
+from ttapca.spectral.state_files import SavedStream
 
 # Noise, single images, another offset: what a stream in small may be.
 STREAM = [3 * X, X[:1] + 0.5, X[1:2] * 2, X + 0.3, X[2:3], 2 * X]
@@ -197,14 +199,33 @@ def test_threads_take_turns_each_with_its_stream() -> None:
             assert_same(one, other)
 
 
+# Of a state, what has the precision of the model; the rest is few numbers, always in float64.
+OF_THE_MODEL = ("energies", "mean", "rest_mean", "moments")
+
+
+def precisions(adapter: Adapter, path: Path) -> tuple[set[torch.dtype], set[torch.dtype]]:
+    """What is kept that follows the model, and the rest of the states of streams."""
+    kept = [*adapter.surfaces.parameters(), *adapter.surfaces.buffers(), *adapter.mover.tensors()]
+    rest: list[Tensor] = []
+    for name in adapter.streams:
+        adapter.stream(name).save(path)
+        for own, tensor in load_file(path).items():
+            bookkeeping = own.startswith("state.") and not own.endswith(OF_THE_MODEL)
+            (rest if bookkeeping else kept).append(tensor)
+    found, others = ({each.dtype for each in some} for some in (kept, rest))
+    return {each for each in found if each.is_floating_point}, others
+
+
 @every_method
-def test_casting_takes_all_streams_along(method: str, norm: str) -> None:
+def test_casting_takes_all_streams_along(method: str, norm: str, tmp_path: Path) -> None:
     adapter, reference = adapted(method, norm), adapted(method, norm)
     for each in (adapter, reference):
         run(each.stream("camera"), STREAM[:2])
         run(each, OTHER[:2])
     adapter.float()
-    assert all(tensor.dtype == torch.float32 for tensor in adapter.kept_tensors())
+    of_the_model, rest = precisions(adapter, tmp_path / "stream")
+    assert of_the_model <= {torch.float32}
+    assert rest <= {torch.float64}
     for name, batch in (("default", OTHER[3]), ("camera", STREAM[3]), ("new", X)):
         found, expected = adapter.stream(name)(batch.float()), reference.stream(name)(batch)
         assert found.dtype == torch.float32
@@ -284,42 +305,46 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "stream"
 
 
-def described(path: Path, part: str | None = None, content: Any = None, **about: str) -> None:
+def described(path: Path, part: str | None = None, content: Any = None, **about: Any) -> None:
     """Write the same tensors with another description, or with other contents of one part."""
     with safe_open(path, framework="pt") as file:
-        known = file.metadata()
-    form = json.loads(known["form"])
+        known = json.loads(file.metadata()["ttapca"])
     if part is not None:
-        form["dict"]["parts"]["dict"][part] = content
-    save_file(load_file(path), path, {**known, "form": json.dumps(form), **about})
+        known["other"]["dict"]["parts"]["dict"][part] = content
+    save_file(load_file(path), path, {"ttapca": json.dumps(known | about)})
 
 
 def blanked(path: Path, part: str) -> None:
     """Write zeros in place of a part that is one tensor."""
     with safe_open(path, framework="pt") as file:
         known = file.metadata()
-    number = json.loads(known["form"])["dict"]["parts"]["dict"][part]["tensor"]
+    parts = json.loads(known["ttapca"])["other"]["dict"]["parts"]["dict"]
     tensors = load_file(path)
-    tensors[str(number)].zero_()
+    tensors[f"other.{parts[part]['tensor']}"].zero_()
     save_file(tensors, path, known)
 
 
-ANOTHER = "is a stream of another adapter. Load it with the method, the filter and the network"
+ANOTHER = "is a stream of another network, filter or method. Load it with those that it was saved"
 ONE_MORE = {"dict": {"99": {"dict": {}}}}
 DAMAGE: dict[str, tuple[Any, str]] = {
     "missing": (lambda path: path.unlink(), "cannot be read"),
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "is no saved stream"),
     "text": (lambda path: path.write_text("camera"), "is no saved stream"),
-    "weights": (lambda path: save_file({"a": X}, path), "format `ttapca stream 1`; found None"),
+    "weights": (lambda path: save_file({"a": X}, path), "format `ttapca stream 2`; found None"),
     "method": (lambda path: adapted("wiener").stream("camera").save(path), ANOTHER),
     "network": (lambda path: adapted(OURS, "GroupNorm").stream("camera").save(path), ANOTHER),
     "guard": (
         lambda path: adapted(OURS, guard="reset").stream("camera").save(path),
         "its parts have other names",
     ),
-    "no JSON": (lambda path: described(path, form="["), "is not JSON as we read it"),
-    "no stream": (lambda path: described(path, form="3"), "its values have other names"),
-    "no values": (lambda path: described(path, form='{"dict": {}}'), "its values have other"),
+    "older": (lambda path: described(path, format="ttapca stream 1"), "saved by an older ttapca"),
+    "no JSON": (lambda path: save_file({"a": X}, path, {"ttapca": "["}), "is not JSON as we read"),
+    "no stream": (lambda path: described(path, other=3), "is no saved stream: it holds 3"),
+    "no values": (
+        lambda path: described(path, other={"dict": {"parts": {"dict": {}}}}),
+        "its values have other names",
+    ),
+    "no state": (lambda path: described(path, numbers={}), "is no saved stream: `latest` is None"),
     "a word": (lambda path: described(path, "optimiser", "x"), "it holds 'x'"),
     "no tensor": (lambda path: described(path, "draws", {"tensor": 99}), "holds {'tensor': 99}"),
     "a shape": (lambda path: described(path, "draws", {"tensor": 0}), "`draws` has another shape"),
@@ -342,6 +367,31 @@ def test_files_that_are_no_streams_of_this_adapter(kind: str, saved: Path) -> No
     expected = adapted(OURS)
     run(expected, STREAM[:3])
     assert_same(run(camera, STREAM[3:]), run(expected, STREAM[3:]))  # as if nobody had tried
+
+
+def test_a_file_without_parts_takes_none_of_another_stream(saved: Path) -> None:
+    """It is refused, or the parts begin anew; no two streams share what steps move in place."""
+    described(saved, other={"dict": {}})
+    adapter, expected = adapted(OURS), adapted(OURS)
+    for each in (adapter, expected):
+        run(each, OTHER[:3])
+    camera = adapter.stream("camera")
+    with contextlib.suppress(SavedStreamError):
+        camera.load(saved)
+    run(camera, STREAM)
+    assert_same(run(adapter, OTHER[3:]), run(expected, OTHER[3:]))
+
+
+@pytest.mark.parametrize("images", [None, -5, math.nan, 1e300, True, "7", [3]], ids=str)
+def test_a_file_of_a_service_whose_counts_cannot_be(images: Any, tmp_path: Path) -> None:
+    adapter = adapted("wiener")
+    adapter(X)
+    contents = SavedStream(adapter.kind, adapter.new_state(), facts={"images": images})
+    (tmp_path / "stream").write_bytes(contents.to_bytes())
+    camera = adapter.stream("camera")
+    with pytest.raises(SavedStreamError, match="is no saved stream"):
+        camera.load(tmp_path / "stream")
+    assert (camera.samples, camera.health.images) == (0, 0)
 
 
 @pytest.mark.parametrize("method", ["t3a", "wiener"])

@@ -17,6 +17,8 @@ from ttapca.adaptation.surfaces import OutlierRepair
 from ttapca.errors import AttachError, OptionError
 from ttapca.methods import PulledWiener, Wiener
 from ttapca.spectral.outliers import SourceOutliers, measure, shares_of, strays
+from ttapca.spectral.stream_batch import Rows
+from ttapca.spectral.stream_state import StreamState
 
 DATA = scenes(200, side=6)
 CLEAN = scenes(12, seed=8, side=6)
@@ -28,10 +30,6 @@ WITHOUT = dataclasses.replace(FITTED, outliers_=None)
 def repaired(batch: Tensor) -> Tensor:
     assert FITTED.outliers_ is not None
     return SourceOutliers(FITTED.outliers_).repaired(batch)[0]
-
-
-def surface_of(adapter: ttapca.Adapter) -> OutlierRepair:
-    return next(each for each in adapter.surfaces if isinstance(each, OutlierRepair))
 
 
 @pytest.mark.parametrize("route", ["folded", "dct"])
@@ -127,35 +125,65 @@ def test_one_of_several_filters_sees_images() -> None:
 def test_the_stream_keeps_the_share_of_outliers(method: type[Wiener]) -> None:
     """Every batch counts once, however often a method runs it, and fades as it ages."""
     adapter = ttapca.adapt(small_convnet(), method(FITTED, memory=20.0), forgetting="online")
-    surface, floor = surface_of(adapter), SourceOutliers(FITTED.outliers_).floor
-    assert surface.share == 0
+    assert FITTED.outliers_ is not None
+    floor = SourceOutliers(FITTED.outliers_).floor
+    assert adapter.health.outliers == 0
     total = weight = 0.0
     for batch in (HIT, CLEAN, HIT[:1], salted(CLEAN, 0.1)[:5]):
         adapter(batch)
         share = float(shares_of(strays(batch, floor)[0])[:, 0].mean())
         fade = float(torch.tensor(-len(batch) / 20.0, dtype=torch.float64).exp())
         total, weight = fade * total + len(batch) * share, fade * weight + len(batch)
-        assert surface.share == pytest.approx(total / weight)
-    assert surface.share > 0.01
+        assert adapter.health.outliers == pytest.approx(total / weight)
+    share = adapter.health.outliers
+    assert share > 0.01
     twin = ttapca.adapt(small_convnet(), method(FITTED, memory=20.0), forgetting="online")
     twin.load_state_dict(adapter.state_dict())
-    assert surface_of(twin).share == surface.share
+    assert twin.health.outliers == share
     assert torch.equal(twin(HIT), adapter(HIT))
-    share = surface.share
+    assert twin.health.outliers == adapter.health.outliers > share
+    share = adapter.health.outliers
     adapter(torch.full_like(HIT, torch.nan))  # a broken batch leaves no mark
-    assert surface.share == share
+    assert adapter.health.outliers == share
     adapter.stream("other")(CLEAN)
-    assert adapter.streams == ("default", "other")
+    assert adapter.stream("other").health.outliers < 0.01
+    assert adapter.health.outliers == share
     adapter.reset()
-    assert surface.share == 0
+    assert adapter.health.outliers == 0
 
 
-def test_without_an_adapter_every_pass_counts() -> None:
+def test_streams_in_one_pass_are_repaired_each_by_itself() -> None:
+    """And images that are not adapted to pass as they are."""
+    batches = [CLEAN, HIT, HIT[:1], HIT, CLEAN[:5]]
+    sizes = [len(batch) for batch in batches]
+    filtered = torch.tensor([True, True, True, False, True])
+    rows = Rows(
+        torch.arange(5).repeat_interleave(torch.tensor(sizes)),
+        torch.ones(sum(sizes), dtype=torch.bool),
+        filtered.repeat_interleave(torch.tensor(sizes)),
+    )
+
+    def served(images: list[Tensor], **options: Any) -> tuple[Tensor, list[StreamState]]:
+        adapter = ttapca.adapt(small_convnet(), Wiener(FITTED, **options), forgetting="online")
+        states = [adapter.new_state()] * len(images)
+        logits, outcomes = adapter.predict_streams(states, torch.cat(images), rows)
+        return logits, [each.state for each in outcomes]
+
+    expected, _ = served([CLEAN, repaired(HIT), repaired(HIT[:1]), HIT, CLEAN[:5]], outliers=False)
+    logits, states = served(batches)
+    assert torch.equal(logits, expected)
+    assert FITTED.outliers_ is not None
+    floor = SourceOutliers(FITTED.outliers_).floor
+    for batch, acts, state in zip(batches, filtered.tolist(), states, strict=True):
+        share = float(shares_of(strays(batch, floor)[0])[:, 0].mean())
+        assert state.outliers.tolist() == pytest.approx([share, len(batch)] if acts else [0, 0])
+
+
+def test_it_acts_without_an_adapter() -> None:
     surface, model = OutlierRepair(FITTED), small_convnet()
     expected = model(repaired(HIT))
     surface.attach(model)
     assert torch.equal(model(HIT), expected)
-    assert surface.share > 0.01
     with pytest.raises(AttachError, match="this one is attached already"):
         surface.attach(model)
     assert "outliers at conv1" in repr(surface)
@@ -191,4 +219,5 @@ def test_half_precision() -> None:
     model = small_convnet().to(torch.bfloat16)
     adapter = ttapca.adapt(model, Wiener(FITTED))
     adapter(HIT.to(torch.bfloat16))
-    assert surface_of(adapter).share > 0.01
+    assert adapter.health.outliers is not None
+    assert adapter.health.outliers > 0.01

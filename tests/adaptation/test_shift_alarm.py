@@ -23,6 +23,7 @@ from ttapca import Health, ShiftAlarm
 from ttapca.errors import CallbackWarning, OptionError
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.constants import CONSTANTS
+from ttapca.spectral.stream_batch import StreamBatch
 
 DATA = images(400)
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA, 40)
@@ -248,8 +249,13 @@ def worth_of_a_run(images: int) -> float:
     return images / (1 + (images - 1) * CONSTANTS.likeness)
 
 
-def _look_instead(look: Callable[[Tensor], bool], logits: Tensor, _: Tensor) -> bool:
-    return look(logits)
+Look = Callable[[StreamBatch, int, Tensor | None], bool]
+
+
+def _look_instead(
+    look: Look, logits: Tensor, batch: StreamBatch, number: int, _: Tensor | None
+) -> bool:
+    return look(batch, number, logits)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from oracles import images, small_convnet
 from scripted_classes import CLASSES, fitted, network, pictures, source
 from ttapca.errors import SavedFilterError
 from ttapca.fitting.store import read_folder, write_folder
-from ttapca.spectral.source_classes import SourceClasses
+from ttapca.spectral.source_classes import SourceClasses, corrections
 
 
 def classes_of(one: ttapca.FittedFilter) -> SourceClasses:
@@ -30,7 +30,8 @@ def test_moments_are_weighted_by_the_networks_own_predictions() -> None:
         shares = model(data).softmax(1)  # (images, classes)
         inputs = model.conv1(data).flatten(2)  # what bn1 normalises
     torch.testing.assert_close(moments.shares.double(), shares.mean(0), rtol=1e-4, atol=1e-6)
-    mean = moments.corrections(torch.eye(shares.shape[1])[3])["bn1"][0]
+    place = (torch.eye(shares.shape[1])[3] - moments.shares) @ moments.loadings
+    [mean] = corrections(moments.layers["bn1"], place[None])[0]
     of_class = (shares[:, 3, None] * inputs.mean(2)).sum(0) / shares[:, 3].sum()
     expected = of_class - inputs.mean((0, 2))
     torch.testing.assert_close(mean.double(), expected, rtol=1e-3, atol=1e-4)

@@ -18,6 +18,7 @@ from ttapca.fitting.fit_plan import LARGEST_DENSE, FitPlan, NetworkTimes, Stage,
 from ttapca.fitting.route_costs import Problem, route_cost
 from ttapca.spectral import few_inputs
 from ttapca.spectral.affine import LinearPart
+from ttapca.spectral.source_classes import corrections
 
 GB = 2**30
 STEM_32, STEM_64 = ((3, 32, 32), (16, 32, 32)), ((3, 64, 64), (64, 32, 32))
@@ -254,7 +255,13 @@ def test_classes_of_a_narrow_model_are_summed_precisely(dtype: torch.dtype) -> N
     for precision in (torch.float32, dtype):
         moments = ttapca.fit(model.to(precision), "body.0", data.to(precision), 20).classes_
         assert moments is not None
-        found.append(moments.corrections(moments.shares)["body.1"][1])
+        at_source = torch.zeros(1, moments.loadings.shape[1])
+        found.append(corrections(moments.layers["body.1"], at_source)[1])
+        # The variance is a small difference of large sums.
+        mean, square = moments.layers["body.1"][0].double()
+        with torch.no_grad():
+            inputs = model.body[0](data.to(precision)).double()
+        torch.testing.assert_close(square - mean**2, inputs.var((0, 2, 3)), rtol=0.01, atol=0)
     torch.testing.assert_close(found[1], torch.ones_like(found[1]), rtol=0.2, atol=0)
     torch.testing.assert_close(found[0], torch.ones_like(found[0]), rtol=0.01, atol=0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images, left_untouched, options_of, small_convnet
-from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains
-from ttapca.adaptation.surfaces.statistics import LayerStatistics
+from ttapca.adaptation.surfaces import SpectralGains, StreamStatistics
 from ttapca.errors import AttachError, OptionError
-from ttapca.support.wrapping import wrappers_of
+from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream_batch import StreamBatch
 
 DATA = images(400)
 MODEL = small_convnet()
@@ -29,9 +30,19 @@ def gains_of(adapter: ttapca.Adapter) -> Tensor:
     return surface.filter.gains().detach().clone()
 
 
-def statistics_of(layer: nn.Module) -> LayerStatistics:
-    (found,) = (each for each in wrappers_of(layer) if isinstance(each, LayerStatistics))
+def statistics_in(adapter: ttapca.Adapter) -> StreamStatistics:
+    (found,) = (each for each in adapter.surfaces if isinstance(each, StreamStatistics))
     return found
+
+
+def weights_of(adapter: ttapca.Adapter, size: int) -> list[float]:
+    """The weight that a batch of so many images would have, in each layer with feature maps."""
+    statistics, stream = statistics_in(adapter), adapter.hub
+    assert stream.state is not None
+    batch = StreamBatch([stream.state], adapter.new_state(), memory=stream.memory, size=size)
+    counts = torch.full((1, len(statistics.layers)), float(size), dtype=torch.float64)
+    weights, *_ = statistics.weights_of(batch, batch.layers_before(), counts)
+    return weights[0].tolist()
 
 
 def noisy(n: int, seed: int = 3, noise: float = 2.0) -> Tensor:
@@ -153,15 +164,14 @@ def test_new_source_data_are_not_called_shifted_where_a_basis_fits_its_own_data_
 def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module) -> None:
     # A memory of next to nothing: the shift is known, earlier samples do not count.
     adapter = ttapca.adapt(model, "wiener", filter=FITTED, memory=1e-3)
-    first, last = statistics_of(model.bn1), statistics_of(model.bn2)
-    assert last.weight(200) == 0.0  # nothing was seen yet
+    assert weights_of(adapter, 200) == [0.0, 0.0]  # nothing was seen yet
     adapter(noisy(200, noise=20.0))
     assert adapter.stream("default").shift > 0.5
-    sizes = [last.weight(n) for n in range(1, 201)]
+    sizes = [weights_of(adapter, n)[-1] for n in range(1, 201)]
     assert sizes == sorted(sizes)
     assert max(b - a for a, b in pairwise(sizes)) < 0.05
     assert sizes[0] < 0.21  # of which 0.15 for an unusual image, however few there are
-    assert 0 < first.weight(200) < sizes[-1] < 0.9
+    assert 0 < weights_of(adapter, 200)[0] < sizes[-1] < 0.9
 
 
 def test_source_images_are_normalised_as_in_the_source(model: nn.Module) -> None:
@@ -267,6 +277,51 @@ def test_patches_of_a_vision_transformer(model: nn.Module) -> None:
     assert ttapca.explain(adapter)[0].bands[-1].gain < 0.9
 
 
+def exported(adapter: ttapca.Adapter, batch: Tensor) -> Tensor:
+    """What a program predicts that was exported now."""
+    with torch.no_grad():
+        found: Tensor = torch.export.export(adapter, (batch,)).module()(batch)
+    return found
+
+
+@pytest.mark.parametrize("statistics", ["source", "mixed"])
+def test_an_exported_program_goes_by_a_stream_that_was_loaded(
+    statistics: str, model: nn.Module, tmp_path: Path
+) -> None:
+    batch, given = noisy(50), {"filter": FITTED, "statistics": statistics, "states": 1}
+    with ttapca.adapt(model, "wiener", forgetting="online", **given) as adapter:
+        plain = model(batch)
+        adapter(noisy(200, noise=20.0))
+        adapter.stream("default").save(tmp_path / "stream")
+        expected = exported(adapter, batch)
+        assert not torch.allclose(expected, plain)
+    with ttapca.adapt(model, "wiener", forgetting="online", **given) as adapter:
+        adapter.stream("default").load(tmp_path / "stream")
+        torch.testing.assert_close(exported(adapter, batch), expected)
+
+
+@pytest.mark.parametrize("size", [30, 90])
+def test_an_exported_program_goes_by_the_latest_condition(size: int, model: nn.Module) -> None:
+    """Whatever conditions the images of the last batch had, and however many these were."""
+    fitted = ttapca.fit(model, "conv1", images(1200), 40)
+    options = {"statistics": "source", "order": "shuffled", "outliers": False}
+    noise, pale = noisy(160, noise=20.0), 0.05 * (images(160) - 0.5) + 0.5
+    with ttapca.adapt(model, "wiener", filter=fitted, forgetting="online", **options) as adapter:
+        adapter(torch.stack([noise, pale], 1).flatten(0, 1)[:230])
+        adapter(torch.cat([pale[115:], noise[115:]]))
+        assert adapter.health.conditions == 2
+        assert adapter.hub.state is not None
+        found = exported(adapter, DATA[:size])
+        latest = adapter.hub.state.latest
+        with torch.no_grad():
+            torch.testing.assert_close(found, model(DATA[:size]))
+        adapter(torch.cat([noise[:45], pale[:45]]))
+        found = exported(adapter, DATA[:size])
+        assert adapter.hub.state.latest != latest
+        with torch.no_grad():
+            torch.testing.assert_close(found, model(DATA[:size]))
+
+
 def test_an_explanation(model: nn.Module) -> None:
     adapter = ttapca.adapt(model, "two-sided", filter=FITTED)
     with pytest.raises(OptionError, match="before the first batch"):
@@ -289,6 +344,12 @@ def test_an_explanation(model: nn.Module) -> None:
         ttapca.explain(ttapca.adapt(small_convnet(), "bn"))
 
 
+def given_back_after(samples: int, stream: Stream) -> float:
+    """What share of a lost scale normalisation layers restore after so many samples."""
+    assert stream.given_back is not None
+    return float(stream.given_back.by(torch.tensor([float(samples)])))
+
+
 @pytest.mark.parametrize(
     "method", ["tent", "shot", "slr+it", "eata", "roid", "sar", "cotta", "ttt"]
 )
@@ -299,17 +360,16 @@ def test_every_method_over_a_closed_form_is_linked_to_it(method: str) -> None:
     with ttapca.adapt(model, method, **given, **options_of(method)) as adapter:
         statistics, gains = (
             next(surface for surface in adapter.surfaces if isinstance(surface, kind))
-            for kind in (BatchNormStatistics, SpectralGains)
+            for kind in (StreamStatistics, SpectralGains)
         )
         stream = gains.closed_form.stream
-        assert statistics.stream is stream
-        assert statistics.follow
-        assert (stream.memory, stream.given_back.by(16)) == (200.0, 0.25)
+        assert statistics.stream is stream is adapter.hub
+        assert (stream.memory, given_back_after(16, stream)) == (200.0, 0.25)
         assert torch.isfinite(adapter(noisy(40))).all()
-        assert 0 < statistics_of(model.bn2).weight(1000) < 0.9
+        assert 0 < weights_of(adapter, 1000)[-1] < 0.9
 
 
 def test_memo_over_a_closed_form_says_what_its_statistics_give_back() -> None:
     given = {"filter": FITTED, "gain": "wiener", "statistics": 1 / 17, **options_of("memo")}
     with ttapca.adapt(small_convnet(), "memo", **given) as adapter:
-        assert adapter.surfaces[-1].closed_form.stream.given_back.by(1.0) == pytest.approx(1 / 17)
+        assert given_back_after(1, adapter.hub) == pytest.approx(1 / 17)

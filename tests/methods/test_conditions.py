@@ -12,6 +12,7 @@ import ttapca
 from adapters import same
 from oracles import images, small_convnet
 from small_networks import group_norm_convnet
+from ttapca.spectral.stream_batch import Rows
 
 ALL = images(2000)
 SOURCE, NEW = ALL[:1200], ALL[1200:]
@@ -58,6 +59,36 @@ def test_each_condition_is_served_as_if_it_came_alone(kind: str) -> None:
             if chosen.any():
                 expected[chosen] = alone.stream(f"condition {condition}")(batch[chosen])
         torch.testing.assert_close(adapted(batch), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_streams_of_several_conditions_share_a_pass_as_if_each_came_alone(kind: str) -> None:
+    """One of them has a single condition, and another one is not adapted to."""
+    together, alone = adapted_to(kind, outliers=False), adapted_to(kind, outliers=False)
+    states = [together.new_state()] * 4
+    for first in (0, 120, 240):
+        batches = [
+            conditions(first + 120 * number, size)[0] for number, size in enumerate((90, 40))
+        ]
+        one_condition = 0.5 + 3 * (NEW[first : first + 70] - 0.5)
+        batches += [one_condition, batches[1]]
+        sizes = torch.tensor([len(batch) for batch in batches])
+        stream = torch.arange(4).repeat_interleave(sizes)
+        rows = Rows(stream, torch.ones_like(stream, dtype=torch.bool), stream < 3)
+        logits, outcomes = together.predict_streams(states, torch.cat(batches), rows)
+        states = [each.state for each in outcomes]
+        found = logits.split(sizes.tolist())
+        for number, batch in enumerate(batches[:3]):
+            expected = alone.stream(f"stream {number}")(batch)
+            torch.testing.assert_close(found[number], expected, rtol=1e-9, atol=1e-9)
+        with alone.disabled():
+            assert torch.equal(found[3], alone(batches[3]))
+    assert [state.known_conditions for state in states] == [3, 3, 1, 3]
+    for number, state in enumerate(states[:3]):
+        wanted = alone.stream(f"stream {number}").health
+        assert state.shift == pytest.approx(wanted.shift)
+        assert state.known_conditions == wanted.conditions
+    assert states[3].shift > 0.9  # it is watched all the same
 
 
 def test_the_surest_condition_is_explained_as_if_it_came_alone() -> None:

@@ -106,7 +106,6 @@ def test_options_reach_the_gains() -> None:
         ),
         (Tent, {}, r"such as `Tent\(...\)`, or by its name; found the class `Tent` itself"),
         (["tent"], {}, "A method is given by its name, .*; found a list"),
-        ("wiener", {"filter": FITTED, "window": 3, "threshold": 0.5}, "`threshold` would have no"),
         ("wiener", {"filter": []}, "needs a fitted filter; found a list"),
         ("tent", {"gain": "wiener"}, "`gain` would have no effect: .* no `filter=`"),
         ("eata", {"fisher_weight": 1.0}, "`fisher_weight` would have no effect"),
@@ -169,7 +168,7 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
     "ttapca-multiplicative": [("limit", 1.0), ("penalty", "")],
     "wiener": [
         *[("shrink", -1.0), ("restore", NAN), ("largest_ratio", 1.0), ("threshold", "0.5")],
-        *[("memory", 0.0), ("center", 1.1), ("window", 2), ("floor", -1.0), ("outliers", 1)],
+        *[("memory", 0.0), ("center", 1.1), ("outliers", 1)],
         *[("order", "sorted"), ("order", True), ("views", 3), ("mirror", 1), ("states", 0)],
     ],
     "ttapca-closed": [("pull", -1.0)],
@@ -238,8 +237,7 @@ CHOICES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "wiener": (
         {"order": "shuffled"},
         {"shrink": 0.5, "restore": 0.0, "largest_ratio": 1.1, "threshold": 0.0, "memory": 1.0}
-        | {"center": 0.0, "window": 3, "floor": 1.0, "statistics": "source", "outliers": False}
-        | {"order": "auto"},
+        | {"center": 0.0, "statistics": "source", "outliers": False, "order": "auto"},
     ),
     "ttapca-closed": ({"steps": 2}, {"pull": 100.0}),
 }

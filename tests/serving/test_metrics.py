@@ -59,13 +59,41 @@ def test_what_is_shown(serving: Serving) -> None:
     status = client.service.pool.status("a")
     assert found['ttapca_stream_images{stream="a"}'] == 4
     assert found['ttapca_stream_shift{stream="a"}'] == status.health.shift
-    assert found['ttapca_stream_skew{stream="a"}'] == status.health.skew
+    assert found['ttapca_stream_ordered{stream="a"}'] == status.health.ordered
+    assert status.health.skew is None  # where the order of images is looked at
+    assert 'ttapca_stream_skew{stream="a"}' not in found
     assert found['ttapca_stream_adapted_share{stream="a"}'] == status.adapted_share
     assert found['ttapca_stream_disagreement{stream="a"}'] == status.disagreement
     assert found['ttapca_stream_skipped{stream="a"}'] == 0
     assert found["ttapca_streams_in_rest"] == 0
     client.ask("DELETE", "/v1/streams/a")
     assert not any('stream="a"' in name for name in scraped(client))
+
+
+def test_what_nobody_can_tell_of_a_stream_is_not_shown() -> None:
+    series = StreamSeries()
+    told = {
+        "by-order": Health("by-order", 5, 0, shift=0.5, ordered=0.75),
+        "shuffled": Health("shuffled", 7, 2, shift=0.25, skew=1.0, shifted=True),
+    }
+    series.names = lambda: set(told)
+    series.status = lambda name: StreamStatus(told[name], "on", (), 1, 0.5, None, None, None)
+    for name in told:
+        series.used(name, 0.0, False)
+    found: dict[str, dict[str, float]] = {
+        family.name.removeprefix("ttapca_stream_"): {
+            each.labels["stream"]: each.value for each in family.samples if each.labels
+        }
+        for family in series.collect()
+    }
+    of_the_rest = {name: each.pop(REST, None) for name, each in found.items()}
+    assert (of_the_rest["shift"], of_the_rest["shifted"]) == (0, 0)
+    assert found["ordered"] == {"by-order": 0.75}
+    assert found["skew"] == {"shuffled": 1.0}
+    assert found["disagreement"] == {}
+    assert found["shift"] == {"by-order": 0.5, "shuffled": 0.25}
+    assert found["shifted"] == {"by-order": 0.0, "shuffled": 1.0}
+    assert found["skipped"] == {"by-order": 0, "shuffled": 2}
 
 
 def test_the_number_of_series_is_bounded(serving: Serving) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sqlite3
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
 import ttapca
@@ -134,8 +136,22 @@ def test_a_damaged_stream_does_not_keep_the_others_from_going_on(
     with StreamPool(network, fitted, store=store, input_shape=(3,)) as again:
         assert again.predict("b", SAMPLES[:1]).glance.images == 2
     store.write({"b": b"damaged"})
-    with pytest.raises(SavedStreamError, match=r"keeps others\. These bytes .* or another file"):
+    with pytest.raises(
+        SavedStreamError, match=r"keeps others\. [A-Z].*too early.* or another file"
+    ):
         StreamPool(network, fitted, store=store, input_shape=(3,))
+    assert not network[0]._forward_hooks
+
+
+def test_a_store_of_an_older_version_says_so(
+    store: StreamStore, network: nn.Module, fitted: ttapca.FittedFilter
+) -> None:
+    about = {"format": "ttapca pool stream 2", "kind": "any", "numbers": {}}
+    store.write({"a": save({"shown.samples": torch.ones(1)}, {"ttapca": json.dumps(about)})})
+    said = "saved by an older ttapca.*Let the stream begin anew.* or another file"
+    with pytest.raises(SavedStreamError, match=said):
+        StreamPool(network, fitted, store=store, input_shape=(3,))
+    assert store.names() == ["a"]
     assert not network[0]._forward_hooks
 
 

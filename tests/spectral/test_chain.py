@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from chain_oracle import SlowChain
 from simulated_streams import CLASSES, Read, error, pairs, predictions, read, runs
@@ -228,6 +230,73 @@ def test_parts_of_a_batch_may_leave_a_stream_out(monkeypatch: pytest.MonkeyPatch
         np.testing.assert_allclose(getattr(reading, name)[1:], getattr(other, name), atol=1e-12)
 
 
+# Arrays of another library.
+
+IN_TORCH = {"xp": torch, "convert": torch.from_numpy, "tiny": module.TINY}
+
+
+def in_torch(state: ChainState) -> ChainState:
+    values = (getattr(state, each.name) for each in dataclasses.fields(ChainState))
+    return ChainState(*map(torch.from_numpy, values))
+
+
+def assert_same_arrays(found: object, expected: object) -> None:
+    """Every field is a tensor in float64, and has the numbers of the array of numpy."""
+    assert type(found) is type(expected)
+    for each in dataclasses.fields(expected):
+        value, wanted = getattr(found, each.name), getattr(expected, each.name)
+        assert isinstance(value, Tensor), each.name
+        assert value.dtype == torch.float64, each.name
+        assert tuple(value.shape) == wanted.shape, each.name
+        np.testing.assert_allclose(value, wanted, rtol=0, atol=1e-10, err_msg=each.name)
+
+
+@pytest.mark.parametrize(
+    "constants", [CONSTANTS, SMALL, SMALL.ordered()], ids=["as it is", "small", "runs"]
+)
+@pytest.mark.parametrize("with_pairs", [False, True])
+@pytest.mark.parametrize("sizes", [[1], [5, 1, 8], [60, 60]], ids=str)
+def test_torch_says_what_numpy_says(
+    constants: ChainConstants, with_pairs: bool, sizes: list[int]
+) -> None:
+    """Of several streams, some of which have runs; and their states go on in torch."""
+    rng = np.random.default_rng(11)
+    chain = ClassChain(rng.dirichlet(5 * np.ones(CLASSES)), constants)
+    other = chain.computing_with(**IN_TORCH)
+    lengths_of_runs = (1.0, 6.0, 40.0)
+    labels = np.concatenate([runs(1, sum(sizes), length, rng) for length in lengths_of_runs])
+    predicted, said = predictions(labels, rng), 1.5 * pairs(labels, rng)
+    features = rng.standard_normal((*labels.shape, 3))
+    expected = chain.start(3, features=3)
+    state, first = in_torch(expected), 0
+    for size in sizes:
+        some = slice(first, first + size)
+        first += size
+        assert_same_arrays(other.expected(state, 4), chain.expected(expected, 4))
+        given = [predicted[:, some], said[:, some] if with_pairs else None, features[:, some]]
+        expected, reading = chain.read(expected, *given[:2], features=given[2])
+        mine = [None if each is None else torch.from_numpy(each) for each in given]
+        state, found = other.read(state, *mine[:2], features=mine[2])
+        assert_same_arrays(state, expected)
+        assert_same_arrays(found, reading)
+        alike, before, renewed = np.array([0.0, 0.05, 0.6]), expected.images, np.full(3, 0.004)
+        counts = found.counts(*map(torch.from_numpy, (alike, before, renewed)))
+        wanted = reading.counts(alike, before, renewed)
+        np.testing.assert_allclose(counts, wanted, rtol=0, atol=1e-10)
+
+
+def test_a_chain_in_torch_leaves_that_in_numpy_as_it_was() -> None:
+    chain, rng = ClassChain(np.ones(4), SMALL), np.random.default_rng(12)
+    predicted = random_predictions(rng, 2, 6, 4)
+    before = chain.read(chain.start(2), predicted)
+    assert chain.computing_with(**IN_TORCH).shares.dtype == torch.float64
+    for found, expected in zip(chain.read(chain.start(2), predicted), before, strict=True):
+        for each in dataclasses.fields(expected):
+            value, wanted = getattr(found, each.name), getattr(expected, each.name)
+            assert isinstance(value, np.ndarray), each.name
+            np.testing.assert_array_equal(value, wanted, err_msg=each.name)
+
+
 # Simulated streams.
 
 
@@ -390,7 +459,7 @@ def placed(places: list[int], held: float = 0.0) -> ChainReading:
 def test_a_run_is_worth_what_cluster_sampling_says(likeness: float) -> None:
     """l images of one class are worth l / (1 + (l - 1) ICC)."""
     images = 7
-    counts = placed([1, 2, 3, 4, 1, 2, 3]).counts(np.array([likeness]), np.zeros(1))
+    counts = placed([1, 2, 3, 4, 1, 2, 3]).counts(np.array([likeness]), np.zeros(1), np.zeros(1))
     assert counts.shape == (1, images, 1)
     expected = sum(length / (1 + (length - 1) * likeness) for length in (4, 3))
     assert counts.sum() == pytest.approx(expected)
@@ -404,7 +473,7 @@ def test_a_run_is_worth_what_cluster_sampling_says(likeness: float) -> None:
 @pytest.mark.parametrize("renewed", [0.0, 0.002, 0.1])
 def test_a_run_is_worth_as_much_however_much_is_forgotten(likeness: float, renewed: float) -> None:
     """Its images take the place of those that fade, so that it stays worth what it is."""
-    counts = placed([*range(1, 401)]).counts(np.array([likeness]), np.zeros(1), renewed)
+    counts = placed([*range(1, 401)]).counts(np.array([likeness]), np.zeros(1), np.array([renewed]))
     kept = 0.0
     for place, count in enumerate(counts[0, :, 0], 1):
         kept = (1 - renewed) * kept + count
@@ -418,10 +487,10 @@ def test_few_classes_are_one_crowd(before: float) -> None:
     def worth(images: float) -> float:
         return images / (1 + max(0.0, images - 1) * 0.3 * 0.2)
 
-    counts = reading.counts(np.array([0.2]), np.array([before]))
+    counts = reading.counts(np.array([0.2]), np.array([before]), np.zeros(1))
     assert counts.sum() == pytest.approx(worth(before + 6) - worth(before))
     # Of what is forgotten, new images take the place.
-    renewed = reading.counts(np.array([0.2]), np.array([before]), 0.1)
+    renewed = reading.counts(np.array([0.2]), np.array([before]), np.array([0.1]))
     more = 0.1 * sum(worth(before + images) for images in range(6))
     assert renewed.sum() == pytest.approx(counts.sum() + more)
 
@@ -429,9 +498,26 @@ def test_few_classes_are_one_crowd(before: float) -> None:
 def test_of_images_that_may_be_of_a_run_or_of_a_crowd_both_count() -> None:
     alike, before = np.array([0.05, 0.4]), np.array([3.0])
     run, crowd, both = (
-        placed([1, 2, 3, 4], held=held).counts(alike, before, 0.01) for held in (0.0, 1.0, 0.25)
+        placed([1, 2, 3, 4], held=held).counts(alike, before, np.array([0.01]))
+        for held in (0.0, 1.0, 0.25)
     )
     np.testing.assert_allclose(both, 0.75 * run + 0.25 * crowd)
+
+
+def test_each_stream_counts_by_what_it_forgets_and_had_before() -> None:
+    """What each stream makes of its images is what it would make of them alone."""
+    parts = [placed([1, 2, 3], held=0.5), placed([4, 5, 1], held=0.2), placed([1, 1, 2])]
+    together = ChainReading(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in EACH}
+    )
+    alike = np.array([0.0, 0.05, 0.4])
+    before, renewed = np.array([0.0, 7.0, 30.0]), np.array([0.0, 0.1, 0.005])
+    found = together.counts(alike, before, renewed)
+    assert found.shape == (3, 3, 3)
+    for number, part in enumerate(parts):
+        own = slice(number, number + 1)
+        alone = part.counts(alike, before[own], renewed[own])
+        np.testing.assert_allclose(found[own], alone, rtol=0, atol=1e-12)
 
 
 def test_places_are_those_in_the_run() -> None:

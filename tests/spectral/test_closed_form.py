@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import pairwise
 from typing import Any
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttapca.errors import NotEnoughDataError, OptionError
+from ttapca.errors import NotEnoughDataError, OptionError, ShapeError
 from ttapca.spectral import closed_form, closed_form_rule
+from ttapca.spectral.basis import Cosine
 from ttapca.spectral.calibration import (
     SourceSpectrum,
     band_edges,
@@ -21,7 +23,11 @@ from ttapca.spectral.calibration import (
     spreading_matrix,
 )
 from ttapca.spectral.closed_form import ClosedFormGain
+from ttapca.spectral.closed_form_rule import ClosedFormRule, independent_images
 from ttapca.spectral.gains import SourceComponents, make_gain
+from ttapca.spectral.other_sizes import OtherSize
+from ttapca.spectral.stream import ScaleGivenBack
+from ttapca.spectral.stream_state import Spectrum, leaves
 from ttapca.spectral.variance_ratios import two_sided_gain
 
 COMPONENTS = 63
@@ -46,14 +52,26 @@ def calibrated(deviations: Tensor, name: Any = "two-sided", **options: Any) -> C
     return gain
 
 
-@pytest.mark.parametrize("window", [None, 5])
+def seen_by(gain: ClosedFormGain) -> Spectrum:
+    """What the stream of a gain has shown by now, in one row."""
+    state = gain.stream.state
+    assert state is not None
+    found = state.spectra[gain.number]
+    assert len(found) == 1
+    return found
+
+
+def bands_seen_by(gain: ClosedFormGain) -> Tensor:
+    """The band energies of the same."""
+    return gain.by_band(seen_by(gain).energies[0])
+
+
 @pytest.mark.parametrize("shift", [0.0, 3.0], ids=["as the source", "shifted"])
 @pytest.mark.parametrize("size", [1, 40])
 def test_many_components_have_the_gains_that_few_would_have(
-    size: int, shift: float, window: int | None, monkeypatch: pytest.MonkeyPatch
+    size: int, shift: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"window": window} if window else {}
-    few, many = (calibrated(FALLING, **options) for _ in range(2))
+    few, many = (calibrated(FALLING) for _ in range(2))
     batches = [gaussian(size, FALLING, seed=seed) + shift * FALLING[:1] for seed in range(3)]
     expected = [few(batch) for batch in batches]
     for module in (closed_form, closed_form_rule):
@@ -249,54 +267,27 @@ def test_what_lies_outside_the_basis_is_one_more_band() -> None:
     inside, outside = gaussian(500, deviations, seed=9), gaussian(500, torch.ones(20).double(), 7)
     energies = band_means(inside.square(), band_edges(31))
     rest = outside.square().sum(1)
-    source = SourceComponents(deviations, deviations, energies, lambda: deviations, None, rest)
+    source = SourceComponents(
+        deviations, deviations, energies, lambda: deviations, rest=rest, sample_size=20
+    )
     gain = make_gain("two-sided", source, threshold=0.0, restore=0.0)
+    assert isinstance(gain, ClosedFormGain)
     assert gain.watches_rest
     assert gain.rest_gain() == 1.0
     gains = gain(gaussian(400, deviations), 3 * gaussian(400, torch.ones(20).double(), 3))
-    assert gain.rest_gain() == pytest.approx(1 / 9, rel=0.1)
+    assert float(gain.rest_gain()) == pytest.approx(1 / 9, rel=0.1)
     assert (gains > 0.8).all()
-    assert gain.log_energy()[-1].item() == pytest.approx(2 * math.log(3), abs=0.1)
-    assert gain.log_energy().shape == (len(gain.edges),)
-    assert gain.band_energies().shape == (len(gain.edges) - 1,)
+    seen = seen_by(gain)
+    log_energy = gain.log_energies(seen.energies, seen.rest_energy)
+    assert log_energy[0, -1].item() == pytest.approx(2 * math.log(3), abs=0.1)
+    assert log_energy.shape == (1, len(gain.edges))
+    assert bands_seen_by(gain).shape == (len(gain.edges) - 1,)
     moved = make_gain("two-sided", source)
     shift = torch.linspace(-9, 9, 20).double()
     moved(gaussian(400, deviations), 0.1 * gaussian(400, torch.ones(20).double(), 3) + shift)
     offset, away = moved.offset()
     assert offset.abs().max() < 0.1
     assert torch.allclose(away, shift, rtol=0.1, atol=0.1)
-
-
-def test_a_window_follows_what_bands_are_too_wide_for() -> None:
-    """Every other component of the last band is scaled by 3: the bands see their mean only."""
-    deviations, scale = torch.ones(2, COMPONENTS, dtype=torch.float64)
-    scale[40:50] = 3.0
-    data = gaussian(2000, deviations) * scale
-    fine = calibrated(deviations, window=1)(data)
-    coarse = calibrated(deviations)(data)
-    assert torch.allclose(fine[40:50], torch.full((10,), 1 / 9, dtype=torch.float64), rtol=0.35)
-    assert (fine[51:] > 0.8).all()
-    assert (coarse[51:] < 0.6).all()
-    gain = calibrated(ONES, window=5)
-    found = gain(gaussian(100, ONES, seed=3))  # a batch like the source
-    assert gain.shift < 0.5
-    assert ((found - 1).abs() < 0.2).all()
-
-
-def test_what_is_nothing_but_noise_is_not_restored() -> None:
-    """Signal of variance 1 is scaled by 1/4 and 1/100; rounding adds 0.01 to both."""
-    deviations = torch.ones(7, dtype=torch.float64) * math.sqrt(1.01)
-    scale = torch.tensor([0.25] * 3 + [0.01] * 4, dtype=torch.float64)
-    noise = 0.1 * gaussian(5000, torch.ones(7, dtype=torch.float64), seed=4)
-    data = gaussian(5000, torch.ones(7, dtype=torch.float64)) * scale + noise
-    plain = calibrated(deviations, restore=0.5, threshold=0.0)(data)
-    aware = calibrated(deviations, restore=0.5, threshold=0.0, floor=0.01)(data)
-    assert (plain[5:] > 5).all()
-    # sqrt(s / t) times the root of the share of signal, both relative to the source.
-    t = 0.25**2 + 0.01
-    expected = math.sqrt(1.01 / t) * math.sqrt((1 - 0.01 / t) / (1 - 0.01 / 1.01))
-    assert aware[0] == pytest.approx(expected, rel=0.1)  # 500 source samples say no more
-    assert (aware[5:] < 1.5).all()
 
 
 # What a gain keeps between batches.
@@ -309,8 +300,8 @@ def test_old_batches_count_less() -> None:
         gain(batch.sqrt())
     old = math.exp(-1.0)
     expected = (old * first.mean(0) + second.mean(0)) / (1 + old)
-    assert torch.allclose(gain.band_energies(), band_means(expected, gain.edges))
-    assert gain.samples == pytest.approx(50 * (1 + old))
+    assert torch.allclose(bands_seen_by(gain), band_means(expected, gain.edges))
+    assert float(seen_by(gain).samples) == pytest.approx(50 * (1 + old))
     # Nothing is forgotten: a stream of batches is one large batch.
     data = 2 * gaussian(300, ONES)
     whole, parts = calibrated(ONES, memory=1e12), calibrated(ONES, memory=1e12)
@@ -319,12 +310,83 @@ def test_old_batches_count_less() -> None:
 
 def test_a_broken_or_empty_batch_changes_nothing() -> None:
     gain = calibrated(ONES)
-    before = gain(3 * gaussian(20, ONES))
+    before, state = gain(3 * gaussian(20, ONES)), gain.stream.state
     broken = gaussian(20, ONES)
     broken[3, 4] = math.nan
     for batch in (broken, broken[:0], None):
         assert torch.equal(gain(batch), before)
-    assert gain.samples == 20
+        assert gain.stream.state is state
+    assert float(seen_by(gain).samples) == 20
+
+
+def test_a_second_pass_over_a_batch_has_the_gains_of_the_first_and_leaves_no_mark() -> None:
+    gain, once = calibrated(ONES), calibrated(ONES)
+    data = 2 * gaussian(50, ONES)
+    for each, passes in ((gain, 3), (once, 1)):
+        each.stream.start_batch(50)
+        found = [each(data + number) for number in range(passes)]
+        assert all(torch.equal(gains, found[0]) for gains in found)
+        each.stream.end_batch()
+    for name, value in leaves(seen_by(gain)).items():
+        assert torch.equal(value, leaves(seen_by(once))[name])
+    assert float(seen_by(gain).samples) == 50
+
+
+def test_between_batches_gains_are_those_of_the_last_one() -> None:
+    gain = calibrated(FALLING)
+    assert torch.equal(gain(), torch.ones_like(FALLING))
+    gain.stream.start_batch(60)
+    during = gain(0.3 * gaussian(60, FALLING) + 3 * FALLING)
+    gain.stream.end_batch()
+    state = gain.stream.state
+    torch.testing.assert_close(gain(), during)
+    offset, _ = gain.offset()
+    torch.testing.assert_close(gain(gaussian(20, FALLING, seed=1)), during)
+    torch.testing.assert_close(gain.offset()[0], offset)
+    assert gain.stream.state is state
+    gain.stream.reset()
+    assert torch.equal(gain(), torch.ones_like(FALLING))
+
+
+def test_what_layers_give_back_is_not_restored_twice() -> None:
+    """Of an exponent of 0.6 a quarter is left, where they restore three quarters of a scale."""
+    data = 0.2 * gaussian(200, FALLING)
+    full, rest, quarter = (
+        calibrated(FALLING, "wiener", center=0.0, **options)
+        for options in ({}, {}, {"restore": 0.15})
+    )
+    rest.stream.given_back = ScaleGivenBack(0.75)
+    gains = rest(data)
+    assert torch.equal(gains, quarter(data))
+    torch.testing.assert_close(gains, full(data) ** 0.25)
+    noisy = 3 * gaussian(200, FALLING, seed=1)  # no scale is lost there
+    for gain in (full, rest):
+        gain.stream.reset()
+    assert torch.equal(rest(noisy), full(noisy))
+
+
+def test_what_a_stream_says_is_what_its_energies_say() -> None:
+    gain = calibrated(FALLING)
+    assert gain.stream.start is not None
+    assert gain.evidence_in(gain.stream.start) is None
+    data = 1.5 * gaussian(80, FALLING)
+    gain(data)
+    assert gain.stream.state is not None
+    found = gain.evidence_in(gain.stream.state)
+    assert found is not None
+    torch.testing.assert_close(found.energies, bands_seen_by(gain))
+    assert found.samples == 80
+    assert found.p_value == gain.evidence(found.energies, 80.0).p_value < 0.01
+    assert bool((found.band_p_values[3:] < 0.05).all())
+    # Images of few classes say less.
+    skewed = gain.evidence_in(gain.stream.state, skew=1.0)
+    assert skewed is not None
+    independent = independent_images(80.0, 1.0)
+    assert skewed.p_value == gain.evidence(found.energies, 80.0, independent).p_value
+    assert gain.band_gains(gain.stream.state).shape == (len(gain.edges) - 1,)
+    torch.testing.assert_close(
+        gain.band_gains(gain.stream.state), gain.band_means(gain().log()).exp()
+    )
 
 
 def test_what_is_learned_multiplies_the_closed_form() -> None:
@@ -345,8 +407,8 @@ def test_what_is_learned_multiplies_the_closed_form() -> None:
         ({"largest_ratio": 1.0}, "`largest_ratio` must be a finite number above 1"),
         ({"center": 1.5}, "`center` must be a finite number from 0 to 1"),
         ({"memory": 0.0}, "`memory` must be a finite number above 0"),
-        ({"window": 4}, "`window` must be an odd number of components; found 4"),
-        ({"floor": -1.0}, "`floor` must be a finite number from 0 on"),
+        ({"states": 0}, "`states` must be a whole number from 1 on; found 0"),
+        ({"name": "wiener", "window": 5}, "`wiener` has no option `window`"),
         ({"name": "pulled", "limit": 0.5}, "`limit` must be a finite number above 1"),
         ({"name": "pulled", "lmit": 2.0}, "`pulled` has no option `lmit`.*Did you mean `limit`"),
     ],
@@ -364,3 +426,74 @@ def test_what_is_missing_is_named() -> None:
         band_edges(0)
     with pytest.raises(NotEnoughDataError, match="at least two"):
         SourceSpectrum(torch.ones(1, 3))
+
+
+# What exporters need: the same, without looking at numbers.
+
+IMAGES = 150
+
+
+def few_images(components: int = 7, bands: int = 3) -> SourceComponents:
+    """What is known of so many source images, in float32."""
+    generator = torch.Generator().manual_seed(0)
+    ones, energies = torch.ones(components), torch.rand(IMAGES, bands, generator=generator) + 0.1
+    return SourceComponents(ones, ones, energies, lambda: ones)
+
+
+def traceable(source: SourceComponents) -> ClosedFormRule:
+    found = ClosedFormRule(source)
+    found.make_traceable()
+    return found
+
+
+TRACEABLE, RULE = traceable(few_images()), ClosedFormRule(few_images())
+
+
+@given(st.lists(st.floats(1, 4 * IMAGES, width=32), min_size=1, max_size=5))
+def test_what_is_usual_is_looked_up(sizes: list[float]) -> None:
+    leeway = torch.zeros(len(sizes), 2, 3)
+    found = TRACEABLE.usual(torch.tensor(sizes), leeway)
+    expected = RULE.usual(torch.tensor(sizes), leeway.double())
+    for each in dataclasses.fields(found):
+        value: Tensor = getattr(found, each.name)
+        wanted = getattr(expected, each.name)
+        if len(sizes) == 1:  # what is usual for one stream has no rows
+            wanted = wanted[None]
+        assert value.dtype == torch.float32
+        assert torch.equal(value, wanted.float())
+
+
+def test_bands_of_many_components_are_averaged_without_the_matrix() -> None:
+    rule = traceable(few_images(closed_form_rule.LARGE, closed_form_rule.LARGE.bit_length()))
+    energies = torch.rand(2, closed_form_rule.LARGE, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(rule.by_band(energies), energies @ rule.averages)
+
+
+def test_gains_are_nearly_the_same_in_float32() -> None:
+    source = few_images(components=31, bands=5)
+    plain, narrow = make_gain("wiener", source), make_gain("wiener", source)
+    assert isinstance(plain, ClosedFormGain)
+    assert isinstance(narrow, ClosedFormGain)
+    narrow.make_traceable()
+    assert narrow.by_band(torch.ones(31)).dtype == torch.float32
+    for seed, scale in enumerate((1.0, 3.0, 0.1)):
+        for gain in (plain, narrow):
+            gain.stream.reset()
+        data = (scale * gaussian(40, ONES, seed) + 9 * seed).float()
+        torch.testing.assert_close(narrow(data), plain(data), rtol=1e-3, atol=1e-4)
+        found, expected = narrow.offset(), plain.offset()
+        assert (found is None) == (expected is None) == (seed == 0)
+        if found is not None and expected is not None:
+            torch.testing.assert_close(found[0], expected[0], rtol=1e-3, atol=1e-4)
+    assert narrow.stream.shift == pytest.approx(plain.stream.shift, abs=1e-3)
+
+
+def test_exporters_are_given_images_of_the_fitted_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    basis = Cosine(torch.eye(1), torch.arange(16), (1, 4, 4))
+    other = OtherSize(basis, (1, 6, 6), torch.zeros(16))
+    gain = ClosedFormGain(few_images(16, bands=5))
+    gain.make_traceable()
+    gain.stream.start_batch(2)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    with pytest.raises(ShapeError, match=r"fitted on; found samples of shape \(1, 6, 6\)"):
+        gain(torch.ones(2, 16), None, other)

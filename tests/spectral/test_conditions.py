@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 
 import numpy as np
@@ -9,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ttapca.spectral import conditions as module
 from ttapca.spectral.appearances import Appearances
 from ttapca.spectral.conditions import ConditionStates, KnownConditions, _two_means
-from ttapca.spectral.stream import Stream
 from ttapca.spectral.textures import TEXTURES, textures
 
 SIZE = 6
@@ -26,10 +28,22 @@ class AsTheyAre:
     size = SIZE
 
 
-def states_of(most: int = 8) -> ConditionStates:
-    found = ConditionStates(AsTheyAre(), most)  # type: ignore[arg-type]
-    found.join(Stream())
-    return found
+class OneStream:
+    """The conditions of one stream, told apart batch by batch."""
+
+    def __init__(self, most: int = 8) -> None:
+        self.conditions = ConditionStates(AsTheyAre(), most)  # type: ignore[arg-type]
+        self.known = KnownConditions.none(SIZE)
+
+    def told(self, batch: Tensor) -> NDArray[np.int64]:
+        self.known, found = self.conditions.told_apart(self.known, batch.numpy())
+        assert len(found) == len(batch)
+        assert len(self.known.centres) == len(self.known.weights)
+        return found
+
+    @property
+    def states(self) -> int:
+        return len(self.known.centres)
 
 
 def rows(number: int, seed: int, *centre: float) -> Tensor:
@@ -120,29 +134,31 @@ def test_numbers_are_cut_where_least_variance_is_left(numbers: list[int]) -> Non
 
 @pytest.mark.parametrize("size", [200, 16, 1])
 def test_one_condition_has_one_state_however_much_its_images_vary(size: int) -> None:
-    conditions = states_of()
+    stream = OneStream()
     varied = rows(400, 0, 2.0) * torch.tensor([4.0, 2.0, 1.0, 1.0, 1.0, 0.3])
     for batch in varied.split(size):
-        assert conditions.route(batch).tolist() == [0] * len(batch)
-    assert conditions.stream.conditions == 1
+        assert stream.told(batch).tolist() == [0] * len(batch)
+    assert stream.states == 1
 
 
 @pytest.mark.parametrize("size", [150, 32, 8])
 def test_conditions_that_are_mixed_are_told_apart(size: int) -> None:
-    conditions = states_of()
+    stream = OneStream()
     mixed, of = shuffled(rows(200, 0), rows(200, 1, 9.0), rows(200, 2, 0.0, 9.0))
-    found = torch.cat([conditions.route(batch) for batch in mixed.split(size)])[-300:]
-    assert conditions.stream.conditions == 3
+    found = np.concatenate([stream.told(batch) for batch in mixed.split(size)])[-300:]
+    last = of[-300:].numpy()
+    assert stream.states == 3
     for group in range(3):
-        states = found[of[-300:] == group]
-        assert (states == states.mode().values).float().mean() > 0.98
-        assert (found[of[-300:] != group] == states.mode().values).float().mean() < 0.02
+        own = found[last == group]
+        state = np.bincount(own).argmax()
+        assert (own == state).mean() > 0.98
+        assert (found[last != group] == state).mean() < 0.02
 
 
 def test_a_condition_that_comes_back_finds_its_state() -> None:
-    conditions = states_of()
+    stream = OneStream()
     seen = [
-        conditions.route(batch).tolist()
+        stream.told(batch).tolist()
         for condition in ((0.0,), (6.0,), (0.0,), (0.0, 6.0), (6.0,))
         for batch in rows(200, 5, *condition).split(100)
     ]
@@ -150,21 +166,21 @@ def test_a_condition_that_comes_back_finds_its_state() -> None:
 
 
 def test_when_a_condition_ends_images_like_the_source_soon_have_a_state_of_their_own() -> None:
-    conditions = states_of()
+    stream = OneStream()
     ended = torch.cat([rows(60, 5, 7.0), rows(20, 6), rows(20, 7, 7.0)])
-    seen = [int(conditions.route(row)) for row in ended.split(1)]
+    seen = [int(stream.told(row)[0]) for row in ended.split(1)]
     # One or two odd images among many do not make a condition.
     assert seen[:60] == [0] * 60
     assert seen[63:80] == [1] * 17
     assert seen[83:] == [0] * 17
-    like_source = states_of()  # where there is such a state already, there is no other one
-    assert {int(like_source.route(row)) for row in rows(60, 8, 2.0).split(1)} == {0}
+    like_source = OneStream()  # where there is such a state already, there is no other one
+    assert {int(like_source.told(row)[0]) for row in rows(60, 8, 2.0).split(1)} == {0}
 
 
 def test_new_conditions_are_searched_when_there_is_reason_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    conditions = states_of()
+    stream = OneStream()
     searched: list[int] = []
     search = ConditionStates._searched
 
@@ -174,79 +190,63 @@ def test_new_conditions_are_searched_when_there_is_reason_to(
 
     monkeypatch.setattr(ConditionStates, "_searched", counted)
     for batch in rows(400, 0).split(8):
-        conditions.route(batch)
+        stream.told(batch)
     searched.clear()
     for batch in rows(200, 1).split(8):
-        conditions.route(batch)
+        stream.told(batch)
     assert len(searched) <= 6  # not every 16 images, where all look like those before
     searched.clear()
     for batch in rows(16, 2, 0.0, 14.0).split(8):  # they do not look like them
-        conditions.route(batch)
+        stream.told(batch)
     assert len(searched) == 1
-    assert conditions.stream.conditions == 2
+    assert stream.states == 2
 
 
 def test_there_are_no_more_states_than_asked_for() -> None:
-    conditions = states_of(most=2)
+    stream = OneStream(most=2)
     mixed, _ = shuffled(*(rows(80, i, 9.0 * i) for i in range(4)))
-    assert set(conditions.route(mixed).tolist()) == {0, 1}
-    assert set(conditions.route(rows(100, 9, 0.0, 50.0)).tolist()) <= {0, 1}
-    assert conditions.stream.conditions == 2
+    assert set(stream.told(mixed).tolist()) == {0, 1}
+    assert set(stream.told(rows(100, 9, 0.0, 50.0)).tolist()) <= {0, 1}
+    assert stream.states == 2
 
 
 def test_the_last_images_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RECENT", 100)
-    conditions = states_of()
+    stream = OneStream()
     for batch in rows(230, 0).split(70):
-        conditions.route(batch)
-    recent, filled, _ = conditions.stream.now("conditions/recent")
-    assert filled == 100
-    assert torch.equal(recent, rows(230, 0)[-100:])
+        stream.told(batch)
+    np.testing.assert_array_equal(stream.known.recent, rows(230, 0)[-100:])
+    np.testing.assert_array_equal(stream.known.last(7), rows(230, 0)[-7:])
+    assert len(stream.known.searched) <= 100
 
 
-def test_work_is_done_for_one_condition_after_the_other() -> None:
-    stream = Stream()
-    stream.declare("sum", 0.0, by_condition=True)
-    stream.declare("all", 0.0)
-    values = torch.tensor([1.0, 10.0, 2.0, 20.0])
-
-    def run(some: Tensor) -> Tensor:
-        for name in ("sum", "all"):
-            stream.write(name, stream.now(name) + float(some.sum()))
-        return some - stream.now("sum")
-
-    stream.start_batch(4)
-    stream.route(torch.tensor([0, 2, 0, 2]))
-    assert stream.by_condition(run, values).tolist() == [-2.0, -20.0, -1.0, -10.0]
-    stream.end_batch()
-    assert (stream.values["sum"], stream.values["sum of condition 2"]) == (3.0, 30.0)
-    assert stream.now("all") == 33.0
-    # Nobody knows the conditions of other samples.
-    stream.start_batch(3)
-    stream.route(torch.tensor([2, 2, 2, 2]))
-    assert stream.by_condition(run, values[:3]).tolist() == [-15.0, -6.0, -14.0]
-    stream.end_batch(broken=True)
-    assert stream.now("sum") == 3.0
-    stream.reset()
-    assert stream.values == stream.starts
+def test_what_was_known_is_not_written_into() -> None:
+    """A batch that turns out broken has left nothing behind."""
+    stream = OneStream()
+    seen = shuffled(rows(90, 0), rows(90, 1, 9.0))[0]
+    for batch in seen.split(45):
+        stream.told(batch)
+    assert stream.states == 2
+    before = copy.deepcopy(stream.known)
+    known = stream.known
+    following = torch.cat([rows(40, 2, 0.0, 12.0), rows(3, 3, 9.0)]).numpy()
+    after, found = stream.conditions.told_apart(known, following)
+    assert len(after.centres) == 3
+    again, same = stream.conditions.told_apart(known, following)
+    np.testing.assert_array_equal(same, found)
+    for each in dataclasses.fields(KnownConditions):
+        kept, wanted = getattr(known, each.name), getattr(before, each.name)
+        np.testing.assert_array_equal(kept, wanted, err_msg=each.name)
+        one, other = getattr(again, each.name), getattr(after, each.name)
+        np.testing.assert_array_equal(one, other, err_msg=each.name)
 
 
-def test_who_works_on_a_condition_is_told_its_rows() -> None:
-    stream = Stream()
-    stream.start_batch(5)
-    assert stream.rows(5) is None
-    assert stream.groups == [(0, None)]
-    stream.route(torch.tensor([1, 0, 1, 1, 0]))
-    assert [(number, rows.tolist()) for number, rows in stream.groups if rows is not None] == [
-        (0, [1, 4]),
-        (1, [0, 2, 3]),
-    ]
-    for number, expected in ((0, [1, 4]), (1, [0, 2, 3])):
-        with stream.in_condition(number):
-            rows = stream.rows(len(expected))
-            assert rows is not None
-            assert rows.tolist() == expected
-            assert stream.rows(40) is None  # they are no images, but places of them
-    # A pass that is repeated tells conditions apart again.
-    stream.restart_batch()
-    assert stream.groups == [(0, None)]
+def test_nothing_is_known_of_a_new_stream() -> None:
+    nothing = KnownConditions.none(SIZE)
+    assert nothing.centres.shape == nothing.searched.shape == nothing.recent.shape == (0, SIZE)
+    states = ConditionStates.of_source(rows(100, 0).exp(), None, 4)
+    assert states is not None
+    assert states.nothing_known().centres.shape == (0, SIZE)
+    assert ConditionStates.of_source(rows(100, 0).exp(), None, 1) is None  # nobody asks
+    assert ConditionStates.of_source(rows(4 * SIZE - 1, 0).exp(), None, 4) is None
+    assert ConditionStates.of_source(None, None, 4) is None

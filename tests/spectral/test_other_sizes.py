@@ -22,12 +22,13 @@ from ttapca import SpectralFilter
 from ttapca.errors import ShapeError
 from ttapca.spectral.basis import Cosine
 from ttapca.spectral.calibration import SourceSpectrum, energies_of, rest_of
-from ttapca.spectral.closed_form import WIENER, ClosedFormGain
+from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
 from ttapca.spectral.gains import Gain, SourceComponents, make_gain
-from ttapca.spectral.many_streams import ManyStreamsGain, Rows
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream_batch import Rows, StreamBatch
+from ttapca.spectral.stream_state import Spectrum, StreamState, leaves
 
 FITTED = (3, 12, 16)
 NUMBERS = math.prod(FITTED)
@@ -272,15 +273,32 @@ def test_means_are_moved_before_scaling(size: tuple[int, int]) -> None:
 SOURCE = natural(300, (16, 16))
 
 
-def closed_form(n_components: int | None = None, *, many: bool = False) -> SpectralFilter:
+def closed_form(n_components: int | None = None) -> SpectralFilter:
     dct = fit_channel_dct(CoefficientMoments((3, 16, 16)).update(SOURCE), n_components)
     basis, variances = Cosine(dct.rotation, dct.order, (3, 16, 16)), dct.explained_variance
     energies = energies_of(SOURCE.flatten(1), dct.mean, variances, basis.project)
     rest = None if n_components is None else rest_of(SOURCE.flatten(1), dct.mean, basis)
     deviations = variances.sqrt()
-    source = SourceComponents(dct.singular_values, deviations, energies, basis.noise, rest=rest)
-    gain = ManyStreamsGain(source, **WIENER) if many else make_gain("wiener", source)
-    return SpectralFilter(dct.mean, basis, shape=(3, 16, 16), gain=gain)
+    source = SourceComponents(
+        dct.singular_values, deviations, energies, basis.noise, rest=rest, sample_size=3 * 16 * 16
+    )
+    return SpectralFilter(dct.mean, basis, shape=(3, 16, 16), gain=make_gain("wiener", source))
+
+
+def state_of(gain: ClosedFormGain) -> StreamState:
+    """What the stream of a gain has shown by now."""
+    assert gain.stream.state is not None
+    return gain.stream.state
+
+
+def seen_by(gain: ClosedFormGain) -> Spectrum:
+    """The same, of the components of its filter."""
+    return state_of(gain).spectra[gain.number]
+
+
+def bands_seen_by(gain: ClosedFormGain) -> Tensor:
+    """The band energies of the same."""
+    return gain.by_band(seen_by(gain).energies[0])
 
 
 @pytest.mark.parametrize("components", [None, 200])
@@ -293,12 +311,12 @@ def test_one_stream_holds_images_of_several_sizes(components: int | None) -> Non
     clean, noisy = {}, {}
     for found, level in ((clean, 0.0), (noisy, 0.1)):
         for size in sizes:
-            gain.join(Stream(), "gain")
+            gain.join(Stream())
             x = natural(60, size, seed=5)
             generator = torch.Generator().manual_seed(7)
             x = x + level * torch.randn(x.shape, generator=generator, dtype=torch.float64)
             layer(x)
-            found[size] = gain.band_energies(), gain.shift, layer.gains()
+            found[size] = bands_seen_by(gain), gain.stream.shift, layer.gains()
     for size in sizes:
         energies, shift, gains = clean[size]
         assert shift == 0
@@ -311,23 +329,23 @@ def test_one_stream_holds_images_of_several_sizes(components: int | None) -> Non
         # What resizing may have done is no shift: noise has to stand out from more.
         ratio = (gains / noisy[16, 16][2])[63:]
         assert 0.7 < float(ratio.min()) <= float(ratio.max()) < 4
-    gain.join(Stream(), "gain")
-    before = {name: _shapes(value) for name, value in gain.stream.values.items()}
+    gain.join(Stream())
+    before = shapes_in(state_of(gain))
     for size in sizes * 2:
         generator = torch.Generator().manual_seed(1)
         x = natural(20, size, seed=6)
         layer(x + 0.1 * torch.randn(x.shape, generator=generator, dtype=torch.float64))
-    after = {name: _shapes(value) for name, value in gain.stream.values.items()}
-    if components is None:
-        assert after == before
-    torch.testing.assert_close(gain.band_energies()[4:], noisy[16, 16][0][4:], rtol=0.1, atol=0)
-    assert gain.samples == pytest.approx(160)
+    assert shapes_in(state_of(gain)) == before
+    torch.testing.assert_close(bands_seen_by(gain)[4:], noisy[16, 16][0][4:], rtol=0.1, atol=0)
+    assert float(seen_by(gain).samples) == pytest.approx(160)
 
 
-def _shapes(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_shapes(each) for each in value)
-    return tuple(value.shape) if isinstance(value, Tensor) else type(value)
+def shapes_in(state: StreamState) -> dict[str, Any]:
+    """The shape of every tensor of a state, and the type of every number."""
+    return {
+        name: tuple(value.shape) if isinstance(value, Tensor) else type(value)
+        for name, value in leaves(state).items()
+    }
 
 
 @pytest.mark.parametrize("components", [None, 200])
@@ -337,18 +355,26 @@ def test_streams_in_one_batch_are_served_as_each_is_alone(components: int | None
     x = natural(60, (12, 20), seed=5)
     x[:20] += 0.1 * torch.randn(20, 3, 12, 20, generator=generator, dtype=torch.float64)
     x[20:40] += 1.0
-    pool = closed_form(components, many=True)
-    assert isinstance(pool.gain, ManyStreamsGain)
+    together = closed_form(components)
+    gain = together.gain
+    assert isinstance(gain, ClosedFormGain)
     streams, all_ = torch.arange(3).repeat_interleave(20), torch.ones(60, dtype=torch.bool)
-    filtered = torch.arange(60) != 45
-    pool.gain.begin([pool.gain.nothing_seen(768)] * 3, Rows(streams, all_, filtered))
-    found = pool(x)
+    filtered, start = torch.arange(60) != 45, state_of(gain)
+    rows = Rows(streams, all_, filtered)
+    batch = StreamBatch([start] * 3, start, memory=gain.stream.memory, size=60, rows=rows)
+    gain.stream.batch = batch
+    found = together(x)
+    gain.stream.batch = None
     assert torch.equal(found[45], x[45])
-    for number in range(3):
+    for number, after in enumerate(batch.finish()):
         own = slice(20 * number, 20 * number + 20)
-        alone, kept = closed_form(components)(x[own]), filtered[own]
+        one = closed_form(components)
+        alone, kept = one(x[own]), filtered[own]
         torch.testing.assert_close(found[own][kept], alone[kept], rtol=0, atol=1e-6)
         assert torch.allclose(alone, x[own], atol=0.02) == (number == 2)
+        assert isinstance(one.gain, ClosedFormGain)
+        for name, value in leaves(seen_by(one.gain)).items():
+            torch.testing.assert_close(leaves(after.spectra[gain.number])[name], value)
 
 
 @torch.no_grad()
@@ -364,24 +390,52 @@ def test_a_shift_of_the_mean_is_known_at_every_size() -> None:
         assert abs(float((moved - x).mean())) < 0.1
 
 
+def soft(n: int, seed: int) -> Tensor:
+    """Images of 32 x 32 pixels whose spectrum has an end."""
+    return F.avg_pool2d(natural(n, (34, 34), seed), 3, stride=1)
+
+
+def made_smaller(n: int, seed: int) -> Tensor:
+    """Such images of 23 x 23 pixels, which are sharper."""
+    return F.interpolate(soft(n, seed), (23, 23), mode="bilinear", antialias=True)
+
+
 @torch.no_grad()
 def test_what_resizing_does_is_no_shift() -> None:
-    def soft(n: int, seed: int) -> Tensor:
-        return F.avg_pool2d(natural(n, (34, 34), seed), 3, stride=1)
-
-    # A spectrum with an end: images that are made smaller are sharper than those of the fit.
     fitted = ttapca.fit(_pointwise(), "0", soft(300, 1), route="dct")
-    smaller = F.interpolate(soft(60, 2), (23, 23), mode="bilinear", antialias=True)
+    smaller = made_smaller(60, 2)
     layer = fitted.spectral_filter("wiener", dtype=torch.float64)
     layer(smaller)
     gain = layer.gain
     assert isinstance(gain, ClosedFormGain)
-    assert gain.shift < 0.05
-    evidence = gain.evidence_in(gain.stream.values)
+    assert gain.stream.shift < 0.05
+    evidence = gain.evidence_in(state_of(gain))
     assert evidence is not None
-    assert gain.evidence(evidence.energies, 60.0).p_value == evidence.p_value
+    [leeway] = seen_by(gain).leeway
+    assert gain.evidence(evidence.energies, 60.0, leeway=leeway).p_value == evidence.p_value > 0.05
+    # By what is usual for images of the fitted size, it would be one.
+    assert gain.evidence(evidence.energies, 60.0).p_value < 0.01
     strict = gain.normal.batches_of(60).usual(0.8)
     assert float(strict.judged(evidence.energies.log())[0]) > 0.5
+
+
+def test_what_resizing_does_is_no_reason_for_an_alarm() -> None:
+    fitted = ttapca.fit(_pointwise(), "0", soft(300, 1), route="dct")
+    given = {"filter": fitted, "order": "shuffled", "outliers": False, "states": 1}
+    told: list[ttapca.Health] = []
+    with ttapca.adapt(
+        _pointwise(), "wiener", forgetting="online", on_shift=told.append, **given
+    ) as adapted:
+        for seed in range(2, 6):
+            adapted(made_smaller(64, seed))
+            assert adapted.health.p_value > 0.05
+            assert adapted.health.shifted is False
+        assert told == []
+        for seed in range(6, 9):
+            generator = torch.Generator().manual_seed(seed)
+            x = made_smaller(64, seed)
+            adapted(x + torch.randn(x.shape, generator=generator, dtype=torch.float64))
+        assert [each.shifted for each in told] == [True]
 
 
 def _pointwise() -> torch.nn.Module:

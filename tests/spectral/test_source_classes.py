@@ -17,8 +17,10 @@ from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.source_classes import (
     IMAGES_A_FEATURE,
     LARGEST_RANK,
+    SMALLEST_RATIO,
     PairStatistic,
     SourceClasses,
+    corrections,
     late_layers,
     pair_statistic,
 )
@@ -37,6 +39,12 @@ def random_sums(classes: int, channels: int, seed: int = 0) -> tuple[Tensor, dic
     return weights, sums
 
 
+def corrections_for(classes: SourceClasses, path: str, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """What to do to the mean and variance of a layer, for shares of classes, (groups, classes)."""
+    place = (shares.to(classes.shares) - classes.shares) @ classes.loadings
+    return corrections(classes.layers[path], place)
+
+
 # What the classes of a batch explain.
 
 
@@ -44,15 +52,15 @@ def random_sums(classes: int, channels: int, seed: int = 0) -> tuple[Tensor, dic
 def test_corrections_are_those_of_the_formula(classes: int) -> None:
     weights, sums = random_sums(classes, 7)
     moments = SourceClasses.from_sums(weights, sums)
-    shares = np.random.default_rng(1).dirichlet(np.ones(classes))
-    found = moments.corrections(torch.tensor(shares))
+    shares = np.random.default_rng(1).dirichlet(np.ones(classes), size=3)  # of three groups
     source = (weights / weights.sum()).numpy()
     for path, each in sums.items():
         mean_k, square_k = (each / weights[:, None, None]).numpy().transpose(1, 0, 2)
         mean, source_mean = shares @ mean_k, source @ mean_k
         var = shares @ square_k - mean**2
         source_var = source @ square_k - source_mean**2
-        shift, scale = found[path]
+        shift, scale = corrections_for(moments, path, torch.tensor(shares))
+        assert shift.shape == scale.shape == (3, 7)
         np.testing.assert_allclose(shift, mean - source_mean, atol=1e-5)
         np.testing.assert_allclose(scale, source_var / var, rtol=1e-4)
 
@@ -64,17 +72,26 @@ def test_many_classes_are_kept_in_few_directions() -> None:
     sums = {"late": torch.stack([mean, torch.full_like(mean, 40.0)], 1)}
     moments = SourceClasses.from_sums(torch.ones(200), sums)
     assert moments.loadings.shape[1] <= LARGEST_RANK
-    one = torch.zeros(200)
-    one[17] = 1.0
-    shift, _ = moments.corrections(one)["late"]
-    torch.testing.assert_close(shift, mean[17] - mean.mean(0), rtol=1e-3, atol=1e-3)
+    shift, _ = corrections_for(moments, "late", torch.eye(200)[[17, 140]])
+    torch.testing.assert_close(shift, mean[[17, 140]] - mean.mean(0), rtol=1e-3, atol=1e-3)
 
 
 def test_source_shares_change_nothing() -> None:
     moments = SourceClasses.from_sums(*random_sums(6, 5))
-    for shift, scale in moments.corrections(moments.shares).values():
-        torch.testing.assert_close(shift, torch.zeros(5), rtol=0, atol=1e-6)
-        torch.testing.assert_close(scale, torch.ones(5), rtol=1e-5, atol=0)
+    for path in moments.layers:
+        shift, scale = corrections_for(moments, path, moments.shares[None])
+        torch.testing.assert_close(shift, torch.zeros(1, 5), rtol=0, atol=1e-6)
+        torch.testing.assert_close(scale, torch.ones(1, 5), rtol=1e-5, atol=0)
+
+
+def test_a_variance_is_scaled_by_no_more_than_a_low_rank_is_believed() -> None:
+    """Class moments that say that all variance lies within others, or none."""
+    table = torch.zeros(2, 2, 2)
+    table[0, 1] = 1.0  # the source has mean 0 and variance 1
+    table[1, 1] = torch.tensor([1e3, -1.0])
+    shift, scale = corrections(table, torch.ones(1, 1))
+    assert not shift.any()
+    assert scale.tolist() == [[pytest.approx(SMALLEST_RATIO), pytest.approx(1 / SMALLEST_RATIO)]]
 
 
 # How alike images of one class are.
@@ -197,6 +214,20 @@ def test_the_image_before_is_that_of_the_stream() -> None:
     first = pairs.log_ratio(np.zeros_like(features[:, 0]), features[:, :12])
     second = pairs.log_ratio(features[:, 11], features[:, 12:])
     np.testing.assert_array_equal(np.concatenate([first, second], 1), whole)
+
+
+def test_streams_are_looked_at_one_beside_the_other_in_any_library() -> None:
+    pairs, (rows, _, _) = known(), features_of(1.0, 30, seed=4)
+    features = described(pairs, rows).reshape(3, 10, -1)
+    before = described(pairs, features_of(1.0, 3, seed=5)[0])
+    found = pairs.log_ratio(before, features)
+    for number in range(3):
+        own = slice(number, number + 1)
+        np.testing.assert_array_equal(pairs.log_ratio(before[own], features[own]), found[own])
+    given = (torch.from_numpy(before), torch.from_numpy(features))
+    in_torch = pairs.log_ratio(*given, xp=torch)
+    assert isinstance(in_torch, Tensor)
+    np.testing.assert_allclose(in_torch, found, rtol=0, atol=1e-10)
 
 
 def test_two_equal_images_say_something_finite() -> None:

@@ -15,24 +15,50 @@ from hypothesis import strategies as st
 from torch import nn
 
 from adapters import same
+from known_shifts import spectrum
 from ttapca.adaptation.optimisation import Descent, Draws
+from ttapca.spectral.closed_form_rule import Scaling
 from ttapca.spectral.stream import (
     LARGE,
+    STATE,
     Attributes,
     ParameterValues,
     ScaleGivenBack,
     Stream,
     tensors_in,
 )
+from ttapca.spectral.stream_batch import StreamBatch
+from ttapca.spectral.stream_state import AlarmState, Spectrum, StreamState
 
 SEED = 4
 
 
+def nothing_seen() -> Spectrum:
+    """What a filter of one component knows of a new stream."""
+    none, ones = torch.zeros(1, dtype=torch.float64), torch.ones(1, 1)
+    return Spectrum(none, none, ones, none, none, torch.zeros(1, 2, 1, dtype=torch.float64))
+
+
+def show(batch: StreamBatch, samples: float, energy: float = 1.0, shift: float = 0.5) -> None:
+    """Do what a filter does with so many samples of this energy."""
+    count = torch.tensor([samples], dtype=torch.float64)
+    sure, energies = torch.full_like(count, shift), torch.full((1, 1), energy)
+    newer = Spectrum(count, count, energies, sure, sure, torch.zeros(1, 2, 1, dtype=torch.float64))
+    joined = batch.spectrum_before(0).joined(newer, batch.memory)
+    batch.show(0, newer, joined, Scaling(torch.ones(1, 1), sure, sure, None, None, None))
+
+
+def state_of(stream: Stream) -> StreamState:
+    assert stream.state is not None
+    return stream.state
+
+
 class World:
-    """A stream with two values and one part of each kind, and what they belong to."""
+    """A stream with a state, two values and one part of each kind, and what they belong to."""
 
     def __init__(self, memory: float = math.inf) -> None:
         self.stream = Stream(memory)
+        assert self.stream.add_filter(nothing_seen()) == 0
         self.stream.declare("mean", torch.zeros(2))
         self.stream.declare("pair", (None, 0.0))
         self.weight = nn.Parameter(torch.ones(3))
@@ -52,6 +78,8 @@ class World:
         self.stream.end_batch()
 
     def change(self, number: float) -> None:
+        assert self.stream.batch is not None
+        show(self.stream.batch, 2.0, number)
         self.stream.write("mean", torch.full((2,), number))
         self.stream.write("pair", (torch.tensor(number), number))
         self.descent.move((torch.full_like(self.weight.data, number),))
@@ -92,13 +120,106 @@ def test_a_batch_is_set_apart_until_it_is_over() -> None:
     memory=st.floats(1.0, 1e4) | st.just(math.inf),
 )
 def test_each_sample_fades_with_all_that_came_after_it(sizes: list[int], memory: float) -> None:
-    stream, counted = Stream(memory), 0.0
+    stream = World(memory).stream
     for size in sizes:
-        counted = stream.aged(counted, size) + size
+        stream.start_batch(size)
+        assert stream.batch is not None
+        show(stream.batch, float(size))
+        stream.end_batch()
     expected = sum(
         size * math.exp(-sum(sizes[number + 1 :]) / memory) for number, size in enumerate(sizes)
     )
-    assert counted == pytest.approx(expected)
+    assert float(state_of(stream).spectra[0].samples) == pytest.approx(expected)
+
+
+def test_the_state_is_that_of_before_until_the_batch_is_over() -> None:
+    stream = World().stream
+    before = state_of(stream)
+    stream.start_batch(2)
+    batch = stream.opened(2)
+    assert batch is stream.batch
+    assert batch.size == 2
+    show(batch, 2.0, 3.0)
+    assert stream.state is stream.values[STATE] is before
+    stream.end_batch()
+    assert stream.batch is None
+    assert float(state_of(stream).spectra[0].energies) == 3.0
+    assert not before.spectra[0].samples.any()  # which nobody has written into
+
+
+def test_a_batch_of_unknown_size_takes_that_of_its_first_samples() -> None:
+    stream = World().stream
+    stream.start_batch()
+    assert stream.batch is not None
+    assert stream.batch.size is None
+    assert stream.opened(5) is stream.opened(7) is stream.batch
+    assert stream.batch.size == 5
+
+
+def test_a_pass_between_batches_leaves_no_mark() -> None:
+    stream = World().stream
+    assert stream.opened(3).counts  # nobody says where a batch begins, so that every pass counts
+    stream.start_batch(3)
+    stream.end_batch()
+    assert not stream.every_pass_counts
+    before, batch = state_of(stream), stream.opened(3)
+    assert not batch.counts
+    show(batch, 3.0, 9.0)
+    assert batch.finish() == [before]
+
+
+def test_a_batch_that_is_left_out_changes_no_state() -> None:
+    stream = World().stream
+    before = state_of(stream)
+    stream.start_batch(2)
+    batch = stream.opened(2)
+    show(batch, 2.0, 3.0)
+    batch.left_out = True
+    stream.end_batch()
+    assert stream.state is before
+    stream.start_batch(2)
+    show(stream.opened(2), 2.0, math.nan)  # nobody has noticed
+    stream.end_batch()
+    assert stream.state is before
+    assert stream.samples == 4
+
+
+def test_who_keeps_no_state_has_none() -> None:
+    stream = Stream()
+    with pytest.raises(LookupError, match="nobody has declared a state"):
+        stream.opened(3)
+    stream.start_batch(3)
+    assert stream.batch is None
+    stream.end_batch()
+    assert stream.state is None
+    assert STATE not in stream.values
+    assert stream.samples == 3
+
+
+def test_what_is_declared_of_a_state_adds_up() -> None:
+    stream = Stream()
+    stream.declare_state(outliers=torch.ones(2, dtype=torch.float64))
+    assert [stream.add_filter(nothing_seen()) for _ in range(2)] == [0, 1]
+    assert len(state_of(stream).spectra) == 2
+    assert state_of(stream).outliers.tolist() == [1.0, 1.0]
+    assert stream.state is stream.start
+
+
+def test_what_is_about_the_stream_outlasts_forgetting_and_no_reset() -> None:
+    world = World()
+    stream, alarm = world.stream, AlarmState(shifted=True, run=1)
+    world.live(3.0)
+    stream.start_batch(2)
+    stream.opened(2).alarms[0] = alarm
+    stream.end_batch(skipped=True)
+    stream.forget()
+    found = state_of(stream)
+    assert found.alarm is alarm
+    assert not found.spectra[0].samples.any()
+    assert (stream.now("images"), stream.now("skipped"), stream.samples) == (4, 1, 0)
+    stream.reset()
+    assert stream.state is stream.start
+    assert (stream.now("images"), stream.now("skipped")) == (0, 0)
 
 
 def test_a_broken_batch_leaves_no_mark() -> None:
@@ -106,6 +227,7 @@ def test_a_broken_batch_leaves_no_mark() -> None:
     world.live(1.0)
     before = world.picture()
     world.stream.start_batch(7)
+    show(world.stream.opened(7), 7.0, 9.0)
     world.stream.write("mean", torch.full((2,), 9.0))
     world.owner.teacher, world.owner.steps = None, 9
     torch.rand(3, generator=world.generator)
@@ -168,6 +290,7 @@ def test_two_streams_take_turns_as_if_each_were_alone() -> None:
     for world, contents in zip(alone, parked, strict=True):
         assert same(world.stream.contents(), contents)
     assert world.stream.samples == 6
+    assert float(state_of(world.stream).spectra[0].samples) == 6
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))])
@@ -189,7 +312,8 @@ def test_casting_takes_all_of_it_along() -> None:
         world.weight.data = world.weight.data.double()  # as `nn.Module.double` does
     world.stream.apply(lambda t: t.double() if t.is_floating_point() else t)
     contents = world.stream.contents()
-    kinds = {tensor.dtype for tensor in tensors_in([contents["values"], world.stream.starts])}
+    starts = [world.stream.starts, world.stream.start]
+    kinds = {tensor.dtype for tensor in tensors_in([contents["values"], *starts])}
     assert kinds == {torch.float64}
     assert world.owner.teacher[0].dtype == world.weight.dtype == torch.float64
     moments = contents["parts"]["optimiser"]["0"]
@@ -198,24 +322,26 @@ def test_casting_takes_all_of_it_along() -> None:
     world.stream.reset()
     assert world.weight.tolist() == [1.0] * 3
     assert world.weight.dtype == torch.float64
+    world.stream.apply(lambda t: t.float() if t.is_floating_point() else t)
+    table = state_of(world.stream).spectra[0]
+    assert (table.energies.dtype, table.samples.dtype) == (torch.float32, torch.float64)
 
 
 def test_the_shift_is_that_of_the_first_who_can_tell() -> None:
     stream = Stream()
-    assert stream.shift == stream.shift_in({}) == 1.0
-    for name in ("first", "second"):
-        stream.declare_certainty(name)
-    stream.write("second", 0.9)
-    assert stream.shift == 0.0
-    stream.write("first", 0.3)
-    assert stream.shift == stream.shift_in(stream.values) == 0.3
-    assert stream.unusual == 0.0
-    for name in ("third", "fourth"):
-        stream.declare_unusual(name)
-    stream.write("fourth", 0.9)
-    stream.write("third", 0.4)
-    assert stream.unusual == 0.4
-    # What normalisation layers give back of a lost scale.
-    assert ScaleGivenBack(0.5).by(3) == 0.5
-    alone = ScaleGivenBack(0.5, prior=16.0, needs_two=True)
-    assert (alone.by(1), alone.by(16)) == (0.0, 0.25)
+    assert stream.shift == 1.0  # nobody can
+    stream.declare_state()
+    assert stream.shift == 1.0
+    stream.add_filter(spectrum([0.0, 0.3, 0.2], [0.0, 0.0, 0.9]))  # in its surest condition
+    stream.add_filter(spectrum([0.9], [0.9]))
+    assert stream.shift == state_of(stream).shift == 0.3
+    assert state_of(stream).surest == 1
+
+
+def test_what_normalisation_layers_give_back_of_a_lost_scale() -> None:
+    samples = torch.tensor([1.0, 3.0, 16.0, 1e9])
+    assert ScaleGivenBack(0.5).by(samples).tolist() == [0.5] * 4
+    found = ScaleGivenBack(0.5, prior=16.0).by(samples)
+    assert found.tolist() == pytest.approx([0.5 / 17, 1.5 / 19, 0.25, 0.5])
+    alone = ScaleGivenBack(0.5, prior=16.0, needs_two=True).by(samples)
+    assert alone.tolist() == [0.0, *found[1:].tolist()]

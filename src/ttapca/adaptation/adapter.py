@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -14,18 +15,27 @@ from torch import Tensor, nn
 
 from ttapca._checks import OneOf, check_option
 from ttapca.adaptation.guards import CollapseGuard, GuardEvent
-from ttapca.adaptation.health import Health, health_of
-from ttapca.adaptation.named_streams import DEFAULT_STREAM, NamedStream, Streams
+from ttapca.adaptation.health import Health, facts_of, health_of
+from ttapca.adaptation.named_streams import (
+    DEFAULT_STREAM,
+    NamedStream,
+    Streams,
+    stream_of_bytes,
+    stream_to_bytes,
+)
 from ttapca.adaptation.optimisation import Mover
 from ttapca.adaptation.shift_alarm import ShiftAlarm, ShiftWatch, make_alarm
 from ttapca.adaptation.surfaces import SpectralGains, Surface
 from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.fitted_filter import detach_filter
-from ttapca.spectral.stream import Attributes, tensors_in
+from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
+from ttapca.spectral.stream_batch import Rows, StreamBatch
+from ttapca.spectral.stream_state import StreamState
 from ttapca.support.autocast import new_casts
 from ttapca.support.group_norm import make_gradients_safe
 from ttapca.support.modules import (
     check_model,
+    device_and_dtype,
     explained_inputs,
     restore_training_flags,
     training_flags,
@@ -35,6 +45,39 @@ from ttapca.support.tensors import not_below_float32
 from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
+
+
+@dataclass(frozen=True, eq=False)
+class StreamOutcome:
+    """What became of one stream in a batch of several.
+
+    Attributes:
+        state: Of the stream after it.
+        batch: Of its last pass.
+        number: Of the stream in that batch.
+    """
+
+    state: StreamState
+    batch: StreamBatch
+    number: int
+
+    @property
+    def seen(self) -> bool:
+        """Whether its images have reached a filter."""
+        return 0 in self.batch.scalings
+
+    @property
+    def filtered(self) -> bool:
+        """Whether a filter has changed images of it."""
+        own = [
+            place for place, (number, _) in enumerate(self.batch.groups) if number == self.number
+        ]
+        for each in self.batch.scalings.values():
+            if bool((each.gains[own] != 1).any()):
+                return True
+            if each.offset is not None and bool(each.offset[own].any()):
+                return True
+        return False
 
 
 class Adapter(nn.Module):
@@ -146,7 +189,6 @@ class Adapter(nn.Module):
             self.mover.bind(model, list(self.surfaces.parameters()))
             self.mover.join(stream)
             self.watch = _watch(alarm, surfaces)
-            self.watch.join(stream)
             if guard is not None:
                 stream.keep("guard", Attributes(guard, guard.keeps))
                 stream.keep("good states", Attributes(self, ("_good",)))
@@ -180,12 +222,6 @@ class Adapter(nn.Module):
         """
         return health_of(self, DEFAULT_STREAM)
 
-    @property
-    def skew(self) -> float | None:
-        """How surely the stream in place has few classes, from 0 to 1; None where nobody looks."""
-        with self._streams.lock:
-            return self.watch.skew_in(self._streams.stream.values)
-
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Predict, and adapt.
 
@@ -217,6 +253,72 @@ class Adapter(nn.Module):
             self._streams.switch_to(stream)
             return self._adapt_to(inputs, options)
 
+    @property
+    def hub(self) -> Stream:
+        """What surfaces and mover read and write: the stream that is in place."""
+        return self._streams.stream
+
+    def new_state(self) -> StreamState:
+        """Return the state of a stream that has shown nothing.
+
+        Raises:
+            OptionError: The method keeps none: it has no filter with closed-form gains.
+        """
+        start = self._streams.stream.start
+        if start is None:
+            raise OptionError(
+                "Streams have states if a filter has closed-form gains; this method has none. "
+                "Adapt with `wiener`, `match` or `two-sided`."
+            )
+        return start
+
+    def predict_streams(
+        self, states: Sequence[StreamState], images: Tensor, rows: Rows
+    ) -> tuple[Tensor, list[StreamOutcome]]:
+        """Predict images of several streams in one pass, and adapt each to its own.
+
+        For methods without gradient steps, whose streams are states. These come in and go out: the
+        named streams of the adapter are not touched.
+
+        Args:
+            states: Of the streams.
+            images: Of all streams, those of one in order of arrival.
+            rows: Whose they are.
+
+        Returns:
+            Logits, as the method reads them, and what became of each stream.
+        """
+        stream = self._streams.stream
+        alike = len(states) == 1 and bool((rows.counted & rows.filtered).all())
+        batch = StreamBatch(
+            states,
+            self.new_state(),
+            memory=stream.memory,
+            size=len(images),
+            rows=None if alike else rows,  # a single stream is served in less time
+        )
+
+        def run(chosen: Tensor | None) -> Tensor:
+            return self._run(images if chosen is None else images[chosen])
+
+        with self._streams.lock, torch.no_grad():
+            stream.batch = batch
+            try:
+                logits, last = self.mover.predict_streams(run, batch)
+            finally:
+                stream.batch = None
+            # Of other outputs, such as several for each image, an alarm sees no classes.
+            exclusive = self.mover.outputs.exclusive and len(logits) == batch.size
+            for number, (own, place) in enumerate(last):
+                counted = (rows.stream == number) & rows.counted
+                self.watch.look(own, place, logits[counted] if exclusive else None)
+            finished = {own: own.finish() for own in {own for own, _ in last}}
+        return logits, [StreamOutcome(finished[own][place], own, place) for own, place in last]
+
+    def facts_of(self, state: StreamState) -> dict[str, Any]:
+        """Return what is known of a stream by its state, under names of `Health`."""
+        return facts_of(state, self._surfaces, self.mover, self.watch)
+
     def _adapt_to(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         """Predict and adapt; a broken or interrupted batch leaves no mark on the stream."""
         stream = self._streams.stream
@@ -230,11 +332,12 @@ class Adapter(nn.Module):
         broken, skip, news = True, False, False
         try:
             logits = self._predict(inputs, options)
-            if self.mover.skipped > skipped or stream.left_out or not _is_finite(logits):
+            left_out = stream.left_out or (stream.batch is not None and stream.batch.left_out)
+            if self.mover.skipped > skipped or left_out or not _is_finite(logits):
                 skip = True
                 self.mover.skipped = skipped + 1  # a method may have counted single images
             else:
-                news = self.watch.look(logits if self.mover.outputs.exclusive else None)
+                news = self._looked(logits)
             broken = skip
         finally:
             stream.end_batch(broken=broken, skipped=skip)
@@ -248,6 +351,12 @@ class Adapter(nn.Module):
             self.watch.tell(health_of(self, self._streams.current or DEFAULT_STREAM))
         returned: Tensor = self.mover.outputs.as_returned(logits)
         return returned
+
+    def _looked(self, logits: Tensor) -> bool:
+        """Let the alarm look at a batch; return whether a shift began or ended."""
+        batch = self._streams.stream.batch
+        seen = logits if self.mover.outputs.exclusive else None
+        return batch is not None and self.watch.look(batch, 0, seen)
 
     def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self.mover.needs_gradients:
@@ -399,11 +508,7 @@ class Adapter(nn.Module):
     @property
     def kind(self) -> str:
         """A digest that two adapters share only if they can exchange streams."""
-        parts = [self.mover.kind, *(type(each).__name__ for each in self.surfaces)]
-        for module in (self.model, self.surfaces):
-            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                parts.append(f"{name} {tuple(tensor.shape)}")
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return kind_of(self.model, self._surfaces, self.mover)
 
     def kept_tensors(self) -> list[Tensor]:
         """Return all floating-point tensors kept between batches beyond the model itself."""
@@ -416,7 +521,12 @@ class Adapter(nn.Module):
         with self._streams.lock:
             return {
                 "kind": self.kind,
-                "streams": copy.deepcopy(self._streams.contents()),
+                "streams": {
+                    name: torch.frombuffer(
+                        bytearray(stream_to_bytes(contents, self.kind)), dtype=torch.uint8
+                    )
+                    for name, contents in self._streams.contents().items()
+                },
                 "current": self._streams.current,
                 "updates": self.mover.updates,
                 "skipped": self.mover.skipped,
@@ -435,7 +545,13 @@ class Adapter(nn.Module):
                 "with the method, the filter and the network it was saved with."
             )
         with self._streams.lock:
-            self._streams.put(copy.deepcopy(state["streams"]), state["current"])
+            device, _ = device_and_dtype(self.model, self.model)
+            streams = {}
+            for name, data in state["streams"].items():
+                content = data.cpu().numpy().tobytes()
+                known = stream_of_bytes(content, self.kind, self._streams.stream, f"stream {name}")
+                streams[name] = map_tensors(known, lambda tensor: tensor.to(device))
+            self._streams.put(streams, state["current"])
             self.mover.updates, self.mover.skipped = state["updates"], state["skipped"]
             self._calls = state["calls"]
 
@@ -476,6 +592,18 @@ def _watch(alarm: ShiftAlarm | None, surfaces: Sequence[Surface]) -> ShiftWatch:
     known = (each.classes for each in filters)
     shares = next((classes.shares for classes in known if classes is not None), None)
     return ShiftWatch(alarm, [gain for gain in gains if gain is not None], shares)
+
+
+def kind_of(model: nn.Module, surfaces: Sequence[Surface], mover: Mover) -> str:
+    """Return a digest that others share only if they can exchange streams with these."""
+    parts = [mover.kind, *(type(each).__name__ for each in surfaces)]
+    for module in (model, *surfaces):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            parts.append(f"{name} {tuple(tensor.shape)}")
+    for surface in surfaces:
+        if isinstance(surface, SpectralGains):
+            parts.append(surface.fingerprint)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 class _OwnedBy(Wrapper):

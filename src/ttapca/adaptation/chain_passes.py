@@ -2,53 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ttapca.adaptation.optimisation import Mover, Run
-from ttapca.adaptation.surfaces.filter_gains import SpectralGains
-from ttapca.adaptation.surfaces.statistics import MixedStatistics
+from ttapca.adaptation.optimisation import Mover, Run, RunSome
+from ttapca.adaptation.surfaces.stream_statistics import StreamStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.chain import ChainReading, ChainState, ClassChain
-from ttapca.spectral.class_plan import ClassPlan
+from ttapca.spectral.class_plan import ClassPlan, LayerClasses, Places, by_stream, in_batch
 from ttapca.spectral.constants import CONSTANTS, ChainConstants
 from ttapca.spectral.source_classes import SourceClasses
-from ttapca.spectral.stream import CHAIN, Stream
+from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream_batch import StreamBatch
+from ttapca.spectral.stream_state import StreamState
 
 Order = Literal["auto", "shuffled", "video"]
 
 SMALLEST = 1e-12  # probability: it has a logarithm
-
-# Share of the statistics below which what a pass went by and what it found are the same.
-SETTLED = 0.005
+LEAST_SUM = 1e-30  # in float32
 
 
 class ChainPasses(Mover):
-    """Predicts with what a chain knows of the classes of a stream.
+    """Predicts with what a chain knows of the classes of streams.
 
     A pass goes by a plan: which classes to take out of the statistics of the batch, and for how
-    many independent images it counts. At first that is what the stream makes expect. What the
+    many independent images it counts. At first that is what a stream makes expect. What the
     predictions of the pass say, read in order, is the next plan. If the two differ, the pass is
-    repeated. The outputs are those that the chain makes of the last pass.
+    repeated for the images of this stream. The outputs are those that the chain makes of the last
+    pass.
 
     Args:
         classes: What is known of classes in the source.
-        surfaces: The statistics.
-        gains: Of the filters.
+        statistics: Those that follow the stream; None without any.
         required: Whether logits of other classes are an error; else they are left as they are.
         order: `video` for images that surely come in order.
         constants: Of the chain.
+
+    Attributes:
+        single: Whether a pass is never repeated.
     """
 
     def __init__(
         self,
         classes: SourceClasses,
-        surfaces: Sequence[MixedStatistics],
-        gains: Sequence[SpectralGains] = (),
+        statistics: StreamStatistics | None = None,
         *,
         required: bool = True,
         order: Order = "auto",
@@ -61,106 +62,194 @@ class ChainPasses(Mover):
         self.chain = ClassChain(classes.shares.double().numpy(), constants)
         self.reads = "classes" if required else "classes, if any"
         self._required = required
-        self._surfaces, self._gains = list(surfaces), list(gains)
+        self._statistics = statistics
+        self._known = LayerClasses(classes, {})
+        self.single = False
         self._of_places = False  # whether the model predicts every place of an image
 
+    def traceable(self) -> ChainPasses:
+        """Return the same for exporters: in float32, by operations of torch alone.
+
+        It makes a single pass, as one image of a stream always does.
+        """
+        found = copy.copy(self)
+        found.chain = self.chain.computing_with(
+            torch, lambda array: torch.from_numpy(array).float(), LEAST_SUM
+        )
+        found.single = True
+        return found
+
     def join(self, stream: Stream) -> None:
-        """Declare what a stream changes."""
+        """Declare what is known of the classes of a stream."""
         super().join(stream)
         self._stream = stream
         # Only now are they attached, and know whether the model has such layers.
-        self._surfaces = [each for each in self._surfaces if each.follow and each.layers]
+        if self._statistics is not None and self._statistics.classes is not None:
+            self._known = self._statistics.classes
         pairs = self.classes.pairs
-        if pairs is not None:
-            for surface in self._surfaces:
-                surface.watched = frozenset(pairs.layers)
         features = 0 if pairs is None else pairs.features
-        stream.declare(CHAIN, _tensors(self.chain.start(features=features)))
+        stream.declare_state(chain=self.chain.start(features=features))
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Return the logits for one batch."""
-        stream, state = self._stream, _state(self._stream.past(CHAIN))
-        size = stream.samples - stream.past("samples")
-        plan, after, reading = self._expected(state, max(1, size)), state, None
+        """Return the logits for one batch of one stream."""
+        batch = self._stream.batch
+        if batch is None or not batch.size:
+            return run(*inputs, **options)
+
+        def all_of_it(_images: Tensor | None) -> Tensor:
+            return run(*inputs, **options)
+
+        logits, [(self._stream.batch, _)] = self.predict_streams(all_of_it, batch)
+        return logits
+
+    def predict_streams(
+        self, run: RunSome, batch: StreamBatch
+    ) -> tuple[Tensor, list[tuple[StreamBatch, int]]]:
+        """Return the logits for one batch of any streams, and the last pass of each stream.
+
+        Args:
+            run: Runs the model on some images of the batch, given by their numbers; None for all.
+            batch: Before its first pass.
+
+        Returns:
+            Logits, and for each stream the batch of its last pass with its number in that.
+        """
+        batch.plan = self._expected(batch)
+        last = [(batch, number) for number in range(len(batch.states))]
+        streams, images = list(range(len(last))), None  # of this pass, by those of the first
+        logits: Tensor | None = None
         # A pass is repeated with other statistics: if there are none, one is enough.
-        passes = self.chain.constants.passes if self._surfaces else 1
+        passes = 1 if self.single or not self._has_layers else self.chain.constants.passes
         for left in reversed(range(passes)):
-            stream.plan = plan
-            for surface in self._surfaces:
-                surface.means = {}
-            logits = run(*inputs, **options)
-            if not size or stream.left_out or not self._usable(logits, size):
-                return logits
-            self._of_places = logits.dim() > 2
-            if self._of_places:
-                found = ClassPlan.of_shares(self.classes, _shares_of(logits))
-            else:
-                after, reading = self._read(state, logits)
-                found = self._plan_of(reading, state, size)
-            change = max((each.change(plan, found) for each in self._surfaces), default=0.0)
-            if not left or change <= self.chain.constants.change:
+            self._stream.batch = batch
+            batch.watched = self._watched
+            found = run(images)
+            for place, number in enumerate(streams):
+                last[number] = batch, place
+            if batch.left_out or not self._usable(found, batch):
+                return (found if logits is None else logits), last
+            plan, outputs = self._read(batch, found)
+            logits = outputs if logits is None or images is None else _put(logits, images, outputs)
+            repeated = self._surprised(batch, plan) if left else []
+            batch.plan = plan
+            if not repeated:
                 break
-            stream.restart_batch()
-            plan = found
-        self._settle(found, change)
-        if reading is None:
-            return logits
-        stream.write(CHAIN, _tensors(after))
-        alone = size == 1 and not state.place[0]
-        return logits if alone else _with_outputs(logits, reading, self.chain.constants.plain)
+            batch, some = batch.only(repeated)
+            streams = [streams[place] for place in repeated]
+            if len(streams) < len(last):
+                images = some if images is None else images[some]
+        return found if logits is None else logits, last
 
-    def _expected(self, state: ChainState, size: int) -> ClassPlan:
+    @property
+    def _has_layers(self) -> bool:
+        return self._statistics is not None and bool(self._statistics.layers)
+
+    @property
+    def _watched(self) -> frozenset[str]:
+        """Paths of the layers whose channel means tell classes apart."""
+        pairs = self.classes.pairs
+        return frozenset() if pairs is None else frozenset(pairs.layers)
+
+    def _surprised(self, batch: StreamBatch, plan: ClassPlan) -> list[int]:
+        """Return the streams whose statistics were wrong by a plan that was found since."""
+        if self._statistics is None:
+            return []
+        changes = self._statistics.change(batch, plan)
+        # One more image hardly changes any statistics.
+        places = batch.counted_images()
+        sizes = [1] * len(changes) if isinstance(places, int) else [len(own) for own in places]
+        most = self.chain.constants.change
+        return [
+            number
+            for number, (change, size) in enumerate(zip(changes, sizes, strict=True))
+            if change > most and size > 1
+        ]
+
+    def _expected(self, batch: StreamBatch) -> ClassPlan:
         """Return the plan for a batch of which nothing was seen yet."""
-        if self._of_places:  # of an image, which are in no order of arrival
-            shares = self.classes.shares.expand(size, -1)
-            return ClassPlan.of_shares(self.classes, shares)
-        return self._plan_of(self.chain.expected(state, size), state, size)
+        places = batch.counted_images()
+        if self._of_places and not isinstance(places, int):  # of an image, which have no order
+            shares = self.classes.shares.expand(batch.size or 0, -1)
+            return ClassPlan.of_shares(self._known, shares, places)
+        state = batch.chains_before()
+        most = places if isinstance(places, int) else max(1, *map(len, places))
+        return self._plan_of(batch, self.chain.expected(state, most), state)
 
-    def _settle(self, found: ClassPlan, change: float) -> None:
-        """Remember the batch by what was found, not by what the pass went by."""
-        self._stream.plan = found
-        for gain in self._gains:
-            if gain.closed_form is not None:
-                gain.closed_form.settle()
-        for surface in self._surfaces if change > SETTLED else ():
-            surface.settle()
+    def _plan_of(self, batch: StreamBatch, reading: ChainReading, state: ChainState) -> ClassPlan:
+        places, size = batch.counted_images(), batch.size or 0
+        return ClassPlan.of_reading(self._known, reading, state.images, batch.memory, places, size)
 
-    def facts_in(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _read(self, batch: StreamBatch, logits: Tensor) -> tuple[ClassPlan, Tensor]:
+        """Return what the logits of a batch say of its classes, and what becomes of them."""
+        places = batch.counted_images()
+        self._of_places = logits.dim() > 2
+        if self._of_places and not isinstance(places, int):
+            return ClassPlan.of_shares(self._known, _shares_of(logits), places), logits
+        state, sizes = batch.chains_before(), None
+        if not isinstance(places, int):
+            sizes = [len(own) for own in places]
+        predicted = by_stream(batch.as_numbers(logits.detach()).softmax(1), places)
+        described, features, log_pairs = self._features(batch), None, None
+        if described is not None and self.classes.pairs is not None:
+            features = by_stream(described, places)
+            log_pairs = self.classes.pairs.log_ratio(
+                state.features, features, self.chain.constants, self.chain.xp
+            )
+            # Nothing came before the first image.
+            log_pairs[:, 0] = log_pairs[:, 0] * (state.place > 0)
+        after, reading = self.chain.read(state, predicted, log_pairs, sizes, features)
+        batch.chains_after(after)
+        plan = self._plan_of(batch, reading, state)
+        return plan, self._outputs(batch, logits, reading, state)
+
+    def _features(self, batch: StreamBatch) -> Tensor | None:
+        """Return what tells by late layers whether images have one class."""
+        if self.classes.pairs is None:
+            return None
+        found = self.classes.pairs.described(batch.means)
+        if found is None:
+            return None
+        if not batch.traced and not bool(torch.isfinite(found).all()):
+            return None
+        return batch.as_numbers(found)
+
+    def _outputs(
+        self, batch: StreamBatch, logits: Tensor, reading: ChainReading, state: ChainState
+    ) -> Tensor:
+        """Return logits whose softmax is what the chain makes of them.
+
+        Those of a stream that surely has no order stay as they are, bit for bit, and so does the
+        first image of a stream if it comes alone.
+        """
+        places, size = batch.counted_images(), batch.size or 0
+        moved = (reading.plain < self.chain.constants.plain) & ~self._alone(places, state)[:, None]
+        change = in_batch(moved * 1.0, places, size) > 0
+        if batch.rows is not None:
+            change = change & batch.rows.filtered.to(change.device)
+        if not batch.traced and not bool(change.any()):
+            return logits
+        outputs = in_batch(reading.outputs, places, size).clamp(min=SMALLEST).log()
+        said = batch.as_numbers(logits.detach()).log_softmax(1)
+        return logits + torch.where(change[:, None], outputs - said, 0.0).to(logits)
+
+    def _alone(self, places: Places, state: ChainState) -> Any:
+        """Return which streams have a single image, and had none before, shape (streams,)."""
+        if isinstance(places, int):
+            return (state.place == 0) & (places == 1)
+        return np.array([len(own) <= 1 for own in places]) & (state.place == 0)
+
+    def facts_in(self, state: StreamState) -> dict[str, Any]:
         """Return the classes of a stream and its order; see `Health`."""
-        state = _state(values[CHAIN])
-        if not state.place[0]:
+        if state.chain is None or not state.chain.place[0]:
             return {}
-        expected, counts = self.chain.expected(state, 1), state.recent[0, 0]
+        expected, counts = self.chain.expected(state.chain, 1), state.chain.recent[0, 0]
         return {
             "composition": tuple((counts / counts.sum()).tolist()),
             "ordered": float(expected.ordered[0]),
             "run_length": float(expected.run_length[0]),
         }
 
-    def _plan_of(self, reading: ChainReading, state: ChainState, size: int) -> ClassPlan:
-        renewed = (1 - self._stream.aged(1.0, size)) / size
-        return ClassPlan.of_reading(self.classes, reading, float(state.images[0]), renewed)
-
-    def _read(self, state: ChainState, logits: Tensor) -> tuple[ChainState, ChainReading]:
-        """Return what the chain makes of the logits of a batch."""
-        predicted = logits.detach().double().softmax(1)[None].cpu().numpy()
-        features, log_pairs = self._features(), None
-        if features is not None and self.classes.pairs is not None:
-            log_pairs = self.classes.pairs.log_ratio(state.features, features, self.chain.constants)
-            if not state.place[0]:  # nothing came before the first image
-                log_pairs[:, 0] = 0.0
-        return self.chain.read(state, predicted, log_pairs, features=features)
-
-    def _features(self) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-        if self.classes.pairs is None:
-            return None
-        means = {path: each for surface in self._surfaces for path, each in surface.means.items()}
-        found = self.classes.pairs.described(means)
-        if found is None or not bool(torch.isfinite(found).all()):
-            return None
-        return found.double()[None].cpu().numpy()
-
-    def _usable(self, logits: Any, size: int) -> bool:
+    def _usable(self, logits: Any, batch: StreamBatch) -> bool:
         """Return whether logits are finite and of the classes that are known."""
         classes = len(self.classes.shares)
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] != classes:
@@ -172,35 +261,19 @@ class ChainPasses(Mover):
                 f"shape (batch, {classes}, ...); found {found}. Say where they are with `logits=`, "
                 'fit again, or leave the classes aside with `order="shuffled"`.'
             )
-        return len(logits) == size and bool(torch.isfinite(logits).all())
+        if batch.traced:
+            return True
+        if len(logits) != batch.size:
+            return False
+        # In a batch of several streams, one that is broken is found by itself.
+        return batch.rows is not None or bool(torch.isfinite(logits).all())
 
 
-def _tensors(state: ChainState) -> tuple[Tensor, ...]:
-    parts = (state.joint, state.recent, state.place, state.features)
-    return tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
-
-
-def _state(tensors: Sequence[Tensor]) -> ChainState:
-    return ChainState(*(each.double().cpu().numpy() for each in tensors))
+def _put(logits: Tensor, images: Tensor, outputs: Tensor) -> Tensor:
+    """Return logits with those of some images replaced."""
+    return logits.index_copy(0, images.to(logits.device), outputs)
 
 
 def _shares_of(logits: Tensor) -> Tensor:
     """Return the mean class probabilities over all places of each image."""
     return logits.detach().softmax(1).flatten(2).mean(2).cpu()
-
-
-def _with_outputs(logits: Tensor, reading: ChainReading, plain: float) -> Tensor:
-    """Return logits whose softmax is what the chain makes of them.
-
-    Args:
-        logits: Of the network.
-        reading: What the chain makes of them.
-        plain: Probability of no order from which logits stay as they are, bit for bit.
-    """
-    moved = torch.from_numpy(reading.plain[0] < plain)
-    if not bool(moved.any()):
-        return logits
-    outputs = torch.from_numpy(reading.outputs[0]).clamp(min=SMALLEST)
-    said = logits.detach().double().log_softmax(1).cpu()
-    change = torch.where(moved[:, None], outputs.log() - said, 0.0)
-    return logits + change.to(logits)

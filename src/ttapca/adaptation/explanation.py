@@ -128,9 +128,8 @@ def explain(adapted: Adapter) -> list[Explanation]:
         True
     """
     surfaces = [each for each in adapted.surfaces if isinstance(each, SpectralGains)]
-    skew = adapted.skew or 0.0
     found = [
-        _explanation(each.layer, each.closed_form, skew)
+        _explanation(each.layer, each.closed_form, adapted)
         for each in surfaces
         if each.closed_form is not None
     ]
@@ -142,14 +141,16 @@ def explain(adapted: Adapter) -> list[Explanation]:
     return found
 
 
-def _explanation(layer: str, gain: ClosedFormGain, skew: float) -> Explanation:
-    values = gain.stream.values
-    evidence = gain.evidence_in(values, skew)
-    if evidence is None:
+def _explanation(layer: str, gain: ClosedFormGain, adapted: Adapter) -> Explanation:
+    state = gain.stream.state
+    skew = 0.0 if state is None else adapted.watch.facts_in(state).get("skew", 0.0)
+    evidence = None if state is None else gain.evidence_in(state, skew)
+    if evidence is None or state is None:
         raise OptionError("There is nothing to explain before the first batch; call the adapter.")
     source = band_means(gain.variances.double().cpu(), gain.edges)
     test = source * evidence.energies
-    gains = gain.band_gains().tolist()
+    gains = gain.band_gains(state).tolist()
     rows = zip(gain.edges, gain.edges[1:], source.tolist(), test.tolist(), gains, strict=False)
     bands = tuple(BandReport(first + 1, *rest) for first, *rest in rows)
-    return Explanation(layer, evidence.samples, evidence.p_value, gain.shift_in(values), bands)
+    shift = float(state.spectra[gain.number].shift.max())
+    return Explanation(layer, evidence.samples, evidence.p_value, shift, bands)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains
-from ttapca.adaptation.surfaces.statistics import MixedStatistics
+from ttapca.adaptation.surfaces import (
+    BatchNormStatistics,
+    OutlierRepair,
+    SpectralGains,
+    StreamStatistics,
+)
 from ttapca.spectral.closed_form_rule import TINY, ClosedFormRule, Evidence
+from ttapca.spectral.stream import STATE
+from ttapca.spectral.stream_state import StreamState
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
+    from ttapca.adaptation.optimisation import Mover
+    from ttapca.adaptation.shift_alarm import ShiftWatch
 
 
 SURE_OF_ORDER = 0.8  # probability from which a line for a person says what the order is
@@ -138,47 +144,55 @@ def health_of(adapter: Adapter, name: str) -> Health:
     """
     with adapter._streams.lock:
         values = adapter._streams.values_of(name)
-        stream, watch = adapter._streams.stream, adapter.watch
-        counts, facts = watch.counts_in(values), adapter.mover.facts_in(values)
-        skew = watch.skew_in(values)
-        shift = stream.shift_in(values)
-        surfaces = list(adapter.surfaces)
-        weights = [
-            weight
-            for surface in surfaces
-            if isinstance(surface, MixedStatistics)
-            for weight in surface.weights_in(values, shift)
-        ]
-        outliers = [each.share_in(values) for each in surfaces if isinstance(each, OutlierRepair)]
         return Health(
             stream=name,
             images=int(values["images"]),
             skipped=int(values["skipped"]),
-            shifted=watch.shifted_in(values),
-            **_shift(surfaces, values, skew or 0.0),
-            skew=skew,
-            **({"composition": _shares(counts)} | facts),
-            conditions=stream.conditions_in(values),
-            outliers=outliers[0] if outliers else None,
-            batch_weight=sum(weights) / len(weights) if weights else None,
+            **facts_of(values.get(STATE), list(adapter.surfaces), adapter.mover, adapter.watch),
         )
 
 
-def _shares(counts: Tensor | None) -> tuple[float, ...] | None:
-    return None if counts is None else tuple((counts / counts.sum()).tolist())
+def facts_of(
+    state: StreamState | None, surfaces: Sequence[Any], mover: Mover, watch: ShiftWatch
+) -> dict[str, Any]:
+    """Return what is known of a stream, under names of `Health`.
+
+    Args:
+        state: Of the stream; None if nobody keeps one.
+        surfaces: Of the method.
+        mover: Of the method.
+        watch: Looks for an alarm.
+    """
+    fixed = [each.mean_weight for each in surfaces if isinstance(each, BatchNormStatistics)]
+    weight = next((each for each in fixed if each is not None), None)
+    if state is None:
+        return {"batch_weight": weight}
+    follows = [each for each in surfaces if isinstance(each, StreamStatistics)]
+    for each in follows:
+        weight = each.mean_weight(state)
+    looked = watch.facts_in(state)
+    repairs = any(isinstance(each, OutlierRepair) for each in surfaces)
+    return {
+        **looked,
+        **_shift(surfaces, state, looked.get("skew", 0.0)),
+        **mover.facts_in(state),
+        "conditions": state.known_conditions,
+        "outliers": float(state.outliers[0]) if repairs else None,
+        "batch_weight": weight,
+    }
 
 
-def _shift(surfaces: list[Any], values: Mapping[str, Any], skew: float) -> dict[str, Any]:
+def _shift(surfaces: Sequence[Any], state: StreamState, skew: float) -> dict[str, Any]:
     """Return what closed-form filters say about a shift, by names of `Health`."""
     found: list[tuple[str, ClosedFormRule, Evidence]] = []
-    shifts = []
     for surface in surfaces:
         gain = surface.closed_form if isinstance(surface, SpectralGains) else None
-        evidence = None if gain is None else gain.evidence_in(values, skew)
+        evidence = None if gain is None else gain.evidence_in(state, skew)
         if gain is not None and evidence is not None:
             found.append((surface.layer, gain, evidence))
-            shifts.append(gain.shift_in(values))
-    return shift_facts(found, max(shifts)) if found else {}
+    if not found:
+        return {}
+    return shift_facts(found, max(float(each.shift.max()) for each in state.spectra))
 
 
 def shift_facts(

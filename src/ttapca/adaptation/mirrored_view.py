@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ttapca.adaptation.optimisation import Mover, Run
 from ttapca.errors import LayerOutputError, ShapeError
 from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream_state import StreamState
 from ttapca.support.mirroring import mirror_back, mirror_images
 
 
@@ -63,12 +64,16 @@ class MirroredView(Mover):
         return self.inner.predict(both, *inputs, **options)
 
     def _mean(self, run: Run, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        logits, stream = run(*inputs, **options), self._stream
+        logits, batch = run(*inputs, **options), self._stream.batch
         mirrored = mirror_images(inputs, options)
-        if mirrored is None or stream.batch_shift == 0.0 or stream.left_out:
+        if mirrored is None or (batch is not None and (batch.left_out or not batch.shift.any())):
             return logits
         args, kwargs = mirrored
+        if batch is not None:
+            batch.looking = True
         seen = run(*args, **kwargs)
+        if batch is not None:
+            batch.looking = False
         back = mirror_back(seen) if isinstance(seen, Tensor) else None
         if back is None or back.shape != logits.shape:
             found = tuple(seen.shape) if isinstance(seen, Tensor) else type(seen).__name__
@@ -84,9 +89,9 @@ class MirroredView(Mover):
         """Return what the other mover makes of logits."""
         return self.inner.output(logits)
 
-    def facts_in(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def facts_in(self, state: StreamState) -> dict[str, Any]:
         """Return what the other mover knows of a stream."""
-        return self.inner.facts_in(values)
+        return self.inner.facts_in(state)
 
     def tensors(self) -> list[Tensor]:
         """Return what the other mover keeps."""

@@ -1,13 +1,11 @@
 """Many streams over one model: one is in place, the others are parked, and any can be saved.
 
-A saved stream is a safetensors file: the tensors, and in its metadata a description in JSON of
-everything else, with a number in the place of each tensor.
+A saved stream is a file of `ttapca.spectral.state_files`.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -15,25 +13,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from ttapca._checks import shown
 from ttapca.adaptation.health import Health, health_of
 from ttapca.errors import SavedStreamError
-from ttapca.spectral.stream import Stream, base_name, map_tensors
+from ttapca.spectral.state_files import SavedStream, read_saved
+from ttapca.spectral.stream import STATE, Stream, map_tensors, shift_of
 from ttapca.support.disk import replace_file
 from ttapca.support.modules import device_and_dtype
-from ttapca.support.parsing import parse_json
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
 
 DEFAULT_STREAM = "default"
-FORMAT = "ttapca stream 1"
-TENSOR = "tensor"
+# What every stream counts, by name.
+COUNTS = ("samples", "batches", "images", "skipped")
 
 
 class Streams:
@@ -89,7 +85,10 @@ class Streams:
         if name == self.current:
             return self.stream.values
         parked = self.parked.get(name)
-        return self.stream.starts if parked is None else dict(parked["values"])
+        if parked is not None:
+            return dict(parked["values"])
+        start = self.stream.start
+        return self.stream.starts if start is None else {**self.stream.starts, STATE: start}
 
     def contents(self) -> dict[str, dict[str, Any]]:
         """Return the contents of all streams by name, by reference."""
@@ -143,7 +142,7 @@ class NamedStream:
     @property
     def shift(self) -> float:
         """How surely its data have shifted, from 0 to 1; 1 where the method cannot tell."""
-        return self._streams.stream.shift_in(self._values())
+        return shift_of(self._values().get(STATE))
 
     @property
     def health(self) -> Health:
@@ -178,7 +177,7 @@ class NamedStream:
             path: The file; an existing one is replaced.
         """
         contents = self._do(lambda stream: copy.deepcopy(stream.contents()))
-        write_stream(contents, self._adapter.kind, Path(path))
+        replace_file(Path(path), stream_to_bytes(contents, self._adapter.kind))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue, bit for bit, where a stream of the same kind of adapter was saved.
@@ -189,10 +188,12 @@ class NamedStream:
         Raises:
             SavedStreamError: The file is missing, damaged, or of another kind of adapter.
         """
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise SavedStreamError(f"{path} cannot be read: {error}.") from error
         with self._streams.lock:
-            like = self._streams.stream.contents()
-            growing = self._streams.stream.growing
-            found = read_stream(Path(path), self._adapter.kind, like, growing)
+            found = stream_of_bytes(data, self._adapter.kind, self._streams.stream, str(path))
             device, _ = device_and_dtype(self._adapter.model, self._adapter.model)
             found = map_tensors(found, lambda tensor: tensor.to(device))
             before = self._do(Stream.contents)
@@ -209,89 +210,56 @@ class NamedStream:
             return what(self._streams.stream)
 
 
-def write_stream(contents: Mapping[str, Any], kind: str, path: Path) -> None:
-    """Write the contents of a stream of this kind of adapter to a file, in one step."""
-    tensors: dict[str, Tensor] = {}
-    form = json.dumps(_described(contents, tensors))
-    replace_file(path, save(tensors, metadata={"format": FORMAT, "kind": kind, "form": form}))
+def stream_to_bytes(contents: Mapping[str, Any], kind: str) -> bytes:
+    """Return the contents of a stream of this kind of adapter as the content of a file."""
+    values = dict(contents["values"])
+    state = values.pop(STATE, None)
+    return SavedStream(kind, state, {"values": values, "parts": contents["parts"]}).to_bytes()
 
 
-def read_stream(
-    path: Path, kind: str, like: Mapping[str, Any], growing: Collection[str] = ()
-) -> dict[str, Any]:
-    """Read the contents of a stream, and compare their names and shapes with others of its kind.
+def stream_of_bytes(data: bytes, kind: str, stream: Stream, name: str) -> dict[str, Any]:
+    """Return the contents of a stream, and compare their names and shapes with others of its kind.
 
     Args:
-        path: The file.
+        data: What `stream_to_bytes` returned, or a service wrote.
         kind: Of the adapter.
-        like: The contents of any stream of this adapter.
-        growing: Names of values that have as many rows as samples were kept.
+        stream: Any one of this adapter.
+        name: Of the file, for errors.
 
     Raises:
-        SavedStreamError: The file is missing, damaged, or of another kind of adapter.
+        SavedStreamError: The file is damaged, or of another kind of adapter.
     """
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except OSError as error:
-        raise SavedStreamError(f"{path} cannot be read: {error}.") from error
-    except safetensors.SafetensorError as error:
-        raise SavedStreamError(f"{path} is no saved stream: {error}.") from error
-    if about.get("format") != FORMAT:
-        found = shown(about.get("format"))
-        raise SavedStreamError(f"{path} must be of the format `{FORMAT}`; found {found}.")
-    if about.get("kind") != kind:
-        raise SavedStreamError(
-            f"{path} is a stream of another adapter. Load it with the method, the filter and the "
-            "network it was saved with."
-        )
-    form = parse_json(about.get("form", ""), str(path), SavedStreamError, finite=False)
-    found = _rebuilt(form, tensors, path)
-    _compare(found, like, growing, path)
-    return dict(found)
+    saved = read_saved(data, kind, stream.start, name)
+    like = stream.contents()
+    like["values"].pop(STATE, None)
+    found = dict(saved.other)
+    if not found:  # of a service, which keeps nothing else of a method
+        found = stream.started()
+        found["values"] |= _counts(saved.facts, name)
+    _compare(found, like, stream.growing, name)
+    if saved.state is not None:
+        found["values"] = {**found["values"], STATE: saved.state}
+    return found
 
 
-def _described(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the tree as JSON can hold it, and collect its tensors."""
-    if isinstance(tree, Tensor):
-        # Copied, since safetensors refuses tensors that share memory.
-        tensors[str(len(tensors))] = tree.detach().to("cpu", copy=True).contiguous()
-        return {TENSOR: len(tensors) - 1}
-    if isinstance(tree, Mapping):
-        return {"dict": {name: _described(value, tensors) for name, value in tree.items()}}
-    if isinstance(tree, tuple | list):
-        return {type(tree).__name__: [_described(value, tensors) for value in tree]}
-    return tree
+def _counts(facts: Mapping[str, Any], name: str) -> dict[str, int]:
+    """Return what every stream counts, of what a service has counted."""
+    known = {"samples": "images", "batches": "requests"}
+    found = {each: facts.get(known.get(each, each), 0) for each in COUNTS}
+    for each, count in found.items():
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 2**53:
+            raise SavedStreamError(f"{name} is no saved stream: `{each}` is {shown(count)}.")
+    return found
 
 
-def _rebuilt(form: Any, tensors: Mapping[str, Tensor], path: Path) -> Any:
-    """Return the tree that `_described` was given."""
-    if form is None or isinstance(form, int | float):
-        return form
-    kind, inner = None, None
-    if isinstance(form, Mapping) and len(form) == 1:
-        ((kind, inner),) = form.items()
-    if kind == TENSOR and str(inner) in tensors:
-        return tensors[str(inner)].clone()
-    if kind == "dict" and isinstance(inner, Mapping):
-        return {name: _rebuilt(value, tensors, path) for name, value in inner.items()}
-    if kind in ("tuple", "list") and isinstance(inner, list):
-        found = [_rebuilt(value, tensors, path) for value in inner]
-        return tuple(found) if kind == "tuple" else found
-    raise SavedStreamError(f"{path} is no saved stream: it holds {shown(form)}.")
-
-
-def _compare(found: Any, like: Mapping[str, Any], growing: Collection[str], path: Path) -> None:
+def _compare(found: Any, like: Mapping[str, Any], growing: Collection[str], path: str) -> None:
     """Refuse other names or shapes: anybody may have written the file."""
     for group in ("values", "parts"):
-        here = found.get(group) if isinstance(found, Mapping) else None
-        # One stream may have seen more conditions than another.
-        known = {base_name(name): value for name, value in like[group].items()}
-        if not isinstance(here, Mapping) or set(map(base_name, here)) != known.keys():
+        here, known = found.get(group), like[group]
+        if not isinstance(here, Mapping) or here.keys() != known.keys():
             raise SavedStreamError(f"{path} is no saved stream: its {group} have other names.")
         for name, value in here.items():
-            if not _fits(value, known[base_name(name)], grows=base_name(name) in growing):
+            if not _fits(value, known[name], grows=name in growing):
                 raise SavedStreamError(
                     f"{path} is no saved stream: `{name}` has another shape than in this adapter."
                 )

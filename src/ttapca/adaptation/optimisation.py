@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.spectral.stream import STAYS, Attributes, Stream
+from ttapca.spectral.stream_batch import StreamBatch
+from ttapca.spectral.stream_state import StreamState
 from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.outputs import Outputs, Reads
 from ttapca.support.tensors import as_on
@@ -29,6 +31,8 @@ OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 # Runs the model, with its surfaces in place, on whatever inputs it is given.
 Run = Callable[..., Tensor]
+# Runs it on some images of a batch, given by their numbers; None for all.
+RunSome = Callable[[Tensor | None], Tensor]
 
 DEFAULT_LEARNING_RATE = 1e-3
 MOMENTUM = 0.9  # of stochastic gradient descent, wherever a method uses it
@@ -87,9 +91,25 @@ class Mover:
         """Return what the adapter returns where the model gives these logits."""
         return logits
 
-    def facts_in(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what it knows of a stream by its values, under names of `Health`."""
-        del values
+    def predict_streams(
+        self, run: RunSome, batch: StreamBatch
+    ) -> tuple[Tensor, list[tuple[StreamBatch, int]]]:
+        """Return the logits for one batch of any streams, and the last pass of each stream.
+
+        For methods without gradient steps; this one makes a single pass.
+
+        Args:
+            run: Runs the model on some images of the batch, given by their numbers; None for all.
+            batch: Before its first pass.
+
+        Returns:
+            Logits, and for each stream the batch of its last pass with its number in that.
+        """
+        return run(None), [(batch, number) for number in range(len(batch.states))]
+
+    def facts_in(self, state: StreamState) -> dict[str, Any]:
+        """Return what it knows of a stream by its state, under names of `Health`."""
+        del state
         return {}
 
     def tensors(self) -> list[Tensor]:

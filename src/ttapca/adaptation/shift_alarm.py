@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,10 @@ from ttapca.adaptation.health import Health, joint_p_value
 from ttapca.errors import CallbackWarning, OptionError
 from ttapca.spectral.chain import design_effect
 from ttapca.spectral.closed_form import ClosedFormGain
-from ttapca.spectral.closed_form_rule import TINY, independent_images
+from ttapca.spectral.closed_form_rule import independent_images
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.stream import CHAIN, Stream
+from ttapca.spectral.stream_batch import StreamBatch
+from ttapca.spectral.stream_state import TINY, AlarmState, StreamState
 
 # Chosen on held-out conditions; docs/health.md has the measurements. The first four are defaults of
 # `ShiftAlarm`, which says what they mean.
@@ -41,15 +42,6 @@ IMAGES = 64
 CLASS_MEMORY = 20.0  # after so many samples, a prediction counts 1 / e
 ENOUGH = CLASS_MEMORY / 2  # predictions that tell whether classes are many
 SURE = 6.0  # standard deviations of chi squared that chance is granted
-
-# What a stream keeps.
-STATE, BLOCK, CLASSES = "alarm/state", "alarm/block", "alarm/classes"
-
-# Of a block: how many runs begin in it, how many images are of few classes, and how alike they are.
-NO_CLASSES = (0.0, 0.0, 0.0)
-
-# How often each class was predicted of late, and the skew when nothing had shifted: the worst.
-NOTHING_KNOWN = (None, 1.0)
 
 
 @dataclass(frozen=True)
@@ -140,94 +132,110 @@ class ShiftWatch:
         self._gains = list(gains)
         self._shares = shares
 
-    def join(self, stream: Stream) -> None:
-        """Declare what a stream keeps, with or without an alarm: both can load its files."""
-        self._stream = stream
-        if self._gains:
-            stream.declare(STATE, (0, 0), lasting=True)
-            stream.declare(BLOCK, (0, NO_CLASSES, None), lasting=True)
-            stream.declare(CLASSES, NOTHING_KNOWN, lasting=True)
-
-    def _knows_order(self, values: Mapping[str, Any]) -> bool:
-        """Return whether a stream itself knows for how many images those of a run count.
-
-        It does not if its chain has read nothing: predictions of every pixel, or of other classes.
-        """
-        return CHAIN in values and bool(values[CHAIN][2] > 0)  # its place in a run
-
     @torch.no_grad()
-    def look(self, logits: Tensor | None) -> bool:
-        """Look at a batch that was just predicted; return whether a shift began or ended.
+    def look(self, batch: StreamBatch, number: int, logits: Tensor | None) -> bool:
+        """Look at what was just predicted for a stream; return whether a shift began or ended.
 
         Args:
-            logits: What was predicted; None where there are no classes that exclude each other.
+            batch: Of its last pass; what the alarm knows then is left there.
+            number: Of the stream in it.
+            logits: What was predicted for its images; None if there are no classes that exclude
+                each other.
         """
-        if self.alarm is None:
+        if self.alarm is None or batch.left_out:
             return False
-        found = [gain.last_energies() for gain in self._gains]
-        seen = [each for each in found if each is not None]
-        if len(seen) < len(found):  # the model has left a layer out
+        seen = [self._shown(gain, batch, number) for gain in self._gains]
+        found = [each for each in seen if each is not None]
+        if len(found) < len(seen):  # the model has left a layer out
             return False
-        stream, size = self._stream, seen[0][1]
-        self._count_classes(logits, size)
-        samples, classes, sums = stream.past(BLOCK)
-        energies = [size * each for each, _ in seen]
-        if sums is not None:
-            energies = [new + old.to(new) for new, old in zip(energies, sums, strict=True)]
-        samples, plan = samples + size, stream.plan
-        if plan is not None:
-            shown = (plan.runs, plan.few, plan.alike)
-            classes = tuple(old + new for old, new in zip(classes, shown, strict=True))
-        if samples < self.alarm.images:
-            stream.write(BLOCK, (samples, classes, tuple(energies)))
-            return False
-        if self._knows_order(stream.values):
-            independent = _independent_in_block(float(samples), *classes)
-        else:
-            independent = independent_images(float(samples), self.skew_in(stream.values) or 0.0)
-        p_value = joint_p_value(
-            [
-                gain.evidence(total / samples, samples, independent).p_value
-                for gain, total in zip(self._gains, energies, strict=True)
-            ]
+        before, chain = batch.states[number].alarm, None
+        if batch.chains is not None:
+            chain = batch.chains[number]
+        size = found[0][1]
+        counts, skew = before.counts, before.skew
+        ordered = chain is not None and bool(chain.place[0])
+        if logits is not None and not ordered and self._knows(logits):
+            shift = max(
+                float(each)
+                for each, (stream, _) in zip(batch.shift, batch.groups, strict=True)
+                if stream == number
+            )
+            counts, skew = classes_after((counts, skew), logits, size, shift, self._shares)
+        sums = [each for each, _ in found]
+        if before.energies:
+            sums = [new + old.to(new) for new, old in zip(sums, before.energies, strict=True)]
+        runs, few, alike = before.runs, before.few, before.alike
+        if batch.plan is not None:
+            runs += float(batch.plan.runs[number])
+            few += float(batch.plan.few[number])
+            alike += float(batch.plan.alike[number])
+        images = before.images + size
+        after = AlarmState(
+            before.shifted, before.run, images, runs, few, alike, tuple(sums), counts, skew
         )
-        before, run = stream.past(STATE)
-        after, run = self.alarm.next(bool(before), run, p_value)
-        stream.write(STATE, (int(after), run))
-        stream.write(BLOCK, (0, NO_CLASSES, None))
-        return after != bool(before)
+        if images >= self.alarm.images:
+            if ordered:
+                independent = _independent_in_block(float(images), runs, few, alike)
+            else:
+                independent = independent_images(float(images), self._skew_of(after))
+            p_value = joint_p_value(
+                [
+                    gain.evidence(
+                        total / images,
+                        images,
+                        independent,
+                        leeway=self._leeway(gain, batch, number),
+                    ).p_value
+                    for gain, total in zip(self._gains, sums, strict=True)
+                ]
+            )
+            shifted, run = self.alarm.next(before.shifted, before.run, p_value)
+            after = AlarmState(shifted, run, counts=counts, skew=skew)
+        batch.alarms[number] = after
+        return after.shifted != before.shifted
 
-    def _count_classes(self, logits: Any, size: int) -> None:
-        """Add the classes that are predicted to those of before, as far as they are known."""
-        shares, stream = self._shares, self._stream
-        if shares is None or self._knows_order(stream.values):
-            return
-        if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] != len(shares):
-            return
-        stream.write(
-            CLASSES, classes_after(stream.past(CLASSES), logits, size, stream.batch_shift, shares)
-        )
-
-    def counts_in(self, values: Mapping[str, Any]) -> Tensor | None:
-        """Return how often each class was predicted of late; None where nobody looked."""
-        counts: Tensor | None = None if self.alarm is None else values[CLASSES][0]
-        return None if counts is None or not counts.sum() else counts
-
-    def skew_in(self, values: Mapping[str, Any]) -> float | None:
-        """Return how surely a stream has other classes than the source; None where nobody looks.
-
-        Where an alarm looks and does not know the classes of the source, it expects the worst.
-        """
-        counts = self.counts_in(values)
-        if self.alarm is None or self._knows_order(values):
+    def _shown(
+        self, gain: ClosedFormGain, batch: StreamBatch, number: int
+    ) -> tuple[Tensor, int] | None:
+        """Return sums of band energies of the images of a stream, and how many there are."""
+        newer = batch.newer.get(gain.number)
+        if newer is None:
             return None
-        if counts is None or self._shares is None:
-            return 1.0
-        return max(float(values[CLASSES][1]), skew_of(counts, self._shares))
+        own = [place for place, (stream, _) in enumerate(batch.groups) if stream == number]
+        counts = newer.samples[own]
+        energies = gain.by_band(newer.energies[own])
+        return counts @ energies.to(counts), int(counts.sum())
 
-    def shifted_in(self, values: Mapping[str, Any]) -> bool | None:
-        """Return whether a shift has begun and not ended; None without an alarm."""
-        return None if self.alarm is None else bool(values[STATE][0])
+    def _leeway(self, gain: ClosedFormGain, batch: StreamBatch, number: int) -> Tensor:
+        """Return what resizing may have done to the images of a stream."""
+        own = [place for place, (stream, _) in enumerate(batch.groups) if stream == number]
+        return batch.spectra[gain.number].leeway[own].amax(0)
+
+    def _knows(self, logits: Tensor) -> bool:
+        """Return whether logits are of classes; of those of the source, if they are known."""
+        if not isinstance(logits, Tensor) or logits.dim() < 2:
+            return False
+        return self._shares is None or logits.shape[1] == len(self._shares)
+
+    def _skew_of(self, alarm: AlarmState) -> float:
+        """Return how surely classes are not those of the source: the worst if nobody knows."""
+        counts, shares = alarm.counts, self._shares
+        if counts is None or shares is None or len(shares) != len(counts):
+            return 1.0
+        return max(alarm.skew, skew_of(counts, shares))
+
+    def facts_in(self, state: StreamState) -> dict[str, Any]:
+        """Return what the alarm knows of a stream, under names of `Health`; nothing without one."""
+        if self.alarm is None:
+            return {}
+        alarm = state.alarm
+        found: dict[str, Any] = {"shifted": alarm.shifted}
+        if state.chain is not None and bool(state.chain.place[0]):
+            return found
+        found["skew"] = self._skew_of(alarm)
+        if alarm.counts is not None and alarm.counts.sum():
+            found["composition"] = tuple((alarm.counts / alarm.counts.sum()).tolist())
+        return found
 
     def tell(self, health: Health) -> None:
         """Call the function of the alarm."""

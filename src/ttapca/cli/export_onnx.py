@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +24,7 @@ def export_onnx(
     streams: Annotated[
         int | None, Option(min=1, help="Streams of a batch, to fix them (default: any).")
     ] = None,
-    images: Annotated[
-        int | None, Option(min=1, help="Images of each stream, to fix them (default: any).")
-    ] = None,
+    images: Annotated[int, Option(min=1, help="Images of each stream in a call.")] = 1,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Write a network that adapts as an ONNX file, with the state of streams as in- and outputs.
@@ -33,7 +32,7 @@ def export_onnx(
     ONNX Runtime and Triton then carry the state from batch to batch: docs/production.md.
     """
     import ttapca
-    from ttapca.serving.onnx_export import OPSET
+    from ttapca.serving.onnx_export import AFTER, BEFORE, OPSET
     from ttapca.serving.onnx_export import export_onnx as write
 
     arguments.check_place(to)
@@ -47,12 +46,13 @@ def export_onnx(
         facts = {"file": str(to), "layer": fitted.layer, "opset": OPSET, "state": state}
         print_json(facts)
         return
-    taken = (streams or "streams", images or "images", *(shape or fitted.shape))
-    given = [name.replace("stream", "next", 1) for name in state]
+    taken = (streams or "streams", images, *(shape or fitted.shape))
+    numbers = sum(math.prod(part) for part in state.values())
     typer.echo(
         f"{to}  {source.name}, filter at `{fitted.layer}`; opset {OPSET}, float32, "
         f"{to.stat().st_size / 1e6:.1f} MB\n"
-        f"  takes images ({' x '.join(map(str, taken))}), {', '.join(state)}\n"
-        f"  gives logits, shift, {', '.join(given)}\n"
-        f"  a stream's state has {sum(state.values()):,} numbers, and begins with zeros"
+        f"  takes images ({' x '.join(map(str, taken))}) and the state of each stream, as "
+        f"`{BEFORE}...`\n"
+        f"  gives logits, shift, and the next state, as `{AFTER}...`\n"
+        f"  a state has {numbers:,} numbers in {len(state)} parts, and begins with zeros"
     )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ttapca.serving.service import Service, ServiceFacts
     from ttapca.serving.tokens import Tokens
 
+ORDERS = "auto (learnt from the predictions), shuffled (none) or video (surely one)."
 MODES = "on, shadow (answers unchanged, counts what would change) or off."
 
 
@@ -80,6 +81,7 @@ def serve(
     ] = None,
     save_every: Annotated[float | None, Option(help="Seconds between savings (10).")] = None,
     mode: Annotated[str, Option(help=f"Of new streams: {MODES}")] = "on",
+    order: Annotated[str | None, Option(help=f"How images of a stream come: {ORDERS}")] = None,
     classes: Annotated[
         Path | None, Option(metavar="FILE", help="Names of the classes, one a line.")
     ] = None,
@@ -100,6 +102,7 @@ def serve(
     Ctrl-C or SIGTERM: what runs is answered, streams are saved, and the service ends.
     """
     from ttapca._checks import Maybe, OneOf, check_option
+    from ttapca.adaptation.chain_passes import Order
     from ttapca.networks.evaluation import EvaluatedKind
     from ttapca.serving.answers import Mode
     from ttapca.serving.http_server import listen, signals_put_back, url_of
@@ -117,6 +120,7 @@ def serve(
     request_limits = RequestLimits(**limits.of_requests())
     pool_limits = PoolLimits(**limits.of_pool())
     check_option("mode", mode, OneOf(get_args(Mode)))  # before a filter is fitted
+    check_option("order", order, Maybe(OneOf(get_args(Order))))
     check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
     meaning = cast("EvaluatedKind | None", outputs)
     served = served_network(network.source(), filter, classes, folder, meaning)
@@ -135,6 +139,7 @@ def serve(
             limits=pool_limits,
             observer=measured,
             outputs=meaning,
+            order=cast("Order | None", order),
             input_shape=arguments.input_shape(input_shape, served.model),
             **saving,
         )

@@ -18,7 +18,7 @@ from ttapca.spectral.affine import LinearPart, takes_images
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import Calibration
 from ttapca.spectral.outliers import measure
-from ttapca.spectral.pca import Spectrum
+from ttapca.spectral.pca import Decomposition
 from ttapca.spectral.textures import textures
 
 
@@ -81,7 +81,7 @@ class FitTask:
         self,
         route: str,
         basis: Basis,
-        found: Spectrum,
+        found: Decomposition,
         calibration: Calibration,
         error_bound: Tensor | None = None,
     ) -> FittedFilter:

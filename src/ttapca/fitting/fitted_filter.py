@@ -46,7 +46,7 @@ from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import Gain, GainName, SourceComponents, make_gain
 from ttapca.spectral.means import class_reach
-from ttapca.spectral.pca import Spectrum
+from ttapca.spectral.pca import Decomposition
 from ttapca.spectral.randomised import singular_value_error
 from ttapca.spectral.source_classes import PairStatistic, SourceClasses
 from ttapca.support.modules import device_and_dtype, find_layer
@@ -62,7 +62,7 @@ LEAST_AGREEMENT = 0.95
 MOST_DROPPED = 1e-4
 
 
-def drops_something(found: Spectrum) -> bool:
+def drops_something(found: Decomposition) -> bool:
     """Return whether enough lies outside a basis to be watched at test time."""
     return 1 - float(found.explained_variance_ratio.sum()) > MOST_DROPPED
 
@@ -316,6 +316,7 @@ class FittedFilter:
             None if self.class_reach_ is None else self.class_reach_.to(dtype),
             self.rest_,
             self.textures_,
+            math.prod(self.shape),
         )
         made: Gain | None = None
         if isinstance(gain, str):

@@ -53,14 +53,15 @@ from ttapca.adaptation.optimisation import (
 )
 from ttapca.adaptation.surfaces import (
     BatchNormStatistics,
-    SampleNormStatistics,
     SpectralGains,
+    StreamStatistics,
     Surface,
 )
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.closed_form import MEMORY
 from ttapca.spectral.gains import GainName, is_closed_form
+from ttapca.spectral.source_classes import SourceClasses
 from ttapca.support.outputs import OutputKind
 
 SourceNeed = Literal["model", "data", "training"]
@@ -217,7 +218,10 @@ class GradientMethod(Method):
 
 
 def statistics_surfaces(
-    statistics: Statistics, below: Sequence[SpectralGains] = (), *, looks_at_classes: bool = False
+    statistics: Statistics,
+    below: Sequence[SpectralGains] = (),
+    *,
+    classes: SourceClasses | None = None,
 ) -> list[Surface]:
     """Return the surfaces for a choice of statistics; a network without BatchNorm is no error.
 
@@ -227,7 +231,8 @@ def statistics_surfaces(
             filter sees a shift; a `Mixture` says how.
         below: The filters. Where one knows the channels of GroupNorm or LayerNorm layers, `mixed`
             mixes these.
-        looks_at_classes: Whether what the classes of a batch explain is taken out of statistics.
+        classes: What the classes of a batch explain is taken out of statistics by this; None if
+            nobody looks at classes.
 
     Raises:
         OptionError: LayerNorm was asked for, and no filter knows such layers.
@@ -239,25 +244,27 @@ def statistics_surfaces(
         weight = NAMED_STATISTICS[statistics] if isinstance(statistics, str) else statistics
         return [BatchNormStatistics(weight, required=False)]
     ends, prior = (statistics.first, statistics.last), statistics.prior
-    follow = bool(closed)
-    alone = statistics.alone * _share_alone(closed)
-    surfaces: list[Surface] = [
-        BatchNormStatistics(ends, prior=prior, follow=follow, alone=alone, required=False)
-    ]
-    known = next((surface.group_norm for surface in closed if surface.group_norm), {})
     tokens = next((surface.layer_norm for surface in closed if surface.layer_norm), {})
     if statistics.layer_norm and not tokens:
         raise OptionError(
             "`layer_norm` would have no effect: it needs a filter with closed-form gains, fitted "
             "by this version of ttapca on a model with LayerNorm. Leave it out."
         )
-    mixes_tokens = looks_at_classes if statistics.layer_norm is None else statistics.layer_norm
-    if mixes_tokens:
-        known = known | tokens
-    if known:
-        # They normalise every image by itself already: nothing is to be gained from one alone.
-        surfaces.append(SampleNormStatistics(known, ends, prior=prior, follow=follow))
-    return surfaces
+    if not closed:
+        return [BatchNormStatistics(ends, prior=prior, required=False)]
+    known = next((surface.group_norm for surface in closed if surface.group_norm), {})
+    mixes_tokens = classes is not None if statistics.layer_norm is None else statistics.layer_norm
+    return [
+        StreamStatistics(
+            ends,
+            prior=prior,
+            # GroupNorm and LayerNorm normalise every image by itself already: nothing is to be
+            # gained from one alone.
+            alone=statistics.alone * _share_alone(closed),
+            source=known | tokens if mixes_tokens else known,
+            classes=classes,
+        )
+    ]
 
 
 def _share_alone(closed: Sequence[SpectralGains]) -> float:

@@ -17,8 +17,7 @@ from ttapca._checks import Number, Whole
 from ttapca.adaptation.chain_passes import ChainPasses, Order
 from ttapca.adaptation.mirrored_view import MirroredView
 from ttapca.adaptation.optimisation import GradientSteps, Logits, Mover, Run, adam, mean_entropy
-from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, Surface
-from ttapca.adaptation.surfaces.statistics import MixedStatistics
+from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, StreamStatistics, Surface
 from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import (
@@ -35,7 +34,7 @@ from ttapca.methods.method import (
     statistics_surfaces,
 )
 from ttapca.spectral.closed_form import MEMORY, WIENER
-from ttapca.spectral.closed_form_rule import LARGEST_RATIO, ODD, THRESHOLD
+from ttapca.spectral.closed_form_rule import LARGEST_RATIO, THRESHOLD
 from ttapca.spectral.conditions import MOST_STATES
 from ttapca.spectral.gains import GainName
 from ttapca.spectral.source_classes import SourceClasses
@@ -76,8 +75,6 @@ class Wiener(Method):
         memory: After this many samples, what was seen of a stream counts 1 / e.
         center: Which share of a sure change of the mean is removed, from 0 to 1. A class has a mean
             of its own; only what lies farther than classes do is sure.
-        window: Smooth the spectrum over this many neighbouring components instead of over bands.
-        floor: Variance of noise that every image has, such as that of 8 bits.
         statistics: What normalisation layers normalise with; see `GradientMethod`.
         order: How images come. `auto` learns from the predictions whether they have an order, and
             goes by it: how long classes stay is a prior on the outputs, and what the classes of a
@@ -107,8 +104,6 @@ class Wiener(Method):
     threshold: Annotated[float, Number(0, below=1)] | None = None
     memory: Positive = MEMORY
     center: Share = 1.0
-    window: Annotated[int, ODD] | None = None
-    floor: NotNegative = 0.0
     statistics: Statistics = "mixed"
     order: Order | None = None
     outliers: bool | None = None
@@ -120,8 +115,6 @@ class Wiener(Method):
         """Check the options."""
         self._filters()
         super().__post_init__()
-        if self.window is not None:
-            self.refuse("threshold", "with `window`, all of the difference counts")
         if self.order in ("auto", "video") and self._classes() is None:
             raise OptionError(
                 f'`order="{self.order}"` needs a filter that knows what classes do to the network; '
@@ -201,7 +194,7 @@ class Wiener(Method):
 
     def assemble(self) -> Assembly:
         """Return gains and statistics that follow the stream."""
-        names = ("shrink", "restore", "largest_ratio", "center", "window", "floor")
+        names = ("shrink", "restore", "largest_ratio", "center")
         options = {name: getattr(self, name) for name in names}
         options["threshold"] = THRESHOLD if self.threshold is None else self.threshold
         # The first filter tells conditions apart, and the others go by what it found.
@@ -209,20 +202,22 @@ class Wiener(Method):
             SpectralGains(one, self.gain, **options, states=1 if number else self.states)
             for number, one in enumerate(self._filters())
         ]
-        statistics = statistics_surfaces(
-            self.statistics, gains, looks_at_classes=self.looks_at_classes
-        )
+        classes = self._classes() if self.looks_at_classes else None
+        statistics = statistics_surfaces(self.statistics, gains, classes=classes)
         surfaces: list[Surface] = [*statistics, *gains]
         image_filter = self._image_filter()
         if image_filter is not None and self.outliers is not False:
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
             surfaces.append(OutlierRepair(image_filter))
-        classes = self._classes()
         mover = Mover()
-        if self.looks_at_classes and classes is not None:
-            mixed = [each for each in statistics if isinstance(each, MixedStatistics)]
-            chosen = self.order is not None
-            mover = ChainPasses(classes, mixed, gains, required=chosen, order=self.order or "auto")
+        if classes is not None:
+            following = [each for each in statistics if isinstance(each, StreamStatistics)]
+            mover = ChainPasses(
+                classes,
+                following[0] if following else None,
+                required=self.order is not None,
+                order=self.order or "auto",
+            )
         if self.views == 2:
             mover = MirroredView(mover)
         return Assembly(surfaces, mover, self.memory)

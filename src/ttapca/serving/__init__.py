@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ttapca.serving.pool import StreamPool
     from ttapca.serving.pool_limits import PoolLimits, PoolObserver
     from ttapca.serving.stream_store import StreamStore
+    from ttapca.spectral.state_files import with_tensors
 
 # They need torch, which takes long to import: the command line shows its help without it.
 _LAZY = {
@@ -23,11 +24,13 @@ _LAZY = {
 
 __all__ = [
     "Answer", "Mode", "PoolLimits", "PoolObserver", "StreamGlance", "StreamPool", "StreamStatus",
-    "StreamStore", "export_onnx",
+    "StreamStore", "export_onnx", "with_tensors",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name == "with_tensors":
+        return importlib.import_module("ttapca.spectral.state_files").with_tensors
     for module, names in _LAZY.items():
         if name in names:
             return getattr(importlib.import_module(f"ttapca.serving.{module}"), name)

@@ -1,37 +1,28 @@
-"""One forward pass over the images of many streams, each with its own gains."""
+"""One forward pass over the images of many streams, each adapted to by itself."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ttapca.adaptation.health import Health, shift_facts
-from ttapca.adaptation.shift_alarm import ShiftAlarm, classes_after, skew_of
-from ttapca.adaptation.surfaces.outlier_repair import InputRepair
-from ttapca.errors import AttachError, LayerOutputError, OptionError
-from ttapca.fitting.fitted_filter import FittedFilter, attach
+from ttapca.adaptation.adapter import Adapter, StreamOutcome
+from ttapca.adaptation.health import Health
+from ttapca.adaptation.shift_alarm import ShiftAlarm
+from ttapca.adaptation.surfaces import SpectralGains
+from ttapca.errors import AttachError, LayerOutputError
+from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.answers import Mode, StreamStatus
-from ttapca.serving.stream_state import StreamState
-from ttapca.spectral.closed_form import MEMORY, WIENER
-from ttapca.spectral.closed_form_rule import independent_images
-from ttapca.spectral.many_streams import ManyStreamsGain, Rows, StreamOutcome
-from ttapca.spectral.outliers import SourceOutliers
-from ttapca.support.modules import (
-    device_and_dtype,
-    find_layer,
-    restore_training_flags,
-    training_flags,
-)
-from ttapca.support.outputs import FindLogits, OutputKind, Outputs
+from ttapca.serving.stream_record import StreamRecord
+from ttapca.spectral.stream_batch import Rows
+from ttapca.support.modules import device_and_dtype, find_layer
+from ttapca.support.outputs import FindLogits, OutputKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +30,7 @@ class Served:
     """What a pass made of one request.
 
     Attributes:
-        state: Of the stream, after it.
+        record: Of the stream, after it.
         logits: What is answered.
         adapted: Whether a filter changed the images that are answered for.
         differ: In shadow, how many images have another class when adapted; None in other modes, and
@@ -48,7 +39,7 @@ class Served:
             act on images of this shape.
     """
 
-    state: StreamState
+    record: StreamRecord
     logits: Tensor
     adapted: bool
     differ: int | None
@@ -60,91 +51,65 @@ Look = tuple[Tensor, Tensor, Tensor]
 
 
 class GatheredNetwork:
-    """A network with a filter that serves many streams; one thread at a time may call it.
+    """A network that adapts to many streams by `wiener`; one thread at a time may call it.
 
-    The filter has closed-form gains, of their own for each condition of a stream, and pixels that
-    have gone wrong are repaired before it. Normalisation layers keep the statistics of the source:
-    those of single images of a stream that may be sorted by class would do more harm than good
-    (docs/production-evidence.md has the measurements).
+    What it answers to a stream is what `ttapca.adapt(model, method)` answers to it alone.
 
     Args:
         model: Returns logits for a batch of images.
-        fitted: A filter of it.
+        method: With its filter.
         logits: Finds the logits in what the model returns, where that is more than one tensor.
         outputs: What the outputs mean; by default one logit is `binary`, and more are `multiclass`.
-        memory: After so many images, what was seen of a stream counts 1 / e.
-        states: How many conditions of a stream are told apart at most.
-        outliers: Whether to repair pixels that have gone wrong; by default where the filter acts on
-            images and knows how many source images have.
-
-    Raises:
-        OptionError: Outliers are to be repaired, and the filter does not know them.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        fitted: FittedFilter,
+        method: Wiener,
         *,
         logits: FindLogits | None = None,
         outputs: EvaluatedKind | None = None,
-        memory: float = MEMORY,
-        states: int = 1,
-        outliers: bool | None = None,
     ) -> None:
-        if outliers and fitted.outliers_ is None:
-            raise OptionError(
-                f"`outliers` needs a filter that acts on images; that at `{fitted.layer}` does "
-                "not, or was fitted by an older ttapca. Leave `outliers` out."
-            )
-        options = {"memory": memory, "states": states}
-        self._outputs = Outputs(outputs, logits, reads="probabilities")
-        self._model, self._fitted = model, fitted
-        self._flags = training_flags(model)
-        self._attachment = attach(model, fitted, ManyStreamsGain, **WIENER, **options)
-        gain = self._attachment.filter.gain
-        if not isinstance(gain, ManyStreamsGain):  # for type checkers: `attach` has made it
+        made = method.for_outputs(outputs).assemble()
+        if made.mover is not None and made.mover.reads == "nothing":
+            made.mover.reads = "probabilities"
+        self._adapter = Adapter(
+            model,
+            made.surfaces,
+            made.mover,
+            forgetting="online",
+            logits=logits,
+            outputs=outputs,
+            memory=made.memory,
+            on_shift=ShiftAlarm(_nobody),
+        )
+        gains = (each for each in made.surfaces if isinstance(each, SpectralGains))
+        surface = next(gains)
+        gain = surface.closed_form
+        if gain is None or surface.filter is None:  # for type checkers
             raise AttachError("The filter has lost its gains.")
-        self._gain = gain
-        self._alarm = ShiftAlarm(_nobody)
-        classes = fitted.classes_
-        self._shares = None if classes is None else classes.shares.double()
-        self._outliers = None
-        if fitted.outliers_ is not None and outliers is not False:
-            self._outliers = SourceOutliers(fitted.outliers_)
-        self._filtered: tuple[Tensor, list[int]] | None = None  # rows, and how many of each stream
+        self._layer, self._gain = surface.layer, gain
         self._given: Tensor | None = None
         self._made: Tensor | None = None
-        self._hooks = [self._attachment.filter.register_forward_hook(self._see)]
-        if self._outliers is not None:
-            layer, hook = find_layer(model, fitted.layer), InputRepair(self._repaired)
-            self._hooks.append(
-                layer.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
-            )
-        model.eval()
+        layer = find_layer(model, surface.layer)
+        self._hooks = [
+            layer.register_forward_pre_hook(self._see_given, prepend=True, with_kwargs=True),
+            surface.filter.register_forward_hook(self._see_made),
+        ]
 
     @property
     def outputs(self) -> OutputKind:
         """What the outputs of the last pass mean."""
-        return self._outputs.found
+        return self._adapter.mover.outputs.found
 
     @property
     def kind(self) -> str:
-        """A digest that only pools with the same filter share, and the same kind of states."""
-        parts = [self._fitted.layer, str(self._fitted.shape), str(self._gain.conditions is None)]
-        for tensor in (self._fitted.center_, self._fitted.singular_values_):
-            parts.append(hashlib.sha256(tensor.double().numpy().tobytes()).hexdigest())
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        """A digest that only pools and adapters with the same filter share."""
+        return self._adapter.kind
 
-    @property
-    def bands(self) -> int:
-        """How many bands of components the alarm tells apart."""
-        return len(self._gain.edges) - 1
-
-    def new_state(self, mode: Mode) -> StreamState:
-        """Return the state of a stream that has shown nothing."""
-        size = math.prod(self._fitted.shape)
-        return StreamState(self._gain.nothing_seen(size), mode=mode)
+    def new_record(self, mode: Mode) -> StreamRecord:
+        """Return what is kept of a stream that has shown nothing."""
+        return StreamRecord(self._adapter.new_state(), mode=mode)
 
     def warm_up(self, largest: int) -> None:
         """Find out what is usual for every number of images that a stream may come to count.
@@ -154,176 +119,107 @@ class GatheredNetwork:
         """
         gain = self._gain
         # So many count at most, since older ones fade.
-        for size in range(1, math.ceil(gain.memory) + largest):
+        for size in range(1, int(gain.stream.memory) + largest + 1):
             gain.normal.batches_of(size).usual(gain.threshold)
 
     @torch.inference_mode()
-    def serve(self, requests: Sequence[tuple[StreamState, Tensor]]) -> list[Served]:
-        """Answer requests of different streams in one pass.
+    def serve(self, requests: Sequence[tuple[StreamRecord, Tensor]]) -> list[Served]:
+        """Answer requests of different streams in one pass, or in a few.
 
         Args:
-            requests: The state of each stream and its images, which are finite.
+            requests: The record of each stream and its images, which are finite.
         """
         copies = [
             (number, images, copy)
-            for number, (state, images) in enumerate(requests)
-            for copy in _COPIES[state.mode]
+            for number, (record, images) in enumerate(requests)
+            for copy in _COPIES[record.mode]
         ]
-        device, dtype = device_and_dtype(self._model, self._model)
+        model = self._adapter.model
+        device, dtype = device_and_dtype(model, model)
         rows = _rows(copies, device)
-        self._gain.begin([state.seen for state, _ in requests], rows)
-        sizes = [len(images) for _, images, copy in copies if copy.filtered]
-        self._filtered = (rows.filtered.nonzero()[:, 0], sizes) if sizes else None
         self._given = self._made = None
-        try:
-            batch = torch.cat([images for _, images, _ in copies])
-            output = self._model(batch.to(device, dtype))
-            logits = self._outputs(output)  # of classes, or for each label of no and yes
-            outcomes = self._gain.outcomes()
-            self._check(logits, len(batch), outcomes)
-            return self._served(requests, logits.float().cpu(), outcomes)
-        finally:
-            self._gain.begin([], None)
-            self._filtered = None
+        batch = torch.cat([images for _, images, _ in copies]).to(device, dtype)
+        states = [record.state for record, _ in requests]
+        logits, outcomes = self._adapter.predict_streams(states, batch, rows)
+        self._check(logits, len(batch), outcomes)
+        return self._served(requests, logits.float().cpu(), outcomes)
 
     def _check(self, logits: Tensor, rows: int, outcomes: Sequence[StreamOutcome]) -> None:
-        if self._outputs.of_pixels(logits) or len(logits) != rows:
-            found = tuple(self._outputs.as_returned(logits).shape)
+        outputs = self._adapter.mover.outputs
+        if outputs.of_pixels(logits) or len(logits) != rows:
+            found = tuple(outputs.as_returned(logits).shape)
             raise LayerOutputError(
                 "A pool serves models that return logits of shape (images, classes), (images, "
                 f"labels) or (images,); found {found} for {rows} images. Say where they are with "
                 "`logits=`."
             )
-        if not outcomes:
+        if not all(each.seen for each in outcomes):
             raise LayerOutputError(
-                f"A pool needs a model that calls the layer of its filter, `{self._fitted.layer}`, "
+                f"A pool needs a model that calls the layer of its filter, `{self._layer}`, "
                 "in every pass; this one has not."
             )
 
     def _served(
         self,
-        requests: Sequence[tuple[StreamState, Tensor]],
+        requests: Sequence[tuple[StreamRecord, Tensor]],
         logits: Tensor,
         outcomes: Sequence[StreamOutcome],
     ) -> list[Served]:
         found, first, now = [], 0, time.time()
-        for (state, images), outcome in zip(requests, outcomes, strict=True):
-            size, copies = len(images), len(_COPIES[state.mode])
+        for (record, images), outcome in zip(requests, outcomes, strict=True):
+            size, copies = len(images), len(_COPIES[record.mode])
             last = first + (copies - 1) * size  # where the copies begin that are remembered
             answered, best = logits[first : first + size], logits[last : last + size]
             first += copies * size
             finite = bool(torch.isfinite(best).all())
             differ = _differing(answered, best) if copies > 1 and finite else None
-            answered = self._outputs.as_returned(answered).clone()
-            adapted = outcome.changed and state.mode == "on"
+            answered = self._adapter.mover.outputs.as_returned(answered).clone()
+            adapted = outcome.filtered and record.mode == "on"
             if not finite:
-                after = dataclasses.replace(state, skipped=state.skipped + 1)
+                after = dataclasses.replace(record, skipped=record.skipped + 1)
                 found.append(Served(after, answered, adapted, differ, None))
                 continue
+            since = record.shifted_since
+            if outcome.state.alarm.shifted != record.shifted:
+                since = now if outcome.state.alarm.shifted else None
             after = dataclasses.replace(
-                self._watched(state, outcome, best, now),
-                seen=outcome.seen,
-                images=state.images + size,
-                requests=state.requests + 1,
-                adapted=state.adapted + size * adapted,
-                shadowed=state.shadowed + size * (differ is not None),
-                differed=state.differed + (differ or 0),
-                shift=outcome.shift,
+                record,
+                state=outcome.state,
+                images=record.images + size,
+                requests=record.requests + 1,
+                adapted=record.adapted + size * adapted,
+                shadowed=record.shadowed + size * (differ is not None),
+                differed=record.differed + (differ or 0),
+                shifted_since=since,
                 last_seen=now,
             )
-            look = self._look(images, last)
-            found.append(Served(after, answered, adapted, differ, look))
+            found.append(Served(after, answered, adapted, differ, self._look(images, last)))
         return found
 
-    def _watched(
-        self, state: StreamState, outcome: StreamOutcome, logits: Tensor, now: float
-    ) -> StreamState:
-        """Return the state after the alarm has looked at a request; see `ShiftWatch`."""
-        size, counts, skew = len(logits), state.counts, state.skew
-        if self._outputs.exclusive:
-            shares = self._known_shares(logits.shape[1])
-            counts, skew = classes_after((counts, skew), logits, size, outcome.shift, shares)
-        block = size * outcome.energies
-        if state.block is not None:
-            block = block + state.block
-        images = state.block_images + size
-        after = dataclasses.replace(state, counts=counts, skew=skew, block=block)
-        if images < self._alarm.images:
-            return dataclasses.replace(after, block_images=images)
-        evidence = self._gain.evidence(
-            block / images, images, independent_images(images, self.skew_of(after))
-        )
-        shifted, run = self._alarm.next(state.shifted, state.run, evidence.p_value)
-        since = state.shifted_since if shifted == state.shifted else (now if shifted else None)
-        return dataclasses.replace(
-            after, block=None, block_images=0, shifted=shifted, run=run, shifted_since=since
-        )
-
-    def _known_shares(self, classes: int) -> Tensor | None:
-        """Return the shares of classes in the source, where they are of so many classes."""
-        known = self._shares is not None and len(self._shares) == classes
-        return self._shares if known else None
-
-    def skew_of(self, state: StreamState) -> float:
-        """Return how surely the classes of a stream are not those of the source; 1 if unknown."""
-        shares = None if state.counts is None else self._known_shares(len(state.counts))
-        if state.counts is None or shares is None:
-            return 1.0
-        return max(state.skew, skew_of(state.counts, shares))
-
-    def status(self, name: str, state: StreamState) -> StreamStatus:
+    def status(self, name: str, record: StreamRecord) -> StreamStatus:
         """Say how a stream is; any thread may call this."""
         return StreamStatus(
-            health=self._health(name, state),
-            mode=state.mode,
-            gains=self._band_gains(state),
-            requests=state.requests,
-            adapted_share=state.adapted_share,
-            disagreement=state.disagreement,
-            shifted_since=state.shifted_since,
-            last_seen=state.last_seen,
+            health=self._health(name, record),
+            mode=record.mode,
+            gains=tuple(self._gain.band_gains(record.state).tolist()),
+            requests=record.requests,
+            adapted_share=record.adapted_share,
+            disagreement=record.disagreement,
+            shifted_since=record.shifted_since,
+            last_seen=record.last_seen,
         )
 
-    def _health(self, name: str, state: StreamState) -> Health:
-        seen = {"stream": name, "images": state.images, "skipped": state.skipped}
-        if not state.images:
-            return Health(**seen, shifted=state.shifted, shift=0.0)  # type: ignore[arg-type]
-        gain, skew, shown, counts = self._gain, self.skew_of(state), state.latest, state.counts
-        outside = 1.0 if shown.rest_energy is None else float(shown.rest_energy)
-        energies = gain.by_band(shown.energies[0])
-        samples = float(shown.samples)
-        independent = independent_images(samples, skew)
-        evidence = gain.evidence(energies, samples, independent, outside)
-        return Health(
-            **seen,  # type: ignore[arg-type]
-            shifted=state.shifted,
-            **shift_facts([(self._fitted.layer, gain, evidence)], state.shift),
-            composition=None if counts is None else tuple((counts / counts.sum()).tolist()),
-            skew=skew,
-        )
+    def _health(self, name: str, record: StreamRecord) -> Health:
+        facts = {"shift": 0.0} | self._adapter.facts_of(record.state)
+        return Health(name, record.images, record.skipped, **facts)
 
-    def _band_gains(self, state: StreamState) -> tuple[float, ...]:
-        gain = self._gain
-        if not state.images:
-            return tuple(1.0 for _ in gain.edges[1:])
-        counts = state.latest.samples.clamp(min=1)
-        found = gain.verdict(state.latest, counts, leeway=gain.leeway).gains[0]
-        return tuple(gain.gains_by_band(found).tolist())
+    def _see_given(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._given is None:  # of the first pass, which has all images
+            self._given = args[0] if args else kwargs["input"]
 
-    def _repaired(self, given: Tensor) -> Tensor:
-        """Return what is given to the layer without outliers, in rows that are to be filtered."""
-        self._given = given
-        if self._outliers is None or self._filtered is None:
-            return given
-        rows, sizes = self._filtered
-        chosen = given[rows]
-        repaired, _ = self._outliers.repaired_each(chosen, sizes)
-        return given if repaired is chosen else given.index_copy(0, rows, repaired)
-
-    def _see(self, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self._made = output
-        if self._outliers is None:
-            self._given = inputs[0]
+    def _see_made(self, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if self._made is None:
+            self._made = output
 
     def _look(self, images: Tensor, row: int) -> Look | None:
         shape = images.shape[1:]
@@ -336,9 +232,7 @@ class GatheredNetwork:
         """Take the filter off the model, and return the model as it was."""
         for hook in self._hooks:
             hook.remove()
-        self._attachment.detach()
-        restore_training_flags(self._flags)
-        return self._model
+        return self._adapter.detach()
 
 
 class _Copy(NamedTuple):

@@ -38,6 +38,10 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FACTS: dict[str, tuple[str, Callable[[StreamStatus], float | None]]] = {
     "shift": ("How surely images have shifted, 0 to 1", lambda status: status.health.shift),
     "shifted": ("1 while the alarm is on", lambda status: float(bool(status.health.shifted))),
+    "ordered": (
+        "How surely classes stay for a while, so that the order of images is used, 0 to 1",
+        lambda status: status.health.ordered,
+    ),
     "skew": (
         "How surely classes are not those of the source, 0 to 1",
         lambda status: status.health.skew,

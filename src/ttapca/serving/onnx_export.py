@@ -1,7 +1,7 @@
 """Write an adapted network as an ONNX file, with the state of its streams as inputs and outputs.
 
-A runtime that knows nothing of this library then adapts: it keeps what comes out as `next_...` and
-gives it back as `stream_...` with the next images of the same stream.
+A runtime that knows nothing of this library then adapts: what comes out under a name that begins
+with `next.` goes in again as `state.`, with the next images of the same stream.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from ttapca.support.outputs import FindLogits
 PACKAGES = ("onnx", "onnxscript")  # of the extra `onnx`; the rest of the library needs neither
 OPSET = 18  # the oldest that torch writes without converting afterwards
 # Sizes to trace with where any will do: not 0 or 1, which torch takes for special cases.
-EXAMPLE = {"streams": 2, "images": 3}
+EXAMPLE = 2
+# Before the names of the state's parts: as in a file of a stream, and for what comes out.
+BEFORE, AFTER = "state.", "next."
 
 
 def export_onnx(
@@ -42,9 +44,9 @@ def export_onnx(
     *,
     input_shape: tuple[int, ...] | None = None,
     streams: int | None = None,
-    images: int | None = None,
+    images: int = 1,
     logits: FindLogits | None = None,
-) -> dict[str, int]:
+) -> dict[str, tuple[int, ...]]:
     """Write a network that adapts to an ONNX file.
 
     It takes `images`, shape (streams, images, *input_shape), and the state of each stream. It
@@ -52,9 +54,12 @@ def export_onnx(
     shape (streams, 1), and the next state of each stream. All are float32. A new stream has a state
     of zeros; a stream with an image that is not finite keeps its state.
 
-    Gains and means follow the streams as in a `StreamPool`; normalisation layers keep the
-    statistics of the source. The metadata of the file say under `ttapca_state` which output
-    belongs to which input.
+    The file does what `ttapca.adapt(model, "wiener", filter=fitted, states=1)` does with single
+    images: it repairs pixels, filters, follows statistics and the order of classes. It does not
+    tell conditions apart. Parts of the state have the names that they have in the file of a stream,
+    so that streams go on in either (`ttapca.serving.with_tensors`); what comes out begins with
+    `next.` instead of `state.`. A single number has the shape (streams, 1). The metadata say under
+    `ttapca_state` which output belongs to which input.
 
     Args:
         model: On the CPU, in float32; it is left as it was.
@@ -62,11 +67,12 @@ def export_onnx(
         path: The file; one that is there is replaced.
         input_shape: Shape of one image, for a filter that does not act on the images themselves.
         streams: Streams of a batch, where that is to be fixed.
-        images: Images of each stream, where that is to be fixed.
+        images: Images of each stream. With more than one, a call makes one pass where the library
+            may repeat it.
         logits: Finds the logits in what the model returns, where that is more than one tensor.
 
     Returns:
-        How many numbers each part of a stream's state has, by the name of the input.
+        The shape of each part of a stream's state, by the name of the input.
 
     Raises:
         OptionError: An option makes no sense, or the model is not float32 on the CPU.
@@ -80,24 +86,23 @@ def export_onnx(
         >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
         >>> fitted = ttapca.fit(model, "0", torch.rand(100, 1, 8, 8), 20)
         >>> path = Path(tempfile.mkdtemp()) / "adapted.onnx"
-        >>> export_onnx(model, fitted, path, streams=1, images=1)
-        {'stream_samples': 1, 'stream_energies': 20, 'stream_mean': 20, ...
+        >>> export_onnx(model, fitted, path, streams=1)["state.spectra.0.energies"]
+        (20,)
     """
     for package in PACKAGES:
         importlib.import_module(package)  # to miss it now rather than after the work
-    sizes = {"streams": streams, "images": images}
-    for name, size in sizes.items():
-        check_option(name, size, Maybe(Whole(1)))
+    check_option("streams", streams, Maybe(Whole(1)))
+    check_option("images", images, Whole(1))
     _check_tensors(model)
     shape = input_shape or image_shape(fitted)
     with evaluation_mode(model):
         network = StatefulNetwork(model, fitted, logits=logits)
         try:
-            content = _written(network.eval(), shape, sizes, fitted.layer)
+            content = _written(network.eval(), shape, (streams, images), fitted.layer)
         finally:
             network.detach()
     replace_file(Path(path), content)
-    return {f"stream_{name}": size for name, size in network.state.items()}
+    return {BEFORE + name: shape for name, shape in network.state.items()}
 
 
 def _check_tensors(model: nn.Module) -> None:
@@ -111,23 +116,25 @@ def _check_tensors(model: nn.Module) -> None:
 
 
 def _written(
-    network: StatefulNetwork, shape: tuple[int, ...], sizes: dict[str, int | None], layer: str
+    network: StatefulNetwork, shape: tuple[int, ...], sizes: tuple[int | None, int], layer: str
 ) -> bytes:
     """Return the content of the file."""
     import onnx
 
-    program = _traced(network, shape, sizes)
+    traced = _traced(network, shape, sizes)
     with _quiet(), _explained():
         found = torch.onnx.export(  # it returns None only where it writes the file itself
-            program,
-            # Plain names, such as `mean`, would collide with those of torch's operations.
-            input_names=["images", *(f"stream_{name}" for name in network.state)],
-            output_names=["logits", "shift", *(f"next_{name}" for name in network.state)],
+            traced,
+            input_names=["images", *(BEFORE + name for name in network.state)],
+            output_names=["logits", "shift", *(AFTER + name for name in network.state)],
             opset_version=OPSET,
             dynamo=True,
+            optimize=False,
             verbose=False,
         )
-        written = cast("torch.onnx.ONNXProgram", found).model_proto
+        program = cast("torch.onnx.ONNXProgram", found)
+        _simplify(program.model)
+        written = program.model_proto
         _name_sizes(written.graph)
         _remove_traces(written.graph)
         written.producer_name, written.producer_version = "ttapca", __version__
@@ -138,16 +145,36 @@ def _written(
     return content
 
 
+def _simplify(model: Any) -> None:
+    """Compute beforehand what depends on no input, and nothing twice.
+
+    That is what torch does with `optimize=True`, but for its search for patterns of operations.
+    That takes longer than all the rest, and runtimes do it themselves.
+    """
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    optimizer.inline(model)
+    optimizer.fold_constants(model)
+    for step in (
+        common.RemoveUnusedNodesPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),  # two outputs may be the same value by now
+        common.NameFixPass(),
+    ):
+        step(model)
+
+
 def _traced(
-    network: StatefulNetwork, shape: tuple[int, ...], sizes: dict[str, int | None]
+    network: StatefulNetwork, shape: tuple[int, ...], sizes: tuple[int | None, int]
 ) -> torch.export.ExportedProgram:
     """Return the network as torch has traced it."""
-    streams, images = (size or EXAMPLE[name] for name, size in sizes.items())
-    state = [torch.zeros(streams, numbers) for numbers in network.state.values()]
-    example = (torch.zeros(streams, images, *shape), *state)
-    free = {name: torch.export.Dim(name) for name, size in sizes.items() if size is None}
-    by_stream = {0: free["streams"]} if "streams" in free else {}
-    of_images = by_stream | ({1: free["images"]} if "images" in free else {})
+    streams, images = sizes
+    state = [torch.zeros(streams or EXAMPLE, *part) for part in network.state.values()]
+    example = (torch.zeros(streams or EXAMPLE, images, *shape), *state)
+    free = {} if streams else {0: torch.export.Dim("streams")}
     with torch.no_grad(), _quiet():
         try:
             network(*example)  # what is wrong with model or shape is clearer before it is traced
@@ -160,7 +187,7 @@ def _traced(
             ) from error
         with _explained():
             return torch.export.export(
-                network, example, dynamic_shapes=(of_images, (by_stream,) * len(state))
+                network, example, dynamic_shapes=(free, (free,) * len(state))
             )
 
 
@@ -197,13 +224,12 @@ def _quiet() -> Iterator[None]:
 
 
 def _name_sizes(graph: Any) -> None:
-    """Name the sizes that are free as we do: torch calls them s28 and the like."""
-    places = zip(graph.input[0].type.tensor_type.shape.dim, EXAMPLE, strict=False)
-    names = {place.dim_param: name for place, name in places if place.dim_param}
+    """Name the number of streams as we do, if it is free: torch calls it s28 and the like."""
+    free = graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*graph.input, *graph.output):
         for place in value.type.tensor_type.shape.dim:
-            if place.dim_param in names:
-                place.dim_param = names[place.dim_param]
+            if free and place.dim_param == free:
+                place.dim_param = "streams"
     graph.ClearField("value_info")  # sizes in between, in torch's names; runtimes infer them
 
 
@@ -218,13 +244,13 @@ def _remove_traces(graph: Any) -> None:
                 _remove_traces(inner)
 
 
-def _described(network: StatefulNetwork, sizes: dict[str, int | None]) -> dict[str, object]:
+def _described(network: StatefulNetwork, sizes: tuple[int | None, int]) -> dict[str, object]:
     """Return what a runtime must know about the state of a stream, by the name of the input."""
     return {
-        f"stream_{name}": {
-            "next": f"next_{name}",
-            "shape": [sizes["streams"] or "streams", numbers],
+        BEFORE + name: {
+            "next": AFTER + name,
+            "shape": [sizes[0] or "streams", *shape],
             "initial": 0.0,
         }
-        for name, numbers in network.state.items()
+        for name, shape in network.state.items()
     }

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ttapca._checks import Maybe, Number, OneOf, Whole, check_option
+from ttapca.adaptation.chain_passes import Order
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -38,6 +39,7 @@ from ttapca.errors import (
     TtapcaError,
 )
 from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.filtered_images import before_and_after
@@ -45,14 +47,13 @@ from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
 from ttapca.serving.pool_limits import PoolLimits, PoolObserver
 from ttapca.serving.request_queue import Request, RequestQueue
 from ttapca.serving.stream_names import check_name
+from ttapca.serving.stream_record import StreamRecord
 from ttapca.serving.stream_shelf import StreamShelf
-from ttapca.serving.stream_state import StreamState
 from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.conditions import MOST_STATES
 from ttapca.support.outputs import FindLogits
 
 LOGGER = logging.getLogger("ttapca.serving")
-STATES = 8  # conditions of a stream: each takes memory
 PICTURES = 32  # streams whose last image is kept to be shown
 Found = TypeVar("Found")
 
@@ -75,10 +76,8 @@ class StreamPool:
         logits: Finds the logits in what the model returns, where that is more than one tensor.
         outputs: What the outputs mean: `multiclass`, `binary` (one logit) or `multilabel`. By
             default one logit is `binary`, and more are `multiclass`.
-        states: How many conditions of a stream are told apart at most, such as noise and fog: each
-            has gains of its own.
-        outliers: Whether to repair single pixels that have gone wrong before filtering. By default
-            where the filter acts on the images that the model takes.
+        states, outliers, order: As for `ttapca.methods.Wiener`. `order="shuffled"` if the order in
+            which images come means nothing.
         input_shape: Shape of one image, for a filter that does not act on the images themselves, or
             where images have another size than those of the fit.
 
@@ -112,8 +111,9 @@ class StreamPool:
         observer: PoolObserver | None = None,
         logits: FindLogits | None = None,
         outputs: EvaluatedKind | None = None,
-        states: int = STATES,
+        states: int = MOST_STATES,
         outliers: bool | None = None,
+        order: Order | None = None,
         input_shape: Sequence[int] | None = None,
     ) -> None:
         check_option("mode", mode, OneOf(get_args(Mode)))
@@ -124,17 +124,15 @@ class StreamPool:
         self.limits = limits or PoolLimits()
         self.input_shape = tuple(input_shape or image_shape(filter))
         self._observer = observer or PoolObserver()
-        self._network = GatheredNetwork(
-            model, filter, logits=logits, outputs=outputs, states=states, outliers=outliers
-        )
+        method = Wiener(filter, states=states, outliers=outliers, order=order)
+        self._network = GatheredNetwork(model, method, logits=logits, outputs=outputs)
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._queue = RequestQueue(self.limits, self._news)
         self._controls: deque[Callable[[], None]] = deque()
-        kind, bands = self._network.kind, self._network.bands
-        new_state = functools.partial(self._network.new_state, mode)
+        new_record = functools.partial(self._network.new_record, mode)
         try:
-            self._shelf = StreamShelf(self.limits, kind, bands, new_state, store)
+            self._shelf = StreamShelf(self.limits, self._network.kind, new_record, store)
         except BaseException:
             self._network.detach()
             raise
@@ -258,7 +256,9 @@ class StreamPool:
 
     def reset(self, stream: str) -> StreamStatus:
         """Let a stream begin anew, in the mode that it has."""
-        return self._change(stream, lambda: self._network.new_state(self._shelf.known(stream).mode))
+        return self._change(
+            stream, lambda: self._network.new_record(self._shelf.known(stream).mode)
+        )
 
     def restore(self, stream: str, data: bytes) -> StreamStatus:
         """Let a stream go on, bit for bit, where one was when `dump` was called.
@@ -303,7 +303,7 @@ class StreamPool:
         return None if look is None else before_and_after(*look)
 
     def _change(
-        self, name: str, make: Callable[[], StreamState], *, new: bool = False
+        self, name: str, make: Callable[[], StreamRecord], *, new: bool = False
     ) -> StreamStatus:
         """Replace the state of a stream between two passes."""
 
@@ -423,8 +423,8 @@ class StreamPool:
 
     def _finish(self, request: Request, served: Served) -> None:
         """Remember what a pass made of a request, and answer it."""
-        name, state = request.stream, served.state
-        kept = self._shelf.put(name, state)
+        name, record = request.stream, served.record
+        kept = self._shelf.put(name, record)
         if kept and served.look is not None:
             with self._lock:
                 self._looks[name] = served.look
@@ -436,8 +436,8 @@ class StreamPool:
             outputs=self._network.outputs,
             adapted=served.adapted,
             differ=served.differ,
-            glance=state.glance(name),
-            _status=lambda: self._network.status(name, state),
+            glance=record.glance(name),
+            _status=lambda: self._network.status(name, record),
         )
         # The observer first: whoever has an answer finds it counted.
         self._tell(self._observer.answered, answer, time.perf_counter() - request.came)

@@ -1,29 +1,127 @@
-"""A network and its filter as one function: images and states in, logits and states out.
+"""A network that adapts as one function: images and states in, logits and states out.
 
-What `ttapca.serving.gathered_network` does for a pool, for runtimes that keep the state of a stream
-themselves and hand it back with the next images.
+For runtimes that keep the state of a stream themselves and hand it back with the next images. What
+it does is what an adapter and a pool do, by the same code; only `TracedBatch` knows that its
+numbers are traced. Everything is float32, because many accelerators know nothing else.
 """
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ttapca.adaptation.adapter import Adapter
+from ttapca.adaptation.chain_passes import ChainPasses
+from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import LayerOutputError
-from ttapca.fitting.fitted_filter import FittedFilter, attach
-from ttapca.spectral.closed_form import WIENER
-from ttapca.spectral.closed_form_rule import Shown
-from ttapca.spectral.traceable_gain import TraceableGain
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.methods.wiener import Wiener
+from ttapca.spectral.chain import ChainState
+from ttapca.spectral.stream_batch import StreamBatch
+from ttapca.spectral.stream_state import LayerMoments, Spectrum, StreamState, leaves
 from ttapca.support.outputs import FindLogits
+
+# What a state keeps beside, which a runtime has no use for.
+BESIDE = ("outliers", "latest", "alarm", "conditions", "spectra.0.leeway")
+
+
+class TracedBatch(StreamBatch):
+    """A batch with as many images of each stream, whose states are tables with a row for each.
+
+    Args:
+        empty: State of a stream that has shown nothing.
+        tables: What the streams have shown, by the names of `leaves`.
+        streams: How many there are.
+        each: How many images of each come.
+        memory: After so many images, what was seen counts 1 / e.
+    """
+
+    traced = True
+
+    def __init__(
+        self, empty: StreamState, tables: dict[str, Tensor], streams: int, each: int, memory: float
+    ) -> None:
+        super().__init__([empty], empty, memory=memory, size=streams * each)
+        self._tables, self._streams, self._each = tables, streams, each
+        self.group_of = torch.arange(streams)[:, None].expand(-1, each).flatten()
+        self.chain: ChainState | None = None
+
+    @property
+    def group_count(self) -> int:
+        """See `StreamBatch`: here it is the number of streams."""
+        return self._streams
+
+    def group_of_each(self, length: int) -> Tensor | None:
+        """See `StreamBatch`."""
+        del length
+        return self.group_of
+
+    def summed(self, values: Tensor, *, adapted: bool = False) -> Tensor:
+        """See `StreamBatch`: all images count."""
+        del adapted
+        return values.reshape(self._streams, -1, values.shape[1]).sum(1)
+
+    def sizes(self, *, adapted: bool = False) -> Tensor:
+        """See `StreamBatch`."""
+        del adapted
+        return torch.ones_like(self._tables["spectra.0.samples"]) * self._each
+
+    def as_numbers(self, values: Tensor) -> Tensor:
+        """Return values as they are, in float32."""
+        return values
+
+    def counted_images(self) -> int:
+        """Return how many images each stream has."""
+        return self._each
+
+    def spectrum_before(self, number: int) -> Spectrum:
+        """See `StreamBatch`; images have the size of the fit."""
+        empty = self.empty.spectra[number]
+        own = self._under(f"spectra.{number}.")
+        own["leeway"] = empty.leeway.float().expand(self._streams, -1, -1)
+        return Spectrum(**own)
+
+    def layers_before(self) -> LayerMoments:
+        """See `StreamBatch`."""
+        return LayerMoments(**self._under("layers."))
+
+    def chains_before(self) -> ChainState:
+        """See `StreamBatch`."""
+        own: dict[str, Any] = self._under("chain.")
+        start = self.empty.chain
+        new = (own["place"] == 0)[:, None, None]
+        if start is not None:  # a new stream has zeros
+            own["joint"] = torch.where(new, torch.from_numpy(start.joint).float(), own["joint"])
+        return ChainState(**own)
+
+    def chains_after(self, after: ChainState) -> None:
+        """See `StreamBatch`."""
+        self.chain = after
+
+    def _under(self, prefix: str) -> dict[str, Tensor]:
+        some = self._tables.items()
+        return {name.removeprefix(prefix): each for name, each in some if name.startswith(prefix)}
+
+    def after(self) -> dict[str, Tensor]:
+        """Return what the streams have shown by now, by the same names as before."""
+        found: dict[str, Any] = {}
+        for number in self.spectra:
+            found |= leaves(self._settled(number), f"spectra.{number}")
+        settled = None if self.settle_layers is None else self.settle_layers(self)
+        if settled is not None:
+            found |= leaves(settled[0], "layers")
+        if self.chain is not None:
+            found |= leaves(self.chain, "chain")
+        return {name: found.get(name, before) for name, before in self._tables.items()}
 
 
 class StatefulNetwork(nn.Module):
     """Predicts images of some streams, given what each stream has shown before.
 
-    The filter has closed-form gains. Normalisation layers keep the statistics of the source, as in
-    a `StreamPool`. A stream with an image that is not finite keeps its state, and its shift.
+    It adapts by `wiener` with one condition for each stream. A stream with an image that is not
+    finite keeps its state, and its shift.
 
     Args:
         model: Returns logits for a batch of images; in evaluation mode.
@@ -31,7 +129,9 @@ class StatefulNetwork(nn.Module):
         logits: Finds the logits in what the model returns, where that is more than one tensor.
 
     Attributes:
-        state: How many numbers each part of a stream's state has, by name. A new stream has zeros.
+        state: Shape of each part of a stream's state, by the names that files of streams have. A
+            new stream has zeros. A single number has the shape (1,): some runtimes, such as Triton,
+            can begin no state without dimensions.
 
     Raises:
         OptionError: The filter has no energies.
@@ -42,36 +142,43 @@ class StatefulNetwork(nn.Module):
         >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)).eval()
         >>> source = torch.rand(100, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         >>> network = StatefulNetwork(model, ttapca.fit(model, "0", source))
-        >>> state = [torch.zeros(2, size) for size in network.state.values()]
-        >>> images = torch.stack([source[:5], 3 * source[:5]])  # five of each of two streams
+        >>> state = [torch.zeros(2, *shape) for shape in network.state.values()]
+        >>> images = torch.stack([source[:1], 3 * source[:1]])  # one of each of two streams
         >>> logits, shift, *state = network(images, *state)
         >>> logits.shape, (shift > 0.5).tolist(), state[0].tolist()
-        (torch.Size([2, 5, 3]), [[False], [True]], [[5.0], [5.0]])
+        (torch.Size([2, 1, 3]), [[False], [True]], [[1.0], [1.0]])
         >>> model = network.detach()
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        fitted: FittedFilter,
-        *,
-        logits: FindLogits | None = None,
+        self, model: nn.Module, fitted: FittedFilter, *, logits: FindLogits | None = None
     ) -> None:
         super().__init__()
-        self._layer, self._logits = fitted.layer, logits
-        self._attachment = attach(model, fitted, TraceableGain, **WIENER)
-        self.model, self.filter = model, self._attachment.filter
-        sizes = {"samples": 1, "energies": fitted.n_components_, "mean": fitted.n_components_}
-        if fitted.rest_ is not None:
-            sizes |= {"rest_energy": 1, "rest_mean": math.prod(fitted.shape)}
-        self.state = sizes
+        made = Wiener(fitted, states=1).assemble()
+        self.adapter = Adapter(
+            model, made.surfaces, made.mover, forgetting="online", logits=logits, memory=made.memory
+        )
+        self._layer, self._start = fitted.layer, self.adapter.new_state()
+        self._stream = self.adapter.hub
+        for surface in made.surfaces:
+            if isinstance(surface, SpectralGains) and surface.closed_form is not None:
+                surface.closed_form.make_traceable()
+        mover = self.adapter.mover
+        self._mover = mover.traceable() if isinstance(mover, ChainPasses) else mover
+        shapes = {
+            name: tuple(each.shape[1:])
+            for name, each in leaves(self._start).items()
+            if not name.startswith(BESIDE)
+        }
+        self.state = {name: shape or (1,) for name, shape in shapes.items()}
+        self._numbers = [name for name, shape in shapes.items() if not shape]
 
     def forward(self, images: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Return logits, shifts and states.
 
         Args:
             images: As many of each stream, shape (streams, images, *shape).
-            state: What `state` names, each of shape (streams, numbers).
+            state: What `state` names, each of shape (streams, *shape).
 
         Returns:
             Logits, shape (streams, images, classes); how surely each stream has shifted, from 0 to
@@ -80,48 +187,45 @@ class StatefulNetwork(nn.Module):
         Raises:
             LayerOutputError: The model returns no logits, or does not call the filter's layer.
         """
-        gain: TraceableGain = self.filter.gain  # type: ignore[assignment]
         before = dict(zip(self.state, state, strict=True))
-        columns = {name: before[name][:, 0] for name in _NUMBERS if name in before}
-        shown_before = Shown(**(before | columns))
-        gain.begin(shown_before, images.shape[1])
+        tables = before | {name: before[name].squeeze(1) for name in self._numbers}
+        streams, each = images.shape[:2]
+        batch = TracedBatch(self._start, tables, streams, int(each), self._stream.memory)
+
+        def run(_images: Tensor | None) -> Tensor:
+            found: Tensor = self.adapter.mover.outputs(self.adapter.model(images.flatten(0, 1)))
+            return found
+
+        self._stream.batch = batch
         try:
-            output = self.model(images.flatten(0, 1))
-            logits = output if self._logits is None else self._logits(output)
-            verdict, shown = gain.verdict_, gain.shown
+            found, _ = self._mover.predict_streams(run, batch)
         finally:
-            gain.begin(None)
-        if verdict is None or shown is None:
+            self._stream.batch = None
+        if 0 not in batch.spectra:
             raise LayerOutputError(
                 f"A model must call the layer of its filter, `{self._layer}`, in every pass; this "
                 "one has not."
             )
-        if not isinstance(logits, Tensor) or logits.dim() != 2:
-            found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        if not isinstance(found, Tensor) or found.dim() != 2:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise LayerOutputError(
-                f"A model must return logits of shape (images, classes); found {found}. Say where "
+                f"A model must return logits of shape (images, classes); found {shape}. Say where "
                 "they are with `logits=`."
             )
-        logits = logits.reshape(*images.shape[:2], logits.shape[1])
-        after = {name: each.reshape(before[name].shape) for name, each in shown.tensors().items()}
-        sound = torch.isfinite(logits).flatten(1).all(1, keepdim=True)  # (streams, 1)
-        for each in after.values():
-            sound = sound & torch.isfinite(each).all(1, keepdim=True)
-        kept = [torch.where(sound, after[name], before[name]) for name in self.state]
-        # A stream that keeps its state has shifted as surely as before.
-        shift = torch.where(sound, verdict.certainty[:, None], _shift(gain, shown_before)[:, None])
-        return logits, shift, *kept
+        logits = self.adapter.mover.outputs.as_returned(found)
+        logits = logits.reshape(*images.shape[:2], -1)
+        after = batch.after()
+        after |= {name: after[name][:, None] for name in self._numbers}
+        sound = torch.isfinite(logits).flatten(1).all(1)  # (streams,)
+        for each_part in after.values():
+            sound = sound & torch.isfinite(each_part).flatten(1).all(1)
+        kept = {
+            name: torch.where(sound.view(-1, *[1] * len(shape)), after[name], before[name])
+            for name, shape in self.state.items()
+        }
+        # Exporters name what comes out, and one value cannot have two names.
+        return logits, kept["spectra.0.shift"].clone(), *kept.values()
 
     def detach(self) -> nn.Module:
         """Take the filter off the model, and return the model."""
-        self._attachment.detach()
-        return self.model
-
-
-def _shift(gain: TraceableGain, shown: Shown) -> Tensor:
-    """Return how surely streams have shifted by what they have shown; 0 for new ones."""
-    found = gain.verdict(shown, shown.samples.clamp(min=1)).certainty
-    return torch.where(shown.samples > 0, found, torch.zeros_like(found))
-
-
-_NUMBERS = ("samples", "rest_energy")  # of which `Shown` has one for each stream, without columns
+        return self.adapter.detach()

@@ -13,11 +13,10 @@ from ttapca.errors import (
 )
 from ttapca.serving.pool_limits import PoolLimits
 from ttapca.serving.stream_names import check_name
-from ttapca.serving.stream_state import StreamState, read_state
+from ttapca.serving.stream_record import StreamRecord, read_record
 from ttapca.serving.stream_store import StreamStore
 
 EVICTED = 0.1  # share of the streams in memory that is put to disk at once
-MOST_CLASSES = 1_000_000
 LOOKED_AT = 20  # streams on disk that are read before a store is taken for one of another kind
 
 
@@ -31,8 +30,7 @@ class StreamShelf:
     Args:
         limits: How many streams there may be.
         kind: Which pools can read the states.
-        bands: How many bands their filter has.
-        new_state: Returns the state of a stream that has shown nothing.
+        new_record: Returns the state of a stream that has shown nothing.
         store: Where states are kept; without, there is no other place than memory.
 
     Raises:
@@ -43,15 +41,14 @@ class StreamShelf:
         self,
         limits: PoolLimits,
         kind: str,
-        bands: int,
-        new_state: Callable[[], StreamState],
+        new_record: Callable[[], StreamRecord],
         store: StreamStore | None,
     ) -> None:
-        self._limits, self._kind, self._bands = limits, kind, bands
-        self._new_state, self._store = new_state, store
+        self._limits, self._kind = limits, kind
+        self._new_record, self._store = new_record, store
         self._lock = threading.RLock()
         self._saving = threading.Lock()
-        self._states: dict[str, StreamState] = {}  # the last used is the last
+        self._states: dict[str, StreamRecord] = {}  # the last used is the last
         self._sizes: dict[str, int] = {}  # of the states in memory, in bytes
         self._memory = 0  # their sum
         self._changed: set[str] = set()  # since they were written to the store
@@ -143,13 +140,13 @@ class StreamShelf:
                 f"There is no stream `{name}`; it begins with its first image."
             )
 
-    def known(self, name: str) -> StreamState:
+    def known(self, name: str) -> StreamRecord:
         """Return the state of a stream that is known, or raise as `check_known` does."""
         with self._lock:
             self.check_known(name)
             return self.get(name)
 
-    def get(self, name: str) -> StreamState:
+    def get(self, name: str) -> StreamRecord:
         """Return the state of a stream, from memory, from disk, or a new one.
 
         Raises:
@@ -160,9 +157,9 @@ class StreamShelf:
             state = self._states.get(name)
             if state is None and self._store is not None:
                 state = self._stored(name, self._store)
-            return self._new_state() if state is None else state
+            return self._new_record() if state is None else state
 
-    def _stored(self, name: str, store: StreamStore) -> StreamState | None:
+    def _stored(self, name: str, store: StreamStore) -> StreamRecord | None:
         data = store.read(name)
         try:
             return None if data is None else self.read(data)
@@ -171,15 +168,15 @@ class StreamShelf:
                 f"The stream `{name}` in {store.path} is damaged: {error} Drop it to begin anew."
             ) from error
 
-    def read(self, data: bytes) -> StreamState:
+    def read(self, data: bytes) -> StreamRecord:
         """Return the state that `StreamShelf.dump` wrote, or raise `SavedStreamError`."""
-        return read_state(data, self._kind, self._new_state(), self._bands, MOST_CLASSES)
+        return read_record(data, self._kind, self._new_record())
 
     def dump(self, name: str) -> bytes:
         """Return the whole state of a stream that is known, as a safetensors file."""
         return self.known(name).to_bytes(self._kind)
 
-    def put(self, name: str, state: StreamState) -> bool:
+    def put(self, name: str, state: StreamRecord) -> bool:
         """Replace the state of a stream; return False if it was dropped meanwhile, and is not kept.
 
         What else is known of such a stream must not be kept either.
@@ -189,7 +186,7 @@ class StreamShelf:
                 return False
             self._forget(name)
             self._states[name] = state  # as the last one
-            self._sizes[name] = state.size
+            self._sizes[name] = state.state.nbytes
             self._memory += self._sizes[name]
             self._changed.add(name)
             (self._shifted.add if state.shifted else self._shifted.discard)(name)

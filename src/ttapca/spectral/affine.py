@@ -26,7 +26,13 @@ from torch import Tensor, nn
 
 from ttapca.spectral.moments import Moments
 from ttapca.spectral.outliers import is_image
-from ttapca.spectral.pca import Spectrum, choose_components, eigh_descending, signs, total_variance
+from ttapca.spectral.pca import (
+    Decomposition,
+    choose_components,
+    eigh_descending,
+    signs,
+    total_variance,
+)
 
 WEIGHTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 # These pass numbers on, or cut images into patches, which is linear without any weights.
@@ -45,7 +51,7 @@ NULL_DIRECTION = 1e-13
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class InputPCA(Spectrum):
+class InputPCA(Decomposition):
     """The PCA of an affine layer's output, in the space of its input.
 
     Mean and samples are those of the input; singular values and variances those of the output.

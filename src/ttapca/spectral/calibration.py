@@ -284,7 +284,7 @@ class SourceSpectrum:
         """Return the distribution of log energies for source batches of this many images.
 
         Args:
-            size: At least 1, and limited to the images there are. From 64 on it is rounded down by
+            size: At least 1, and limited to the images there are. From 32 on it is rounded down by
                 a few per cent, so that a growing count does not need new draws each time.
             leeway: What may have been done to images without any harm, shape (kinds, bands). Each
                 row is added to the log energies of a drawn batch, times a share from 0 to 1 that is
@@ -309,21 +309,23 @@ class SourceSpectrum:
 
     def _rounded(self, size: float) -> int:
         whole = max(1, min(round(size), len(self.energies)))
-        step = 1 << max(0, whole.bit_length() - 7)
+        step = 1 << max(0, whole.bit_length() - 5)
         return whole // step * step
 
-    def usual(self, sizes: Tensor, threshold: float, leeway: Tensor | None = None) -> Usual:
+    def usual(self, sizes: Tensor, threshold: float, leeway: Tensor) -> Usual:
         """Return what is usual for several streams.
 
         Args:
             sizes: How many images each has shown, shape (streams,); see `batches_of`.
             threshold: See `Normality.usual`.
-            leeway: Of all streams; see `batches_of`.
+            leeway: Of each stream, shape (streams, kinds, bands); see `batches_of`.
         """
         if len(sizes) == 1:  # all that is usual broadcasts over one stream as it is
-            return self.batches_of(float(sizes), leeway).usual(threshold)
-        if leeway is not None and bool(leeway.any()):
-            several = [self.batches_of(size, leeway) for size in sizes.tolist()]
+            return self.batches_of(float(sizes), leeway[0]).usual(threshold)
+        if bool(leeway.any()):
+            several = [
+                self.batches_of(size, own) for size, own in zip(sizes.tolist(), leeway, strict=True)
+            ]
             return Usual.of_each([each.usual(threshold) for each in several])
         wanted = [self._rounded(size) for size in sizes.tolist()]
         rows, table = self._tables.get(threshold, ({}, None))

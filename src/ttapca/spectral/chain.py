@@ -39,7 +39,9 @@ streams, and are numpy's: its calls take a microsecond, and a step has few numbe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -121,7 +123,7 @@ class ChainReading:
     ordered: Numbers
     run_length: Numbers
 
-    def counts(self, likeness: Numbers, before: Numbers, renewed: float = 0.0) -> Numbers:
+    def counts(self, likeness: Numbers, before: Numbers, renewed: Numbers) -> Numbers:
         """Return for how many independent images each image counts.
 
         By the design effect of cluster sampling, l images of one class are worth
@@ -136,22 +138,22 @@ class ChainReading:
         Args:
             likeness: ICC, the intraclass correlation of each layer, shape (layers,).
             before: How many images of late each stream had before, shape (streams,).
-            renewed: r, the share of what was seen before that is forgotten with each image.
+            renewed: r, the share of what was seen before that is forgotten with each image, shape
+                (streams,).
 
         Returns:
             Shape (streams, images, layers).
         """
 
         def added(place: Numbers, alike: Numbers) -> Numbers:
-            found: Numbers = design_effect(place, alike) - (1 - renewed) * design_effect(
-                place - 1, alike
-            )
+            stays = 1 - renewed[:, None, None]
+            found: Numbers = design_effect(place, alike) - stays * design_effect(place - 1, alike)
             return found
 
         runs = added(self.place[..., None], likeness)
-        if not self.held.any():
+        if isinstance(self.held, np.ndarray) and not self.held.any():
             return runs
-        number = (before[:, None] + 1 + np.arange(self.place.shape[1]))[..., None]
+        number = before[:, None, None] + (self.place * 0 + 1).cumsum(1)[..., None]
         crowd = added(number, self.crowd[:, None, None] * likeness)
         held = self.held[..., None]
         found: Numbers = (1 - held) * runs + held * crowd
@@ -165,7 +167,8 @@ def design_effect(images: AnyNumber, likeness: AnyNumber) -> AnyNumber:
         >>> design_effect(np.array([1.0, 2.0, 100.0]), np.array([0.5, 1.0, 0.0])).tolist()
         [1.0, 1.0, 100.0]
     """
-    found: AnyNumber = images / (1 + np.maximum(images - 1, 0) * likeness)
+    others = images - 1
+    found: AnyNumber = images / (1 + others * (others > 0) * likeness)
     return found
 
 
@@ -175,6 +178,9 @@ class ClassChain:
     Args:
         shares: Share of each class in the source, shape (classes,).
         constants: Its numbers.
+
+    Attributes:
+        xp: The library whose arrays it reads: numpy, or see `computing_with`.
 
     Example:
         >>> chain = ClassChain(np.full(4, 0.25))
@@ -209,6 +215,33 @@ class ClassChain:
         self._prior = self._prior / self._prior.sum()
         self._keeps = 1 - 1 / constants.memory
         self._stay = 1 - self._redraw
+        # Which share of the images of a regime is drawn from few classes.
+        self._held = np.concatenate([np.zeros(runs + biases), self._few_shares])
+        self.xp: Any = np
+        self._tiny = TINY
+
+    def computing_with(self, xp: Any, convert: Callable[[Numbers], Any], tiny: float) -> ClassChain:
+        """Return the same chain for arrays of another library, whose functions are called alike.
+
+        Args:
+            xp: The library, such as `torch`.
+            convert: Makes one of its arrays.
+            tiny: In place of a sum of zero, which divides nothing.
+        """
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray) and value.dtype == np.float64:
+                setattr(other, name, convert(value))
+        other.xp, other._tiny = xp, tiny
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the library out, which cannot be copied; see `computing_with`."""
+        return {name: value for name, value in vars(self).items() if name != "xp"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Compute with numpy, as a chain does that was copied."""
+        vars(self).update(state, xp=np)
 
     @property
     def regimes(self) -> int:
@@ -223,20 +256,19 @@ class ClassChain:
 
     def expected(self, state: ChainState, images: int) -> ChainReading:
         """Return what is expected of the next images, before anything is seen of them."""
-        weights = state.joint.sum(2)  # (streams, regimes)
+        xp, weights = self.xp, state.joint.sum(2)  # (streams, regimes)
         q = self._drawn(self._shares_of(state.recent[:, 1]))
-        stays = (self._stay * self._keeps) ** np.arange(1, images + 1)[:, None]
-        known = np.einsum("tr,srk->stk", stays, state.joint)
-        few = q[:, self._few]
-        known = known + np.einsum("sr,srk->sk", weights[:, self._few], few)[:, None]
-        held = weights[:, self._few].sum(1)
+        stays = [(self._stay * self._keeps) ** number for number in range(1, images + 1)]
+        known = xp.einsum("tr,srk->stk", xp.stack(stays), state.joint)
+        few = xp.einsum("sr,srk->sk", weights[:, self._few], q[:, self._few])
+        known = known + few[:, None]
         goes_on = self._keeps * (weights @ self._stay)
-        place, at = np.zeros((len(weights), images)), state.place
-        for step in range(images):
-            at = 1 + goes_on * at
-            place[:, step] = at
-        plain = np.repeat(weights[:, self._plain].sum(1)[:, None], images, 1)
-        held = np.repeat(held[:, None], images, 1)
+        places = [1 + goes_on * state.place]
+        while len(places) < images:
+            places.append(1 + goes_on * places[-1])
+        place = xp.stack(places, 1)
+        plain = weights[:, self._plain].sum(1)[:, None] + 0 * place
+        held = weights[:, self._few].sum(1)[:, None] + 0 * place
         return self._reading(weights, q, known, plain, known, place, held)
 
     def read(
@@ -269,18 +301,21 @@ class ClassChain:
                 state, reading = self.read(state, predicted[:, some], pairs, left, looks)
                 parts.append(reading)
             return state, _joined(parts)
-        lengths = np.full(streams, images) if sizes is None else np.minimum(sizes, images)
-        there = np.arange(images) < lengths[:, None]  # (streams, images)
+        xp, there = self.xp, None
+        if sizes is not None and min(sizes) < images:
+            there = np.arange(images) < np.asarray(sizes)[:, None]  # (streams, images)
+            predicted = np.where(there[..., None], predicted, 0.0)
         recent = self._counted(state.recent, predicted, there)
         q = self._drawn(self._shares_of(recent[:, 1]))
-        says = self._emissions(predicted, self._shares_of(recent[:, 0]))
-        says[:, :, -1] *= np.exp(-self._charge(recent[:, 1]))[:, None, None]
-        says[~there] = 1.0  # what is not there says nothing
-        pairs = np.ones((streams, images))
+        charge = xp.exp(-self._charge(recent[:, 1]))
+        says = self._emissions(predicted, self._shares_of(recent[:, 0]), charge)
+        pairs = predicted[:, :, 0] * 0 + 1
         if log_pairs is not None:
             limit = self.constants.pair_limit
-            pairs = np.where(there, np.exp(np.clip(log_pairs, -limit, limit)), 1.0)
-        return self._read(state, predicted, says, pairs, q, recent, lengths, features)
+            pairs = xp.exp(log_pairs.clip(-limit, limit))
+        if there is not None:  # what is not there says nothing
+            says[~there] = pairs[~there] = 1.0
+        return self._read(state, predicted, says, pairs, q, recent, there, features)
 
     def _read(
         self,
@@ -290,41 +325,42 @@ class ClassChain:
         pairs: Numbers,
         q: Numbers,
         recent: Numbers,
-        lengths: NDArray[np.int64],
+        there: NDArray[np.bool_] | None,
         features: Numbers | None,
     ) -> tuple[ChainState, ChainReading]:
-        streams, images, _ = predicted.shape
+        xp, (streams, images, _) = self.xp, predicted.shape
         rates = says[:, :, self._rate]  # (streams, images, regimes, classes)
         ahead, behind, filtered = self._messages(state.joint, rates, pairs, q)
         later = rates * behind  # what this image and later ones say, shape as ahead
         both = ahead * later
-        total = both.sum((2, 3), keepdims=True).clip(min=TINY)
+        total = both.sum((2, 3))[..., None, None].clip(min=self._tiny)
         both /= total
         weights = both.sum(3)  # (streams, images, regimes)
         # The run goes on from the image before, which had the same class.
-        before = np.concatenate([state.joint[:, None], filtered[:, :-1]], 1)
+        before = xp.concatenate([state.joint[:, None], filtered[:, :-1]], 1)
         stayed = before[:, :, self._runs] * later[:, :, self._runs] / total
         stayed *= self._keeps * self._stay[self._runs, None] * pairs[..., None, None]
         goes_on = stayed.sum(2)  # (streams, images, classes)
         known = goes_on + both[:, :, self._few].sum(2)
-        there = np.arange(images) < lengths[:, None]
-        place, at, stays = np.zeros((streams, images)), state.place, goes_on.sum(2)
+        stays, places, at = goes_on.sum(2), [], state.place
         for step in range(images):
-            at = np.where(there[:, step], 1 + stays[:, step] * at, at)
-            place[:, step] = at
+            now = 1 + stays[:, step] * at
+            at = now if there is None else np.where(there[:, step], now, at)
+            places.append(at)
+        place = xp.stack(places, 1)
         plain = weights[:, :, self._plain].sum(2)
         outputs = both[:, :, self._runs].sum(2) + both[:, :, self._few].sum(2)
         outputs += plain[..., None] * predicted
-        last = (np.arange(streams), np.maximum(lengths, 1) - 1)
-        some = (lengths > 0)[:, None]  # a stream without images stays as it was
-        looks = state.features if features is None else features[last]
-        joint = np.where(some[..., None], filtered[last], state.joint)
-        after = ChainState(
-            joint,
-            recent,
-            at,
-            np.where(some, looks, state.features),
-        )
+        looks = state.features if features is None else features[:, -1]
+        joint = filtered[:, -1]
+        if there is not None:
+            lengths = there.sum(1)
+            last = (np.arange(streams), np.maximum(lengths, 1) - 1)
+            some = (lengths > 0)[:, None]  # a stream without images stays as it was
+            joint = np.where(some[..., None], filtered[last], state.joint)
+            looks = state.features if features is None else features[last]
+            looks = np.where(some, looks, state.features)
+        after = ChainState(joint, recent, at, looks)
         held = weights[:, :, self._few].sum(2)
         return after, self._reading(joint.sum(2), q, outputs, plain, known, place, held)
 
@@ -343,56 +379,60 @@ class ClassChain:
             Probabilities before each image, likelihoods of those after it, and probabilities after
             each image, of the shape of `says`. The second are up to a factor.
         """
-        streams, images, regimes, classes = says.shape
+        xp, (streams, images, _, _) = self.xp, says.shape
         keeps, start = self._keeps, self._prior[:, None] * q
         drawn = self._redraw[:, None] * q * keeps
         same, anew = (self._stay * keeps)[:, None] + drawn, start * (1 - keeps)
-        each_class, each_place = np.ones((classes, 1)), np.ones((regimes * classes, 1))
 
         def step(z: Numbers, pair: Numbers) -> Numbers:
             """Return T z, for z with a sum of 1: ((1 - h) L + h q (L - 1)) z + h q sum z + ..."""
             moved = z * same
             moved *= pair
-            others = z @ each_class - z
+            others = z.sum(-1)[..., None] - z
             others *= drawn
             moved += others
             moved += anew
             return moved
 
         # Both directions at once: forward and, from the last image on, backward.
-        by_image = np.moveaxis(says, 1, 0)
-        emitted = np.stack([by_image, by_image[::-1]])  # (2, images, streams, ...)
+        by_image = xp.moveaxis(says, 1, 0)
+        emitted = xp.stack([by_image, xp.flip(by_image, (0,))])  # (2, images, streams, ...)
         columns = pairs.T[:, :, None, None]
-        after = np.stack([columns[1:], columns[:0:-1]])  # the pair that follows each step
-        messages = np.empty((2, images, *joint.shape))
-        filtered = np.empty((images, *joint.shape))
-        z = np.stack([step(joint, columns[0]), start])
+        # The pair that follows each step.
+        after = xp.stack([columns[1:], xp.flip(columns[1:], (0,))])
+        messages, filtered = [], []
+        z = xp.stack([step(joint, columns[0]), start])
         for number in range(images):
-            messages[:, number] = z
+            messages.append(z)
             x = z * emitted[:, number]
-            totals = x.reshape(2, streams, -1) @ each_place
-            x /= totals[..., None].clip(min=TINY)
-            filtered[number] = x[0]
+            totals = x.reshape(2, streams, -1).sum(-1)[..., None, None]
+            x = x / totals.clip(min=self._tiny)
+            filtered.append(x[0])
             if number < images - 1:
                 z = step(x, after[:, number])
-        ahead, behind = messages[0], messages[1, ::-1] / start
-        return np.moveaxis(ahead, 0, 1), np.moveaxis(behind, 0, 1), np.moveaxis(filtered, 0, 1)
+        ahead = xp.stack([each[0] for each in messages], 1)
+        behind = xp.stack([each[1] for each in messages[::-1]], 1) / start[:, None]
+        return ahead, behind, xp.stack(filtered, 1)
 
-    def _emissions(self, predicted: Numbers, shares: Numbers) -> Numbers:
-        """Return p(x | k) / p(x) by error rate, then by bias, and last without either.
+    def _emissions(self, predicted: Numbers, shares: Numbers, charge: Numbers) -> Numbers:
+        """Return p(x | k) / p(x) by error rate, then by bias, and last for few classes.
 
         Args:
             predicted: Shape (streams, images, classes).
             shares: Of recent predictions, shape (streams, classes).
+            charge: What few classes are charged for each image, as a factor, shape (streams,).
 
         Returns:
             Shape (streams, images, rates + biases + 1, classes).
         """
-        ratio = predicted.clip(LEAST_PROBABILITY)[:, :, None] / self.shares
-        favoured = np.einsum("stik,sk->st", ratio, shares)[..., None, None]
+        ratio = predicted.clip(min=LEAST_PROBABILITY)[:, :, None] / self.shares
+        favoured = self.xp.einsum("stik,sk->st", ratio, shares)[..., None, None]
         errors, biases = self._errors[:, None], self._biases[:, None]
         unsure = (1 - errors) * ratio + errors
-        return np.concatenate([unsure, (1 - biases) * ratio + biases * favoured, ratio], 2)
+        biased = (1 - biases) * ratio + biases * favoured
+        few = ratio * charge[:, None, None, None]
+        found: Numbers = self.xp.concatenate([unsure, biased, few], 2)
+        return found
 
     def _charge(self, counts: Numbers) -> Numbers:
         """Return what few classes are charged for each image, in nats, shape (streams,).
@@ -408,34 +448,38 @@ class ClassChain:
 
     def _alike(self, shares: Numbers) -> Numbers:
         """Return how much more often two images have one class than in the source, up to 1."""
-        by_chance = np.square(self.shares).sum()
-        found: Numbers = (np.square(shares).sum(-1) - by_chance) / max(1 - by_chance, TINY)
+        by_chance = (self.shares**2).sum()
+        found: Numbers = ((shares**2).sum(-1) - by_chance) / (1 - by_chance).clip(min=self._tiny)
         return found
 
-    def _counted(self, recent: Numbers, predicted: Numbers, there: NDArray[np.bool_]) -> Numbers:
-        """Return `ChainState.recent` after some images."""
-        fading = np.exp(-there.sum(1) / self.constants.recent)[:, None, None]
+    def _counted(
+        self, recent: Numbers, predicted: Numbers, there: NDArray[np.bool_] | None
+    ) -> Numbers:
+        """Return `ChainState.recent` after some images; predictions of others are 0."""
+        images = predicted.shape[1]
+        if there is None:
+            fading: Any = math.exp(-images / self.constants.recent)
+        else:
+            fading = np.exp(-there.sum(1) / self.constants.recent)[:, None, None]
         before = recent * fading
-        counted = np.where(there[..., None], predicted, 0.0)
-        held = before[:, 1] + counted.sum(1)
+        held = before[:, 1] + predicted.sum(1)
         for _ in range(self.constants.steps):
-            shares = self._shares_of(held)
-            likely = counted * (shares / self.shares)[:, None]
-            likely /= likely.sum(2, keepdims=True).clip(min=TINY)
+            likely = predicted * (self._shares_of(held) / self.shares)[:, None]
+            likely /= likely.sum(2)[..., None].clip(min=self._tiny)
             held = before[:, 1] + likely.sum(1)
-        return np.stack([before[:, 0] + counted.sum(1), held], 1)
+        found: Numbers = self.xp.stack([before[:, 0] + predicted.sum(1), held], 1)
+        return found
 
     def _shares_of(self, counts: Numbers) -> Numbers:
         """Return the shares of classes by how often each was there, after Laplace."""
         counts = counts + self.constants.laplace * len(self.shares) * self.shares
-        found: Numbers = counts / counts.sum(-1, keepdims=True)
+        found: Numbers = counts / counts.sum(-1)[..., None]
         return found
 
     def _drawn(self, shares: Numbers) -> Numbers:
         """Return what classes are drawn from, shape (streams, regimes, classes)."""
-        q = np.repeat(self.shares[None, None], self.regimes, 1).repeat(len(shares), 0)
-        held = self._few_shares[:, None]
-        q[:, self._few] = (1 - held) * self.shares + held * shares[:, None]
+        held = self._held[:, None]
+        q: Numbers = (1 - held) * self.shares + held * shares[:, None]
         return q
 
     def _reading(
@@ -451,8 +495,8 @@ class ClassChain:
         """Put a reading together, given the weights of regimes after the last image."""
         runs, few = weights[:, self._runs], weights[:, self._few]
         ordered = runs.sum(1)
-        length = runs @ (1 / self._redraw[self._runs]) / ordered.clip(min=TINY)
-        crowd = (few * self._alike(q[:, self._few])).sum(1) / few.sum(1).clip(min=TINY)
+        length = runs @ (1 / self._redraw[self._runs]) / ordered.clip(min=self._tiny)
+        crowd = (few * self._alike(q[:, self._few])).sum(1) / few.sum(1).clip(min=self._tiny)
         return ChainReading(outputs, plain, known, place, held, crowd.clip(0, 1), ordered, length)
 
 

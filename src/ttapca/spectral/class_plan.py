@@ -2,112 +2,179 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ttapca.spectral.chain import ChainReading
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.source_classes import SourceClasses
+from ttapca.spectral.source_classes import SourceClasses, corrections
 
-SPECTRUM = ""  # in place of the path of a layer
+Numbers = NDArray[np.float64]
 
-Moments = tuple[Tensor, Tensor]  # mean and variance
+# Where in a batch the images of each stream are, in order of arrival; or how many images each
+# stream has, one stream after the other, where that is traced for an exporter.
+Places = Sequence[Tensor] | int
+
+
+class LayerClasses:
+    """What is known of classes in the source, for the layers of one network.
+
+    Args:
+        classes: What is known.
+        layers: How many channels each layer has, by path, in the order of the network.
+
+    Attributes:
+        classes: See above.
+        shares: Of classes in the source, shape (classes,).
+        likeness: Intraclass correlation of each layer, and last that of the spectrum, shape (layers
+            + 1,); NaN if it is unknown.
+    """
+
+    def __init__(self, classes: SourceClasses, layers: dict[str, int]) -> None:
+        self.classes = classes
+        self.shares: Numbers = classes.shares.double().cpu().numpy()
+        alike = [classes.likeness.get(path, np.nan) for path in layers]
+        self.likeness: Numbers = np.array([*alike, CONSTANTS.likeness])
+        rank = classes.loadings.shape[1]
+        parts = []
+        for path, channels in layers.items():
+            known = classes.layers.get(path)
+            if known is None:  # nothing that classes do to it
+                known = torch.zeros(1 + rank, 2, channels)
+                known[0, 1] = 1.0
+            parts.append(known)
+        self._table = torch.cat(parts, 2) if parts else torch.zeros(1 + rank, 2, 0)
+
+    def corrections(self, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what to take from the mean of each channel, and what to scale its variance by.
+
+        Channels of all layers are side by side.
+
+        Args:
+            shares: Of classes, shape (groups, classes).
+        """
+        self._table = self._table.to(shares.device)
+        place = (shares - self.classes.shares.to(shares)) @ self.classes.loadings.to(shares)
+        return corrections(self._table, place)
 
 
 @dataclass(frozen=True, eq=False)
 class ClassPlan:
-    """Which classes to take out of the statistics of a batch, and for how much they count.
+    """Which classes to take out of the statistics of a batch, and for how much images count.
 
     Attributes:
-        classes: What is known of classes in the source.
         shares: Which class each image has, shape (images, classes).
         counts: For how many independent images each counts, by layer and last for the spectrum,
             float64, shape (images, layers + 1).
-        runs: How many runs of one class begin, as expected.
-        few: How many images are drawn from few classes in no order, as expected.
+        runs: How many runs of one class begin in each stream, as expected, shape (streams,).
+        few: How many images of each are drawn from few classes in no order, as expected.
         alike: The same, each image times how alike these are, from 0 to 1.
     """
 
-    classes: SourceClasses
     shares: Tensor
     counts: Tensor
-    runs: float
-    few: float = 0.0
-    alike: float = 0.0
-    # By condition: how many images, and for how many they count in each layer; and corrections.
-    _counted: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict, repr=False)
-    _corrections: dict[int, dict[str, Moments]] = field(default_factory=dict, repr=False)
+    runs: Numbers
+    few: Numbers
+    alike: Numbers
 
     @classmethod
     def of_reading(
-        cls, classes: SourceClasses, reading: ChainReading, before: float, renewed: float
+        cls,
+        known: LayerClasses,
+        reading: ChainReading,
+        before: Numbers,
+        memory: float,
+        places: Places,
+        size: int,
     ) -> ClassPlan:
-        """Make the plan of one stream.
+        """Make the plan of a batch.
 
         Args:
-            classes: See the class.
-            reading: Of its images.
-            before: How many images of late the stream had before.
-            renewed: Share of what was seen before that is forgotten with each image.
+            known: What is known of classes in the source.
+            reading: Of the images of its streams.
+            before: How many images of late each stream had before, shape (streams,).
+            memory: After so many images, what was seen counts 1 / e.
+            places: See `Places`.
+            size: How many images there are. Those that were not read have no class.
         """
-        alike = np.array([*classes.likeness.values(), CONSTANTS.likeness])
-        counts = torch.from_numpy(reading.counts(alike, np.array([before]), renewed)[0])
-        known = torch.from_numpy(reading.known[0]).to(classes.shares)
-        rest = (1 - known.sum(1, keepdim=True)).clamp(min=0)
-        runs, few = float(rest.sum()), float(reading.held.sum())
+        if isinstance(places, int):
+            sizes, there = np.array([float(places)]), None
+        else:
+            sizes = np.array([float(len(own)) for own in places])
+            there = np.arange(reading.known.shape[1]) < sizes[:, None]
+        # Share of what was seen before that is forgotten with each image.
+        renewed: Any = -np.expm1(-sizes / memory) / np.maximum(sizes, 1)
+        alike: Any = np.nan_to_num(known.likeness)
+        missing: Any = np.isnan(known.likeness)
+        source: Any = known.shares
+        if isinstance(places, int):  # arrays are those of torch
+            alike, missing, renewed, source = (
+                torch.from_numpy(each).float() for each in (alike, missing, renewed, source)
+            )
+        found = reading.counts(alike, before, renewed) * (1 - missing) + missing
+        rest = (1 - reading.known.sum(2)).clip(0, 1)
+        held = reading.held
+        if there is not None:
+            rest, held = rest * there, held * there
+        shares = reading.known + rest[..., None] * source
         return cls(
-            classes, known + rest * classes.shares, counts, runs, few, few * float(reading.crowd[0])
+            in_batch(shares, places, size).to(known.classes.shares),
+            in_batch(found, places, size),
+            rest.sum(1),
+            held.sum(1),
+            held.sum(1) * reading.crowd,
         )
 
     @classmethod
-    def of_shares(cls, classes: SourceClasses, shares: Tensor) -> ClassPlan:
+    def of_shares(cls, known: LayerClasses, shares: Tensor, places: Sequence[Tensor]) -> ClassPlan:
         """Make the plan of images in no order that have these shares of classes each."""
-        counts = torch.ones(len(shares), len(classes.likeness) + 1, dtype=torch.float64)
-        return cls(classes, shares.to(classes.shares), counts, float(len(shares)))
+        counts = torch.ones(len(shares), len(known.likeness), dtype=torch.float64)
+        none = np.zeros(len(places))
+        sizes = np.array([float(len(own)) for own in places])
+        return cls(shares.to(known.classes.shares), counts, sizes, none, none)
 
-    def images(self, path: str, rows: Tensor | None, condition: int, size: int) -> float:
-        """Return how many independent images some rows of the batch are worth.
-
-        Args:
-            path: Of a layer, or `SPECTRUM`.
-            rows: Their numbers; None for all.
-            condition: That they have; rows of one condition are the same in every layer.
-            size: How many rows there are. If they are not images, each counts as one.
-        """
-        if condition not in self._counted:
-            counts = self.counts if rows is None else self.counts[rows]
-            names = (*self.classes.likeness, SPECTRUM)
-            sums = dict(zip(names, counts.sum(0).tolist(), strict=True))
-            self._counted[condition] = len(counts), sums
-        images, counted = self._counted[condition]
-        return counted.get(path, float(size)) if images == size else float(size)
-
-    def corrected(
-        self, path: str, moments: Moments, rows: Tensor | None, condition: int
-    ) -> Moments:
-        """Take what the classes explain out of the mean and variance of a layer.
-
-        Args:
-            path: Of the layer.
-            moments: Of some rows of the batch.
-            rows: See `images`.
-            condition: See `images`.
-        """
-        if path not in self.classes.layers:
-            return moments
-        if condition not in self._corrections:
-            shares = self.shares if rows is None else self.shares[rows]
-            self._corrections[condition] = self.classes.corrections(shares.mean(0))
-        shift, scale = self._corrections[condition][path]
-        mean, var = moments
-        return mean - shift.to(mean), var * scale.to(var)
-
-    def differs(self, other: ClassPlan, rows: Tensor | None) -> float:
-        """Return the share of some rows whose class is another one in the other plan, 0 to 1."""
-        here, there = (
-            (each.shares if rows is None else each.shares[rows]).mean(0) for each in (self, other)
+    def some(self, images: Tensor, streams: Sequence[int]) -> ClassPlan:
+        """Return the plan of some of the images and streams."""
+        own = list(streams)
+        return ClassPlan(
+            self.shares[images],
+            self.counts[images],
+            self.runs[own],
+            self.few[own],
+            self.alike[own],
         )
-        return float((here - there).abs().sum()) / 2
+
+
+def by_stream(values: Tensor, places: Places) -> Any:
+    """Return the rows of each stream, padded: (images, n) to (streams, most images, n)."""
+    if isinstance(places, int):
+        return values.reshape(-1, places, values.shape[1])
+    if len(places) == 1 and len(places[0]) == len(values):
+        return values.numpy()[None]
+    found = np.zeros((len(places), max(1, *map(len, places)), values.shape[1]))
+    rows = values.numpy()
+    for number, own in enumerate(places):
+        found[number, : len(own)] = rows[own.numpy()]
+    return found
+
+
+def in_batch(values: Any, places: Places, size: int) -> Tensor:
+    """Return rows of streams in the order of the batch; the reverse of `by_stream`.
+
+    Images of no stream have zeros.
+    """
+    if isinstance(places, int):
+        found: Tensor = values.flatten(0, 1)
+        return found
+    if len(places) == 1 and len(places[0]) == size:
+        return torch.from_numpy(np.ascontiguousarray(values[0]))
+    rows = torch.zeros(size, *values.shape[2:], dtype=torch.float64)
+    for number, own in enumerate(places):
+        rows[own] = torch.from_numpy(values[number, : len(own)])
+    return rows

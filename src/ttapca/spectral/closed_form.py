@@ -1,26 +1,26 @@
 """Gains in closed form: nothing is learned, they follow from the spectrum of the test data.
 
-`ClosedFormGain` keeps what one stream has shown and applies the rule of
-`ttapca.spectral.closed_form_rule` to it. `PulledGain` multiplies the result by a factor that
-gradient steps may learn.
+`ClosedFormGain` shows the components of a batch to its streams, and applies the rule of
+`ttapca.spectral.closed_form_rule` to what these have shown by then. It does so for any number of
+streams: an adapter has one, a service many in a pass. `PulledGain` multiplies the result by a
+factor that gradient steps may learn.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ttapca._checks import Number, Whole, check_option
-from ttapca.spectral.class_plan import SPECTRUM
+from ttapca.errors import ShapeError
 from ttapca.spectral.closed_form_rule import (
     LARGE,
     ClosedFormRule,
     Evidence,
-    Shown,
+    Scaling,
     independent_images,
 )
 from ttapca.spectral.conditions import ConditionStates
@@ -32,7 +32,9 @@ from ttapca.spectral.gains import (
     register_gain,
 )
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.spectral.stream import CONDITION_STATES, Stream, surest_condition
+from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
+from ttapca.spectral.stream_state import Spectrum, StreamState
 from ttapca.spectral.textures import textures
 
 MEMORY = 200.0  # samples; chosen by scripts/tune_memory.py
@@ -44,12 +46,12 @@ WIENER = {"shrink": 1.0, "restore": 0.6}
 @register_gain("match", shrink=0.5, restore=0.5)
 @register_gain("two-sided")
 class ClosedFormGain(ClosedFormRule):
-    """Gains in closed form from the energies of a stream.
+    """Gains in closed form from the energies of streams.
 
-    A call with components adds their energies to the stream, if this pass counts, and returns the
-    gains for all that was seen. Older samples count less and less.
+    A call with components shows these to their streams, if this pass counts, and returns the gains
+    for all that was seen. Older samples count less and less.
 
-    Where normalisation layers restore a lost scale by themselves, only the rest of it is restored
+    If normalisation layers restore a lost scale by themselves, only the rest of it is restored
     here.
 
     Args:
@@ -61,7 +63,8 @@ class ClosedFormGain(ClosedFormRule):
         **options: Options of `ClosedFormRule`.
 
     Attributes:
-        last_batch: Components of the last batch, shape (batch, components).
+        conditions: Tells conditions apart; None if nobody does.
+        number: Which of the filters of its streams it is.
 
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
@@ -76,8 +79,6 @@ class ClosedFormGain(ClosedFormRule):
         True
     """
 
-    last_batch: Tensor | None = None
-
     def __init__(
         self, source: SourceComponents, *, memory: float = MEMORY, states: int = 1, **options: Any
     ) -> None:
@@ -86,75 +87,47 @@ class ClosedFormGain(ClosedFormRule):
         super().__init__(source, **options)
         self.conditions = ConditionStates.of_source(source.energies, source.textures, states)
         self._with_textures = source.textures is not None
-        self.join(Stream(memory), "gain")
+        self._sample_size = source.sample_size
+        self._batch: StreamBatch | None = None  # of the last call ...
+        self._length = 0  # ... and how many samples it had
+        self._loaded: tuple[StreamState, Scaling] | None = None
+        self.join(Stream(memory))
 
-    def join(self, stream: Stream, name: str) -> None:
-        """Keep what is seen in this stream, under names that begin with `name`."""
+    def join(self, stream: Stream) -> None:
+        """Belong to this stream, or to all streams that take turns in it."""
         self.stream = stream
-        self._energies, self._samples = f"{name}/energies", f"{name}/samples"
-        self._independent = f"{name}/independent samples"
-        self._gains, self._certainty = f"{name}/gains", f"{name}/certainty"
-        self._mean, self._offset = f"{name}/mean", f"{name}/offset"
-        self._rest, self._rest_gain = f"{name}/rest", f"{name}/rest gain"
-        self._unusual, self._leeway = f"{name}/unusual", f"{name}/leeway"
-        ones = torch.ones_like(self.variances)
-        by_condition = {self._energies: ones, self._samples: 0.0, self._gains: ones}
-        by_condition[self._independent] = 0.0
-        by_condition[self._leeway] = self.no_leeway()
-        if self.center:
-            by_condition[self._mean] = torch.zeros_like(self.variances)
-            by_condition[self._offset] = (0, torch.zeros_like(self.variances), None)
-        if self.watches_rest:
-            by_condition |= {self._rest: (1.0, None), self._rest_gain: 1.0}
-        for value, start in by_condition.items():
-            stream.declare(value, start, by_condition=True)
-        stream.declare_certainty(self._certainty)
-        stream.declare_unusual(self._unusual)
+        self.number = stream.add_filter(self.nothing_seen(), self._take)
         if self.conditions is not None:
-            self.conditions.join(stream)
+            stream.declare_state(conditions=self.conditions.nothing_known())
+
+    def nothing_seen(self) -> Spectrum:
+        """Return what was seen of a new stream, in one row."""
+        ones = self.variances.new_ones(1, len(self.variances))
+        none = torch.zeros(1, dtype=torch.float64)
+        mean = torch.zeros_like(ones) if self.center else None
+        found = Spectrum(none, none, ones, none, none, self.no_leeway()[None], mean)
+        if not self.watches_rest:
+            return found
+        rest = ones.new_zeros(1, self._sample_size)
+        return replace(found, rest_energy=torch.ones_like(none), rest_mean=rest)
 
     @property
     def closed_form(self) -> ClosedFormGain:
         """The gain itself."""
         return self
 
-    @property
-    def samples(self) -> float:
-        """How many samples were seen, with older ones counting less."""
-        return float(self.stream.now(self._samples))
-
-    @property
-    def shift(self) -> float:
-        """How surely the data have shifted, from 0 (like the source) to 1."""
-        return float(self.stream.now(self._certainty))
-
-    @property
-    def leeway(self) -> Tensor:
-        """What resizing may have done to the images of the stream; see `leeway_of`."""
-        leeway: Tensor = self.stream.now(self._leeway)
-        return leeway
-
-    def by_condition(
-        self, run: Callable[..., Tensor], samples: Tensor, components: Tensor, *others: Tensor
-    ) -> Tensor:
-        """Tell the conditions of samples apart if this pass counts, and run; see `Gain`."""
-        if len(samples) and not torch.compiler.is_exporting():
-            self.last_batch = components.detach()
-            if self.conditions is not None:
-                self._tell_apart(self.conditions, samples, components)
-        return self.stream.by_condition(run, samples, components, *others)
-
-    @torch.no_grad()
-    def _tell_apart(self, conditions: ConditionStates, samples: Tensor, components: Tensor) -> None:
-        if not self.stream.counts(CONDITION_STATES):
+    def look_at(self, samples: Tensor, components: Tensor) -> None:
+        """Tell the conditions of samples apart, before any of them is scaled; see `Gain`."""
+        if self.conditions is None or torch.compiler.is_exporting() or not len(samples):
             return
-        energies = self._energies_of_each(components)
-        looks = conditions.describe(energies, textures(samples) if self._with_textures else None)
-        # A broken batch is left out below, where its energies are added.
-        if bool(torch.isfinite(looks).all()):
-            states = conditions.route(looks)
-            if self.stream.conditions > 1:
-                self.stream.route(states)
+        batch = self.stream.opened(len(samples))
+        if not batch.wants_conditions:
+            return
+        with torch.no_grad():
+            energies = self._energies_of_each(components)
+            looks = textures(samples) if self._with_textures else None
+            batch.tell_apart(self.conditions, self.conditions.describe(energies, looks))
+        self._batch = batch  # as long as every pass counts, there is one for each call
 
     def _energies_of_each(self, components: Tensor) -> Tensor:
         """Return the band energies of each sample, (batch, components) to (batch, bands)."""
@@ -163,184 +136,249 @@ class ClosedFormGain(ClosedFormRule):
         found = [self.band_means(each.square().div_(self.variances)) for each in components]
         return torch.stack(found)
 
-    @torch.no_grad()
     def forward(
         self,
         components: Tensor | None = None,
         rest: Tensor | None = None,
         size: OtherSize | None = None,
     ) -> Tensor:
-        """Add a batch to the stream if this pass counts, and return the gains; see `Gain`."""
-        stream = self.stream
-        if components is not None and len(components) and stream.counts(self._energies):
-            mean, square = _moments(components)
-            energies = square / self.variances
-            if math.isfinite(float(energies.sum())):  # energies are never negative
-                self._add(energies, mean, len(components), rest, size)
-            else:
-                stream.left_out = True
-        gains: Tensor = stream.now(self._gains)
+        """Show a batch to its streams if this pass counts, and return the gains; see `Gain`.
+
+        Raises:
+            ShapeError: Samples of another size are exported.
+        """
+        frozen = torch.compiler.is_exporting() and self.stream.batch is None
+        if components is None or frozen or not components.shape[0]:
+            return self._gains_now()
+        if size is not None and torch.compiler.is_exporting():
+            raise ShapeError(
+                "A filter is exported for images of the size that it was fitted on; found samples "
+                f"of shape {size.shape}. Fit a filter on images of this size."
+            )
+        batch = self._opened(components.shape[0])
+        with torch.no_grad():
+            if self.number not in batch.scalings:
+                self._show(batch, components, rest, size)
+            gains = self._of_each(batch.scalings[self.number].gains, 1.0)
+        if self.stream.batch is None and batch.counts:
+            [self.stream.state] = batch.finish()
         return gains.to(self.variances)
 
-    def _add(
-        self,
-        energies: Tensor,
-        mean: Tensor,
-        count: int,
-        rest: Tensor | None,
-        size: OtherSize | None,
-    ) -> None:
-        """Update the energies of the stream, how surely it has shifted, and the gains."""
-        stream = self.stream
-        newer = self._newly_shown(energies, mean, count, rest)
-        shown = self._shown_before(newer).joined(newer, stream.memory)
-        samples = float(shown.samples)
-        independent = self._independent_after(count)
-        given_back = stream.given_back
-        restore = self.restore * (1 - (given_back.by(samples) if given_back else 0.0))
-        leeway = self.leeway_of(size)
-        leeway = stream.past(self._leeway).to(leeway).lerp(leeway, count / samples)
-        found = self.verdict(shown, shown.samples.new_tensor([independent]), restore, leeway)
-        stream.write(self._energies, shown.energies[0])
-        stream.write(self._samples, samples)
-        stream.write(self._independent, independent)
-        stream.write(self._leeway, leeway)
-        stream.write(self._certainty, float(found.certainty))
-        stream.write(self._unusual, float(found.unusual))
-        stream.write(self._gains, found.gains[0])
-        if shown.mean is not None:
-            stream.write(self._mean, shown.mean[0])
-        if shown.rest_energy is not None and shown.rest_mean is not None:
-            stream.write(self._rest, (float(shown.rest_energy), shown.rest_mean[0]))
-        if found.offset is not None:
-            outside = found.rest_offset
-            if outside is not None:
-                outside = outside[0] if bool(outside.any()) else None
-            moved = int(outside is not None or bool(found.offset.abs().max()))
-            stream.write(self._offset, (moved, found.offset[0], outside))
-        if found.rest_gain is not None:
-            stream.write(self._rest_gain, float(found.rest_gain))
+    def _opened(self, length: int) -> StreamBatch:
+        """Return the batch that some samples belong to."""
+        found = self._batch
+        if found is None or self.stream.batch is not None or self.number in found.scalings:
+            found = self.stream.opened(length)
+        self._batch, self._length = found, length
+        return found
 
-    def _newly_shown(
-        self, energies: Tensor, mean: Tensor, samples: int, rest: Tensor | None
-    ) -> Shown:
-        """Return what a batch shows, given with energies and mean of its components."""
-        count = torch.tensor([samples], dtype=torch.float64)
-        wanted = mean[None] if self.center else None
-        if rest is None:
-            return Shown(count, energies[None], wanted)
-        energy = float(rest.square().sum(1).mean()) / (self.rest_energy or 1.0)
-        return Shown(
-            count, energies[None], wanted, count.new_tensor([energy]), rest.mean(0, keepdim=True)
+    def _gains_now(self) -> Tensor:
+        """Return the gains of the latest condition of the stream, without any samples."""
+        stream = self.stream
+        if torch.compiler.is_exporting():
+            found = self._last_scaling()
+            gains = torch.ones_like(self.variances) if found is None else found.gains[0]
+            return gains.to(self.variances)
+        if stream.state is None or stream.state is stream.start:
+            return torch.ones_like(self.variances)
+        return self.gains_of(stream.state, stream.state.latest)
+
+    def gains_of(self, state: StreamState, condition: int) -> Tensor:
+        """Return the gains of one condition of a stream, shape (components,)."""
+        table = state.spectra[self.number]
+        if condition >= len(table):
+            return torch.ones_like(self.variances)
+        return self._scaling(table.row(condition)).gains[0].to(self.variances)
+
+    def _scaling(self, seen: Spectrum) -> Scaling:
+        """Return what follows from what groups have shown; nothing from those without samples."""
+        given_back, restore = self.stream.given_back, None
+        if given_back is not None:
+            restore = self.restore * (1 - given_back.by(seen.samples))
+        found = self.scaling(replace(seen, independent=seen.independent.clamp(min=1)), restore)
+        if torch.compiler.is_exporting() or bool((seen.samples > 0).all()):
+            return found
+        some = seen.samples > 0
+        column = some.to(found.gains.device)[:, None]
+        return Scaling(
+            found.gains.where(column, 1.0),
+            found.shift.where(some, 0.0),
+            found.unusual.where(some, 0.0),
+            None if found.offset is None else found.offset.where(column, 0.0),
+            None if found.rest_gain is None else found.rest_gain.where(some, 1.0),
+            None if found.rest_offset is None else found.rest_offset.where(column, 0.0),
         )
 
-    def _shown_before(self, like: Shown) -> Shown:
-        """Return what the stream has shown before this batch, as far as the batch shows it."""
-        past = self.stream.past
-        samples = torch.tensor([past(self._samples)], dtype=torch.float64)
-        mean = past(self._mean)[None] if self.center else None
-        if like.rest_mean is None:
-            return Shown(samples, past(self._energies)[None], mean)
-        energy, away = past(self._rest)
-        away = torch.zeros_like(like.rest_mean) if away is None else away[None]
-        return Shown(samples, past(self._energies)[None], mean, samples.new_tensor([energy]), away)
+    def _show(
+        self, batch: StreamBatch, components: Tensor, rest: Tensor | None, size: OtherSize | None
+    ) -> None:
+        """Add samples to what their streams have shown, and find what follows."""
+        before = batch.spectrum_before(self.number)
+        newer = self._shown(batch, components, rest, size)
+        # In a batch of several streams, each is looked at by itself when its logits are there.
+        if batch.rows is None and not batch.traced:
+            batch.left_out |= not bool(torch.isfinite(newer.energies.sum()))
+        if batch.left_out or not batch.counts:
+            batch.show(self.number, newer, before, self._scaling(before))
+            return
+        joined = before.joined(newer, batch.memory)
+        found = self._scaling(joined)
+        joined = replace(joined, shift=found.shift, unusual=found.unusual)
+        batch.show(self.number, newer, joined, found)
+
+    def _shown(
+        self, batch: StreamBatch, components: Tensor, rest: Tensor | None, size: OtherSize | None
+    ) -> Spectrum:
+        """Return what samples show of their groups."""
+        group = SampleGroups(batch, components.shape[0])
+        mean, square = group.moments(components)
+        found = Spectrum(
+            group.counts,
+            batch.independent_samples(group.counts),
+            square / self.variances,
+            torch.zeros_like(group.counts),
+            torch.zeros_like(group.counts),
+            self.leeway_of(size).to(group.counts).expand(group.counts.shape[0], -1, -1),
+            mean if self.center else None,
+        )
+        if rest is None or self.rest_energy is None:
+            return found
+        energy = group.mean(rest.square().sum(1, keepdim=True))[:, 0] / self.rest_energy
+        return replace(found, rest_energy=energy.to(group.counts), rest_mean=group.mean(rest))
+
+    def _of_each(self, values: Tensor, passed: float) -> Tensor:
+        """Return the row of the only group, or that of each sample of the last call.
+
+        Args:
+            values: Of groups, shape (groups, numbers).
+            passed: For samples that pass as they are.
+        """
+        batch, length = self._batch, self._length
+        frozen = torch.compiler.is_exporting() and self.stream.batch is None
+        if batch is None or frozen:
+            return values[0]
+        group_of, some = batch.group_of_each(length), not batch.all_filtered
+        if group_of is None and not some:
+            return values[0]
+        if group_of is not None:
+            values = values[group_of.to(values.device)]
+        filtered = batch.chosen("filtered", length) if some else None
+        if filtered is None:
+            return values
+        return torch.where(filtered.to(values.device)[:, None], values, passed)
+
+    def _last_scaling(self) -> Scaling | None:
+        """Return what followed from the last call; in a frozen program, from the stream so far."""
+        batch, stream = self._batch, self.stream
+        if stream.batch is not None or not torch.compiler.is_exporting():
+            return None if batch is None else batch.scalings.get(self.number)
+        # An exporter computes nothing but what depends on its input: this was computed before.
+        if stream.state is None or stream.state is stream.start:
+            return None
+        if self._loaded is not None and self._loaded[0] is stream.state:
+            return self._loaded[1]
+        found = None if batch is None else batch.scalings.get(self.number)
+        if batch is None or found is None:
+            return None
+        return found.row(batch.groups.index((0, stream.state.latest)))
+
+    def _take(self, state: StreamState) -> None:
+        """Find what follows from a stream that was put in place, for whoever exports it."""
+        table = state.spectra[self.number]
+        self._loaded = state, self._scaling(table.row(min(state.latest, len(table) - 1)))
 
     def offset(self) -> tuple[Tensor, Tensor | None] | None:
         """See `Gain`."""
-        if not self.center:
+        found = self._last_scaling()
+        if found is None or found.offset is None:
             return None
-        moved, inside, outside = self.stream.now(self._offset)
-        # Where nothing has moved, what comes in may stay as it is, bit for bit.
-        return (inside, outside) if moved else None
+        outside = found.rest_offset
+        if not torch.compiler.is_exporting():
+            # If nothing has moved, what comes in may stay as it is, bit for bit.
+            outside = outside if outside is not None and bool(outside.any()) else None
+            if outside is None and not bool(found.offset.any()):
+                return None
+        inside = self._of_each(found.offset, 0.0)
+        return inside, None if outside is None else self._of_each(outside, 0.0)
 
-    def rest_gain(self) -> float | None:
+    def rest_gain(self) -> Tensor | float | None:
         """See `Gain`."""
-        return float(self.stream.now(self._rest_gain)) if self.watches_rest else None
-
-    def band_energies(self) -> Tensor:
-        """Return the energies seen, in float64 on the CPU, shape (bands,)."""
-        return self.by_band(self.stream.now(self._energies))
-
-    def log_energy(self) -> Tensor:
-        """Return the logarithm of `band_energies`, shape (bands,).
-
-        Where what lies outside the basis is watched, it is one more band, the last one.
-        """
-        energies = self.stream.now(self._energies)
-        rest = self.stream.now(self._rest)[0] if self.watches_rest else 1.0
-        return self.log_energies(energies, torch.tensor(rest, dtype=torch.float64))
-
-    def settle(self) -> None:
-        """Count the independent samples of the batch again: by now more is known of its classes."""
-        stream = self.stream
-        for number, rows in stream.groups:
-            size = stream.samples - stream.past("samples") if rows is None else len(rows)
-            with stream.in_condition(number):
-                if stream.now(self._samples) != stream.past(self._samples):
-                    stream.write(self._independent, self._independent_after(size))
-
-    def _independent_after(self, count: int) -> float:
-        """Return how many independent samples there are after so many of this batch."""
-        stream, plan = self.stream, self.stream.plan
-        new = float(count)
-        if plan is not None:
-            new = plan.images(SPECTRUM, stream.rows(count), stream.condition, count)
-        return stream.aged(stream.past(self._independent), count) + new
-
-    def last_energies(self) -> tuple[Tensor, int] | None:
-        """Return the energies of the last batch, shape (bands,), and its size; None without one."""
-        if self.last_batch is None:
+        if not self.watches_rest:
             return None
-        energies = self.last_batch.square().mean(0) / self.variances
-        return self.by_band(energies), len(self.last_batch)
+        found = self._last_scaling()
+        if found is None or found.rest_gain is None:
+            return 1.0
+        return self._of_each(found.rest_gain.to(self.variances)[:, None], 1.0)
 
-    def evidence_in(self, values: Mapping[str, Any], skew: float = 0.0) -> Evidence | None:
-        """Return what the values of a stream say about a shift; None before its first batch.
+    # What a stream says ----------------------------------------------------------------------
+
+    def evidence_in(self, state: StreamState, skew: float = 0.0) -> Evidence | None:
+        """Return what a stream says about a shift; None before its first batch.
+
+        If conditions are told apart, that of the one that has shifted most surely.
 
         Args:
-            values: Of the stream that the gain has joined, or of another one of that kind.
+            state: Of the stream.
             skew: How surely its images are of few classes, from 0 to 1, if that was not known when
                 they came.
         """
-        # Where conditions are told apart, that of the one that has shifted most surely.
-        condition = surest_condition(values, self._certainty)
-        samples = float(values[self._samples + condition])
+        seen = state.spectra[self.number]
+        seen = seen.row(int(seen.shift.argmax()))
+        samples = float(seen.samples)
         if not samples:
             return None
-        outside = float(values[self._rest + condition][0]) if self.watches_rest else 1.0
-        energies = self.by_band(values[self._energies + condition])
-        leeway = values[self._leeway + condition]
-        independent = float(values[self._independent + condition])
-        independent = min(independent, independent_images(samples, skew))
-        return self.evidence(energies, samples, independent, outside, leeway)
+        outside = 1.0 if seen.rest_energy is None else float(seen.rest_energy)
+        independent = min(float(seen.independent), independent_images(samples, skew))
+        energies = self.by_band(seen.energies[0])
+        return self.evidence(energies, samples, independent, outside, seen.leeway[0])
 
-    def shift_in(self, values: Mapping[str, Any]) -> float:
-        """Return `shift` for the values of a stream: the surest of its conditions."""
-        return float(values[self._certainty + surest_condition(values, self._certainty)])
-
-    def band_gains(self) -> Tensor:
-        """Return the gains in the middle of every band, shape (bands,).
-
-        Where conditions are told apart, those of the one that has shifted most surely, as
-        `evidence_in` and `shift_in` say.
-        """
-        values = self.stream.values
-        return self.gains_by_band(values[self._gains + surest_condition(values, self._certainty)])
+    def band_gains(self, state: StreamState) -> Tensor:
+        """Return the gains in the middle of every band, shape (bands,); see `evidence_in`."""
+        surest = int(state.spectra[self.number].shift.argmax())
+        return self.gains_by_band(self.gains_of(state, surest))
 
 
-def _moments(components: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of components and of their squares, (batch, n) to (n,) and (n,)."""
-    samples, size = components.shape
-    if samples == 1:
-        return components[0], components[0].square()
-    if size < LARGE:
-        return components.mean(0), components.square().mean(0)
-    # One large image after the other: squares of a whole batch would not fit in the cache.
-    mean, square = torch.zeros_like(components[0]), torch.zeros_like(components[0])
-    for each in components:
-        mean += each
-        square.addcmul_(each, each)
-    return mean.div_(samples), square.div_(samples)
+class SampleGroups:
+    """Means over the samples of each group of a batch, as far as they are counted.
+
+    Attributes:
+        counts: How many samples of each group are counted, float64, shape (groups,).
+    """
+
+    def __init__(self, batch: StreamBatch, length: int) -> None:
+        self._of, self._weights = batch.group_of_each(length), batch.chosen("counted", length)
+        self._groups = batch.group_count
+        self._plain = self._of is None and self._weights is None
+        if self._plain:
+            self.counts = torch.full((1,), float(length), dtype=torch.float64)
+        elif batch.traced:
+            self.counts = batch.sizes()
+        else:
+            ones = torch.ones(length, 1, dtype=torch.float64)
+            self.counts = self._summed(ones)[:, 0]
+
+    def _summed(self, values: Tensor) -> Tensor:
+        if self._weights is not None:
+            values = values * self._weights.to(values)[:, None]
+        return sums_by_group(values, self._of, self._groups)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the means, (samples, n) to (groups, n)."""
+        if self._plain:
+            return values.mean(0, keepdim=True)
+        return self._summed(values) / self.counts.clamp(min=1).to(values)[:, None]
+
+    def moments(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and mean squares, (samples, n) to twice (groups, n)."""
+        samples, size = values.shape
+        if not self._plain or size < LARGE or samples == 1:
+            return self.mean(values), self.mean(values.square())
+        # One large image after the other: squares of a whole batch would not fit in the cache.
+        mean, square = torch.zeros_like(values[:1]), torch.zeros_like(values[:1])
+        for each in values:
+            mean += each
+            square.addcmul_(each, each)
+        return mean.div_(samples), square.div_(samples)
 
 
 @register_gain("pulled", **WIENER)
@@ -369,6 +407,6 @@ class PulledGain(ClosedFormGain):
         rest: Tensor | None = None,
         size: OtherSize | None = None,
     ) -> Tensor:
-        """Return the gains, shape (components,)."""
+        """Return the gains; see `Gain`."""
         gains = super().forward(components, rest, size)
         return gains * bounded_multiplier(self.log_multiplier, self.limit)

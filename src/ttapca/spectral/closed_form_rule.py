@@ -1,19 +1,18 @@
-"""The mathematics of closed-form gains, for one stream or for many at once.
+"""The mathematics of closed-form gains, for any number of groups of samples at once.
 
 Let s be the variance of a component in the source data and t its variance now. Additive noise
 raises t, blur and loss of contrast lower it; r = s / t says by how much to undo that.
 
 `ClosedFormRule` compares the band energies of a stream with those of source batches of the same
 size (see `ttapca.spectral.calibration`) and applies the formulas of
-`ttapca.spectral.variance_ratios` to the difference. Where the mean has surely moved (see
-`ttapca.spectral.means`), it is moved back first. Who keeps what streams have shown is somebody
-else: `ttapca.spectral.closed_form` for one stream, `ttapca.spectral.many_streams` for many.
+`ttapca.spectral.variance_ratios` to the difference. If the mean has surely moved (see
+`ttapca.spectral.means`), it is moved back first. Its functions are pure: what streams have shown
+comes in as a `Spectrum`, and `ttapca.spectral.closed_form` keeps it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -21,7 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ttapca._checks import Number, Such, Whole, check_option
+from ttapca._checks import Number, check_option
 from ttapca.errors import OptionError
 from ttapca.spectral.calibration import (
     SourceSpectrum,
@@ -35,7 +34,8 @@ from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.gains import ABOVE_ONE, Gain, SourceComponents
 from ttapca.spectral.means import allowed_reach, sure_share
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.spectral.variance_ratios import signal_share, smoothed, two_sided_gain
+from ttapca.spectral.stream_state import Spectrum
+from ttapca.spectral.variance_ratios import two_sided_gain
 from ttapca.spectral.white_noise import with_white_noise
 
 # The first two were chosen by scripts/tune_closed_form.py.
@@ -45,14 +45,12 @@ TINY = 1e-12  # an energy of zero has no logarithm
 # From this many components on, bands are averaged one by one: a matrix would take longer to read.
 LARGE = 2**15
 
-ODD = Such(Whole(1), lambda value: value % 2 == 1, "an odd number of components")
 _RULES = {
     "shrink": Number(0),
     "restore": Number(0),
     "largest_ratio": ABOVE_ONE,
     "threshold": Number(0, below=1),
     "center": Number(0, 1),
-    "floor": Number(0),
 }
 
 Samples = TypeVar("Samples", float, Tensor)
@@ -75,76 +73,36 @@ def independent_images(samples: Samples, skew: Samples) -> Samples:
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
-    """What streams have shown of the components; older samples count less and less.
+class Scaling:
+    """What to do with components, in a row for each group of samples.
 
     Attributes:
-        samples: How many samples count, float64, shape (streams,).
-        energies: Mean square of each component over source variance, shape (streams, components).
-        mean: Mean of each component, of the same shape; None where nobody asks for it.
-        rest_energy: Mean squared length of what lies outside the basis, over that of the source,
-            float64, shape (streams,); None where it is not watched.
-        rest_mean: Mean of what lies outside the basis, shape (streams, d), or None.
-    """
-
-    samples: Tensor
-    energies: Tensor
-    mean: Tensor | None = None
-    rest_energy: Tensor | None = None
-    rest_mean: Tensor | None = None
-
-    def joined(self, newer: Shown, memory: float) -> Shown:
-        """Return what was shown in all, where all samples of `newer` came after these.
-
-        Args:
-            newer: What samples have shown that came since; of a stream without, anything finite.
-            memory: After so many samples, what was seen counts 1 / e.
-        """
-        samples = self.samples * torch.exp(-newer.samples / memory) + newer.samples
-        new = newer.samples / samples.clamp(min=TINY)
-        found = {"samples": samples}
-        for name, before in self.tensors().items():
-            now = getattr(newer, name)
-            if name != "samples" and now is not None:
-                weight = new.to(now) if now.dim() == 1 else new.to(now)[:, None]
-                found[name] = before.to(now).lerp(now, weight)
-        return Shown(**found)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return what there is, by name."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def of_stream(self, number: int) -> Shown:
-        """Return a copy of what one of the streams has shown."""
-        return Shown(**{name: each[number, None].clone() for name, each in self.tensors().items()})
-
-    @classmethod
-    def of_each(cls, several: Sequence[Shown]) -> Shown:
-        """Return what streams have shown together, given what each has."""
-        names = several[0].tensors()
-        return cls(**{name: torch.cat([getattr(one, name) for one in several]) for name in names})
-
-
-@dataclass(frozen=True, eq=False)
-class Verdict:
-    """What follows from what streams have shown.
-
-    Attributes:
-        gains: Shape (streams, components).
-        certainty: How surely each stream has shifted, from 0 to 1, shape (streams,).
-        unusual: How unusual it is, from 0 to 1, shape (streams,).
-        offset: What to subtract from components before scaling; None where nobody asks for it.
-        rest_gain: Gain of what lies outside the basis, shape (streams,), or None.
-        rest_offset: What to subtract from that, shape (streams, d), or None.
+        gains: Shape (groups, components).
+        shift: How surely each group has shifted, from 0 to 1, shape (groups,).
+        unusual: How unusual it is, from 0 to 1, shape (groups,).
+        offset: What to subtract from components before scaling; None if nobody asks for it.
+        rest_gain: Gain of what lies outside the basis, shape (groups,), or None.
+        rest_offset: What to subtract from that, shape (groups, d), or None.
     """
 
     gains: Tensor
-    certainty: Tensor
+    shift: Tensor
     unusual: Tensor
     offset: Tensor | None
     rest_gain: Tensor | None
     rest_offset: Tensor | None
+
+    def row(self, number: int) -> Scaling:
+        """Return what to do with one of the groups."""
+        own = slice(number, number + 1)
+        return Scaling(
+            self.gains[own],
+            self.shift[own],
+            self.unusual[own],
+            None if self.offset is None else self.offset[own],
+            None if self.rest_gain is None else self.rest_gain[own],
+            None if self.rest_offset is None else self.rest_offset[own],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,14 +137,6 @@ class ClosedFormRule(Gain):
         threshold: Share of source batches whose gains are exactly 1; 0 trusts every batch.
         center: Share of a sure shift of the mean that is removed, 0 to 1; see
             `ttapca.spectral.means`.
-        window: Smooth the spectrum over this odd number of neighbouring components instead of over
-            bands. There is no range of source batches then: the whole difference counts, times
-            how surely the data have shifted.
-        floor: Variance of noise that every image has. Detail is restored as far as it exceeds that
-            noise; see `signal_share`.
-
-    Attributes:
-        leeway: What resizing may have done to the images that were seen; see `leeway_of`.
 
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
@@ -198,7 +148,6 @@ class ClosedFormRule(Gain):
     averages: Tensor
     rest_energy: float | None  # mean squared length of what lies outside, where it is watched
     reach: Tensor
-    floor: Tensor | None
 
     def __init__(
         self,
@@ -209,22 +158,18 @@ class ClosedFormRule(Gain):
         largest_ratio: float = LARGEST_RATIO,
         threshold: float = THRESHOLD,
         center: float = 1.0,
-        window: int | None = None,
-        floor: float = 0.0,
     ) -> None:
         super().__init__()
-        values = (shrink, restore, largest_ratio, threshold, center, floor)
+        values = (shrink, restore, largest_ratio, threshold, center)
         for (name, rule), value in zip(_RULES.items(), values, strict=True):
             check_option(name, value, rule)
-        if window is not None:
-            check_option("window", window, ODD)
         if source.energies is None:
             raise OptionError(
                 "Closed-form gains need the band energies of source samples; this filter was saved "
                 "without. Fit it again with `ttapca.fit`, which keeps them."
             )
         self.shrink, self.restore, self.largest_ratio = shrink, restore, largest_ratio
-        self.threshold, self.center, self.window = threshold, center, window
+        self.threshold, self.center = threshold, center
         deviations = source.deviations.detach()
         energies, self.rest_energy = source.energies, None
         self.watches_rest = source.rest is not None
@@ -240,13 +185,8 @@ class ClosedFormRule(Gain):
         self.register_buffer("averages", averages.to(deviations), persistent=False)
         self.register_buffer("reach", allowed_reach(source.class_reach, deviations))
         white = source.noise().to(deviations) / self.variances  # of noise of variance 1
-        self.register_buffer("floor", floor * white if floor else None)
         self._white_noise = (white @ self.averages).to("cpu", torch.float64)  # (bands,)
-
-    @property
-    def leeway(self) -> Tensor:
-        """What resizing may have done to the images that were seen; see `leeway_of`."""
-        return self.no_leeway()
+        self._table: tuple[Tensor, Usual] | None = None  # see `make_traceable`
 
     def no_leeway(self) -> Tensor:
         """Return `leeway_of` images of the fitted size: nothing has been done to them."""
@@ -264,93 +204,87 @@ class ClosedFormRule(Gain):
         # What lies outside the basis is the end of the spectrum, as the last band is.
         return torch.cat([bands, bands[:, -1:]], 1) if self.watches_rest else bands
 
-    def verdict(
-        self,
-        shown: Shown,
-        independent: Tensor,
-        restore: float | None = None,
-        leeway: Tensor | None = None,
-    ) -> Verdict:
-        """Return what follows from what streams have shown.
+    def scaling(self, seen: Spectrum, restore: Tensor | float | None = None) -> Scaling:
+        """Return what follows from what was seen.
 
         Args:
-            shown: Of at least one sample each.
-            independent: How many of the samples say something new, float64, shape (streams,).
-            restore: In place of the rule's own exponent.
-            leeway: What resizing may have done to the images of all streams; see `leeway_of`.
+            seen: Of at least one sample in each row.
+            restore: In place of the rule's own exponent; a number, or one for each row.
         """
-        usual = self.usual(independent, leeway)
-        log_energy = self.log_energies(shown.energies, shown.rest_energy)
-        certainty, unusual = usual.judged(log_energy)
+        usual = self.usual(seen.independent, seen.leeway)
+        log_energy = self.log_energies(seen.energies, seen.rest_energy)
+        shift, unusual = usual.judged(log_energy)
         offset = rest_offset = None
-        if shown.mean is not None:
-            offset = torch.zeros_like(shown.mean)
+        if seen.mean is not None:
+            offset = torch.zeros_like(seen.mean)
             # A mean that has not surely moved stays, which exporters cannot know beforehand.
-            if torch.compiler.is_exporting() or bool(certainty.any()):
-                shown, offset, rest_offset = self._centred(
-                    shown, shown.mean, certainty, independent
-                )
-                log_energy = self.log_energies(shown.energies, shown.rest_energy)
-        restore = self.restore if restore is None else restore
-        excess = self._excess(usual, log_energy, shown, certainty)
-        gains = self._undo(-excess, restore)
-        if self.floor is not None:
-            share = signal_share(excess.exp(), self.floor)
-            gains = torch.where(excess < 0, gains * share ** (1 - restore), gains)
-        rest_gain = None
-        if self.watches_rest:
-            rest_gain = self._undo(-usual.excess(log_energy)[:, -1], restore)
-        return Verdict(gains, certainty, unusual, offset, rest_gain, rest_offset)
+            if torch.compiler.is_exporting() or bool(shift.any()):
+                seen, offset, rest_offset = self._centred(seen, seen.mean, shift)
+                log_energy = self.log_energies(seen.energies, seen.rest_energy)
+        exponent = self.restore if restore is None else restore
+        bands = len(self.spread)
+        excess = usual.excess(log_energy)
+        noisy = with_white_noise(
+            excess[:, :bands], log_energy[:, :bands], self._white_noise, seen.samples
+        )
+        gains = self._undo(-self.spread_over(noisy), exponent)
+        rest_gain = self._undo(-excess[:, -1:], exponent)[:, 0] if self.watches_rest else None
+        return Scaling(gains, shift, unusual, offset, rest_gain, rest_offset)
 
-    def usual(self, independent: Tensor, leeway: Tensor | None = None) -> Usual:
-        """Return what is usual for streams of so many images, shape (streams,); see `verdict`."""
-        return self.normal.usual(independent, self.threshold, leeway)
+    def usual(self, independent: Tensor, leeway: Tensor) -> Usual:
+        """Return what is usual for so many images in each row, after what was done to them."""
+        if self._table is None:
+            return self.normal.usual(independent, self.threshold, leeway)
+        rows, table = self._table
+        whole = independent.round().clamp(min=0, max=len(rows) - 1).long()
+        return table.of_streams(rows.index_select(0, whole))
 
-    def _undo(self, log_ratio: Tensor, restore: float) -> Tensor:
-        exponents = {"shrink": self.shrink, "restore": restore}
-        return two_sided_gain(log_ratio, **exponents, largest_ratio=self.largest_ratio)
+    def make_traceable(self) -> None:
+        """Do the same operations whatever the numbers, in float32, as exporters need it.
+
+        What is usual is looked up in a table of all sizes, for images of the size of the fit.
+        """
+        rows, table = self.normal.usual_of_all(self.threshold)
+        tensors = (getattr(table, each.name) for each in dataclasses.fields(table))
+        self._table = rows, Usual(*(each.to(self.variances) for each in tensors))
+        self._white_noise = self._white_noise.to(self.variances)
+
+    def _undo(self, log_ratio: Tensor, restore: Tensor | float) -> Tensor:
+        if isinstance(restore, Tensor):
+            restore = restore.to(log_ratio)[:, None]
+        return two_sided_gain(
+            log_ratio, shrink=self.shrink, restore=restore, largest_ratio=self.largest_ratio
+        )
 
     def _centred(
-        self, shown: Shown, mean: Tensor, certainty: Tensor, independent: Tensor
-    ) -> tuple[Shown, Tensor, Tensor | None]:
-        """Return what is shown around means that are moved back, and by how much they are."""
-        energies = shown.energies
-        weight = (self.center * certainty).to(energies)
-        counts = (shown.samples.to(energies), independent.to(energies))
+        self, seen: Spectrum, mean: Tensor, shift: Tensor
+    ) -> tuple[Spectrum, Tensor, Tensor | None]:
+        """Return what was seen around means that are moved back, and by how much they are."""
+        energies = seen.energies
+        weight = (self.center * shift).to(energies)
+        counts = (seen.samples.to(energies), seen.independent.to(energies))
         columns = tuple(each[:, None] for each in counts)
         square = mean.square() / self.variances
         share = weight[:, None] * sure_share(square, energies, self.reach, *columns)
         energies = energies - share * (2 - share) * square
-        moved = dataclasses.replace(shown, energies=energies)
-        if shown.rest_energy is None or shown.rest_mean is None or self.rest_energy is None:
+        moved = dataclasses.replace(seen, energies=energies)
+        if seen.rest_energy is None or seen.rest_mean is None or self.rest_energy is None:
             return moved, share * mean, None
-        far = shown.rest_mean.square().sum(1) / self.rest_energy
+        far = seen.rest_mean.square().sum(1) / self.rest_energy
         # It depends on classes as much as the components next to it, at most.
         reach = self.reach[self.edges[-2] :].max()
-        part = weight * sure_share(far, shown.rest_energy.to(far), reach, *counts)
-        rest = shown.rest_energy - (part * (2 - part) * far).to(shown.rest_energy)
+        part = weight * sure_share(far, seen.rest_energy.to(far), reach, *counts)
+        rest = seen.rest_energy - (part * (2 - part) * far).to(seen.rest_energy)
         moved = dataclasses.replace(moved, rest_energy=rest)
-        return moved, share * mean, part[:, None] * shown.rest_mean
-
-    def _excess(self, usual: Usual, log_energy: Tensor, shown: Shown, certainty: Tensor) -> Tensor:
-        """Return by how much the log energy of each component exceeds that of source batches."""
-        bands = len(self.spread)
-        if self.window is None:
-            excess = usual.excess(log_energy)[:, :bands]
-            noisy = with_white_noise(
-                excess, log_energy[:, :bands], self._white_noise, shown.samples.cpu()
-            )
-            return self.spread_over(noisy)
-        mean = self.spread_over(usual.mean[..., :bands])
-        away = smoothed(shown.energies.clamp(min=TINY).log() - mean, self.window)
-        return away * certainty.to(away)[:, None]
+        return moved, share * mean, part[:, None] * seen.rest_mean
 
     def by_band(self, energies: Tensor) -> Tensor:
         """Return the energies of bands, given those of components, in float64 on the CPU.
 
         Shape (..., components) to (..., bands).
         """
-        return self.band_means(energies.to(self.averages)).to("cpu", torch.float64)
+        found = self.band_means(energies.to(self.averages))
+        return found if self._table is not None else found.to("cpu", torch.float64)
 
     def band_means(self, values: Tensor) -> Tensor:
         """Return the mean of every band, (..., components) to (..., bands)."""
@@ -409,9 +343,8 @@ class ClosedFormRule(Gain):
             samples: How many images they are of.
             independent: How many of them say something new; by default all.
             outside: Energy of what lies outside the basis, where that is watched.
-            leeway: What resizing may have done to them; by default to those that were seen last.
+            leeway: What resizing may have done to them; by default nothing.
         """
-        leeway = self.leeway if leeway is None else leeway
         normal = self.normal.batches_of(samples if independent is None else independent, leeway)
         log_energy = self.with_rest(energies, energies.new_tensor(outside)).clamp(min=TINY).log()
         p_value = float(normal.p_value(log_energy))

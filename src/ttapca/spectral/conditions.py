@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ttapca.spectral.appearances import Appearances
-from ttapca.spectral.stream import CONDITION_STATES, Stream
 
 # Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
 MOST_STATES = 16
@@ -90,29 +89,10 @@ class KnownConditions:
         nothing = np.zeros((0, size))
         return cls(nothing, np.zeros(0), nothing, nothing)
 
-    @classmethod
-    def of(cls, centres: Numbers, weights: Numbers, recent: Numbers, unsearched: int) -> Self:
-        """Return the same as was kept in one piece.
-
-        Args:
-            centres: See the class.
-            weights: See the class.
-            recent: See `recent`.
-            unsearched: In how many of these states were not looked for yet.
-        """
-        searched = max(0, len(recent) - unsearched)
-        return cls(centres, weights, recent[:searched], recent[searched:])
-
     @property
     def recent(self) -> Numbers:
         """Appearances of the last images, at most `RECENT`."""
         return np.concatenate([self.searched, self.unsearched])[-RECENT:]
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes it takes in memory."""
-        kept = (self.centres, self.weights, self.searched, self.unsearched)
-        return sum(each.nbytes for each in kept)
 
     def last(self, count: int) -> Numbers:
         """Return the appearances of so many last images, or of fewer if there are no more."""
@@ -144,9 +124,9 @@ class ConditionStates:
         >>> generator = torch.Generator().manual_seed(0)
         >>> source = torch.rand(500, 2, generator=generator) + 0.5
         >>> conditions = ConditionStates(Appearances(source), most=4)
-        >>> conditions.join(Stream())
-        >>> both = torch.cat([source[:50], 9 * source[50:100]])
-        >>> conditions.route(conditions.describe(both)).tolist() == [0] * 50 + [1] * 50
+        >>> both = conditions.describe(torch.cat([source[:50], 9 * source[50:100]]))
+        >>> _, states = conditions.told_apart(KnownConditions.none(2), both.numpy())
+        >>> states.tolist() == [0] * 50 + [1] * 50
         True
     """
 
@@ -170,41 +150,9 @@ class ConditionStates:
         describe = Appearances(energies, textures)
         return cls(describe, most) if describe.known else None
 
-    def join(self, stream: Stream) -> None:
-        """Keep what is seen in this stream."""
-        self.stream = stream
-        # The centres of the states, and how many images each stands for.
-        stream.declare(CONDITION_STATES, ((), ()))
-        # The last images, how many of the rows are filled, and how many are new since a search.
-        recent = torch.zeros(RECENT, self.describe.size, dtype=torch.float64)
-        stream.declare("conditions/recent", (recent, 0, 0))
-
-    def route(self, appearances: Tensor) -> Tensor:
-        """Add images to the stream, and return the number of the state of each, shape (images,).
-
-        Args:
-            appearances: Shape (images, numbers).
-        """
-        centres, weights = self.stream.past(CONDITION_STATES)
-        rows, filled, unsearched = self.stream.past("conditions/recent")
-        known = KnownConditions.none(self.describe.size)
-        if centres:
-            middles, recent = torch.stack(centres), rows[: int(filled)]
-            known = KnownConditions.of(
-                middles.double().cpu().numpy(),
-                np.array(weights, dtype=np.float64),
-                recent.double().cpu().numpy(),
-                int(unsearched),
-            )
-        found, nearest = self.told_apart(known, appearances.numpy())
-        states = tuple(torch.from_numpy(found.centres)), tuple(found.weights.tolist())
-        self.stream.write(CONDITION_STATES, states)
-        recent = found.recent
-        kept = np.zeros((RECENT, appearances.shape[1]))
-        kept[: len(recent)] = recent
-        value = (torch.from_numpy(kept), len(recent), len(found.unsearched))
-        self.stream.write("conditions/recent", value)
-        return torch.from_numpy(nearest)
+    def nothing_known(self) -> KnownConditions:
+        """Return what is known of a new stream."""
+        return KnownConditions.none(self.describe.size)
 
     def told_apart(
         self, known: KnownConditions, appearances: Numbers

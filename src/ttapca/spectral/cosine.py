@@ -25,7 +25,7 @@ from torch import Tensor
 from ttapca.errors import OptionError, ShapeError
 from ttapca.spectral.moments import finite_samples, float64_device, merged_means
 from ttapca.spectral.pca import (
-    Spectrum,
+    Decomposition,
     check_sample_count,
     choose_among,
     eigh_descending,
@@ -79,7 +79,7 @@ def images_of(coefficients: Tensor, rotation: Tensor, height: Tensor, width: Ten
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ChannelDCT(Spectrum):
+class ChannelDCT(Decomposition):
     """A rotation of the channels, and the coefficients in order of their variance.
 
     Attributes:

@@ -22,7 +22,7 @@ from torch import Tensor
 from ttapca.spectral.affine import CHUNK_NUMBERS, LinearPart
 from ttapca.spectral.moments import finite_samples
 from ttapca.spectral.pca import (
-    Spectrum,
+    Decomposition,
     check_sample_count,
     choose_components,
     eigh_descending,
@@ -34,7 +34,7 @@ ROWS = 256  # samples that are converted to float64 at a time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FoldedPCA(Spectrum):
+class FoldedPCA(Decomposition):
     """The PCA of an affine layer's output, in the space of its input, both ways.
 
     Attributes:

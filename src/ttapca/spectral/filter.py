@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -122,7 +121,8 @@ class SpectralFilter(nn.Module):
         if tuple(samples.shape[1:]) != self.shape:
             return self._forward_other_size(gain, samples)
         components = self._projected(gain, samples, self.mean, self.basis)
-        return gain.by_condition(functools.partial(self._scaled, gain), samples, components)
+        gain.look_at(samples, components)
+        return self._scaled(gain, samples, components)
 
     def _projected(
         self, gain: Gain, samples: Tensor, mean: Tensor, basis: Basis | OtherSize
@@ -191,8 +191,9 @@ class SpectralFilter(nn.Module):
         coefficients = self._projected(gain, samples, other.mean, other)
         fitted = other.like_fitted(coefficients)
         # What the gain sees are components of images of the fitted size.
-        run = functools.partial(self._scaled_other_size, gain, other)
-        return gain.by_condition(run, samples, other.components(fitted), coefficients)
+        components = other.components(fitted)
+        gain.look_at(samples, components)
+        return self._scaled_other_size(gain, other, samples, components, coefficients)
 
     def _scaled_other_size(
         self,

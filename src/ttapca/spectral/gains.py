@@ -23,7 +23,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,9 @@ from torch import Tensor, nn
 from ttapca._checks import Number, OneOf, check_option
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.spectral.stream import Stream
+
+if TYPE_CHECKING:
+    from ttapca.spectral.stream import Stream
 
 GainName = Literal[
     "relu", "exponential", "multiplicative", "wiener", "match", "two-sided", "pulled"
@@ -93,6 +95,7 @@ class SourceComponents:
             (samples,); None where that is next to nothing, or not known.
         textures: Textures of the samples that `energies` are of, shape (samples, numbers), or None
             if they are no images. See `ttapca.spectral.textures`.
+        sample_size: How many numbers a sample has.
     """
 
     singular_values: Tensor
@@ -102,6 +105,7 @@ class SourceComponents:
     class_reach: Tensor | None = None
     rest: Tensor | None = None
     textures: Tensor | None = None
+    sample_size: int = 0
 
 
 class Gain(nn.Module):
@@ -137,8 +141,8 @@ class Gain(nn.Module):
         """
         raise NotImplementedError
 
-    def join(self, stream: Stream, name: str) -> None:
-        """Keep what is seen in this stream, under names that begin with `name`."""
+    def join(self, stream: Stream) -> None:
+        """Keep what is seen in this stream."""
 
     def offset(self) -> tuple[Tensor, Tensor | None] | None:
         """Return what to subtract before scaling, if anything.
@@ -155,18 +159,13 @@ class Gain(nn.Module):
         """
         return None
 
-    def by_condition(
-        self, run: Callable[..., Tensor], samples: Tensor, components: Tensor, *others: Tensor
-    ) -> Tensor:
-        """Run a piece of work that uses the gains, for the samples of one condition at a time.
+    def look_at(self, samples: Tensor, components: Tensor) -> None:
+        """Look at samples before any of them is scaled.
 
         Args:
-            run: Takes some rows of each tensor, and returns filtered samples.
             samples: Shape (batch, *shape).
             components: Shape (batch, components).
-            *others: Whatever else `run` needs, with a row for each sample.
         """
-        return run(samples, components, *others)
 
     @property
     def closed_form(self) -> Any:

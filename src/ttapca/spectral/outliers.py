@@ -144,9 +144,13 @@ def _is_far(images: Tensor, median: Tensor, floor: float) -> Tensor:
     values = distance.flatten(1)
     # An odd step, so that it meets rows and columns of every kind.
     limits = DEVIATIONS * NORMAL * values[:, :: values.shape[1] // NOISE_VALUES | 1]
+    half = (limits.shape[1] + 1) // 2
+    if torch.compiler.is_exporting():
+        # The lower median.
+        middle = torch.topk(limits, half, dim=1, largest=False).values[:, -1]
+        return distance > middle.clamp(min=floor).view(-1, 1, 1, 1)
     # To count takes a tenth of the time of a median. Most images have so little noise that their
     # limit is the floor, and others so much that nothing strays.
-    half = (limits.shape[1] + 1) // 2
     limit = torch.full_like(limits[:, 0], floor)
     noisy = (limits <= floor).sum(1) < half
     if bool(noisy.any()):
@@ -196,6 +200,10 @@ def shares_of(stray: Tensor) -> Tensor:
         >>> shares_of(stray).tolist()
         [[0.06, 0.04]]
     """
+    if torch.compiler.is_exporting():
+        known = stray.float()
+        exactly_one = (known.sum(1) == 1).float()
+        return torch.stack([known.flatten(1).mean(1), exactly_one.flatten(1).mean(1)], dim=1)
     channels = stray.view(torch.uint8).sum(1, dtype=torch.uint8)  # (batch, height, width)
     values = stray.flatten(1).sum(1).double() / stray[0].numel()
     alone = (channels == 1).flatten(1).sum(1).double() / channels[0].numel()
@@ -335,6 +343,31 @@ class SourceOutliers:
         ]
         return torch.cat(parts), shares
 
+    def repaired_alike(self, images: Tensor, each: int) -> Tensor:
+        """Do what `repaired_each` does, by the same operations whatever the images: for exporters.
+
+        Args:
+            images: As many of each batch, one batch after the other.
+            each: How many.
+        """
+        stray, median = _strays_alike(images, self.floor)
+        astray = self._many_alike(stray, each, 1.0)
+        if images.shape[2] * images.shape[3] >= LARGE and images.shape[2] >= STRIP:
+            astray = astray & self._many_alike(
+                strays_at_a_glance(images, self.floor), each, GLANCED
+            )
+        shares = shares_of(stray)
+        unusual = (shares > self._ordinary.to(shares)).any(1)
+        unusual = unusual & astray[:, None].expand(-1, each).flatten()
+        return torch.where(stray & unusual.view(-1, 1, 1, 1), median.to(images.dtype), images)
+
+    def _many_alike(self, stray: Tensor, each: int, part: float) -> Tensor:
+        """Return for each batch whether more values stray than this part of the limit."""
+        shares = shares_of(stray).reshape(-1, each, 2)
+        if each > 1:
+            shares = torch.minimum(shares, self._most.to(shares))
+        return (shares.mean(1) > part * self.limit(each).to(shares)).any(1)
+
     def _too_many(
         self, find: Callable[[Tensor, float], Tensor], looks: Sequence[Tensor], part: float
     ) -> list[tuple[bool, float]]:
@@ -358,6 +391,11 @@ class SourceOutliers:
         stray, median = strays(images, self.floor)
         unusual = (shares_of(stray) > self._ordinary.to(images.device)).any(1)
         return torch.where(stray & unusual.view(-1, 1, 1, 1), median.to(images.dtype), images)
+
+
+def _strays_alike(images: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    median = local_median(images)
+    return _is_far(images, median, floor), median
 
 
 def _strays(images: Tensor, floor: float) -> Tensor:

@@ -40,7 +40,7 @@ _N_COMPONENTS = Either(
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Spectrum:
+class Decomposition:
     """What every decomposition knows about its samples.
 
     Attributes:
@@ -67,7 +67,7 @@ class Spectrum:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PCA(Spectrum):
+class PCA(Decomposition):
     """Principal components of a data matrix with one sample in each row.
 
     Attributes:

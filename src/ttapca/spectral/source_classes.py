@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +103,11 @@ class PairStatistic:
         return torch.stack(parts).sum(0)
 
     def log_ratio(
-        self, before: Numbers, features: Numbers, constants: ChainConstants = CONSTANTS
+        self,
+        before: Numbers,
+        features: Numbers,
+        constants: ChainConstants = CONSTANTS,
+        xp: Any = np,
     ) -> Numbers:
         """Return how much likelier each pair is if both have one class, as a logarithm.
 
@@ -114,23 +118,20 @@ class PairStatistic:
             before: The image before the first one of each stream, shape (streams, features).
             features: Shape (streams, images, features).
             constants: Of the chain.
+            xp: Library that the arrays are of; see `ClassChain.computing_with`.
 
         Returns:
             Shape (streams, images).
         """
-        earlier = np.concatenate([before[:, None], features[:, :-1]], 1)
-        log_f = _log_f(np.square(features - earlier), self.directions)
+        earlier = xp.concatenate([before[:, None], features[:, :-1]], 1)
+        squares = (features - earlier) ** 2
+        between = squares[..., : self.directions].mean(-1).clip(min=1e-30)
+        within = squares[..., self.directions :].mean(-1).clip(min=1e-30)
+        log_f = xp.log(between / within)
         middle = self.same + constants.pair_middle * (self.other - self.same)
         slope = (self.same - self.other) / self.deviation**2
         found: Numbers = constants.pair_weight * slope * (log_f - middle)
         return found
-
-
-def _log_f(squares: Numbers, directions: int) -> Numbers:
-    between = squares[..., :directions].mean(-1)
-    within = squares[..., directions:].mean(-1)
-    found: Numbers = np.log(between.clip(min=1e-30) / within.clip(min=1e-30))
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,13 +145,6 @@ class SourceClasses:
             coordinate, shape (1 + rank, 2, channels).
         likeness: By path of a layer: its intraclass correlation, from 0 to 1.
         pairs: Tells whether two images have one class; None if late layers do not.
-
-    Example:
-        >>> sums = {"bn": torch.tensor([[[0.0], [1.0]], [[4.0], [20.0]]])}  # 2 classes, 1 channel
-        >>> classes = SourceClasses.from_sums(torch.ones(2), sums)
-        >>> shift, scale = classes.corrections(torch.tensor([0.0, 1.0]))["bn"]
-        >>> round(shift.item(), 4), round(scale.item(), 4)  # mean 4 for 2, variance 4 for 6.5
-        (2.0, 1.625)
     """
 
     shares: Tensor
@@ -202,28 +196,33 @@ class SourceClasses:
                 likeness[path] = _likeness(shares @ away[:, 0].square(), total)
         return cls(shares.float(), loadings.float(), layers, likeness, pairs)
 
-    def corrections(self, composition: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return, by layer, what to take from a channel's mean and what to scale its variance by.
 
-        Args:
-            composition: Share of each class, shape (classes,).
-        """
-        place = (composition.to(self.shares) - self.shares) @ self.loadings  # (rank,)
-        table, widths = self._together
-        source_mean, source_square = table[0]
-        moved = (place @ table[1:].flatten(1)).view(2, -1)
-        mean, square = source_mean + moved[0], source_square + moved[1]
-        source_var = source_square - source_mean.square()
-        ratio = (square - mean.square()) / source_var.clamp(min=1e-12)
-        scale = ratio.clamp(min=SMALLEST_RATIO, max=1 / SMALLEST_RATIO).reciprocal()
-        parts = zip(torch.split(moved[0], widths), torch.split(scale, widths), strict=True)
-        return dict(zip(self.layers, parts, strict=True))
+def corrections(table: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what to take from the mean of each channel, and what to scale its variance by.
 
-    @cached_property
-    def _together(self) -> tuple[Tensor, list[int]]:
-        """The moments of all layers side by side, and how many channels each has: one product."""
-        widths = [each.shape[2] for each in self.layers.values()]
-        return torch.cat(list(self.layers.values()), 2), widths
+    Args:
+        table: The moments at the source shares, then one direction for each coordinate, shape
+            (1 + rank, 2, channels).
+        place: Coordinates of what is there instead of the source shares, shape (groups, rank).
+
+    Returns:
+        Both of shape (groups, channels).
+
+    Example:
+        >>> sums = {"bn": torch.tensor([[[0.0], [1.0]], [[4.0], [20.0]]])}  # 2 classes, 1 channel
+        >>> classes = SourceClasses.from_sums(torch.ones(2), sums)
+        >>> place = (torch.tensor([[0.0, 1.0]]) - classes.shares) @ classes.loadings
+        >>> shift, scale = corrections(classes.layers["bn"], place)
+        >>> round(shift.item(), 4), round(scale.item(), 4)  # mean 4 for 2, variance 4 for 6.5
+        (2.0, 1.625)
+    """
+    source_mean, source_square = table[0]
+    moved = (place @ table[1:].flatten(1)).view(place.shape[0], 2, -1)
+    mean, square = source_mean + moved[:, 0], source_square + moved[:, 1]
+    source_var = source_square - source_mean.square()
+    ratio = (square - mean.square()) / source_var.clamp(min=1e-12)
+    scale = ratio.clamp(min=SMALLEST_RATIO, max=1 / SMALLEST_RATIO).reciprocal()
+    return moved[:, 0], scale
 
 
 def _likeness(between: Tensor, total: Tensor) -> float:

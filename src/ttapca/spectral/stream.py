@@ -1,17 +1,15 @@
-"""One stream of samples: what was seen of it, and everything that adapted to it, by name.
+"""One stream of samples: what was seen of it, and everything that adapted to it.
 
-Whatever changes at test time is declared here once. Reset, snapshot, saving, moving to a device and
-any number of streams over one model follow from that. There are two kinds:
+Whatever changes at test time is declared here once. Reset, saving, moving to a device and any
+number of streams over one model follow from that. There are three kinds:
 
-- A *value* is held by the stream. Whoever declared it reads it and replaces it, but never writes
-  into it. What a batch changes is kept apart until the batch is over, so that a broken batch leaves
-  no mark.
+- The *state* is what closed-form filters and statistics know (`ttapca.spectral.stream_state`). A
+  `StreamBatch` makes a new one of it.
+- A *value* belongs to one method, by name. Who declared it reads it and replaces it, but never
+  writes into it. What a batch changes is kept apart until the batch is over, so that a broken batch
+  leaves no mark.
 - A *part* lives elsewhere: parameters that an optimiser moves, the optimiser's own state. The
   stream takes its contents out and puts others in.
-
-Where the samples of a stream have several conditions (see `ttapca.spectral.conditions`), there is
-one of some values for each. `Stream.by_condition` runs a piece of work on the samples of one
-condition after the other; who does the work reads and writes values as if there were one condition.
 """
 
 from __future__ import annotations
@@ -19,20 +17,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ttapca.spectral.stream_batch import StreamBatch
+from ttapca.spectral.stream_state import Spectrum, StreamState, leaves
 from ttapca.support.tensors import as_on
-
-if TYPE_CHECKING:
-    from ttapca.spectral.class_plan import ClassPlan
-
-# In the name of a value: before the number of the condition that it belongs to.
-OF_CONDITION = " of condition "
 
 # Torch keeps the step count of an optimiser on the CPU, whatever else is moved.
 STAYS = "step"
@@ -40,14 +33,8 @@ STAYS = "step"
 # From this many numbers on, copying a tensor takes longer than summing it up by itself.
 LARGE = 2**13
 
-# The value that `ttapca.spectral.conditions` keeps, of which the stream counts the states.
-CONDITION_STATES = "conditions/states"
-
-# The value that `ttapca.adaptation.chain_passes` keeps: the tensors of a `ChainState`.
-CHAIN = "chain"
-
-# What every batch adds to, however often its passes start again.
-COUNTED = ("samples", "batches", "images")
+# The name under which the state is among the values that are saved.
+STATE = "state"
 
 
 class Part(Protocol):
@@ -149,16 +136,16 @@ class ScaleGivenBack:
     prior: float | None = None
     needs_two: bool = False
 
-    def by(self, samples: float) -> float:
-        """Return the share after this many samples, from 0 (nothing) to 1 (all).
+    def by(self, samples: Tensor) -> Tensor:
+        """Return the share after so many samples, from 0 (nothing) to 1 (all), of any shape.
 
         Example:
-            >>> ScaleGivenBack(0.5, prior=16.0).by(16)
-            0.25
+            >>> ScaleGivenBack(0.5, prior=16.0).by(torch.tensor([16.0])).tolist()
+            [0.25]
         """
-        if self.needs_two and samples <= 1:
-            return 0.0
-        return self.weight * (1.0 if self.prior is None else samples / (samples + self.prior))
+        full = torch.full_like(samples, self.weight)
+        share = full if self.prior is None else full * samples / (samples + self.prior)
+        return torch.where(samples <= 1, 0.0, share) if self.needs_two else share
 
 
 class Stream:
@@ -171,10 +158,12 @@ class Stream:
         memory: Number of samples after which what was seen counts 1 / e.
 
     Attributes:
-        left_out: Whether somebody left the batch out because it holds NaN or infinity.
-        given_back: What normalisation layers do about a lost scale; None where they do nothing.
-        plan: What the next passes go by, for the classes of the images; None if nobody looks.
+        state: What closed-form filters and statistics know of the stream; None without any.
+        start: What that is at first.
+        batch: The batch that goes through the model; None between batches.
+        given_back: What normalisation layers do about a lost scale; None if they do nothing.
         starts: What each value is at first.
+        left_out: Whether a method left the batch out because it holds NaN or infinity.
         growing: Names of the values that have as many rows as samples were kept.
 
     Example:
@@ -191,25 +180,22 @@ class Stream:
 
     def __init__(self, memory: float = math.inf) -> None:
         self.memory = memory
+        self.state: StreamState | None = None
+        self.start: StreamState | None = None
+        self.batch: StreamBatch | None = None
         self.left_out = False
         self.given_back: ScaleGivenBack | None = None
-        self.plan: ClassPlan | None = None
         self.starts: dict[str, Any] = {"samples": 0, "batches": 0, "images": 0, "skipped": 0}
         self.growing: set[str] = set()
-        self._lasting = {"images", "skipped"}
         self._past = dict(self.starts)
         self._present: dict[str, Any] = {}  # what the batch changes
+        self._takers: list[Callable[[StreamState], None]] = []
         self._parts: dict[str, Part] = {}
         self._undo: dict[str, Any] = {}
         # Values that have seen this batch; None where every pass counts, as nobody called
         # `start_batch` yet.
         self._counted: set[str] | None = None
         self._within_batch = False
-        self._certainty: str | None = None
-        self._unusual: str | None = None
-        self._each_has: set[str] = set()  # values of which each condition has its own
-        self._condition = 0
-        self._groups: list[tuple[int, Tensor]] = []  # conditions of this batch, with their samples
 
     @property
     def samples(self) -> int:
@@ -223,83 +209,75 @@ class Stream:
 
     @property
     def shift(self) -> float:
-        """How surely the data have shifted, from 0 to 1; 1 where nobody can tell."""
-        return 1.0 if self._certainty is None else float(self.now(self._certainty))
+        """How surely the data have shifted, from 0 to 1; 1 if nobody can tell."""
+        return shift_of(self.state)
 
     @property
-    def unusual(self) -> float:
-        """How far the data are from what is usual, from 0 to 1; 0 where nobody can tell."""
-        return 0.0 if self._unusual is None else float(self.now(self._unusual))
-
-    @property
-    def batch_shift(self) -> float:
-        """`shift` of this batch: the surest of the conditions that its samples have."""
-        found = []
-        for number in [number for number, _ in self._groups] or [self._condition]:
-            with self.in_condition(number):
-                found.append(self.shift)
-        return max(found)
-
-    def shift_in(self, values: Mapping[str, Any]) -> float:
-        """Return `shift` for the values of a stream of this kind: the surest of its conditions."""
-        if self._certainty is None:
-            return 1.0
-        return float(values[self._certainty + surest_condition(values, self._certainty)])
-
-    @property
-    def conditions(self) -> int:
-        """How many conditions the samples of the stream have, as far as is known."""
-        return max(1, len(self.now(CONDITION_STATES)[0])) if self.has_conditions else 1
-
-    @property
-    def has_conditions(self) -> bool:
-        """Whether anybody tells conditions apart."""
-        return CONDITION_STATES in self.starts
-
-    def conditions_in(self, values: Mapping[str, Any]) -> int:
-        """Return `conditions` for the values of a stream of this kind."""
-        return max(1, len(values[CONDITION_STATES][0])) if self.has_conditions else 1
+    def every_pass_counts(self) -> bool:
+        """Whether nobody has announced a batch yet."""
+        return self._counted is None
 
     @property
     def values(self) -> dict[str, Any]:
-        """All values by name, including what this batch has changed."""
-        return self._past | self._present
+        """All values by name, including what this batch has changed, and the state."""
+        found = self._past | self._present
+        return found if self.state is None else {**found, STATE: self.state}
 
-    def declare(
-        self,
-        name: str,
-        start: Any,
-        *,
-        by_condition: bool = False,
-        lasting: bool = False,
-        grows: bool = False,
-    ) -> None:
+    # The state -------------------------------------------------------------------------------
+
+    def declare_state(self, **known: Any) -> None:
+        """Add to the state of a stream that has shown nothing; see `StreamState`."""
+        if self.start is None:
+            self.start = StreamState(known.pop("spectra", ()), **known)
+        else:
+            self.start = replace(self.start, **known)
+        self.state = self.start
+
+    def add_filter(
+        self, spectrum: Spectrum, take: Callable[[StreamState], None] | None = None
+    ) -> int:
+        """Add a filter, and return its number.
+
+        Args:
+            spectrum: What it knows of a new stream.
+            take: Is given each state that is put in place; None if nobody needs it.
+        """
+        before = () if self.start is None else self.start.spectra
+        self.declare_state(spectra=(*before, spectrum))
+        if take is not None:
+            self._takers.append(take)
+        return len(before)
+
+    def opened(self, size: int) -> StreamBatch:
+        """Return the batch that goes through the model.
+
+        Between batches, that is one which leaves no mark; as long as every pass counts, a new one.
+
+        Args:
+            size: How many samples come.
+        """
+        if self.batch is not None:
+            if self.batch.size is None:
+                self.batch.size = size
+            return self.batch
+        if self.state is None or self.start is None:
+            raise LookupError("nobody has declared a state")
+        counts = self.every_pass_counts
+        return StreamBatch([self.state], self.start, memory=self.memory, size=size, counts=counts)
+
+    # Values ----------------------------------------------------------------------------------
+
+    def declare(self, name: str, start: Any, *, grows: bool = False) -> None:
         """Declare a value and what it is at first.
 
         Args:
             name: Of the value.
             start: Numbers, tensors, None, and tuples of them.
-            by_condition: Whether each condition of the samples has a value of its own.
-            lasting: Whether it is about the stream and not about adaptation: `forget` keeps it.
             grows: Whether its tensors have as many rows as samples were kept.
         """
         self.starts[name] = self._past[name] = start
-        if by_condition:
-            self._each_has.add(name)
-        if lasting:
-            self._lasting.add(name)
         if grows:
             self.growing.add(name)
-
-    def declare_certainty(self, name: str) -> None:
-        """Declare a number that says how surely the data have shifted; `shift` is the first one."""
-        self.declare(name, 0.0, by_condition=True)
-        self._certainty = self._certainty or name
-
-    def declare_unusual(self, name: str) -> None:
-        """Declare a number that says how unusual the data are; `unusual` is the first one."""
-        self.declare(name, 0.0, by_condition=True)
-        self._unusual = self._unusual or name
 
     def keep(self, name: str, part: Part) -> None:
         """Make a part belong to the stream."""
@@ -312,20 +290,18 @@ class Stream:
 
     def past(self, name: str) -> Any:
         """Return a value as it was before this batch."""
-        place = self._place(name)
-        return self._past[place] if place in self._past else self.starts[name]
+        return self._past[name]
 
     def now(self, name: str) -> Any:
         """Return a value, including what this batch has changed."""
-        place = self._place(name)
-        return self._present[place] if place in self._present else self.past(name)
+        return self._present[name] if name in self._present else self._past[name]
 
     def write(self, name: str, value: Any) -> None:
         """Replace a value; if this batch turns out broken, the old value comes back."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # what is kept must be usable outside as well
                 value = map_tensors(value, torch.clone)
-        (self._past if self._counted is None else self._present)[self._place(name)] = value
+        (self._past if self._counted is None else self._present)[name] = value
 
     def counts(self, name: str) -> bool:
         """Return whether this pass counts for a value: the first one of each batch does."""
@@ -333,101 +309,26 @@ class Stream:
             return False
         if self._counted is None:
             return True
-        place = self._place(name)
-        if not self._within_batch or place in self._counted:
+        if not self._within_batch or name in self._counted:
             return False
-        self._counted.add(place)
+        self._counted.add(name)
         return True
 
-    def _place(self, name: str) -> str:
-        """Return the name under which a value is kept, for the condition that is worked on."""
-        if self._condition and name in self._each_has:
-            return f"{name}{OF_CONDITION}{self._condition}"
-        return name
-
-    def route(self, conditions: Tensor) -> None:
-        """Say which condition each sample of this batch has, by its number, shape (samples,)."""
-        self._groups = [
-            (number, (conditions == number).nonzero()[:, 0])
-            for number in sorted(set(conditions.tolist()))
-        ]
-
-    def by_condition(self, run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """Run a piece of work on the samples of each condition, and put the results together.
-
-        Args:
-            run: Takes some samples of each tensor, and returns a tensor with a row for each.
-            *tensors: With a row for each sample. Where they have other rows than the samples that
-                conditions are known of, the work is done at once, as of the first condition.
-        """
-        groups = self._groups
-        if not groups or sum(len(rows) for _, rows in groups) != len(tensors[0]):
-            return run(*tensors)
-        if len(groups) == 1:
-            with self.in_condition(groups[0][0]):
-                return run(*tensors)
-        order = torch.cat([rows for _, rows in groups]).to(tensors[0].device)
-        found = []
-        for number, rows in groups:
-            some = rows.to(order.device)
-            with self.in_condition(number):
-                found.append(run(*(each[some] for each in tensors)))
-        return torch.cat(found)[order.argsort()]
-
-    def rows(self, size: int) -> Tensor | None:
-        """Return which rows of the batch the condition has that is worked on; None for all.
-
-        Args:
-            size: How many samples are worked on.
-        """
-        for number, rows in self._groups:
-            if number == self._condition and len(rows) == size:
-                return rows
-        return None
-
-    @property
-    def groups(self) -> list[tuple[int, Tensor | None]]:
-        """The conditions that this batch has, with the rows of each; None for all of them."""
-        return list(self._groups) or [(self._condition, None)]
-
-    @contextmanager
-    def in_condition(self, number: int) -> Iterator[None]:
-        """Read and write the values of one condition."""
-        before, self._condition = self._condition, number
-        try:
-            yield
-        finally:
-            self._condition = before
-
-    @property
-    def condition(self) -> int:
-        """The number of the condition that is worked on."""
-        return self._condition
-
-    def aged(self, samples: float, newer: float) -> float:
-        """Return for how many samples the old ones count after `newer` others have come."""
-        return samples * math.exp(-newer / self.memory)
+    # Batches ---------------------------------------------------------------------------------
 
     def start_batch(self, samples: int = 0) -> None:
         """Announce a batch, which may take several passes."""
-        self._begin()
-        self.plan = None
+        self._counted, self._within_batch = set(), True
+        self.left_out = False
         self._present = {
             "samples": self._past["samples"] + samples,
             "batches": self._past["batches"] + 1,
             "images": self._past["images"] + samples,
         }
         self._undo = {name: p.contents() for name, p in self._parts.items() if p.undone}
-
-    def restart_batch(self) -> None:
-        """Forget what the passes of this batch changed: the next one counts as the first did."""
-        self._begin()
-        self._present = {name: self._present[name] for name in COUNTED}
-
-    def _begin(self) -> None:
-        self._counted, self._within_batch = set(), True
-        self._groups = []
-        self.left_out = False
+        if self.state is not None and self.start is not None:
+            size = samples or None
+            self.batch = StreamBatch([self.state], self.start, memory=self.memory, size=size)
 
     def end_batch(self, *, broken: bool = False, skipped: bool = False) -> None:
         """End the batch; no pass counts until the next one.
@@ -436,31 +337,43 @@ class Stream:
             broken: Whether to undo all that the batch changed.
             skipped: Whether to count it as skipped.
         """
+        batch, self.batch = self.batch, None
         self._counted, self._within_batch = set(), False
-        self._groups, self.plan = [], None
         if broken:
             self._put_parts(self._undo)
         else:
             self._past.update(_finite(self._present))
+            if batch is not None:
+                with torch.inference_mode(False):
+                    [self.state] = batch.finish()
         self._past["skipped"] += skipped
         self._present, self._undo = {}, {}
 
     @property
     def lasting(self) -> dict[str, Any]:
-        """The values that `forget` keeps, by name."""
-        return {name: value for name, value in self.values.items() if name in self._lasting}
+        """What `forget` keeps, as it is among the values."""
+        found = {name: self.now(name) for name in ("images", "skipped")}
+        if self.state is not None and self.start is not None:
+            found[STATE] = self.state.forgotten(self.start)
+        return found
 
     def forget(self) -> None:
         """Forget all adaptation, and keep what is about the stream itself."""
         lasting = self.lasting
         self.reset()
+        self.state = lasting.pop(STATE, None)
         self._past |= lasting
 
     def reset(self) -> None:
         """Begin a new stream."""
-        self._past = dict(self.starts)
-        self._present = {}
+        self._past, self._present = dict(self.starts), {}
+        self.state = self.start
         self._put_parts({name: part.start() for name, part in self._parts.items()})
+
+    def started(self) -> dict[str, dict[str, Any]]:
+        """Return the whole state of a new stream but for `state`, for `put`."""
+        parts = {name: part.start() for name, part in self._parts.items()}
+        return {"values": dict(self.starts), "parts": parts}
 
     def contents(self) -> dict[str, dict[str, Any]]:
         """Return the whole state of the stream by reference, for `put`."""
@@ -469,8 +382,11 @@ class Stream:
 
     def put(self, contents: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with another stream, given its contents."""
-        self._past = {**self.starts, **contents["values"]}
-        self._present = {}
+        values = {**self.starts, **contents["values"]}
+        self.state = values.pop(STATE, self.start)
+        self._past, self._present = values, {}
+        for take in self._takers if self.state is not None and self.state is not self.start else ():
+            take(self.state)
         self._put_parts(contents["parts"])
 
     def _put_parts(self, contents: Mapping[str, Any]) -> None:
@@ -480,28 +396,13 @@ class Stream:
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert all tensors, when the model they belong to is moved or cast."""
         self.starts = map_tensors(self.starts, fn)
+        self.start = map_tensors(self.start, fn)
         self.put(map_tensors(self.contents(), fn))
 
 
-def base_name(name: str) -> str:
-    """Return the name of a value without that of its condition.
-
-    Example:
-        >>> base_name("gain/samples of condition 2")
-        'gain/samples'
-    """
-    return name.partition(OF_CONDITION)[0]
-
-
-def surest_condition(values: Mapping[str, Any], name: str) -> str:
-    """Return what to append to names for the condition in which a number is largest.
-
-    Example:
-        >>> surest_condition({"shift": 0.1, "shift of condition 1": 0.9}, "shift")
-        ' of condition 1'
-    """
-    found = [each for each in values if base_name(each) == name]
-    return max(found, key=lambda each: float(values[each])).removeprefix(name)
+def shift_of(state: StreamState | None) -> float:
+    """Return how surely the data have shifted, from 0 to 1; 1 if nobody can tell."""
+    return 1.0 if state is None or not state.spectra else state.shift
 
 
 def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
@@ -513,6 +414,8 @@ def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     """
     if isinstance(tree, Tensor):
         return fn(tree)
+    if isinstance(tree, StreamState):
+        return tree.moved(fn)
     if isinstance(tree, dict):
         return {
             name: value if name == STAYS else map_tensors(value, fn) for name, value in tree.items()
@@ -531,11 +434,13 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     """
     if isinstance(tree, Tensor):
         yield tree
+    elif isinstance(tree, StreamState):
+        yield from (each for each in leaves(tree).values() if isinstance(each, Tensor))
     elif isinstance(tree, (tuple, list, dict)):
         for value in tree.values() if isinstance(tree, dict) else tree:
             if isinstance(value, Tensor):
                 yield value
-            elif isinstance(value, (tuple, list, dict)):
+            elif isinstance(value, (tuple, list, dict, StreamState)):
                 yield from tensors_in(value)
 
 

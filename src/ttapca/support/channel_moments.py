@@ -86,19 +86,67 @@ def some_places(x: Tensor) -> Tensor:
         ...     some_places(torch.zeros(1, 16, 112, 112)).shape
         torch.Size([1, 16, 130])
     """
-    channels, *sides = x.shape[1:]
-    places = math.prod(sides)
-    step = places // PLACES
-    if step < 2 or channels * places <= MANY or not can_be_quick(x):
+    step = _step(x)
+    if step == 1:
         return x
-    # What repeats along a row, as the blocks of a compressed image do, is not to be met at the same
-    # place each time.
-    while math.gcd(step, 2 * sides[-1]) > 1:
-        step -= 1
+    channels = x.shape[1]
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         some = x.permute(0, 2, 3, 1).flatten(1, 2)[:, ::step].contiguous()
         return some.view(1, -1, 1, channels).permute(0, 3, 1, 2)  # channels stay last
     return x.flatten(2)[:, :, ::step].contiguous()
+
+
+def _step(x: Tensor) -> int:
+    """Return which of the places of large feature maps tell enough: every so many."""
+    channels, *sides = x.shape[1:]
+    places = math.prod(sides)
+    step = places // PLACES
+    if step < 2 or channels * places <= MANY or not can_be_quick(x):
+        return 1
+    # What repeats along a row, as the blocks of a compressed image do, is not to be met at the same
+    # place each time.
+    while math.gcd(step, 2 * sides[-1]) > 1:
+        step -= 1
+    return step
+
+
+def moments_of_each(x: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and mean square around a centre, of every channel of each sample.
+
+    Args:
+        x: Shape (batch, channels, ...).
+        centre: Shape (channels,).
+
+    Returns:
+        Twice (batch, channels), in float64 unless it is exported.
+
+    Example:
+        >>> mean, square = moments_of_each(torch.tensor([[[1.0, 3.0]]]), torch.ones(1))
+        >>> mean.tolist(), [round(value, 6) for value in square[0].tolist()]
+        ([[1.0]], [2.0])
+    """
+    if x.dim() == 2:
+        away = x - centre
+        return (away, away.square()) if torch.compiler.is_exporting() else _doubled(away)
+    maps = x.flatten(2)  # (batch, channels, places)
+    if torch.compiler.is_exporting():
+        away = maps - centre[:, None]
+        return away.mean(2), away.square().mean(2)
+    maps = maps[:, :, :: _step(x)]
+    mean = maps.mean(2).double()
+    square = torch.linalg.vector_norm(maps, dim=2).double().square() / maps.shape[2]
+    far = centre.double()
+    # Where the mean is far from zero, a difference of squares would cost digits.
+    if bool((square > FAR_FROM_ZERO * (square - mean.square()).clamp(min=0) + NO_VARIANCE).any()):
+        away = maps - centre[:, None]
+        mean = away.mean(2).double()
+        return mean, torch.linalg.vector_norm(away, dim=2).double().square() / maps.shape[2]
+    return mean - far, square - 2 * far * mean + far.square()
+
+
+def _doubled(away: Tensor) -> tuple[Tensor, Tensor]:
+    precise = away.double()
+    return precise, precise.square()
 
 
 def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:

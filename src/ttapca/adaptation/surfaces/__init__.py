@@ -8,7 +8,8 @@ data in the forward pass, or a mover takes gradient steps on its parameters.
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.adaptation.surfaces.filter_gains import SpectralGains
 from ttapca.adaptation.surfaces.outlier_repair import OutlierRepair
-from ttapca.adaptation.surfaces.statistics import BatchNormStatistics, SampleNormStatistics
+from ttapca.adaptation.surfaces.statistics import BatchNormStatistics
+from ttapca.adaptation.surfaces.stream_statistics import StreamStatistics
 from ttapca.adaptation.surfaces.trainable import InputTransform, NormAffine, Weights
 
 __all__ = [
@@ -16,8 +17,8 @@ __all__ = [
     "InputTransform",
     "NormAffine",
     "OutlierRepair",
-    "SampleNormStatistics",
     "SpectralGains",
+    "StreamStatistics",
     "Surface",
     "Weights",
 ]

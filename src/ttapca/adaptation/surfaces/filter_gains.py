@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ class SpectralGains(Surface):
         if stream is not None:
             name = f"gains at {self.layer}"
             if self.filter.gain is not None:
-                self.filter.gain.join(stream, name)
+                self.filter.gain.join(stream)
             learned = list(self.parameters())
             if learned:
                 stream.keep(name, ParameterValues(learned))
@@ -72,15 +73,18 @@ class SpectralGains(Surface):
             self._attachment.detach()
             self._attachment = None
 
-    def start_batch(self) -> None:
-        """Forget the batch before: a model may leave a layer out."""
-        if self.closed_form is not None:
-            self.closed_form.last_batch = None
-
     @property
     def layer(self) -> str:
         """The dotted path of the filter's layer."""
         return self._fitted.layer
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest that only the same filter has."""
+        parts = [self.layer, str(self._fitted.shape)]
+        for tensor in (self._fitted.center_, self._fitted.singular_values_):
+            parts.append(hashlib.sha256(tensor.double().numpy().tobytes()).hexdigest())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
     def group_norm(self) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,7 +39,6 @@ class OutlierRepair(Surface):
             )
         self._fitted = fitted
         self._source = SourceOutliers(fitted.outliers_)
-        self._name = f"outliers at {fitted.layer}"
         self._stream = Stream()
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
@@ -47,40 +46,43 @@ class OutlierRepair(Surface):
         super().attach(model, stream)
         layer = find_layer(model, self._fitted.layer)
         self._stream = stream or Stream()
-        self._stream.declare(self._name, (0.0, 0.0))
         hook = InputRepair(self.unless_disabled)
         # A wrapper around `forward` would come after the filter, which is a hook of the layer.
         handle = layer.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
         self._handles = [handle]
-
-    @property
-    def share(self) -> float:
-        """The share of values that strayed in the stream so far, with older images counting less.
-
-        Source images have some, too.
-        """
-        return float(self._stream.now(self._name)[0])
-
-    def share_in(self, values: Mapping[str, Any]) -> float:
-        """Return `share` for the values of another stream of this kind."""
-        return float(values[self._name][0])
 
     def unless_disabled(self, images: Tensor) -> Tensor:
         """Do what `forward` does, or return the images as they are where this is switched off."""
         return self(images) if self.enabled else images
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the images with outliers replaced, and count these if this pass counts."""
+        """Return the images with outliers replaced, stream by stream, and count these."""
         self._fitted.check_shape(tuple(images.shape[1:]))
-        if not len(images):
+        if not images.shape[0]:
             return images
-        mended, share = self._source.repaired(images)
-        stream, count = self._stream, len(images)
-        if stream.counts(self._name):
-            before, samples = stream.past(self._name)
-            samples = stream.aged(samples, count) + count
-            stream.write(self._name, (before + (share - before) * count / samples, samples))
-        return mended
+        running = self._stream.batch
+        if running is not None and running.traced:
+            each = running.counted_images()
+            return self._source.repaired_alike(images, each) if isinstance(each, int) else images
+        if torch.compiler.is_exporting():  # a frozen program repairs nothing
+            return images
+        batch = self._stream.opened(len(images)) if self._stream.state is not None else None
+        if batch is None or batch.rows is None:
+            mended, share = self._source.repaired(images)
+            if batch is not None and batch.records:
+                batch.outliers.setdefault(0, (share, len(images)))
+            return mended
+        rows = batch.rows.filtered.nonzero()[:, 0]
+        if not len(rows):
+            return images
+        # Those of a stream come one after the other.
+        streams, sizes = torch.unique_consecutive(batch.rows.stream[rows], return_counts=True)
+        chosen = images[rows]
+        mended, shares = self._source.repaired_each(chosen, sizes.tolist())
+        if batch.records:
+            for number, share, size in zip(streams.tolist(), shares, sizes.tolist(), strict=True):
+                batch.outliers[number] = share, size
+        return images if mended is chosen else images.index_copy(0, rows, mended)
 
     def extra_repr(self) -> str:
         """Return what `print(adapter)` shows."""
@@ -104,9 +106,6 @@ class InputRepair:
 
     def __call__(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of the layer, or None where they stay."""
-        # What is done depends on the data, which an exported program cannot.
-        if torch.compiler.is_exporting():
-            return None
         if args:
             return (self.repair(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "input": self.repair(kwargs["input"])}

@@ -163,6 +163,9 @@ function makeShare() {
   return entry;
 }
 
+// Probability from which a stream is said to have an order, as in `Health`.
+const SURE_OF_ORDER = 0.8;
+
 function showFacts(values, now) {
   const facts = [
     ["images seen", whole(values.images ?? 0), known(values.last_seen) ? `last ${duration(now - values.last_seen)} ago` : "none yet"],
@@ -173,6 +176,7 @@ function showFacts(values, now) {
     ["size of the shift", fixed(values.size, 1), "doublings of variance"],
   ];
   if (values.conditions > 1) facts.push(["conditions", whole(values.conditions), "told apart"]);
+  if (known(values.ordered) && values.ordered >= SURE_OF_ORDER) facts.push(["order", `about ${whole(Math.round(values.run_length))}`, "images of a class in a row"]);
   if (known(values.outliers)) facts.push(["outliers", percent(values.outliers), "of the values"]);
   const list = element("facts");
   while (list.childElementCount > facts.length) list.lastElementChild.remove();

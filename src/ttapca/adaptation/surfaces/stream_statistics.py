@@ -1,0 +1,661 @@
+"""Statistics of normalisation layers that follow streams: as long as nothing shifts, the source's.
+
+A channel is normalised by a mixture of what a stream has shown, with weight alpha, and the source:
+
+    mean = (1 - alpha) m_source + alpha m_stream
+    var  = (1 - alpha) v_source + alpha v_stream + alpha (1 - alpha) (m_stream - m_source)^2
+
+alpha rises with how surely the stream has shifted, with the depth of the layer, and with N, the
+number of independent images that were seen:
+
+    alpha = full shift N / (N + prior)        full from `first` to `last`
+
+What the classes of a batch explain is taken out of its moments first, if anybody looks at classes
+(`ttapca.spectral.class_plan`). All moments are kept around the mean of the source, where mixtures
+are sums, and those of all layers side by side, so that a batch is added to a stream in one step.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ttapca._checks import Number, check_option
+from ttapca.adaptation.surfaces.base import Surface
+from ttapca.adaptation.surfaces.statistics import refuse_replaced
+from ttapca.errors import AttachError
+from ttapca.spectral.class_plan import ClassPlan, LayerClasses
+from ttapca.spectral.source_classes import SourceClasses
+from ttapca.spectral.stream import ScaleGivenBack, Stream
+from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
+from ttapca.spectral.stream_state import TINY, LayerMoments, StreamState
+from ttapca.support.batch_norms import (
+    by_running_statistics,
+    is_plain,
+    running_statistics,
+    with_running_statistics,
+)
+from ttapca.support.channel_moments import (
+    channel_moments,
+    moments_of_each,
+    normalised,
+    some_places,
+)
+from ttapca.support.modules import device_and_dtype, find_layer
+from ttapca.support.sample_norms import (
+    call_every_layer,
+    channels_of,
+    in_own_layout,
+    is_sample_norm,
+    normalised_alone,
+)
+from ttapca.support.tensors import as_on, at_least_float32
+from ttapca.support.wrapping import Wrapper, wrap_forward
+
+# Share of the weight of a single image that remains if the image is as usual as any.
+LEAST_ALONE = 1 / 3
+
+Forward = Callable[..., Any]
+Moments = tuple[Tensor, Tensor]  # mean and variance
+
+
+class StreamStatistics(Surface):
+    """Normalises with statistics that follow streams: BatchNorm, GroupNorm and LayerNorm.
+
+    GroupNorm and LayerNorm normalise every sample by itself, but single channels still move when
+    data shift. A channel is normalised by the mixture, and then given the mean and variance of the
+    source again. With the weight 0 any layer is as it was.
+
+    Args:
+        ends: Weight of many images that have surely shifted, in the first and the last layer; in
+            between it changes evenly.
+        prior: Number of images that weigh half as much as many.
+        alone: Weight of a single image that is very unusual, in every BatchNorm layer with feature
+            maps. It is added to the weight of a batch, and fades to 0 as there come to be more than
+            `prior` images.
+        source: Mean and variance of every channel of GroupNorm and LayerNorm layers, before the
+            layer's own scale and shift, by path, shape (2, channels); see
+            `ttapca.fitting.source_channels`.
+        classes: What is known of classes in the source; None if nobody looks at them.
+
+    Attributes:
+        layers: Those that were taken over, once attached.
+        classes: What is known of classes, for these layers.
+    """
+
+    def __init__(
+        self,
+        ends: tuple[float, float] = (1.0, 1.0),
+        *,
+        prior: float = 0.0,
+        alone: float = 0.0,
+        source: Mapping[str, Tensor] | None = None,
+        classes: SourceClasses | None = None,
+    ) -> None:
+        super().__init__()
+        for end in ends:
+            check_option("ends", end, Number(0, 1))
+        check_option("prior", prior, Number(0))
+        check_option("alone", alone, Number(0, 1))
+        self.ends, self.prior, self.alone = ends, prior, alone
+        self.stream = Stream()
+        self.layers: list[LayerStatistics] = []
+        self.classes: LayerClasses | None = None
+        self._source, self._source_classes = dict(source or {}), classes
+        self._pass: LayerPass | None = None
+
+    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
+        """Take over all BatchNorm layers with running statistics, and those that are known."""
+        super().attach(model, stream)
+        self.stream = stream or Stream()
+        batch_norms = with_running_statistics(model)
+        sample_norms = self._known_sample_norms(model)
+        refuse_replaced([*batch_norms.values(), *(layer for layer, _ in sample_norms.values())])
+        kinds: list[list[tuple[str, _Kind]]] = [
+            [(path, _BatchNormKind(layer)) for path, layer in batch_norms.items()],
+            [(path, _SampleNormKind(*known)) for path, known in sample_norms.items()],
+        ]
+        first, last = self.ends
+        begin = 0
+        for alone, some in zip((self.alone, 0.0), kinds, strict=True):
+            for number, (path, kind) in enumerate(some):
+                weight = first + (last - first) * number / max(1, len(some) - 1)
+                end = begin + kind.channels
+                place = (len(self.layers), slice(begin, end))
+                layer = LayerStatistics(self, path, kind, place, weight, alone)
+                self.layers.append(layer)
+                # A hook could only compute the output a second time.
+                self._handles.append(wrap_forward(kind.layer, layer))
+                begin = end
+        taken = [layer for layer, _ in sample_norms.values()]
+        self._handles += call_every_layer(model, taken, self)
+        self._weights = torch.tensor([each.weight for each in self.layers], dtype=torch.float64)
+        self._alone = torch.tensor([each.alone for each in self.layers], dtype=torch.float64)
+        widths = torch.tensor([each.kind.channels for each in self.layers], dtype=torch.long)
+        self.layer_of = torch.arange(len(widths)).repeat_interleave(widths)  # of each channel
+        if self._source_classes is not None:
+            channels = {each.path: each.kind.channels for each in self.layers}
+            self.classes = LayerClasses(self._source_classes, channels)
+        if self.layers:
+            self._declare(model, begin)
+        if batch_norms:
+            self.stream.given_back = ScaleGivenBack(sum(self.ends) / 2, self.prior, needs_two=True)
+
+    def _declare(self, model: nn.Module, channels: int) -> None:
+        device, dtype = device_and_dtype(model, model)
+        precise = torch.promote_types(dtype, torch.float32)
+        none = torch.zeros(1, len(self.layers), dtype=torch.float64)
+        moments = torch.zeros(1, 2, channels, device=device, dtype=precise)
+        self.stream.declare_state(layers=LayerMoments(moments, none, none))
+
+    def _known_sample_norms(self, model: nn.Module) -> dict[str, tuple[nn.Module, Tensor]]:
+        for path, known in self._source.items():
+            layer = find_layer(model, path)
+            if not is_sample_norm(layer) or channels_of(layer) != known.shape[1]:
+                raise AttachError(
+                    "The filter was fitted on a network with a GroupNorm or LayerNorm of "
+                    f"{known.shape[1]} channels at `{path}`; found {layer}. Fit it on this network."
+                )
+        # A saved filter has them in another order than the model.
+        return {
+            path: (layer, self._source[path].to(device_and_dtype(layer, model)[0]))
+            for path, layer in model.named_modules()
+            if path in self._source
+        }
+
+    def pass_of(self, batch: StreamBatch) -> LayerPass:
+        """Return what a pass of a batch normalises with, made once for all layers."""
+        found = self._pass
+        if found is None or not found.is_of(batch):
+            found = self._pass = LayerPass(self, batch)
+            if batch.counts:
+                batch.settle_layers = self._settle
+        return found
+
+    def weights_of(
+        self, batch: StreamBatch, past: LayerMoments, counts: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the weights of the test data in layers with feature maps and in others.
+
+        And how many independent images these rest on, and how many images were seen.
+
+        Args:
+            batch: That goes through the model.
+            past: What its groups have shown before.
+            counts: How many independent images of each there are, shape (groups, layers).
+
+        Returns:
+            Four tensors of shape (groups, layers), float64.
+        """
+        sizes = batch.sizes(adapted=True)[:, None].to(counts)
+        fading = torch.exp(-sizes / batch.memory)
+        total = past.independent.to(counts) * fading + counts
+        seen = past.samples.to(counts) * fading + sizes
+        shift, unusual = (each[:, None].to(counts) for each in (batch.shift, batch.unusual))
+        plain = self._weights.to(counts) * shift * total / (total + self.prior).clamp(min=TINY)
+        strength = LEAST_ALONE + (1 - LEAST_ALONE) * unusual
+        left = torch.where(seen > 0, 1 - (seen - 1) / max(self.prior, TINY), 0.0).clamp(0, 1)
+        alone = self._alone.to(counts) * strength * left
+        # One number says nothing about a channel, so the first image of these changes nothing.
+        first = seen <= 1
+        with_maps = torch.where(first & (alone == 0), 0.0, (plain + alone).clamp(max=1))
+        return with_maps, torch.where(first, 0.0, plain), total, seen
+
+    def change(self, batch: StreamBatch, other: ClassPlan) -> list[float]:
+        """Return by how much statistics depend on which plan a pass goes by, from 0 to 1.
+
+        That is the difference of the weights of the test data, and the share of images whose class
+        is another one, times the weight that these images have; the largest of any layer, for each
+        stream.
+
+        Args:
+            batch: After a pass.
+            other: Than that which the pass went by.
+        """
+        found = [0.0] * len(batch.states)
+        if batch.plan is None or not self.layers:
+            return found
+        past, sizes = batch.layers_before(), batch.sizes(adapted=True).clamp(min=1)[:, None]
+        here, there = (
+            batch.summed(plan.shares.double(), adapted=True) / sizes for plan in (batch.plan, other)
+        )
+        differ = (here - there).abs().sum(1, keepdim=True) / 2
+        weights = []
+        for plan in (batch.plan, other):
+            counts = batch.summed(plan.counts[:, :-1], adapted=True)
+            fading = torch.exp(-batch.sizes(adapted=True) / batch.memory)[:, None]
+            total = past.independent * fading + counts
+            weight = self._weights * batch.shift[:, None] * total / (total + self.prior)
+            weights.append((weight, counts / total.clamp(min=1)))
+        (before, _), (later, new) = weights
+        most = torch.maximum((before - later).abs(), later * new * differ).amax(1).tolist()
+        for (stream, _), each in zip(batch.groups, most, strict=True):
+            found[stream] = max(found[stream], each)
+        return found
+
+    def _settle(self, batch: StreamBatch) -> tuple[LayerMoments, Sequence[bool]] | None:
+        """Add what layers have seen to streams, without what the classes explain by the last plan.
+
+        Returns:
+            Moments, a row for each group, and which groups have seen anything.
+        """
+        known = self.pass_of(batch)
+        self._pass = None  # it holds the batch
+        # The first image of all says nothing in some layers, but the next one is the second.
+        begun = (known.seen <= 1) & (batch.sizes(adapted=True) > 0)[:, None]
+        if not batch.layers and not batch.traced and not bool(begun.any()):
+            return None
+        shift, var, seen = known.together()
+        if known.corrections is not None:
+            less, scale = known.corrections
+            shift, var = shift - less.to(shift), var * scale.to(var)
+        past = known.past
+        new = (known.new * seen)[:, self.layer_of].to(shift)
+        newer = torch.stack([shift, var + shift.square()], 1)
+        moments = past.moments.to(newer).lerp(newer, new[:, None])
+        independent = torch.where(seen, known.total, past.independent.to(known.total))
+        samples = torch.where(seen | begun, known.seen, past.samples.to(known.total))
+        some = [] if batch.traced else (seen | begun).any(1).tolist()
+        return LayerMoments(moments, independent, samples), some
+
+    def mean_weight(self, state: StreamState) -> float | None:
+        """Return the weight of the test data after the last batch, averaged over the layers."""
+        if state.layers is None or state.latest >= len(state.layers):
+            return None if state.layers is None else 0.0
+        samples = state.layers.independent[state.latest]
+        shift = state.spectra[0].shift[state.latest] if state.spectra else torch.tensor(1.0)
+        weights = self._weights * shift * samples / (samples + self.prior).clamp(min=1)
+        return float(weights.mean())
+
+    def extra_repr(self) -> str:
+        """Return what `print(adapter)` shows."""
+        first, last = self.ends
+        return f"{first} to {last}, prior={self.prior}, layers={len(self.layers)}"
+
+
+class LayerPass:
+    """What one pass normalises with, for all layers and all groups of its batch.
+
+    Attributes:
+        past: What the groups have shown before.
+        weights: Of the test data, in layers with feature maps and in others, shape (groups, layers)
+            each; for a single group, lists of numbers.
+        total: How many independent images were seen by now, shape (groups, layers).
+        seen: How many images, of any kind.
+        new: Share of this batch in what was seen, shape (groups, layers).
+        corrections: What the classes of the batch explain, shape (groups, channels) each; None if
+            nobody looks at classes.
+    """
+
+    def __init__(self, surface: StreamStatistics, batch: StreamBatch) -> None:
+        self._batch, self._version, self._plan = batch, batch.version, batch.plan
+        self._layers = surface.layers
+        self.past = batch.layers_before()
+        plan, groups = batch.plan, batch.group_count
+        self.corrections: Moments | None = None
+        sizes = batch.sizes(adapted=True)
+        counts = sizes[:, None].expand(-1, len(self._layers))
+        fits = plan is not None and (batch.traced or len(plan.shares) == batch.size)
+        if plan is not None and surface.classes is not None and fits:
+            counts = batch.summed(plan.counts[:, :-1], adapted=True)
+            shares = batch.summed(plan.shares, adapted=True)
+            shares = shares / sizes.clamp(min=1)[:, None].to(shares)
+            self.corrections = surface.classes.corrections(shares)
+        with_maps, without, self.total, self.seen = surface.weights_of(batch, self.past, counts)
+        self.new = counts / self.total.clamp(min=TINY)
+        self.tables = with_maps, without
+        self.single = not batch.traced and groups == 1 and batch.rows is None
+        # A frozen program cannot ask for numbers either.
+        self.single = self.single and not torch.compiler.is_exporting()
+        self._surface, self._mixtures = surface, dict[int, tuple[Any, Tensor]]()
+        if self.single:  # numbers are quicker to handle than tensors
+            self.numbers = with_maps[0].tolist(), without[0].tolist()
+
+    def is_of(self, batch: StreamBatch) -> bool:
+        """Return whether it was made for this batch as it is now."""
+        same = self._batch is batch and self._plan is batch.plan
+        return same and self._version == batch.version
+
+    def mixed(self, layer: LayerStatistics, maps: bool, own: Moments) -> Moments:
+        """Return the mixture of this batch, of what was seen before, and of the source.
+
+        With s and v the mean and variance of the batch, c and r what its classes explain, n its
+        share in what was seen, and p and e the moments of before, all around the source's mean,
+
+            mean = alpha ((1 - n) p + n (s - c))
+            var  = (1 - alpha) v_source + alpha ((1 - n) e + n (r v + (s - c)^2)) - mean^2
+
+        of which all that does not depend on the layer's input is computed for all layers at once.
+
+        Args:
+            layer: That asks.
+            maps: Whether its samples have feature maps.
+            own: Mean, from that of the source, and variance, shape (groups, channels) each.
+        """
+        (shift, var), (number, channels) = own, layer.place
+        shares, table = self._mixture(0 if maps else 1, shift)
+        first, second, *explained = table[..., channels].unbind()
+        away = shift
+        if explained:
+            less, scale = explained
+            away, var = shift - less, var * scale
+        square = torch.addcmul(var, away, away)
+        if self.single:
+            share = shares[number]
+            mean = torch.add(first, shift, alpha=share)
+            return mean, torch.add(second, square, alpha=share).addcmul_(mean, mean, value=-1)
+        share = shares[:, number, None]
+        mean = first + share * shift
+        return mean, second + share * square - mean.square()
+
+    def _mixture(self, which: int, like: Tensor) -> tuple[Any, Tensor]:
+        """Return alpha n of each layer, and what `mixed` adds to for each channel."""
+        found = self._mixtures.get(which)
+        if found is None:
+            alpha, of = self.tables[which], self._surface.layer_of
+            past = self.past.moments
+            source = torch.cat([layer.kind.source(like)[1] for layer in self._layers])
+            kept = (alpha * (1 - self.new))[:, of].to(like)
+            parts = [kept * past[:, 0], kept * past[:, 1] + (1 - alpha)[:, of].to(like) * source]
+            shares = alpha * self.new
+            if self.corrections is not None:
+                less, scale = (each.to(like) for each in self.corrections)
+                parts[0] = parts[0] - shares[:, of].to(like) * less
+                parts += [less, scale]
+            numbers = shares[0].tolist() if self.single else shares.to(like)
+            found = self._mixtures[which] = numbers, torch.stack(parts)
+        return found
+
+    def together(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what all layers have seen in this batch, side by side.
+
+        Returns:
+            Mean, from that of the source, and variance, shape (groups, channels) each, and whether
+            a layer has seen anything, shape (groups, layers).
+        """
+        batch = self._batch
+        shifts, variances, seen = [], [], []
+        for number, layer in enumerate(self._layers):
+            known = batch.layers.get(number)
+            if known is None:
+                nothing = self.past.moments[:, 0, layer.place[1]] * 0
+                shifts.append(nothing)
+                variances.append(nothing)
+                seen.append(nothing[:, 0] > 0)
+                continue
+            shift, var, maps = known
+            if not batch.traced and len(shift) != len(batch.groups):
+                streams = [stream for stream, _ in batch.groups]
+                shift, var = shift[streams], var[streams]  # before conditions were told apart
+            shifts.append(shift)
+            variances.append(var)
+            seen.append(self.tables[0 if maps else 1][:, number] > 0)
+        return torch.cat(shifts, 1), torch.cat(variances, 1), torch.stack(seen, 1)
+
+
+class LayerStatistics(Wrapper):
+    """Runs one layer with the statistics of a surface, while that is switched on.
+
+    Attributes:
+        place: Its number, and its channels among those of all layers.
+        weight: Of many images that have surely shifted.
+        alone: Of a single image that is very unusual.
+    """
+
+    replaces = True
+
+    def __init__(
+        self,
+        surface: StreamStatistics,
+        path: str,
+        kind: _Kind,
+        place: tuple[int, slice],
+        weight: float,
+        alone: float,
+    ) -> None:
+        self.surface, self.path, self.kind, self.place = surface, path, kind, place
+        self.weight, self.alone = weight, alone
+
+    def __call__(self, forward: Forward, /, input: Tensor) -> Any:
+        """Normalise a batch; the argument has the name that torch's own layers give it."""
+        surface = self.surface
+        if not surface.enabled:
+            return forward(input)
+        batch = surface.stream.opened(input.shape[0])
+        if self.path in batch.watched and self.path not in batch.means:
+            values = self.kind.values(input)
+            batch.means[self.path] = _means_of_each(values)
+        known = surface.pass_of(batch)
+        if known.single:
+            return self._of_one_group(known, batch, input, forward)
+        return self._of_groups(known, batch, input, forward)
+
+    def _of_one_group(
+        self, known: LayerPass, batch: StreamBatch, x: Tensor, forward: Forward
+    ) -> Any:
+        number, _ = self.place
+        maps = self.kind.has_maps(x)
+        alpha = known.numbers[0 if maps else 1][number]
+        if alpha == 0.0:
+            return self.kind.plain(x, forward)
+        values = self.kind.values(x)
+        source = self.kind.source(values)
+        mean, var = channel_moments(some_places(values))
+        shift, var = (mean - source[0])[None], var[None]
+        self._record(batch, shift, var, maps)
+        mean, var = known.mixed(self, maps, (shift, var))
+        return self.kind.normalised(values, (source[0] + mean[0], var[0]), x, forward)
+
+    def _of_groups(self, known: LayerPass, batch: StreamBatch, x: Tensor, forward: Forward) -> Any:
+        number, _ = self.place
+        maps = self.kind.has_maps(x)
+        alpha = known.tables[0 if maps else 1][:, number]
+        group_of = batch.group_of_each(x.shape[0])
+        if batch.traced or torch.compiler.is_exporting():
+            return self._of_rows(known, batch, maps, x, group_of, None, forward)
+        moved = alpha > 0
+        rows = moved if group_of is None else moved[group_of.cpu()]
+        filtered = batch.chosen("filtered", len(x))
+        rows = rows.expand(len(x)) if filtered is None else rows & filtered.cpu()
+        if not bool(rows.any()):
+            return self.kind.plain(x, forward)
+        counted = batch.chosen("counted", len(x))
+        if bool(rows.all()):
+            return self._of_rows(known, batch, maps, x, group_of, counted, forward)
+        chosen, others = (each.nonzero()[:, 0].to(x.device) for each in (rows, ~rows))
+        own = self._of_rows(
+            known,
+            batch,
+            maps,
+            x[chosen],
+            None if group_of is None else group_of[chosen],
+            None if counted is None else counted[chosen],
+            forward,
+        )
+        # Others pass bit for bit.
+        found = own.new_empty(len(x), *own.shape[1:])
+        found[chosen], found[others] = own, as_on(self.kind.plain(x[others], forward), own)
+        return found
+
+    def _of_rows(
+        self,
+        known: LayerPass,
+        batch: StreamBatch,
+        maps: bool,
+        x: Tensor,
+        group_of: Tensor | None,
+        counted: Tensor | None,
+        forward: Forward,
+    ) -> Any:
+        """Normalise samples, each by the statistics of its group."""
+        values = self.kind.values(x)
+        source = self.kind.source(values)
+        groups = batch.group_count
+        if group_of is None:
+            group_of = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
+        shift, var = _moments_of_groups(values, source[0], group_of, counted, groups)
+        self._record(batch, shift, var, maps)
+        mean, var = known.mixed(self, maps, (shift, var))
+        return self.kind.normalised_each(values, (source[0] + mean, var), group_of, x, forward)
+
+    def _record(self, batch: StreamBatch, shift: Tensor, var: Tensor, maps: bool) -> None:
+        # Of several passes of a batch, the first one counts.
+        if not batch.records or self.place[0] in batch.layers:
+            return
+        if shift.requires_grad or var.requires_grad:
+            shift, var = shift.detach(), var.detach()
+        batch.layers[self.place[0]] = shift, var, maps
+
+
+def _moments_of_groups(
+    values: Tensor, centre: Tensor, of: Tensor, counted: Tensor | None, groups: int
+) -> Moments:
+    """Return mean, from a centre, and variance of each group, shape (groups, channels) each."""
+    mean, square = moments_of_each(values, centre)  # around the centre, (samples, channels)
+    weights = mean.new_ones(mean.shape[0], 1) if counted is None else counted.to(mean)[:, None]
+    rows = torch.cat([mean, square, torch.ones_like(weights)], 1) * weights
+    sums = sums_by_group(rows, of, groups)
+    parts = sums / sums[:, -1:].clamp(min=1)
+    size = mean.shape[1]
+    shift = parts[:, :size]
+    var = (parts[:, size : 2 * size] - shift.square()).clamp(min=0)
+    return as_on(shift, values), as_on(var, values)
+
+
+class _Kind:
+    """What a layer does beside normalising by given moments; values have channels second.
+
+    Attributes:
+        layer: The layer.
+        channels: How many it has.
+    """
+
+    layer: Any
+    channels: int
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return what is normalised, shape (batch, channels, ...)."""
+        return at_least_float32(x)
+
+    def source(self, like: Tensor) -> Moments:
+        """Return mean and variance of the source."""
+        raise NotImplementedError
+
+    def scale(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return what a normalised channel is multiplied by, and what is added to it."""
+        raise NotImplementedError
+
+    def plain(self, x: Tensor, forward: Forward) -> Any:
+        """Return what the layer makes of samples by itself."""
+        return forward(x)
+
+    def finished(self, values: Tensor, x: Tensor, forward: Forward) -> Any:
+        """Return what the layer makes of normalised, scaled values of x."""
+        del forward
+        return as_on(values, x)
+
+    def has_maps(self, x: Tensor) -> bool:
+        """Return whether a sample has more than one number for each channel."""
+        return x.dim() > 2 and math.prod(x.shape[1:]) > self.channels
+
+    def normalised(self, values: Tensor, moments: Moments, x: Tensor, forward: Forward) -> Any:
+        """Return what the layer makes of samples, all by the same moments."""
+        weight, bias = self.scale(values)
+        found = normalised(values, moments, weight, bias, self.eps)
+        return self.finished(found, x, forward)
+
+    def normalised_each(
+        self, values: Tensor, moments: Moments, of: Tensor, x: Tensor, forward: Forward
+    ) -> Any:
+        """Return what the layer makes of samples, each by the moments of its group."""
+        (mean, var), (weight, bias) = moments, self.scale(values)
+        scale = torch.rsqrt(var + self.eps)
+        if weight is not None:
+            scale = scale * as_on(weight, scale)
+        shift = -mean * scale
+        if bias is not None:
+            shift = shift + as_on(bias, shift)
+        shape = (values.shape[0], self.channels, *[1] * (values.dim() - 2))
+        found = torch.addcmul(shift[of].view(shape), values, scale[of].view(shape))
+        return self.finished(found, x, forward)
+
+    @property
+    def eps(self) -> float:
+        """What is added to variances."""
+        found: float = self.layer.eps
+        return found
+
+
+class _BatchNormKind(_Kind):
+    """BatchNorm; one that does more than normalise is given values as the source would have them.
+
+    Those of timm have an activation.
+    """
+
+    def __init__(self, layer: _BatchNorm) -> None:
+        self.layer, self.channels, self._is_plain = layer, layer.num_features, is_plain(layer)
+
+    def source(self, like: Tensor) -> Moments:
+        mean, var = running_statistics(self.layer)
+        return as_on(mean, like), as_on(var, like)
+
+    def scale(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if self._is_plain:
+            return self.layer.weight, self.layer.bias
+        mean, var = self.source(like)
+        return (var + self.eps).sqrt(), mean
+
+    def plain(self, x: Tensor, forward: Forward) -> Any:
+        if not self._is_plain:
+            return by_running_statistics(self.layer, functools.partial(forward, x))
+        layer = self.layer
+        return torch.nn.functional.batch_norm(
+            x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps
+        )
+
+    def finished(self, values: Tensor, x: Tensor, forward: Forward) -> Any:
+        values = as_on(values, x)
+        if self._is_plain:
+            return values
+        return by_running_statistics(self.layer, functools.partial(forward, values))
+
+
+class _SampleNormKind(_Kind):
+    """GroupNorm and LayerNorm."""
+
+    def __init__(self, layer: Any, source: Tensor) -> None:
+        self.layer, self.channels, self._source = layer, source.shape[1], source
+
+    def values(self, x: Tensor) -> Tensor:
+        return normalised_alone(self.layer, at_least_float32(x))
+
+    def source(self, like: Tensor) -> Moments:
+        mean, var = as_on(self._source, like)
+        return mean, var
+
+    def scale(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        # To the mean and deviation of the source, and from there as the layer itself does.
+        mean, var = self.source(like)
+        weight, bias = (var + self.eps).sqrt(), mean
+        if self.layer.weight is not None:
+            own = as_on(self.layer.weight, like)
+            weight, bias = weight * own, bias * own
+        if self.layer.bias is not None:
+            bias = bias + as_on(self.layer.bias, like)
+        return weight, bias
+
+    def finished(self, values: Tensor, x: Tensor, forward: Forward) -> Any:
+        del forward
+        return in_own_layout(self.layer, values).to(x.dtype)
+
+
+def _means_of_each(values: Tensor) -> Tensor:
+    """Return the channel means of each sample, as `fit` measures them."""
+    values = values.detach()
+    return values.flatten(2).mean(2).float() if values.dim() > 2 else values.float()

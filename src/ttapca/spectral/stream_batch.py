@@ -1,0 +1,420 @@
+"""`StreamBatch`: what parts of a model share while a batch of images of some streams goes through.
+
+Filters, normalisation layers and whatever repairs images read here what their streams have shown
+before, and leave here what this batch shows. When the pass is over, `finish` makes the new states.
+Nothing is written into the old ones, and a batch that fails is simply dropped.
+
+Images that share gains and statistics are a *group*: those of one stream that have one condition.
+Most batches are of one stream and one condition, and so have a single group; then nobody needs to
+know which image belongs to which, and everything has one row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ttapca.errors import LayerOutputError
+from ttapca.spectral.chain import ChainState
+from ttapca.spectral.class_plan import ClassPlan, Places
+from ttapca.spectral.conditions import ConditionStates
+from ttapca.spectral.stream_state import (
+    AlarmState,
+    LayerMoments,
+    Spectrum,
+    StreamState,
+    is_finite,
+)
+
+if TYPE_CHECKING:
+    from ttapca.spectral.closed_form_rule import Scaling
+
+# Makes the moments of layers after a batch, a row for each group, with the groups that have any.
+SettleLayers = Callable[["StreamBatch"], tuple[LayerMoments, Sequence[bool]] | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Whose images a batch holds, and what is done with each.
+
+    Attributes:
+        stream: Number of the stream of each image, shape (images,).
+        counted: Whether the stream is to remember the image, shape (images,).
+        filtered: Whether the image is adapted to; others pass bit for bit, shape (images,).
+    """
+
+    stream: Tensor
+    counted: Tensor
+    filtered: Tensor
+
+    def some(self, chosen: Tensor) -> Rows:
+        """Return the same of some of the images."""
+        return Rows(self.stream[chosen], self.counted[chosen], self.filtered[chosen])
+
+
+class StreamBatch:
+    """A batch of images on its way through a model.
+
+    Args:
+        states: Of the streams that it holds images of.
+        empty: State of a stream that has shown nothing.
+        memory: After so many samples, what was seen counts 1 / e.
+        size: How many images there are; None if nobody knows yet.
+        rows: Whose they are; None if all are of one stream, and all are counted and filtered.
+        counts: Whether streams remember the batch at all.
+        plan: Which classes to take out of its statistics; None if nobody looks at classes.
+
+    Attributes:
+        groups: Stream and condition of each group.
+        group_of: Number of the group of each image; None if there is only one.
+        looking: Whether a pass is only looked at: what it shows is not kept.
+        left_out: Whether the batch holds NaN or infinity.
+        version: Grows whenever groups or shifts change.
+        newer: What this batch shows to each filter, in a row for each group, by its number.
+        spectra: What was seen in all by now, likewise.
+        scalings: What follows from it, likewise.
+        layers: What this batch shows to each normalisation layer, by its number: mean, from that of
+            the source, and variance, in a row for each group, and whether it has feature maps.
+        watched: Paths of the layers that tell classes apart.
+        means: Channel means of each image in these layers, by path.
+        outliers: Share of values astray and number of images, by stream.
+        chains: What is known of the classes of each stream by now.
+        alarms: What the alarm knows of each stream by now.
+        traced: Whether all streams are rows of tables, for an exporter; see
+            `ttapca.serving.stateful_network`.
+        settle_layers: Set by statistics that follow streams.
+    """
+
+    traced = False
+
+    def __init__(
+        self,
+        states: Sequence[StreamState],
+        empty: StreamState,
+        *,
+        memory: float = math.inf,
+        size: int | None = None,
+        rows: Rows | None = None,
+        counts: bool = True,
+        plan: ClassPlan | None = None,
+    ) -> None:
+        self.states, self.empty, self.memory = list(states), empty, memory
+        self.size, self.rows, self.counts, self.plan = size, rows, counts, plan
+        self.groups = [(number, state.latest) for number, state in enumerate(self.states)]
+        self.group_of = None if rows is None else rows.stream
+        self.looking = self.left_out = False
+        self.version = 0
+        self.newer: dict[int, Spectrum] = {}
+        self.spectra: dict[int, Spectrum] = {}
+        self.scalings: dict[int, Scaling] = {}
+        self.layers: dict[int, tuple[Tensor, Tensor, bool]] = {}
+        self.watched: frozenset[str] = frozenset()
+        self.means: dict[str, Tensor] = {}
+        self.outliers: dict[int, tuple[float, int]] = {}
+        self.chains: list[ChainState] | None = None
+        self.alarms: dict[int, AlarmState] = {}
+        self.settle_layers: SettleLayers | None = None
+        self._conditions = [state.conditions for state in self.states]
+        self._latest = [state.latest for state in self.states]
+        self._told_apart = False
+        self._counted_images: list[Tensor] | None = None
+        self._before: dict[str, Any] = {}
+
+    @property
+    def wants_conditions(self) -> bool:
+        """Whether conditions are still to be told apart, as they are in the first pass."""
+        return self.records and not self._told_apart
+
+    @property
+    def all_filtered(self) -> bool:
+        """Whether no image passes as it is."""
+        return self.rows is None or bool(self.rows.filtered.all())
+
+    @property
+    def records(self) -> bool:
+        """Whether what the pass shows is kept."""
+        return self.counts and not self.looking
+
+    # Groups ----------------------------------------------------------------------------------
+
+    def tell_apart(self, conditions: ConditionStates, looks: Tensor) -> None:
+        """Find the condition of each image, by what images look like, shape (images, numbers).
+
+        An image that does not count, or looks like nothing, goes with the last one of its stream.
+        """
+        if not self.wants_conditions or len(looks) != self.size:
+            return
+        self._told_apart = True
+        sound, appearances = torch.isfinite(looks).all(1).numpy(), looks.numpy()
+        if self.rows is None:
+            streams, counted = np.zeros(len(looks), dtype=np.int64), sound
+        else:
+            streams = self.rows.stream.cpu().numpy()
+            counted = sound & self.rows.counted.cpu().numpy()
+        condition_of = np.zeros(len(looks), dtype=np.int64)
+        for number, state in enumerate(self.states):
+            own = np.flatnonzero(streams == number)
+            chosen, known = own[counted[own]], self._conditions[number]
+            condition_of[own] = state.latest
+            if known is not None and len(chosen):
+                self._conditions[number], found = conditions.told_apart(known, appearances[chosen])
+                condition_of[own], condition_of[chosen] = found[-1], found
+                self._latest[number] = int(found[-1])
+        # In the order of streams, each of which has a group even if the batch has none of its.
+        keys = list(zip(streams.tolist(), condition_of.tolist(), strict=True))
+        groups = sorted({*keys, *enumerate(self._latest)})
+        if groups != self.groups:
+            self.groups, self._before = groups, {}
+            self.version += 1
+        if len(groups) > 1:
+            place = {key: row for row, key in enumerate(groups)}
+            device = None if self.rows is None else self.rows.stream.device
+            self.group_of = torch.tensor([place[key] for key in keys], device=device)
+
+    def group_of_each(self, length: int) -> Tensor | None:
+        """Return the group of each of so many samples of a layer; None if there is one group.
+
+        A layer may have several samples of each image, one image after the other.
+        """
+        if len(self.groups) == 1:
+            return None
+        return self._of_samples(self.group_of, length)
+
+    def chosen(self, what: str, length: int) -> Tensor | None:
+        """Return whether each of so many samples is `counted` or `filtered`; None for all."""
+        if self.rows is None:
+            return None
+        return self._of_samples(getattr(self.rows, what), length)
+
+    def _of_samples(self, values: Tensor | None, length: int) -> Tensor:
+        images = 0 if values is None else len(values)
+        if values is None or not images or length % images:
+            raise LayerOutputError(
+                "Images of several streams or conditions can share a pass if every layer has as "
+                f"many samples of each; found a layer with {length} samples of {images} images. "
+                "Adapt with `states=1`, and serve one stream at a time."
+            )
+        return values if length == images else values.repeat_interleave(length // images)
+
+    def summed(self, values: Tensor, *, adapted: bool = False) -> Tensor:
+        """Return sums over the images of each group that are counted.
+
+        Args:
+            values: Shape (images, numbers).
+            adapted: Leave out images that are not filtered: what a layer sees of these is not what
+                it sees of others.
+
+        Returns:
+            Shape (groups, numbers).
+        """
+        if self.rows is not None:
+            chosen = self.rows.counted & self.rows.filtered if adapted else self.rows.counted
+            values = values * chosen.to(values)[:, None]
+        of = None if len(self.groups) == 1 else self.group_of
+        return sums_by_group(values, of, self.group_count)
+
+    @property
+    def group_count(self) -> int:
+        """How many groups there are."""
+        return len(self.groups)
+
+    def sizes(self, *, adapted: bool = False) -> Tensor:
+        """Return how many images of each group are counted, float64, shape (groups,)."""
+        if self.rows is None and len(self.groups) == 1:
+            return torch.tensor([float(self.size or 0)], dtype=torch.float64)
+        ones = torch.ones(self.size or 0, 1, dtype=torch.float64)
+        return self.summed(ones, adapted=adapted)[:, 0]
+
+    # What was known before, and by now -------------------------------------------------------
+
+    def spectrum_before(self, number: int) -> Spectrum:
+        """Return what the groups have shown to a filter before, a row for each."""
+        found: Spectrum = self._rows_before(f"{number}", lambda state: state.spectra[number])
+        return found
+
+    def layers_before(self) -> LayerMoments:
+        """Return what the groups have shown to normalisation layers before, a row for each."""
+        found: LayerMoments = self._rows_before("layers", lambda state: state.layers)
+        return found
+
+    def _rows_before(self, name: str, table: Callable[[StreamState], Any]) -> Any:
+        if name not in self._before:
+            found = []
+            for stream, condition in self.groups:
+                own = table(self.states[stream])
+                some = condition < len(own)
+                found.append(own.row(condition) if some else table(self.empty).row(0))
+            self._before[name] = type(found[0]).of_each(found)
+        return self._before[name]
+
+    @property
+    def shift(self) -> Tensor:
+        """How surely each group has shifted, float64, shape (groups,); 1 if nobody can tell."""
+        if not self.empty.spectra:
+            return torch.ones(self.group_count, dtype=torch.float64)
+        return self.spectra[0].shift if 0 in self.spectra else self.spectrum_before(0).shift
+
+    @property
+    def unusual(self) -> Tensor:
+        """How unusual each group is, float64, shape (groups,); 0 if nobody can tell."""
+        if not self.empty.spectra:
+            return torch.zeros(self.group_count, dtype=torch.float64)
+        return self.spectra[0].unusual if 0 in self.spectra else self.spectrum_before(0).unusual
+
+    def show(self, number: int, newer: Spectrum, joined: Spectrum, scaling: Scaling) -> None:
+        """Keep what a filter sees in this batch, and what follows; a row for each group.
+
+        Args:
+            number: Of the filter.
+            newer: What this batch shows.
+            joined: What was seen in all.
+            scaling: What follows from it.
+        """
+        self.newer[number], self.spectra[number], self.scalings[number] = newer, joined, scaling
+        self.version += number == 0
+
+    # The end of a pass -----------------------------------------------------------------------
+
+    def counted_images(self) -> Places:
+        """Return, for each stream, which images of it are counted, in order of arrival."""
+        if self._counted_images is None:
+            if self.rows is None:
+                self._counted_images = [torch.arange(self.size or 0)]
+            else:
+                of, counted = self.rows.stream.cpu(), self.rows.counted.cpu()
+                self._counted_images = [
+                    ((of == number) & counted).nonzero()[:, 0] for number in range(len(self.states))
+                ]
+        return self._counted_images
+
+    def chains_before(self) -> ChainState:
+        """Return what is known of the classes of all streams before the batch."""
+        found = [state.chain for state in self.states]
+        return ChainState.of_each([each for each in found if each is not None])
+
+    def chains_after(self, after: ChainState) -> None:
+        """Keep what is known of the classes of all streams by now."""
+        self.chains = [after.of_stream(number) for number in range(len(self.states))]
+
+    def as_numbers(self, values: Tensor) -> Tensor:
+        """Return values as they are computed with beside the network: in float64, on the CPU."""
+        return values.double().cpu()
+
+    def only(self, streams: Sequence[int]) -> tuple[StreamBatch, Tensor]:
+        """Return a new batch of the images of some streams, by the plan of this one.
+
+        And which images those are.
+        """
+        states = [self.states[number] for number in streams]
+        images, rows = torch.arange(self.size or 0), None
+        if self.rows is not None:
+            number_of = torch.full((len(self.states),), -1)
+            number_of[list(streams)] = torch.arange(len(streams))
+            numbers = number_of.to(self.rows.stream.device)[self.rows.stream]
+            images = (numbers >= 0).nonzero()[:, 0]
+            rows = replace(self.rows, stream=numbers).some(images)
+        plan = None if self.plan is None else self.plan.some(images.cpu(), streams)
+        size = len(images)
+        again = StreamBatch(states, self.empty, memory=self.memory, size=size, rows=rows, plan=plan)
+        return again, images
+
+    def finish(self) -> list[StreamState]:
+        """Return the states after the batch."""
+        if not self.counts or self.left_out:
+            return self.states
+        spectra = {number: self._settled(number) for number in self.spectra}
+        layers = None if self.settle_layers is None else self.settle_layers(self)
+        found = []
+        for number, before in enumerate(self.states):
+            places = [
+                (place, condition)
+                for place, (stream, condition) in enumerate(self.groups)
+                if stream == number
+            ]
+            state = replace(
+                before,
+                spectra=tuple(
+                    _with_rows(table, spectra.get(which), places, self.empty.spectra[which])
+                    for which, table in enumerate(before.spectra)
+                ),
+                conditions=self._conditions[number],
+                latest=self._latest[number],
+                outliers=self._outliers_after(number),
+                alarm=self.alarms.get(number, before.alarm),
+                chain=before.chain if self.chains is None else self.chains[number],
+            )
+            if layers is not None and before.layers is not None and self.empty.layers is not None:
+                moments, seen = layers
+                some = [each for each in places if seen[each[0]]]
+                after = _with_rows(before.layers, moments, some, self.empty.layers)
+                state = replace(state, layers=after)
+            found.append(state if is_finite(state) else before)
+        return found
+
+    def _settled(self, number: int) -> Spectrum:
+        """Count independent images by the last plan: by now more is known of their classes."""
+        spectrum, newer = self.spectra[number], self.newer[number]
+        if self.plan is None:
+            return spectrum
+        before = self.spectrum_before(number).independent
+        before = before * torch.exp(-newer.samples / self.memory)
+        independent = self.independent_samples(newer.samples)
+        return replace(spectrum, independent=before + independent)
+
+    def independent_samples(self, samples: Tensor) -> Tensor:
+        """Return how many of the samples that each group shows to a filter say something new.
+
+        Args:
+            samples: How many there are, float64, shape (groups,).
+        """
+        if self.plan is None:
+            return samples
+        if not self.traced and len(self.plan.counts) != self.size:
+            return samples
+        images = self.sizes().clamp(min=1)
+        # A filter may see several samples of each image.
+        return self.summed(self.plan.counts[:, -1:])[:, 0] * samples / images
+
+    def _outliers_after(self, number: int) -> Tensor:
+        before = self.states[number].outliers
+        if number not in self.outliers:
+            return before
+        new, images = self.outliers[number]
+        share, samples = before.tolist()
+        samples = samples * math.exp(-images / self.memory) + images
+        found = [share + (new - share) * images / samples, samples]
+        return torch.tensor(found, dtype=torch.float64)
+
+
+def sums_by_group(values: Tensor, of: Tensor | None, groups: int) -> Tensor:
+    """Return the sums of the rows of each group, (rows, n) to (groups, n).
+
+    Args:
+        values: One row for each image or sample.
+        of: The group of each; None if there is one. An exporter has as many rows of each group.
+        groups: How many there are.
+    """
+    if of is None:
+        return values.sum(0, keepdim=True)
+    if torch.compiler.is_exporting():
+        return values.reshape(groups, -1, values.shape[1]).sum(1)
+    return values.new_zeros(groups, values.shape[1]).index_add(0, of.to(values.device), values)
+
+
+AnyTable = TypeVar("AnyTable", Spectrum, LayerMoments)
+
+
+def _with_rows(
+    table: AnyTable, rows: AnyTable | None, places: Sequence[tuple[int, int]], empty: AnyTable
+) -> AnyTable:
+    """Return a table with some rows in the places of their conditions."""
+    if rows is not None:
+        for place, condition in places:
+            table = table.with_row(condition, rows.row(place), empty.row(0))
+    return table
