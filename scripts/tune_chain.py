@@ -191,7 +191,11 @@ def change_constants(changes: dict[str, str]) -> None:
         name: tuple(float(part) for part in text.split("/")) if "/" in text else value(text)
         for name, text in changes.items()
     }
-    new = dataclasses.replace(constants.ChainConstants(), **found)
+    use_constants(dataclasses.replace(constants.ChainConstants(), **found))
+
+
+def use_constants(new: constants.ChainConstants) -> None:
+    """Replace the constants wherever they are read."""
     constants.CONSTANTS = class_plan.CONSTANTS = chain_passes.CONSTANTS = new
     chain_passes.ChainPasses.__init__.__kwdefaults__["constants"] = new
 
