@@ -92,10 +92,7 @@ def read_saved(data: bytes, kind: str, like: StreamState | None, name: str) -> S
         SavedStreamError: The bytes are something else, or of another kind.
     """
     about = _checked_about(data, kind, name)
-    try:
-        tensors = load(data)
-    except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError, OverflowError) as error:
-        raise SavedStreamError(f"{name} is no saved stream: {error}.") from error
+    tensors = _loaded(data, name)
     others = {each: value for each, value in tensors.items() if each.startswith(OTHER)}
     own = {each.removeprefix(STATE): value for each, value in tensors.items() if each not in others}
     numbers, facts = about.get("numbers"), about.get("facts")
@@ -117,6 +114,13 @@ def read_saved(data: bytes, kind: str, like: StreamState | None, name: str) -> S
     if not isinstance(other, dict):
         raise SavedStreamError(f"{name} is no saved stream: it holds {shown(other)}.")
     return SavedStream(kind, state, other, facts)
+
+
+def _loaded(data: bytes, name: str) -> dict[str, Tensor]:
+    try:
+        return load(data)
+    except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError, OverflowError) as error:
+        raise SavedStreamError(f"{name} is no saved stream: {error}.") from error
 
 
 def _checked_about(data: bytes, kind: str, name: str) -> dict[str, Any]:
@@ -154,11 +158,17 @@ def with_tensors(data: bytes, tensors: Mapping[str, Any]) -> bytes:
     about = _about(data, "the file")
     if about.get("format") != FORMAT:
         raise SavedStreamError(f"Parts of a state go into a file of the format `{FORMAT}`.")
-    found = load(data)
+    found = _loaded(data, "The file")
     for name, value in tensors.items():
-        if name not in found:
-            raise SavedStreamError(f"The file of the stream has no `{name}`.")
-        found[name] = torch.as_tensor(value).to(found[name]).contiguous()
+        part = torch.as_tensor(value)
+        if name not in found or part.numel() != found[name].numel():
+            expected = f"{tuple(found[name].shape)}" if name in found else "no such part"
+            raise SavedStreamError(
+                f"Parts of a state have the names and sizes that they have in the file: it has "
+                f"{expected} for `{name}`; found {tuple(part.shape)}."
+            )
+        # Runtimes want another dimension for single numbers.
+        found[name] = part.to(found[name]).reshape(found[name].shape).contiguous()
     return save(found, {ABOUT: json.dumps(about)})
 
 

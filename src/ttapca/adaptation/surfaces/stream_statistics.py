@@ -313,7 +313,7 @@ class LayerPass:
         self.single = not batch.traced and groups == 1 and batch.rows is None
         # A frozen program cannot ask for numbers either.
         self.single = self.single and not torch.compiler.is_exporting()
-        self._surface, self._mixtures = surface, dict[int, tuple[Any, Tensor]]()
+        self._surface, self._mixtures = surface, dict[int, tuple[Any, Sequence[Tensor]]]()
         if self.single:  # numbers are quicker to handle than tensors
             self.numbers = with_maps[0].tolist(), without[0].tolist()
 
@@ -338,9 +338,9 @@ class LayerPass:
             maps: Whether its samples have feature maps.
             own: Mean, from that of the source, and variance, shape (groups, channels) each.
         """
-        (shift, var), (number, channels) = own, layer.place
-        shares, table = self._mixture(0 if maps else 1, shift)
-        first, second, *explained = table[..., channels].unbind()
+        (shift, var), (number, _) = own, layer.place
+        shares, tables = self._mixture(0 if maps else 1, shift)
+        first, second, *explained = tables[number].unbind()
         away = shift
         if explained:
             less, scale = explained
@@ -354,8 +354,8 @@ class LayerPass:
         mean = first + share * shift
         return mean, second + share * square - mean.square()
 
-    def _mixture(self, which: int, like: Tensor) -> tuple[Any, Tensor]:
-        """Return alpha n of each layer, and what `mixed` adds to for each channel."""
+    def _mixture(self, which: int, like: Tensor) -> tuple[Any, Sequence[Tensor]]:
+        """Return alpha n of each layer, and what `mixed` adds to for its channels."""
         found = self._mixtures.get(which)
         if found is None:
             alpha, of = self.tables[which], self._surface.layer_of
@@ -369,7 +369,8 @@ class LayerPass:
                 parts[0] = parts[0] - shares[:, of].to(like) * less
                 parts += [less, scale]
             numbers = shares[0].tolist() if self.single else shares.to(like)
-            found = self._mixtures[which] = numbers, torch.stack(parts)
+            widths = [layer.kind.channels for layer in self._layers]
+            found = self._mixtures[which] = numbers, torch.split(torch.stack(parts), widths, -1)
         return found
 
     def together(self) -> tuple[Tensor, Tensor, Tensor]:
