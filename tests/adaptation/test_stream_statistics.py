@@ -391,8 +391,8 @@ class Scripted:
 
     def told_apart(
         self, known: KnownConditions, appearances: Numbers
-    ) -> tuple[KnownConditions, NDArray[np.int64]]:
-        return known, appearances[:, 0].astype(np.int64)
+    ) -> tuple[KnownConditions, NDArray[np.int64], set[int]]:
+        return known, appearances[:, 0].astype(np.int64), set()
 
 
 # Shift and unusualness of each condition of each stream.

@@ -368,6 +368,7 @@ class AsTheyAre:
     """Stands for `Appearances` where rows are given."""
 
     size = 2
+    reach = 20.0
 
 
 CONDITIONS = ConditionStates(AsTheyAre(), most=4)  # type: ignore[arg-type]

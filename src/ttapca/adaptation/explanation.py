@@ -72,8 +72,8 @@ class BandReport:
 class Explanation:
     """What one filter does to the data it saw last.
 
-    Where several conditions are told apart (`states` of `wiener`), it is about the one that has
-    shifted most surely.
+    If several conditions are told apart (`states` of `wiener`), it is about the surest shift of
+    those that the last images have.
 
     Attributes:
         layer: The layer of the filter.
@@ -152,5 +152,5 @@ def _explanation(layer: str, gain: ClosedFormGain, adapted: Adapter) -> Explanat
     gains = gain.band_gains(state).tolist()
     rows = zip(gain.edges, gain.edges[1:], source.tolist(), test.tolist(), gains, strict=False)
     bands = tuple(BandReport(first + 1, *rest) for first, *rest in rows)
-    shift = float(state.spectra[gain.number].shift.max())
+    shift = float(state.spectra[gain.number].shift[state.surest])
     return Explanation(layer, evidence.samples, evidence.p_value, shift, bands)

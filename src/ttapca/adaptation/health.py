@@ -192,7 +192,7 @@ def _shift(surfaces: Sequence[Any], state: StreamState, skew: float) -> dict[str
             found.append((surface.layer, gain, evidence))
     if not found:
         return {}
-    return shift_facts(found, max(float(each.shift.max()) for each in state.spectra))
+    return shift_facts(found, max(float(each.shift[state.surest]) for each in state.spectra))
 
 
 def shift_facts(

@@ -29,6 +29,8 @@ class Appearances:
 
     Attributes:
         known: Whether there were enough source images to say how they vary.
+        reach: Squared distance of the farthest source image from the mean of the others, in units
+            of how these vary.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -49,6 +51,13 @@ class Appearances:
         ridge = RIDGE * torch.eye(len(correlations), dtype=torch.float64)
         self._whiten = torch.linalg.cholesky(torch.linalg.inv(correlations + ridge))
         self.known = len(measured) >= FEWEST_SOURCE * self.size
+        self.reach = self._reach(float((unit @ self._whiten).square().sum(1).max()), len(unit))
+
+    @staticmethod
+    def _reach(farthest: float, images: int) -> float:
+        """Return a squared distance as it is if the image is left out of mean and covariance."""
+        left = max(1 - images * farthest / (images - 1) ** 2, 1 / images)
+        return farthest * images**2 * (images - 2) / (images - 1) ** 3 / left
 
     @property
     def size(self) -> int:

@@ -315,15 +315,14 @@ class ClosedFormGain(ClosedFormRule):
     def evidence_in(self, state: StreamState, skew: float = 0.0) -> Evidence | None:
         """Return what a stream says about a shift; None before its first batch.
 
-        If conditions are told apart, that of the one that has shifted most surely.
+        If conditions are told apart, that of the surest one; see `StreamState`.
 
         Args:
             state: Of the stream.
             skew: How surely its images are of few classes, from 0 to 1, if that was not known when
                 they came.
         """
-        seen = state.spectra[self.number]
-        seen = seen.row(int(seen.shift.argmax()))
+        seen = state.spectra[self.number].row(state.surest)
         samples = float(seen.samples)
         if not samples:
             return None
@@ -334,8 +333,7 @@ class ClosedFormGain(ClosedFormRule):
 
     def band_gains(self, state: StreamState) -> Tensor:
         """Return the gains in the middle of every band, shape (bands,); see `evidence_in`."""
-        surest = int(state.spectra[self.number].shift.argmax())
-        return self.gains_by_band(self.gains_of(state, surest))
+        return self.gains_by_band(self.gains_of(state, state.surest))
 
 
 class SampleGroups:

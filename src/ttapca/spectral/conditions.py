@@ -15,16 +15,21 @@ halves of an even one 25 %. The images of two conditions keep less than that.
 **Back to normal.** When a condition ends, what follows looks like the source, and that is known
 beforehand: an image that is much nearer to the source than to any state begins a state at once.
 
+**A stranger** is farther from every state than any source image is from the source. It begins a
+state at once as well. So a few broken images do not spoil what a state has seen.
+
 **One condition at a time** is what most streams have. Where the images of a batch are about as
 near to their own mean as each is to its nearest state, the whole batch belongs to one state: the
 one nearest to its mean, or a new one if all are far from it.
 
-States are not forgotten: a condition that comes back finds the state that it had.
+A condition that comes back finds the state that it had, unless all places were taken in the
+meantime: then a state that has not been seen for long gives its place to a new one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -56,11 +61,15 @@ TOGETHER = 32  # images that are looked at together, to see whether they have on
 # Images have one condition if the states are nearer to them than their own mean is by less than
 # this, in squared distance.
 ONE = 3.0
+PRESENT = 0.05  # share of the last images that have a condition, if the stream has it now
 # An image begins a state like the source if it is so much nearer to that than to any state, in
 # squared distance, and so many standard deviations nearer than the images of its state are.
 LIKE_SOURCE = 16.0
 STRAYS = 3.0
-MEMORY = 200.0  # images that the centre of a state stands for, at most
+# A stranger is so many times as far from every state as any source image is from the source, in
+# squared distance. Most source images are nearer than a tenth of that.
+STRANGER = 1.5
+MEMORY = 200.0  # after so many images of a stream, an image counts 1 / e for its state
 
 Numbers = NDArray[np.float64]
 
@@ -71,7 +80,7 @@ class KnownConditions:
 
     Attributes:
         centres: Appearance of each state, float64, shape (states, numbers).
-        weights: How many images each centre stands for, float64, shape (states,).
+        weights: How many images of late each state had, float64, shape (states,).
         searched: Appearances of the last images in which states were looked for, float64, shape
             (images, numbers).
         unsearched: Those of the images since then. Kept apart, so that a single image more does not
@@ -104,13 +113,39 @@ class KnownConditions:
     def with_images(self, appearances: Numbers) -> KnownConditions:
         """Return the same with these among the last images, and a state if there was none."""
         unsearched = np.concatenate([self.unsearched, appearances])[-RECENT:]
-        known = replace(self, unsearched=unsearched)
-        return known if len(known.centres) else known.with_state(appearances.mean(0))
+        weights = self.weights * math.exp(-len(appearances) / MEMORY)
+        known = replace(self, weights=weights, unsearched=unsearched)
+        return known if len(known.centres) else known.with_state(0, appearances.mean(0))
 
-    def with_state(self, centre: Numbers) -> KnownConditions:
-        """Return the same with one more state, shape (numbers,)."""
-        centres, weights = np.concatenate([self.centres, centre[None]]), np.append(self.weights, 0)
+    def place(self, most: int, taken: Iterable[int] = ()) -> int | None:
+        """Return the number of a state that may begin; None if there is no place for it.
+
+        Args:
+            most: How many states there may be.
+            taken: States that must stay.
+        """
+        if len(self.centres) < most:
+            return len(self.centres)
+        weights = self.weights.copy()
+        weights[list(taken)] = math.inf
+        weakest = int(weights.argmin())
+        return weakest if weights[weakest] < FEWEST else None
+
+    def with_state(self, place: int, centre: Numbers) -> KnownConditions:
+        """Return the same with a state of no images in this place, centre of shape (numbers,)."""
+        centres, weights = self.centres[:place], self.weights[:place]
+        centres = np.concatenate([centres, centre[None], self.centres[place + 1 :]])
+        weights = np.concatenate([weights, [0.0], self.weights[place + 1 :]])
         return replace(self, centres=centres, weights=weights)
+
+    def present(self) -> NDArray[np.int64]:
+        """Return the states that some of the last images had, in order."""
+        found: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
+        last = self.last(ENOUGH)
+        if len(self.centres) and len(last):
+            counts = np.bincount(_nearest(last, self.centres), minlength=len(self.centres))
+            found = np.flatnonzero(counts >= max(1.0, PRESENT * len(last)))
+        return found
 
 
 class ConditionStates:
@@ -125,7 +160,7 @@ class ConditionStates:
         >>> source = torch.rand(500, 2, generator=generator) + 0.5
         >>> conditions = ConditionStates(Appearances(source), most=4)
         >>> both = conditions.describe(torch.cat([source[:50], 9 * source[50:100]]))
-        >>> _, states = conditions.told_apart(KnownConditions.none(2), both.numpy())
+        >>> _, states, _ = conditions.told_apart(KnownConditions.none(2), both.numpy())
         >>> states.tolist() == [0] * 50 + [1] * 50
         True
     """
@@ -156,37 +191,135 @@ class ConditionStates:
 
     def told_apart(
         self, known: KnownConditions, appearances: Numbers
-    ) -> tuple[KnownConditions, NDArray[np.int64]]:
+    ) -> tuple[KnownConditions, NDArray[np.int64], set[int]]:
         """Return what is known of a stream after some images, and the number of each one's state.
+
+        And the states that began with them: what was known of a state in their place is void.
 
         Args:
             known: What was known of it before; not written into.
             appearances: Shape (images, numbers).
         """
         before, known = known, known.with_images(appearances)
+        begun: set[int] = set()
+        large = len(appearances) >= TOGETHER
         if _worth_a_search(known, len(appearances)):
-            known = self._searched(known)
+            known = self._searched(known, begun)
         # In a large batch, a search or its mean tells better than its outermost images.
-        few = len(appearances) < TOGETHER and len(known.centres) < self.most
-        if few and _some_like_source(appearances, before, known.centres):
-            known = known.with_state(np.zeros_like(appearances[0]))
-        together = known.last(max(len(appearances), TOGETHER))
-        mean = together.mean(0, keepdims=True)
-        if len(together) >= TOGETHER and _of_one_condition(together, mean, known.centres):
-            far = bool(_squares(mean, known.centres).min() > FAR**2)
-            # Images of several small batches may have several conditions, which a search tells.
-            if far and len(appearances) >= TOGETHER and len(known.centres) < self.most:
-                known = known.with_state(mean[0])
-            nearest = _nearest(mean, known.centres).repeat(len(appearances))
-        else:
-            nearest = _nearest(appearances, known.centres)
+        if not large and self._some_like_source(appearances, before, known.centres):
+            known = self._begin(known, np.zeros_like(appearances[0]), begun)
+        known, strange = self._with_strangers(known, before, appearances, begun)
+        nearest = _nearest(appearances, known.centres)
+        together = appearances[~strange] if large else known.last(TOGETHER)
+        if len(together) >= TOGETHER:
+            mean = together.mean(0, keepdims=True)
+            if _of_one_condition(together, mean, known.centres):
+                # Images of several small batches may have several conditions; a search tells.
+                if large and _squares(mean, known.centres).min() > FAR**2:
+                    known = self._begin(known, mean[0], begun)
+                [state] = _nearest(mean, known.centres)
+                squares = _squares(appearances, known.centres)
+                # Where a condition ends, its last images still outnumber those of the next one.
+                stay = squares[:, state] - squares.min(1) < LIKE_SOURCE
+                nearest[~strange & (stay | large)] = state
         centres, weights = _moved(known.centres, known.weights, appearances, nearest)
-        return replace(known, centres=centres, weights=weights.clip(max=MEMORY)), nearest
+        return replace(known, centres=centres, weights=weights), nearest, begun
 
-    def _searched(self, known: KnownConditions) -> KnownConditions:
+    def _begin(self, known: KnownConditions, centre: Numbers, begun: set[int]) -> KnownConditions:
+        """Return the same with one more state, if there is a place for it."""
+        place = known.place(self.most, begun)
+        if place is None:
+            return known
+        begun.add(place)
+        return known.with_state(place, centre)
+
+    def _with_strangers(
+        self,
+        known: KnownConditions,
+        before: KnownConditions,
+        appearances: Numbers,
+        begun: set[int],
+    ) -> tuple[KnownConditions, NDArray[np.bool_]]:
+        """Begin states for strangers, and say which images these are."""
+        nearest = _nearest(appearances, known.centres)
+        squares = _squares(appearances, known.centres).min(1)
+        reach = STRANGER * self.describe.reach
+        strange = squares > reach
+        if strange.any():
+            strange = squares > self._limits(known, before)[nearest]
+        if strange.any() and len(appearances) >= TOGETHER:
+            # None if the whole batch is as far away.
+            mean = appearances.mean(0, keepdims=True)
+            squares_to_mean = _squares(appearances, mean)[:, 0]
+            spread = float(squares_to_mean.mean()) / self.describe.size
+            strange &= squares_to_mean > reach * max(1.0, spread)
+        left = np.flatnonzero(strange)
+        while len(left):  # those that are nearer to the first one than to any state go with it
+            rows = appearances[left]
+            alike = _squares(rows, rows[:1])[:, 0] < squares[left]
+            known = self._begin(known, rows[alike].mean(0), begun)
+            left = left[~alike]
+        return known, strange
+
+    def _limits(self, known: KnownConditions, before: KnownConditions) -> Numbers:
+        """Return the squared distance from each state beyond which an image is a stranger.
+
+        Args:
+            known: The states.
+            before: What was known before the images that are asked about.
+        """
+        recent = before.recent
+        nearest = _nearest(recent, known.centres)
+        found = []
+        for state, centre in enumerate(known.centres):
+            own = recent[nearest == state]
+            if known.weights[state] >= FEWEST and len(own) >= FEWEST:
+                found.append(self._limit(own, centre[None]))
+            else:  # nobody knows how much its images vary, but for those that are like the source
+                like_source = bool(np.square(centre).sum() <= FAR**2)
+                found.append(STRANGER * self.describe.reach if like_source else math.inf)
+        return np.array(found)
+
+    def _limit(self, rows: Numbers, centre: Numbers) -> float:
+        """Return the same for a state of these images, which may vary more than the source."""
+        squares = _squares(rows, centre)
+        spread = float(squares.mean()) / self.describe.size
+        return STRANGER * max(self.describe.reach * max(1.0, spread), float(squares.max()))
+
+    def _some_like_source(self, rows: Numbers, before: KnownConditions, centres: Numbers) -> bool:
+        """Return whether images are like the source, while no state is and none has such images.
+
+        Args:
+            rows: The images.
+            before: What was known before these.
+            centres: Of the states.
+        """
+        far = np.square(centres).sum(1)
+        if far.min() <= FAR**2:
+            return False
+        lengths = np.sqrt(far)
+        squares = _squares(rows, centres)
+        states = squares.argmin(1)
+        to_source = np.square(rows).sum(1)
+        like = squares.min(1) - to_source > LIKE_SOURCE
+        like &= to_source <= STRANGER * self.describe.reach
+        recent = before.recent if like.any() else rows[:0]
+        for state in sorted(set(states[like].tolist())):
+            direction = centres[state] / lengths[state]
+            # How much the images of the state vary towards the source; at first, these images tell.
+            own = recent[_nearest(recent, centres) == state]
+            own = (own if len(own) >= FEWEST else rows[states == state]) @ direction
+            spread = float(own.std(ddof=1)) if len(own) >= FEWEST else 1.0  # as source images
+            places = rows[like & (states == state)] @ direction
+            if bool((lengths[state] - places > STRAYS * spread).any()):
+                return True
+        return False
+
+    def _searched(self, known: KnownConditions, begun: set[int]) -> KnownConditions:
         """Split states as long as there are two conditions in one."""
-        recent, centres, counts = known.recent, known.centres, known.weights
-        while len(centres) < self.most:
+        recent = known.recent
+        while (place := known.place(self.most, begun)) is not None:
+            centres = known.centres
             apart = APART if len(centres) == 1 else APART_LATER
             nearest = _nearest(recent, centres)
             found = [
@@ -197,19 +330,23 @@ class ConditionStates:
             if not found:
                 break
             _, stays, leaves, state = max(found, key=lambda each: each[0])
+            if place == state:
+                break
             if _distance(stays, centres[state]) > _distance(leaves, centres[state]):
                 stays, leaves = leaves, stays
             # What the state has seen belongs to the group that is nearer to it, but its centre
             # stood for both.
-            centres = np.concatenate([centres, leaves[None]])
-            centres[state] = stays
-            counts = np.append(counts, 0)
-            kept = counts.copy()
+            begun.add(place)
+            known = known.with_state(place, leaves)
+            start = known.centres.copy()
+            start[state] = stays
+            kept = known.weights.copy()
             kept[state] = 0.0
-            start = centres
+            centres = start
             for _ in range(STEPS):
                 centres, _ = _moved(start, kept, recent, _nearest(recent, centres))
-        return KnownConditions(centres, counts, recent, recent[:0])
+            known = replace(known, centres=centres)
+        return replace(known, searched=recent, unsearched=recent[:0])
 
 
 def _worth_a_search(known: KnownConditions, count: int) -> bool:
@@ -240,34 +377,6 @@ def _squares(rows: Numbers, centres: Numbers) -> Numbers:
 def _nearest(rows: Numbers, centres: Numbers) -> NDArray[np.int64]:
     found: NDArray[np.int64] = _squares(rows, centres).argmin(1)
     return found
-
-
-def _some_like_source(rows: Numbers, before: KnownConditions, centres: Numbers) -> bool:
-    """Return whether some images are like the source, while no state is and none has such images.
-
-    Args:
-        rows: The images.
-        before: What was known before these.
-        centres: Of the states.
-    """
-    far = np.square(centres).sum(1)
-    if far.min() <= FAR**2:
-        return False
-    lengths = np.sqrt(far)
-    squares = _squares(rows, centres)
-    states = squares.argmin(1)
-    like = squares.min(1) - np.square(rows).sum(1) > LIKE_SOURCE
-    recent = before.recent if like.any() else rows[:0]
-    for state in sorted(set(states[like].tolist())):
-        direction = centres[state] / lengths[state]
-        # How much the images of the state vary towards the source; at first, these images tell.
-        own = recent[_nearest(recent, centres) == state]
-        own = (own if len(own) >= FEWEST else rows[states == state]) @ direction
-        spread = float(own.std(ddof=1)) if len(own) >= FEWEST else 1.0  # as source images
-        places = rows[like & (states == state)] @ direction
-        if bool((lengths[state] - places > STRAYS * spread).any()):
-            return True
-    return False
 
 
 def _of_one_condition(rows: Numbers, mean: Numbers, centres: Numbers) -> bool:

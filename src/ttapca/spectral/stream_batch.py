@@ -122,6 +122,7 @@ class StreamBatch:
         self.settle_layers: SettleLayers | None = None
         self._conditions = [state.conditions for state in self.states]
         self._latest = [state.latest for state in self.states]
+        self._begun: set[tuple[int, int]] = set()  # conditions that this batch brought
         self._told_apart = False
         self._counted_images: list[Tensor] | None = None
         self._before: dict[str, Any] = {}
@@ -163,13 +164,16 @@ class StreamBatch:
             chosen, known = own[counted[own]], self._conditions[number]
             condition_of[own] = state.latest
             if known is not None and len(chosen):
-                self._conditions[number], found = conditions.told_apart(known, appearances[chosen])
+                self._conditions[number], found, begun = conditions.told_apart(
+                    known, appearances[chosen]
+                )
                 condition_of[own], condition_of[chosen] = found[-1], found
                 self._latest[number] = int(found[-1])
+                self._begun |= {(number, condition) for condition in begun}
         # In the order of streams, each of which has a group even if the batch has none of its.
         keys = list(zip(streams.tolist(), condition_of.tolist(), strict=True))
         groups = sorted({*keys, *enumerate(self._latest)})
-        if groups != self.groups:
+        if groups != self.groups or self._begun:
             self.groups, self._before = groups, {}
             self.version += 1
         if len(groups) > 1:
@@ -248,7 +252,8 @@ class StreamBatch:
             found = []
             for stream, condition in self.groups:
                 own = table(self.states[stream])
-                some = condition < len(own)
+                # Another condition may have had the same number before.
+                some = condition < len(own) and (stream, condition) not in self._begun
                 found.append(own.row(condition) if some else table(self.empty).row(0))
             self._before[name] = type(found[0]).of_each(found)
         return self._before[name]
@@ -351,7 +356,12 @@ class StreamBatch:
             )
             if layers is not None and before.layers is not None and self.empty.layers is not None:
                 moments, seen = layers
-                some = [each for each in places if seen[each[0]]]
+                # A condition that begins has nothing left of another one of its number.
+                some = [
+                    (place, condition)
+                    for place, condition in places
+                    if seen[place] or (number, condition) in self._begun
+                ]
                 after = _with_rows(before.layers, moments, some, self.empty.layers)
                 state = replace(state, layers=after)
             found.append(state if is_finite(state) else before)

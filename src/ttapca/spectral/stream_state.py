@@ -184,13 +184,17 @@ class StreamState:
 
     @property
     def shift(self) -> float:
-        """How surely the stream has shifted, from 0 to 1: the surest of its conditions."""
-        return float(self.spectra[0].shift.max())
+        """How surely the stream has shifted, from 0 to 1: the surest condition that is present."""
+        return float(self.spectra[0].shift[self.surest])
 
     @property
     def surest(self) -> int:
-        """The condition that has shifted most surely."""
-        return int(self.spectra[0].shift.argmax())
+        """The condition that has shifted most surely, of those that the last images have."""
+        shift = self.spectra[0].shift
+        if self.conditions is None:
+            return int(shift.argmax())
+        present = [state for state in self.conditions.present().tolist() if state < len(shift)]
+        return max(present, key=lambda state: float(shift[state]), default=self.latest)
 
     @property
     def known_conditions(self) -> int:
