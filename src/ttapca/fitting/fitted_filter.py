@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from ttapca import __version__
 from ttapca.errors import AttachError, LayerNotFoundError, NotEnoughDataError
 from ttapca.fitting.class_means import ClassMeans
+from ttapca.fitting.input_range import InputRange
 from ttapca.fitting.saved_contents import (
     CLASS_LIKENESS,
     CLASS_LOADINGS,
@@ -111,6 +112,9 @@ class FittedFilter:
         group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
             its path, shape (2, channels); see `ttapca.fitting.source_channels`.
         layer_norm_: The same for LayerNorm layers; empty in filters saved by an older ttapca.
+        inputs_: Range, mean and deviation of what the network was given, by channel of images; see
+            `ttapca.fitting.input_range`. None where that are no floating-point numbers, and in
+            filters saved by an older ttapca.
         classes_: What classes do to the network; see `ttapca.spectral.source_classes`. None if the
             model predicts no classes or has no normalisation layers, and in filters saved by an
             older ttapca.
@@ -145,6 +149,7 @@ class FittedFilter:
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     layer_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     classes_: SourceClasses | None = None
+    inputs_: InputRange | None = None
     versions: dict[str, str] = dataclasses.field(
         default_factory=lambda: {
             "ttapca": __version__,
@@ -391,6 +396,7 @@ def filter_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitte
         group_norm_=_by_path(tensors, GROUP_NORM),
         layer_norm_=_by_path(tensors, LAYER_NORM),
         classes_=_classes(tensors),
+        inputs_=InputRange.of_tensor(tensors["inputs"]) if "inputs" in tensors else None,
         versions=config["versions"],
     )
 

@@ -171,6 +171,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
         class_reach_=fitted.reach_of(collected.class_means),
         agreement_=_agreement(source, fitted, kept),
         mirror_agreement_=_mirror_agreement(source, kept),
+        inputs_=collected.inputs.found(),
     )
 
 

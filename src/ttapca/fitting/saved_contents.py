@@ -154,10 +154,13 @@ def _forms(
     if False in kind.sides and "input_mean" in tensors and "output_mean" not in tensors:
         del required["output_mean"]  # it follows from the mean of the input
     samples = _rows_and_columns(tensors.get("energies"))[0]
+    channels = _rows_and_columns(tensors.get("inputs"))[1]
+    words = "a lowest and a highest value, a mean between them and a deviation, by channel"
     optional = {
         "energies": TensorForm((samples, bands), torch.float32, "not below 0", _not_negative),
         "error_bound": TensorForm((components,), torch.float64, "not below 0", _not_negative),
         "class_reach": TensorForm((components,), torch.float32, "not below 0", _not_negative),
+        "inputs": TensorForm((4, channels), torch.float32, words, _is_range),
     }
     if "energies" in tensors:
         optional["rest"] = TensorForm((samples,), torch.float32, "not below 0", _not_negative)
@@ -289,6 +292,11 @@ def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> No
 def _has_variances(statistics: Tensor) -> bool:
     # The difference of two rounded numbers may be slightly negative for a constant channel.
     return bool((statistics[1] >= -ROUNDING).all())
+
+
+def _is_range(values: Tensor) -> bool:
+    low, high, mean, deviation = values
+    return bool((low <= mean).all() and (mean <= high).all() and (deviation >= 0).all())
 
 
 def _are_shares(values: Tensor) -> bool:

@@ -26,6 +26,9 @@ from ttapca.errors import (
     did_you_mean,
 )
 
+# What wrappers call the network that they hold.
+WRAPPED = ("model", "module", "_orig_mod")
+
 
 def multiply_adds(layer: nn.Module, outputs: int) -> int:
     """Return the multiply-adds for so many outputs of a convolution or linear layer; else 0.
@@ -79,6 +82,30 @@ def find_layer(model: nn.Module, path: str) -> nn.Module:
         offer = did_you_mean(path, layers) or f" There are: {shown}{more}."
         raise LayerNotFoundError(f"The model has no layer `{path}`.{offer}")
     return layers[path]
+
+
+def core_of(model: nn.Module) -> tuple[str, nn.Module]:
+    """Return the network inside of wrappers, and what stands before the paths of its layers.
+
+    A wrapper holds a network as `model`, `module` or `_orig_mod`, and no parameters beside it: a
+    layer that normalises, `DataParallel`, `torch.compile`.
+
+    Example:
+        >>> prefix, core = core_of(nn.DataParallel(nn.Sequential(nn.Linear(2, 3))))
+        >>> prefix, core
+        ('module.', Sequential(
+          (0): Linear(in_features=2, out_features=3, bias=True)
+        ))
+    """
+    prefix = ""
+    while True:
+        for name in WRAPPED:
+            inner = model._modules.get(name)
+            if inner is not None and {*model.parameters()} == {*inner.parameters()}:
+                prefix, model = f"{prefix}{name}.", inner
+                break
+        else:
+            return prefix, model
 
 
 def find_classifier(model: nn.Module, path: str | None) -> nn.Module:
