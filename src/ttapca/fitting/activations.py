@@ -35,11 +35,11 @@ from ttapca.spectral.affine import acts_on_input
 from ttapca.spectral.even_sample import Positions
 from ttapca.support.batches import SAMPLES, arguments_in, array_batches, precision_of
 from ttapca.support.modules import (
+    LayerPaths,
     caught_inputs,
     core_of,
     device_and_dtype,
     explained_inputs,
-    find_layer,
     stopped_at,
 )
 from ttapca.support.progress import Counted, Step
@@ -103,8 +103,9 @@ class SourceActivations:
         logits: FindLogits | None = None,
     ) -> None:
         self.model = model
-        self.path = path
-        self.layer = find_layer(model, path)
+        paths = LayerPaths(model)
+        self.path = paths.find(path)
+        self.layer = paths.layers[self.path]
         self._core = core_of(model)[1]
         if carries_filter(self.layer):
             raise AttachError(
