@@ -166,7 +166,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
     canonical = LayerPaths(source.model).canonical
     classes = channels.by_class()
     kept = [inputs.mapped(lambda x: x.to(source.device)) for inputs in collected.kept.all()]
-    return dataclasses.replace(
+    found = dataclasses.replace(
         fitted,
         layer=canonical(fitted.layer),
         group_norm_={canonical(path): each for path, each in channels.of(nn.GroupNorm).items()},
@@ -177,6 +177,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
         mirror_agreement_=_mirror_agreement(source, kept),
         inputs_=collected.inputs.found(),
     )
+    return dataclasses.replace(found, fingerprint_=found.fingerprint_of(source.model))
 
 
 def plan_fit(

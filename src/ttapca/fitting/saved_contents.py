@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ttapca._checks import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform
 from ttapca.errors import SavedFilterError
+from ttapca.fitting.fingerprint import COLUMNS
 from ttapca.spectral.basis import ROUTE_NAMES, Basis, TensorForm, basis_kind
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.outliers import floor_of, is_image
@@ -29,6 +30,7 @@ LAYER_NORM = "layer_norm:"
 CLASS_SHARES, CLASS_LOADINGS = "class_shares", "class_loadings"
 CLASS_LIKENESS = "class_likeness"
 CLASS_MOMENTS = "class_moments:"  # before the path of a normalisation layer
+FINGERPRINT = "fingerprint:"  # before the path of a layer
 PAIR_NUMBERS = "pair_numbers"
 PAIRS = "pairs:"  # before the path of a layer
 
@@ -170,6 +172,8 @@ def _forms(
         if "input_mean" in tensors and is_image(shape):
             optional |= _image_forms(tensors, samples)
     optional |= _norm_forms(tensors)
+    rows = (name for name in tensors if name.startswith(FINGERPRINT))
+    optional |= dict.fromkeys(rows, TensorForm((COLUMNS,), torch.float32))
     of_classes, of_layers = _class_forms(tensors)
     return required | of_classes, optional | of_layers
 

@@ -28,6 +28,7 @@ from ttapca.fitting.saved_contents import (
     CLASS_LOADINGS,
     CLASS_MOMENTS,
     CLASS_SHARES,
+    FINGERPRINT,
     GROUP_NORM,
     LAYER_NORM,
     PAIR_NUMBERS,
@@ -109,6 +110,7 @@ def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tenso
         **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
         **{LAYER_NORM + name: found for name, found in fitted.layer_norm_.items()},
         **_class_tensors(fitted),
+        **{FINGERPRINT + name: found for name, found in fitted.fingerprint_.items()},
     }
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
