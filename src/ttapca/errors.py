@@ -39,6 +39,10 @@ class OtherWeightsWarning(TtapcaWarning):
     """A filter was fitted on other weights than the network has."""
 
 
+class InputRangeWarning(TtapcaWarning):
+    """Images are in other units than those of the fit, as if a normalisation were missing."""
+
+
 class CallbackWarning(TtapcaWarning):
     """A function of the user's that is called now and then has failed; the work goes on."""
 
@@ -176,14 +180,7 @@ class StreamNameError(TtapcaError, ValueError):
 
 
 def warn_caller(message: str, category: type[TtapcaWarning]) -> None:
-    """Warn with the line of the user's code that called, whatever of us and torch lies between.
-
-    Example:
-        >>> with warnings.catch_warnings(record=True) as found:
-        ...     warn_caller("This network has 2 classes.", TtapcaWarning)
-        >>> found[0].category.__name__
-        'TtapcaWarning'
-    """
+    """Warn with the line of the user's code that called, whatever of us and torch lies between."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(BETWEEN):
         level, frame = level + 1, frame.f_back

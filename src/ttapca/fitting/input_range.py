@@ -64,6 +64,16 @@ class InputRange:
         """Return what was written as `tensor`."""
         return cls(*tensor)
 
+    def in_words(self) -> str:
+        """Say which numbers these are.
+
+        Example:
+            >>> InputRange.of(torch.tensor([[0.0, 1.0], [0.0, 3.0]])).in_words()
+            'mean 1 and range 0 to 3'
+        """
+        mean, low, high = self.mean.mean(), self.low.min(), self.high.max()
+        return f"mean {float(mean):.3g} and range {float(low):.3g} to {float(high):.3g}"
+
     def beyond(self, samples: Tensor) -> Tensor:
         """Return by how many widths of the range the values of each sample leave it at most.
 

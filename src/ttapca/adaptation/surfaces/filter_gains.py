@@ -7,6 +7,7 @@ import hashlib
 from torch import Tensor, nn
 
 from ttapca.adaptation.surfaces.base import Surface
+from ttapca.adaptation.surfaces.input_check import InputCheck
 from ttapca.errors import TruncationWarning, warn_caller
 from ttapca.fitting.fitted_filter import Attachment, FittedFilter, attach
 from ttapca.spectral.closed_form import ClosedFormGain
@@ -41,6 +42,7 @@ class SpectralGains(Surface):
         self._options = options
         self.strict = strict
         self._attachment: Attachment | None = None
+        self._check: InputCheck | None = None
         self.filter = None
         self.in_closed_form = is_closed_form(gain)
 
@@ -59,6 +61,8 @@ class SpectralGains(Surface):
             model, self._fitted, self._gain, strict=self.strict, **self._options
         )
         self.filter = self._attachment.filter
+        if self._fitted.inputs_ is not None:
+            self._check = InputCheck(model, self._fitted.inputs_)
         if stream is not None:
             name = f"gains at {self.layer}"
             if self.filter.gain is not None:
@@ -77,6 +81,8 @@ class SpectralGains(Surface):
         if self._attachment is not None:
             self._attachment.detach()
             self._attachment = None
+        if self._check is not None:
+            self._check.remove()
 
     @property
     def layer(self) -> str:
