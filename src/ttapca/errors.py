@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 LONGEST_NAME = 200
+BETWEEN = ("ttapca.", "torch.")  # modules
 
 
 class TtapcaError(Exception):
@@ -30,6 +33,14 @@ class TruncationWarning(TtapcaWarning):
 
 class BasisWarning(TtapcaWarning):
     """A method that is about principal components has a filter of other ones."""
+
+
+class OtherWeightsWarning(TtapcaWarning):
+    """A filter was fitted on other weights than the network has."""
+
+
+class InputRangeWarning(TtapcaWarning):
+    """Images are in other units than those of the fit, as if a normalisation were missing."""
 
 
 class CallbackWarning(TtapcaWarning):
@@ -166,6 +177,14 @@ class UnknownStreamError(TtapcaError, KeyError):
 
 class StreamNameError(TtapcaError, ValueError):
     """The name of a stream has letters that it must not have, or is too long."""
+
+
+def warn_caller(message: str, category: type[TtapcaWarning]) -> None:
+    """Warn with the line of the user's code that called, whatever of us and torch lies between."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(BETWEEN):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

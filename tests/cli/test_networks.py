@@ -15,12 +15,15 @@ import pytest
 import torch
 from PIL import Image
 from scripts.pack_checkpoint import command_of
+from torch import nn
 
 import ttapca
+from ttapca import networks
 from ttapca.benchmark import Results
 from ttapca.benchmark.network_source import NetworkSource
 from ttapca.errors import UntrainedWarning
 from ttapca.networks import build, runs
+from ttapca.networks.factories import NormalisedNetwork
 from ttapca.networks.runs import WEIGHTS
 from ttapca.networks.weight_files import read_weights
 
@@ -120,8 +123,17 @@ def test_ones_own_network_that_takes_normalised_images(place: Path, command) -> 
     assert entropies[2] != pytest.approx(entropies[0], rel=0.1)
     command(f"fit {bare} {numbers} --components 40 --to f")
     fitted = ttapca.load("f")
-    assert fitted.layer == "model.conv1"
+    assert fitted.layer == "conv1"
     assert fitted.outliers_ is not None  # its input is known for the images
+    # Python's network is the same without the normalisation that the command put in front of it.
+    own = networks.load("digits-small-cnn")
+    own.normalise = nn.Identity()
+    images = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with ttapca.adapt(own, "wiener", filter=fitted) as adapted:
+        expected = adapted((images - 0.5) / 0.25)
+    wrapped = NormalisedNetwork(own, networks.Normalisation((0.5,), (0.25,)))
+    with ttapca.adapt(wrapped, "wiener", filter=fitted) as adapted:
+        torch.testing.assert_close(adapted(images), expected)
     words = f"bench {bare} {numbers} --filter f --methods wiener --corruptions fog --images 20"
     command(f"{words} --settings online --to r.sqlite")
     with Results("r.sqlite", readonly=True) as results:

@@ -228,8 +228,9 @@ def test_networks_that_are_not_there(tmp_path: Path, monkeypatch: Any) -> None:
 def test_everything_works_on_such_a_network(tmp_path: Path, monkeypatch: Any) -> None:
     network = loaded({**SCALED, "size": 16}, tmp_path, monkeypatch)
     layers = describe_layers(network, network.input_shape).layers
-    assert {"model.stem", "model.head"} <= {layer.name for layer in layers}
-    fitted = ttapca.fit(network, "model.stem", IMAGES, 5)
+    assert {"normalise", "stem", "head"} == {layer.name for layer in layers}
+    fitted = ttapca.fit(network, "stem", IMAGES, 5)
+    assert fitted.layer == "stem"
     assert ttapca.adapt(network, "wiener", filter=fitted)(IMAGES).shape == (40, 5)
 
 
@@ -326,7 +327,7 @@ def test_a_transformer_of_transformers(tmp_path: Path) -> None:
         load(f"hf:{tmp_path / 'nothing'}")
     # Its filter is at the patch embedding, which has far fewer outputs than inputs.
     table = describe_layers(network, (3, 16, 16))
-    assert table.recommended == "model.vit.embeddings.patch_embeddings.projection"
+    assert table.recommended == "vit.embeddings.patch_embeddings.projection"
     fitted = ttapca.fit(network, table.recommended, smooth_images(60, 16))
     assert fitted.basis.at_input
     assert fitted.outliers_ is not None

@@ -86,6 +86,7 @@ class ChainPasses(Mover):
         # Only now are they attached, and know whether the model has such layers.
         if self._statistics is not None and self._statistics.classes is not None:
             self._known = self._statistics.classes
+            self.classes = self._known.classes  # by the paths of this model
         pairs = self.classes.pairs
         features = 0 if pairs is None else pairs.features
         stream.declare_state(chain=self.chain.start(features=features))

@@ -34,7 +34,14 @@ from ttapca.fitting.source_channels import FindLogits, SourceChannels, found_log
 from ttapca.spectral.affine import acts_on_input
 from ttapca.spectral.even_sample import Positions
 from ttapca.support.batches import SAMPLES, arguments_in, array_batches, precision_of
-from ttapca.support.modules import device_and_dtype, explained_inputs, find_layer, stopped_at
+from ttapca.support.modules import (
+    LayerPaths,
+    caught_inputs,
+    core_of,
+    device_and_dtype,
+    explained_inputs,
+    stopped_at,
+)
 from ttapca.support.progress import Counted, Step
 
 # Wraps the batches while they are read. If it has a method `plan`, that is given the `FitPlan`
@@ -96,8 +103,10 @@ class SourceActivations:
         logits: FindLogits | None = None,
     ) -> None:
         self.model = model
-        self.path = path
-        self.layer = find_layer(model, path)
+        paths = LayerPaths(model)
+        self.path = paths.find(path)
+        self.layer = paths.layers[self.path]
+        self._core = core_of(model)[1]
         if carries_filter(self.layer):
             raise AttachError(
                 f"A filter is fitted on the untouched model; `{path}` already carries a filter. "
@@ -301,9 +310,10 @@ class SourceActivations:
             if into is not None:
                 into.kept.take(whole, positions.of(read, len(whole.first)))
             for inputs in whole.parts(reading.together):
-                activation = self._activation(inputs, reading.at)
+                activation, given = self._activation(inputs, reading.at)
                 self._check(activation, reading, where, inputs.first)
                 if into is not None:
+                    into.inputs.add(given)
                     places = positions.of(read, len(inputs.first))
                     self._measure(inputs, activation, places, into)
                     # A layer may give several rows for a sample.
@@ -329,14 +339,16 @@ class SourceActivations:
                 activation = activation[measured.to(activation.device)]
             into.class_means.add(activation, weights.to(shares)[:, None] * shares)
 
-    def _activation(self, inputs: ModelInputs, at: Side) -> Tensor:
-        """Run the network up to the layer."""
-        with stopped_at(self.layer, before=at == "input") as reached:
+    def _activation(self, inputs: ModelInputs, at: Side) -> tuple[Tensor, Any]:
+        """Run the network up to the layer; return that, and what the network itself was given."""
+        with (
+            caught_inputs(self._core) as given,
+            stopped_at(self.layer, before=at == "input") as reached,
+        ):
             inputs.run(self.model)
         if not reached:
             raise LayerOutputError(f"`{self.path}` was not called in the forward pass of a batch.")
-        activation: Tensor = reached[0]
-        return activation
+        return reached[0], given[0] if given else None
 
     def _check(self, activation: Tensor, reading: Reading, where: str, samples: Tensor) -> None:
         """Raise unless the activations have the shape of the first batch and are finite."""

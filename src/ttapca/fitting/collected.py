@@ -18,6 +18,7 @@ from torch import Tensor
 from ttapca.errors import NotEnoughDataError
 from ttapca.fitting.channel_sums import ChannelSums
 from ttapca.fitting.class_means import ClassMeans
+from ttapca.fitting.input_range import InputSums
 from ttapca.fitting.measuring_rule import MeasuringRule
 from ttapca.fitting.model_inputs import KeptInputs, ModelInputs
 from ttapca.spectral.cosine import CoefficientMoments
@@ -66,6 +67,7 @@ class Collected:
         kept: Some data, to predict again.
         channels: Sums over channels of normalisation layers.
         class_means: Means of the activations by class.
+        inputs: Sums over what the network was given.
     """
 
     reading: Reading
@@ -74,6 +76,7 @@ class Collected:
     kept: KeptInputs
     channels: ChannelSums = field(default_factory=ChannelSums)
     class_means: ClassMeans = field(default_factory=ClassMeans)
+    inputs: InputSums = field(default_factory=InputSums)
 
     @classmethod
     def nothing(cls, reading: Reading, device: torch.device | str = "cpu") -> Collected:
@@ -115,6 +118,7 @@ class Collected:
         self.kept.merge(other.kept)
         self.channels.merge(other.channels)
         self.class_means.merge(other.class_means)
+        self.inputs.merge(other.inputs)
         return self
 
     def check_samples(self) -> None:
@@ -133,6 +137,7 @@ class Collected:
             "kept": self.kept.tensors(),
             "channels": self.channels.tensors(),
             "class_means": self.class_means.tensors(),
+            "inputs": self.inputs.tensors(),
         }
         if self.moments is not None:
             parts["moments"] = self.moments.tensors()
@@ -168,6 +173,7 @@ class Collected:
             kept,
             ChannelSums.from_tensors(part("channels")),
             ClassMeans.from_tensors(part("class_means")),
+            InputSums.from_tensors(part("inputs")),
         )
 
 

@@ -25,13 +25,22 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ttapca import __version__
-from ttapca.errors import AttachError, LayerNotFoundError, NotEnoughDataError
+from ttapca.errors import (
+    AttachError,
+    LayerNotFoundError,
+    NotEnoughDataError,
+    OtherWeightsWarning,
+    warn_caller,
+)
 from ttapca.fitting.class_means import ClassMeans
+from ttapca.fitting.fingerprint import SAME_WEIGHTS, distance, fingerprint
+from ttapca.fitting.input_range import InputRange
 from ttapca.fitting.saved_contents import (
     CLASS_LIKENESS,
     CLASS_LOADINGS,
     CLASS_MOMENTS,
     CLASS_SHARES,
+    FINGERPRINT,
     GROUP_NORM,
     LAYER_NORM,
     PAIR_NUMBERS,
@@ -111,6 +120,12 @@ class FittedFilter:
         group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
             its path, shape (2, channels); see `ttapca.fitting.source_channels`.
         layer_norm_: The same for LayerNorm layers; empty in filters saved by an older ttapca.
+        inputs_: Range, mean and deviation of what the network was given, by channel of images; see
+            `ttapca.fitting.input_range`. None where that are no floating-point numbers, and in
+            filters saved by an older ttapca.
+        fingerprint_: Of the weights that all of this depends on, those of the layer and of the
+            normalisation layers that were measured, by path; see `ttapca.fitting.fingerprint`.
+            Empty in filters saved by an older ttapca.
         classes_: What classes do to the network; see `ttapca.spectral.source_classes`. None if the
             model predicts no classes or has no normalisation layers, and in filters saved by an
             older ttapca.
@@ -145,6 +160,8 @@ class FittedFilter:
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     layer_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     classes_: SourceClasses | None = None
+    inputs_: InputRange | None = None
+    fingerprint_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     versions: dict[str, str] = dataclasses.field(
         default_factory=lambda: {
             "ttapca": __version__,
@@ -238,6 +255,63 @@ class FittedFilter:
             >>> ttapca.fit(model, "0", images, route="dct").check_shape((1, 12, 9))
         """
         self.basis.check_shape(tuple(shape), self.shape)
+
+    def fingerprint_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the fingerprint of the weights of a model that this filter depends on."""
+        paths = {*self.group_norm_, *self.layer_norm_}
+        if self.classes_ is not None:
+            paths |= self.classes_.layers.keys()
+        if self.basis.of_weights:  # these are compared with the basis
+            return fingerprint(model, paths - {self.layer})
+        return fingerprint(model, paths | {self.layer}) or fingerprint(model, {""})
+
+    def check_weights(self, model: nn.Module, *, strict: bool = False) -> None:
+        """Warn if a model has other weights than that of the fit: what was measured is not its own.
+
+        Rounding to another precision is no other weights, and a filter that was saved by an older
+        ttapca knows of none.
+
+        Args:
+            model: The model.
+            strict: Refuse such a model.
+
+        Raises:
+            AttachError: `strict`, and the weights are others or unknown.
+
+        Warns:
+            OtherWeightsWarning: The weights are others.
+        """
+        if strict and not self.fingerprint_ and not self.basis.of_weights:
+            raise AttachError(
+                "`strict=True` needs a filter that knows the weights it was fitted on; this one "
+                "was saved by an older ttapca, or its network has none. Fit it again, or leave "
+                "`strict` out."
+            )
+        away = self._distance_to(model)
+        if away <= SAME_WEIGHTS:
+            return
+        fault = (
+            f"The filter at `{self.layer}` was fitted on other weights: those of this model differ "
+            f"by {100 * away:.0f} % in that layer or in normalisation layers, where rounding makes "
+            f"less than {100 * SAME_WEIGHTS:.0f} %."
+        )
+        if strict:
+            raise AttachError(f"{fault} Fit a filter on this model, or leave `strict` out.")
+        warn_caller(
+            f"{fault} What it knows of source data is not true of this model. Fit a filter on it.",
+            OtherWeightsWarning,
+        )
+
+    def _distance_to(self, model: nn.Module) -> float:
+        """Return how far the weights of a model are from those of the fit."""
+        found = fingerprint(model, self.fingerprint_)
+        # One layer would count for little among many that normalise.
+        own = {"", self.layer}
+        parts = [
+            {path: each for path, each in self.fingerprint_.items() if (path in own) is of_own}
+            for of_own in (True, False)
+        ]
+        return max(distance(part, found) for part in parts)
 
     def truncated(self, n_components: int) -> FittedFilter:
         """Return the same filter with its first components only, without a new fit.
@@ -391,6 +465,8 @@ def filter_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitte
         group_norm_=_by_path(tensors, GROUP_NORM),
         layer_norm_=_by_path(tensors, LAYER_NORM),
         classes_=_classes(tensors),
+        inputs_=InputRange.of_tensor(tensors["inputs"]) if "inputs" in tensors else None,
+        fingerprint_=_by_path(tensors, FINGERPRINT),
         versions=config["versions"],
     )
 
@@ -491,6 +567,8 @@ def attach(
     model: nn.Module,
     fitted: FittedFilter,
     gain: GainName | type[Gain] | None = None,
+    *,
+    strict: bool = False,
     **options: object,
 ) -> Attachment:
     """Put a fitted filter at its layer.
@@ -501,14 +579,19 @@ def attach(
         gain: Name of its gains: learned `relu`, `exponential` or `multiplicative`, or in closed
             form `wiener`, `match`, `two-sided`, `pulled`. Or a class of gains. Without, all gains
             are 1.
+        strict: Refuse a model with other weights than that of the fit, instead of a warning.
         **options: Options of the gain, see `ttapca.spectral.gains`.
 
     Returns:
         A handle to switch the filter off and to take it away.
 
+    Warns:
+        OtherWeightsWarning: The filter was fitted on other weights.
+
     Raises:
         LayerNotFoundError: The model has no such layer.
-        AttachError: The layer carries a filter already, or has other weights than at the fit.
+        AttachError: The layer carries a filter already, or its weights are others than those that
+            a folded basis belongs to, or any others if `strict`.
         OptionError: There is no such gain or option, or its value makes no sense.
 
     Example:
@@ -535,6 +618,7 @@ def attach(
             "what put it there first."
         )
     fitted.basis.check_layer(layer, fitted.layer, fitted.shape, math.prod(fitted.output_shape))
+    fitted.check_weights(model, strict=strict)
     device, dtype = device_and_dtype(layer, model)
     precise = torch.promote_types(dtype, torch.float32)
     # Converted before it is moved: not every device has float64.

@@ -33,7 +33,7 @@ from ttapca.fitting.sample_routes import by_gram, randomised
 from ttapca.fitting.source_channels import SourceChannels
 from ttapca.fitting.summed_routes import SUMMED
 from ttapca.spectral.pca import check_n_components
-from ttapca.support.modules import check_model, evaluation_mode
+from ttapca.support.modules import LayerPaths, check_model, evaluation_mode
 from ttapca.support.outputs import OutputKind, Outputs
 
 # Rounding leaves a share of variance of about this size where a basis is complete.
@@ -77,7 +77,8 @@ def fit(
 
     Args:
         model: Any trained module.
-        layer: Dotted path of one of its layers, as in `model.named_modules()`.
+        layer: Dotted path of one of its layers, as in `model.named_modules()`. What wrappers put in
+            front of it, such as `module.`, can be left out; the filter has the path without it.
         data: Source data, usually a loader of training batches: tensors, pairs whose first element
             is one, or dicts with the model's arguments; or a single tensor or array of samples; or
             data in parts, `ttapca.datasets.Shards`. At least 32 samples: fewer do not tell how much
@@ -162,16 +163,21 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
     """Return a filter with all that was measured beside its basis."""
     source, collected = task.source, task.collected
     channels = SourceChannels(source.model, source.find_logits, collected.channels)
+    canonical = LayerPaths(source.model).canonical
+    classes = channels.by_class()
     kept = [inputs.mapped(lambda x: x.to(source.device)) for inputs in collected.kept.all()]
-    return dataclasses.replace(
+    found = dataclasses.replace(
         fitted,
-        group_norm_=channels.of(nn.GroupNorm),
-        layer_norm_=channels.of(nn.LayerNorm),
-        classes_=channels.by_class(),
+        layer=canonical(fitted.layer),
+        group_norm_={canonical(path): each for path, each in channels.of(nn.GroupNorm).items()},
+        layer_norm_={canonical(path): each for path, each in channels.of(nn.LayerNorm).items()},
+        classes_=None if classes is None else classes.renamed(canonical),
         class_reach_=fitted.reach_of(collected.class_means),
         agreement_=_agreement(source, fitted, kept),
         mirror_agreement_=_mirror_agreement(source, kept),
+        inputs_=collected.inputs.found(),
     )
+    return dataclasses.replace(found, fingerprint_=found.fingerprint_of(source.model))
 
 
 def plan_fit(

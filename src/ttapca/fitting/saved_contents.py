@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ttapca._checks import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform
 from ttapca.errors import SavedFilterError
+from ttapca.fitting.fingerprint import COLUMNS
 from ttapca.spectral.basis import ROUTE_NAMES, Basis, TensorForm, basis_kind
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.outliers import floor_of, is_image
@@ -29,6 +30,7 @@ LAYER_NORM = "layer_norm:"
 CLASS_SHARES, CLASS_LOADINGS = "class_shares", "class_loadings"
 CLASS_LIKENESS = "class_likeness"
 CLASS_MOMENTS = "class_moments:"  # before the path of a normalisation layer
+FINGERPRINT = "fingerprint:"  # before the path of a layer
 PAIR_NUMBERS = "pair_numbers"
 PAIRS = "pairs:"  # before the path of a layer
 
@@ -154,10 +156,13 @@ def _forms(
     if False in kind.sides and "input_mean" in tensors and "output_mean" not in tensors:
         del required["output_mean"]  # it follows from the mean of the input
     samples = _rows_and_columns(tensors.get("energies"))[0]
+    channels = _rows_and_columns(tensors.get("inputs"))[1]
+    words = "a lowest and a highest value, a mean between them and a deviation, by channel"
     optional = {
         "energies": TensorForm((samples, bands), torch.float32, "not below 0", _not_negative),
         "error_bound": TensorForm((components,), torch.float64, "not below 0", _not_negative),
         "class_reach": TensorForm((components,), torch.float32, "not below 0", _not_negative),
+        "inputs": TensorForm((4, channels), torch.float32, words, _is_range),
     }
     if "energies" in tensors:
         optional["rest"] = TensorForm((samples,), torch.float32, "not below 0", _not_negative)
@@ -167,6 +172,8 @@ def _forms(
         if "input_mean" in tensors and is_image(shape):
             optional |= _image_forms(tensors, samples)
     optional |= _norm_forms(tensors)
+    rows = (name for name in tensors if name.startswith(FINGERPRINT))
+    optional |= dict.fromkeys(rows, TensorForm((COLUMNS,), torch.float32))
     of_classes, of_layers = _class_forms(tensors)
     return required | of_classes, optional | of_layers
 
@@ -289,6 +296,11 @@ def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> No
 def _has_variances(statistics: Tensor) -> bool:
     # The difference of two rounded numbers may be slightly negative for a constant channel.
     return bool((statistics[1] >= -ROUNDING).all())
+
+
+def _is_range(values: Tensor) -> bool:
+    low, high, mean, deviation = values
+    return bool((low <= mean).all() and (mean <= high).all() and (deviation >= 0).all())
 
 
 def _are_shares(values: Tensor) -> bool:

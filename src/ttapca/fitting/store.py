@@ -28,6 +28,7 @@ from ttapca.fitting.saved_contents import (
     CLASS_LOADINGS,
     CLASS_MOMENTS,
     CLASS_SHARES,
+    FINGERPRINT,
     GROUP_NORM,
     LAYER_NORM,
     PAIR_NUMBERS,
@@ -104,10 +105,12 @@ def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tenso
         "class_reach": fitted.class_reach_,
         "outliers": fitted.outliers_,
         "textures": fitted.textures_,
+        "inputs": None if fitted.inputs_ is None else fitted.inputs_.tensor,
         **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
         **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
         **{LAYER_NORM + name: found for name, found in fitted.layer_norm_.items()},
         **_class_tensors(fitted),
+        **{FINGERPRINT + name: found for name, found in fitted.fingerprint_.items()},
     }
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 

@@ -7,11 +7,13 @@ from typing import Literal
 
 from torch import nn
 
+from ttapca._checks import Flag, check_option
 from ttapca.adaptation.adapter import Adapter, Forgetting
 from ttapca.adaptation.guards import CollapseGuard, GuardAction, make_guard
 from ttapca.adaptation.health import Health
 from ttapca.adaptation.optimisation import Logits
 from ttapca.adaptation.shift_alarm import ShiftAlarm
+from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import Method, registration
@@ -46,7 +48,7 @@ MethodName = Literal[
 ]
 
 # What every method takes, beside its own options.
-BESIDE = ("forgetting", "guard", "outputs", "on_shift")
+BESIDE = ("forgetting", "guard", "outputs", "on_shift", "strict")
 
 
 def adapt(
@@ -58,6 +60,7 @@ def adapt(
     logits: FindLogits | Logits | None = None,
     outputs: OutputKind | None = None,
     on_shift: ShiftAlarm | Callable[[Health], object] | None = None,
+    strict: bool = False,
     filter: FittedFilter | Sequence[FittedFilter] | None = None,
     steps: int | None = None,
     lr: float | None = None,
@@ -82,6 +85,8 @@ def adapt(
         on_shift: A function that is given the `Health` of a stream when its data begin to shift,
             and when that is over, such as `print`; or a `ShiftAlarm`. For filters with closed-form
             gains.
+        strict: Refuse a filter that was fitted on other weights than the model has, instead of a
+            warning.
         filter: The fitted filter, which spectral methods need. Any other method with gradient
             steps then moves its gains as well. Closed-form methods take several, one per layer.
         steps: Gradient steps on each batch; as in the method's paper by default.
@@ -91,6 +96,9 @@ def adapt(
 
     Returns:
         The adapter: call it to predict and adapt; `reset()`, `disabled()`, `detach()`.
+
+    Warns:
+        OtherWeightsWarning: The filter was fitted on other weights than the model has.
 
     Raises:
         OptionError: A name or a value makes no sense, or an option would have no effect.
@@ -120,6 +128,12 @@ def adapt(
         registration(method).check_names(list(options), beside=BESIDE)
         chosen = registration(method).make(**options)
     made = chosen.for_outputs(outputs).assemble()
+    check_option("strict", strict, Flag())
+    gains = [each for each in made.surfaces if isinstance(each, SpectralGains)]
+    if strict and not gains:
+        raise OptionError("`strict` would have no effect: there is no filter. Leave it out.")
+    for each in gains:
+        each.strict = strict
     return Adapter(
         model,
         made.surfaces,

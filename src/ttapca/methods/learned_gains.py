@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -10,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from ttapca._checks import Number
 from ttapca.adaptation.optimisation import GradientSteps, Logits, mean_entropy
 from ttapca.adaptation.surfaces import SpectralGains
-from ttapca.errors import BasisWarning
+from ttapca.errors import BasisWarning, warn_caller
 from ttapca.methods.method import (
     Assembly,
     GradientMethod,
@@ -86,13 +85,12 @@ class TTAPCA(GradientMethod):
         options = {name: value for name, value in given.items() if value is not None}
         fitted = needed_filter(self.filter)
         if not fitted.basis.principal:
-            warnings.warn(
+            warn_caller(
                 f"The paper's filters, here `ttapca` with {self.gain} gains, are for principal "
                 f"components; found a filter of {fitted.basis.kind.lower()} at `{fitted.layer}`, "
                 'so results are not those of the paper. Fit it with `route="pca"`, or choose a '
                 "method in closed form such as `wiener`, which takes both.",
                 BasisWarning,
-                stacklevel=3,  # whoever called `adapt`
             )
         gains = SpectralGains(fitted, self.gain, **options)
         mover = GradientSteps(mean_entropy, **self.stepping())

@@ -14,7 +14,12 @@ from ttapca.errors import ShapeError, TtapcaError
 from ttapca.spectral.affine import WEIGHTED, takes_images
 from ttapca.spectral.basis import LARGEST_DENSE, cosines_serve, usual_basis
 from ttapca.spectral.outliers import is_image
-from ttapca.support.modules import device_and_dtype, evaluation_mode, multiply_adds
+from ttapca.support.modules import (
+    LayerPaths,
+    device_and_dtype,
+    evaluation_mode,
+    multiply_adds,
+)
 
 DEFAULT_COMPONENTS = 2000  # as in the paper
 BYTES_A_NUMBER = 4  # a filter computes in float32
@@ -25,7 +30,7 @@ class LayerFacts:
     """One layer, and what a filter would cost there.
 
     Attributes:
-        name: Dotted path.
+        name: Dotted path, without what wrappers put in front of it.
         kind: The layer's class.
         input_shape: Shape for one sample; None if the layer does not take a tensor first.
         output_shape: Shape for one sample.
@@ -148,7 +153,8 @@ def _advice(best: LayerFacts | None, image: tuple[int, ...]) -> str:
 
 
 def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
-    names = {module: name for name, module in model.named_modules() if name}
+    paths = LayerPaths(model)
+    names = {module: paths.canonical(path) for path, module in paths.layers.items()}
     seen: dict[str, _Seen] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -33,11 +33,12 @@ from ttapca._checks import ListOf, Maybe, Number, Plain, Record, Text, Whole, co
 from ttapca.errors import CheckpointError, OptionError
 from ttapca.networks.network import INPUT_SHAPE, MOST_CHANNELS, MOST_CLASSES
 from ttapca.support.disk import make_folder, replace_file
+from ttapca.support.modules import WRAPPED
 from ttapca.support.parsing import parse_json
 
 SAFETENSORS = ".safetensors"
 WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
-PREFIX = re.compile(r"^(?:module|model|_orig_mod)\.")  # of what wraps a network
+PREFIX = re.compile(rf"^(?:{'|'.join(WRAPPED)})\.")
 FORMAT = "ttapca.weights"
 
 # What a file of ours says about its network. Callers of `train` may add anything that is plain.

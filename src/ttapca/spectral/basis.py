@@ -85,6 +85,8 @@ class Basis(nn.Module, abc.ABC):
         accuracy: How exact the components are when the route that found them is exact.
         kind: What the components are.
         principal: Whether they are principal ones.
+        of_weights: Whether it follows from the weights of the layer, which `check_layer` then
+            compares.
         at_once: How many samples are best worked on at a time; None for all of a batch.
     """
 
@@ -96,6 +98,7 @@ class Basis(nn.Module, abc.ABC):
     accuracy: ClassVar[str] = "exact up to rounding"
     kind: ClassVar[str] = "Principal components"
     principal: ClassVar[bool] = True
+    of_weights: ClassVar[bool] = False
     at_once: int | None = None
 
     @property
@@ -331,6 +334,7 @@ class Folded(_MatrixBasis):
         "to_components": "project",
         "from_components": "rebuild",
     }
+    of_weights = True
 
     def lengths(self) -> Tensor:
         """See `Basis`: its components have length 1 in the layer's output only."""

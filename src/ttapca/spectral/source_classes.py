@@ -25,8 +25,8 @@ the class means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -152,6 +152,15 @@ class SourceClasses:
     layers: dict[str, Tensor]
     likeness: dict[str, float] = field(default_factory=dict)
     pairs: PairStatistic | None = None
+
+    def renamed(self, rename: Callable[[str], str]) -> SourceClasses:
+        """Return the same with other paths of layers."""
+
+        def each(known: Mapping[str, Any]) -> dict[str, Any]:
+            return {rename(path): value for path, value in known.items()}
+
+        pairs = self.pairs and replace(self.pairs, layers=each(self.pairs.layers))
+        return replace(self, layers=each(self.layers), likeness=each(self.likeness), pairs=pairs)
 
     @classmethod
     def from_sums(

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ from ttapca.errors import (
     TtapcaError,
     did_you_mean,
 )
+
+# What wrappers call the network that they hold.
+WRAPPED_BY_TORCH = ("module", "_orig_mod")
+WRAPPED = ("model", *WRAPPED_BY_TORCH)
 
 
 def multiply_adds(layer: nn.Module, outputs: int) -> int:
@@ -61,8 +66,105 @@ def check_model(model: object) -> None:
         )
 
 
+class LayerPaths:
+    """Dotted paths of the layers of a model, whatever wraps the network.
+
+    Wrappers put `model.`, `module.` or `_orig_mod.` in front of the paths of layers, and the last
+    two of these also where a part of a network is wrapped. So `0` and `model.0` are one layer
+    unless the model has both.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        layers: By path, as in `model.named_modules()`.
+
+    Example:
+        >>> paths = LayerPaths(nn.DataParallel(nn.Sequential(nn.Linear(2, 3))))
+        >>> paths.find("0"), paths.find("model.0"), paths.canonical("module.0")
+        ('module.0', 'module.0', '0')
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers: dict[str, nn.Module] = {
+            name: module for name, module in model.named_modules() if name
+        }
+        self._model = model
+
+    def find(self, path: str) -> str:
+        """Return the path that a layer has in this model.
+
+        The path itself wins, then one that differs by `module.` and `_orig_mod.` only.
+
+        Raises:
+            LayerNotFoundError: There is no such layer, or there are several; near names are
+                offered.
+        """
+        if path in self.layers:
+            return path
+        for bare, known in zip((_unwrapped, _bare), self._by_bare_path, strict=True):
+            near = known.get(bare(path), [])
+            if len(near) == 1:
+                return near[0]
+            if near:
+                several = " and ".join(f"`{name}`" for name in near)
+                raise LayerNotFoundError(
+                    f"The model has no layer `{path}`, but several that it may stand for: "
+                    f"{several}. Name one of these."
+                )
+        names = [f"`{name}`" for name in self.layers]
+        shown = ", ".join(names[:8]) or "none"
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        offer = did_you_mean(path, self.layers) or f" There are: {shown}{more}."
+        raise LayerNotFoundError(f"The model has no layer `{path}`.{offer}")
+
+    def find_any(self, path: str) -> str:
+        """Return the path that a layer has in this model; the path itself if there is none."""
+        try:
+            return self.find(path)
+        except LayerNotFoundError:
+            return path
+
+    def canonical(self, path: str) -> str:
+        """Return the path that a layer of this model has in the network without its wrappers.
+
+        A path that could be mistaken for that of another layer stays as it is.
+        """
+        short = _unwrapped(path.removeprefix(self._prefix))
+        return short if self.find_any(short) == path else path
+
+    @cached_property
+    def _prefix(self) -> str:
+        return core_of(self._model)[0]
+
+    @cached_property
+    def _by_bare_path(self) -> list[dict[str, list[str]]]:
+        found: list[dict[str, list[str]]] = [{}, {}]
+        for known, bare in zip(found, (_unwrapped, _bare), strict=True):
+            for name in self.layers:
+                known.setdefault(bare(name), []).append(name)
+        return found
+
+
+def _unwrapped(path: str) -> str:
+    """Return a path without the names that torch's own wrappers add, wherever these stand."""
+    *above, name = path.split(".")
+    return ".".join([*(each for each in above if each not in WRAPPED_BY_TORCH), name])
+
+
+def _bare(path: str) -> str:
+    """Return a path without what wrappers of any kind put in front of it.
+
+    Example:
+        >>> _bare("module.model.stem.model.0"), _bare("model")
+        ('stem.model.0', 'model')
+    """
+    *above, name = _unwrapped(path).split(".")
+    return ".".join([*itertools.dropwhile(lambda each: each in WRAPPED, above), name])
+
+
 def find_layer(model: nn.Module, path: str) -> nn.Module:
-    """Return a layer by its dotted path, as in `model.named_modules()`.
+    """Return a layer by its dotted path, as in `model.named_modules()`; see `LayerPaths`.
 
     Raises:
         LayerNotFoundError: There is none; near names are offered.
@@ -71,14 +173,32 @@ def find_layer(model: nn.Module, path: str) -> nn.Module:
         >>> find_layer(nn.Sequential(nn.Linear(2, 3)), "0")
         Linear(in_features=2, out_features=3, bias=True)
     """
-    layers: dict[str, nn.Module] = {name: module for name, module in model.named_modules() if name}
-    if path not in layers:
-        names = [f"`{name}`" for name in layers]
-        shown = ", ".join(names[:8]) or "none"
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        offer = did_you_mean(path, layers) or f" There are: {shown}{more}."
-        raise LayerNotFoundError(f"The model has no layer `{path}`.{offer}")
-    return layers[path]
+    paths = LayerPaths(model)
+    return paths.layers[paths.find(path)]
+
+
+def core_of(model: nn.Module) -> tuple[str, nn.Module]:
+    """Return the network inside of wrappers, and what stands before the paths of its layers.
+
+    A wrapper holds a network as `model`, `module` or `_orig_mod`, and no parameters beside it: a
+    layer that normalises, `DataParallel`, `torch.compile`.
+
+    Example:
+        >>> prefix, core = core_of(nn.DataParallel(nn.Sequential(nn.Linear(2, 3))))
+        >>> prefix, core
+        ('module.', Sequential(
+          (0): Linear(in_features=2, out_features=3, bias=True)
+        ))
+    """
+    prefix = ""
+    while True:
+        for name in WRAPPED:
+            inner = model._modules.get(name)
+            if inner is not None and {*model.parameters()} == {*inner.parameters()}:
+                prefix, model = f"{prefix}{name}.", inner
+                break
+        else:
+            return prefix, model
 
 
 def find_classifier(model: nn.Module, path: str | None) -> nn.Module:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 
 from torch import Tensor, nn
 
 from ttapca.adaptation.surfaces.base import Surface
-from ttapca.errors import TruncationWarning
+from ttapca.adaptation.surfaces.input_check import InputCheck
+from ttapca.errors import TruncationWarning, warn_caller
 from ttapca.fitting.fitted_filter import Attachment, FittedFilter, attach
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.filter import SpectralFilter
@@ -23,20 +23,26 @@ class SpectralGains(Surface):
     Args:
         fitted: The filter, which knows its layer.
         gain: Which gains; see `ttapca.spectral.gains`.
+        strict: See `ttapca.attach`.
         **options: Options of the gain.
 
     Attributes:
+        strict: See above; it may be set until the filter is attached.
         filter: The filter on the model, once attached; its parameters are those of its gains.
     """
 
     filter: SpectralFilter | None
 
-    def __init__(self, fitted: FittedFilter, gain: GainName, **options: object) -> None:
+    def __init__(
+        self, fitted: FittedFilter, gain: GainName, *, strict: bool = False, **options: object
+    ) -> None:
         super().__init__()
         self._fitted = fitted
         self._gain: GainName = gain
         self._options = options
+        self.strict = strict
         self._attachment: Attachment | None = None
+        self._check: InputCheck | None = None
         self.filter = None
         self.in_closed_form = is_closed_form(gain)
 
@@ -44,16 +50,19 @@ class SpectralGains(Surface):
         """Put the filter at its layer."""
         super().attach(model, stream)
         if not self.in_closed_form and self._fitted.drops_too_much:
-            warnings.warn(
+            warn_caller(
                 f"The filter of {self._fitted.n_components_:,} components at `{self.layer}` "
                 f"{self._fitted.loss_in_words()}, and learned gains cannot bring that back. Fit it "
                 "with more components, or choose a method in closed form such as `wiener`, which "
                 "keeps what lies outside of the components.",
                 TruncationWarning,
-                stacklevel=4,  # whoever called `adapt`
             )
-        self._attachment = attach(model, self._fitted, self._gain, **self._options)
+        self._attachment = attach(
+            model, self._fitted, self._gain, strict=self.strict, **self._options
+        )
         self.filter = self._attachment.filter
+        if self._fitted.inputs_ is not None:
+            self._check = InputCheck(model, self._fitted.inputs_)
         if stream is not None:
             name = f"gains at {self.layer}"
             if self.filter.gain is not None:
@@ -72,6 +81,8 @@ class SpectralGains(Surface):
         if self._attachment is not None:
             self._attachment.detach()
             self._attachment = None
+        if self._check is not None:
+            self._check.remove()
 
     @property
     def layer(self) -> str:

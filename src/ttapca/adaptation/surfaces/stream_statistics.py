@@ -47,7 +47,7 @@ from ttapca.support.channel_moments import (
     normalised,
     some_places,
 )
-from ttapca.support.modules import device_and_dtype, find_layer
+from ttapca.support.modules import LayerPaths, device_and_dtype
 from ttapca.support.sample_norms import (
     call_every_layer,
     channels_of,
@@ -115,7 +115,8 @@ class StreamStatistics(Surface):
         super().attach(model, stream)
         self.stream = stream or Stream()
         batch_norms = with_running_statistics(model)
-        sample_norms = self._known_sample_norms(model)
+        paths = LayerPaths(model)
+        sample_norms = self._known_sample_norms(model, paths)
         refuse_replaced([*batch_norms.values(), *(layer for layer, _ in sample_norms.values())])
         kinds: list[list[tuple[str, _Kind]]] = [
             [(path, _BatchNormKind(layer)) for path, layer in batch_norms.items()],
@@ -141,7 +142,7 @@ class StreamStatistics(Surface):
         self.layer_of = torch.arange(len(widths)).repeat_interleave(widths)  # of each channel
         if self._source_classes is not None:
             channels = {each.path: each.kind.channels for each in self.layers}
-            self.classes = LayerClasses(self._source_classes, channels)
+            self.classes = LayerClasses(self._source_classes.renamed(paths.find_any), channels)
         if self.layers:
             self._declare(model, begin)
         if batch_norms:
@@ -154,9 +155,12 @@ class StreamStatistics(Surface):
         moments = torch.zeros(1, 2, channels, device=device, dtype=precise)
         self.stream.declare_state(layers=LayerMoments(moments, none, none))
 
-    def _known_sample_norms(self, model: nn.Module) -> dict[str, tuple[nn.Module, Tensor]]:
-        for path, known in self._source.items():
-            layer = find_layer(model, path)
+    def _known_sample_norms(
+        self, model: nn.Module, paths: LayerPaths
+    ) -> dict[str, tuple[nn.Module, Tensor]]:
+        source = {paths.find(path): known for path, known in self._source.items()}
+        for path, known in source.items():
+            layer = paths.layers[path]
             if not is_sample_norm(layer) or channels_of(layer) != known.shape[1]:
                 raise AttachError(
                     "The filter was fitted on a network with a GroupNorm or LayerNorm of "
@@ -164,9 +168,9 @@ class StreamStatistics(Surface):
                 )
         # A saved filter has them in another order than the model.
         return {
-            path: (layer, self._source[path].to(device_and_dtype(layer, model)[0]))
-            for path, layer in model.named_modules()
-            if path in self._source
+            path: (layer, source[path].to(device_and_dtype(layer, model)[0]))
+            for path, layer in paths.layers.items()
+            if path in source
         }
 
     def pass_of(self, batch: StreamBatch) -> LayerPass:
