@@ -34,7 +34,7 @@ from torch import Tensor
 
 import clean_zoo
 import ttapca
-from clean_zoo import UNLABELLED, Missing, Places, World
+from clean_zoo import UNLABELLED, MissingDataError, Places, World
 from ttapca.adaptation.health import Health
 
 SAMPLES = (32, 64, 128, 400, 1000, 4000)
@@ -89,6 +89,11 @@ class Cell:
     alarms: int
     seconds: float
     p_values: str
+
+    @property
+    def at_least(self) -> int:
+        """The largest of the usual numbers of samples that the fit had at least."""
+        return max((each for each in SAMPLES if each <= self.samples), default=self.samples)
 
     @property
     def broken(self) -> bool:
@@ -157,7 +162,7 @@ def measured(asked: argparse.Namespace, places: Places) -> Iterator[Cell]:
         begun = time.perf_counter()
         try:
             world = clean_zoo.WORLDS[name](places)
-        except Missing as error:
+        except MissingDataError as error:
             print(f"{name}: left out, {error}", flush=True)
             continue
         broken = count = 0
@@ -303,8 +308,13 @@ def missed(confusion: Tensor) -> float:
 
 def show(cells: list[Cell]) -> None:
     """Print what the cells say, the worst ones first."""
-    print(f"\n{sum(cell.broken for cell in cells)} of {len(cells)} cells break the law.")
+    online = [cell.alarms > 0 for cell in cells if cell.forgetting == "online"]
+    print(
+        f"\n{sum(cell.broken for cell in cells)} of {len(cells)} cells break the law; "
+        f"{sum(online)} of {len(online)} online streams raised an alarm."
+    )
     show_worlds(cells)
+    show_sizes(cells)
     show_p_values(cells)
     show_worst(cells)
 
@@ -334,42 +344,55 @@ def show_worlds(cells: list[Cell]) -> None:
         online = [cell for cell in own if cell.forgetting == "online"]
         above = sum(cell.difference > LAW for cell in own)
         print(
-            f"| {world} | {np.mean([cell.untouched for cell in own]):.1f} | {worst[0]} | {worst[1]} "
-            f"| {above} of {len(own)} | {np.mean([cell.changed for cell in own]):.2f} % "
-            f"| {sum(cell.alarms > 0 for cell in online)} of {len(online)} |"
+            f"| {world} | {np.mean([cell.untouched for cell in own]):.1f} "
+            f"| {worst[0]} | {worst[1]} | {above} of {len(own)} "
+            f"| {np.mean([cell.changed for cell in own]):.2f} % | {sum(cell.alarms > 0 for cell in online)} of {len(online)} |"
         )
-    online = [cell for cell in cells if cell.forgetting == "online"]
-    if online:
-        share = 100 * np.mean([cell.alarms > 0 for cell in online])
-        print(f"\nAlarms in {share:.1f} % of {len(online)} online streams.")
+
+
+def show_sizes(cells: list[Cell]) -> None:
+    """Print for which samples of the fit and which streams the law holds."""
+    print("\n| samples, at least | order | batch | cells > 0.5 | mean difference | alarms |")
+    print("|--:|---|--:|--:|--:|--:|")
+    for key, own in sorted(groups(cells, "at_least", "order", "batch").items()):
+        online = [cell.alarms > 0 for cell in own if cell.forgetting == "online"]
+        alarms = f"{100 * np.mean(online):.0f} % of {len(online)}" if online else ""
+        print(
+            f"| {' | '.join(map(str, key))} | {sum(cell.difference > LAW for cell in own)} of "
+            f"{len(own)} | {np.mean([cell.difference for cell in own]):+.2f} | {alarms} |"
+        )
 
 
 def show_p_values(cells: list[Cell]) -> None:
     """Print how p-values of clean batches are distributed; all methods have the same ones."""
-    first = {
-        key: own[0].method
-        for key, own in groups((each for each in cells if each.p_values), "world").items()
-    }
-    kept = [each for each in cells if each.p_values and each.method == first[(each.world,)]]
-    if not kept:
+    with_values = [each for each in cells if each.p_values]
+    if not with_values:
         return
+    method = with_values[0].method
+    kept = [each for each in with_values if each.method == method]
     names = " | ".join(f"{100 * each:g} %" for each in QUANTILES)
     print(
-        "\nQuantiles of p-values of clean batches in no order; those of uniform ones are "
-        "their own names."
+        "\nQuantiles of p-values of clean batches in no order, which should be the shares above "
+        "them. All batches of one fit are alike, so that a few seeds tell little of one world."
     )
-    print(f"\n| world | samples | batch | batches | {names} | p < 0.01 | distance |")
-    print("|---|" + "--:|" * (len(QUANTILES) + 5))
-    for (world, samples, batch), own in groups(kept, "world", "samples", "batch").items():
-        values = np.sort([float(each) for cell in own for each in cell.p_values.split()])
-        at = " | ".join(f"{each:.3f}" for each in np.quantile(values, QUANTILES))
-        steps = np.arange(len(values) + 1) / len(values)
-        distance = max(np.max(steps[1:] - values), np.max(values - steps[:-1]))
-        rare = 100 * np.mean(values < RARE)
-        print(
-            f"| {world} | {samples} | {batch} | {len(values)} | {at} | {rare:.1f} % "
-            f"| {distance:.2f} |"
-        )
+    columns = f"batches | {names} | p < 0.01 | distance"
+    for facts in (("at_least", "batch"), ("world", "samples", "batch")):
+        print(f"\n| {' | '.join(facts)} | {columns} |")
+        print("|---" * len(facts) + "|--:" * (len(QUANTILES) + 3) + "|")
+        for key, own in sorted(groups(kept, *facts).items()):
+            values = np.sort([float(each) for cell in own for each in cell.p_values.split()])
+            at = " | ".join(f"{each:.3f}" for each in np.quantile(values, QUANTILES))
+            rare = 100 * np.mean(values < RARE)
+            print(
+                f"| {' | '.join(map(str, key))} | {len(values)} | {at} | {rare:.1f} % "
+                f"| {distance(values):.2f} |"
+            )
+
+
+def distance(values: np.ndarray) -> float:
+    """Return how far sorted values are from uniform ones, after Kolmogorov and Smirnov."""
+    steps = np.arange(len(values) + 1) / len(values)
+    return float(max(np.max(steps[1:] - values), np.max(values - steps[:-1])))
 
 
 def show_worst(cells: list[Cell], most: int = 60) -> None:

