@@ -346,7 +346,8 @@ def show_worlds(cells: list[Cell]) -> None:
         print(
             f"| {world} | {np.mean([cell.untouched for cell in own]):.1f} "
             f"| {worst[0]} | {worst[1]} | {above} of {len(own)} "
-            f"| {np.mean([cell.changed for cell in own]):.2f} % | {sum(cell.alarms > 0 for cell in online)} of {len(online)} |"
+            f"| {np.mean([cell.changed for cell in own]):.2f} % "
+            f"| {sum(cell.alarms > 0 for cell in online)} of {len(online)} |"
         )
 
 
