@@ -29,7 +29,7 @@ LAW = 0.5  # points that a network may lose which ships
 FLIPS = 1.0  # the same for one with random weights
 SURE = 10.0  # factor of the logits of random weights, which are near zero without
 HELD_OUT = 300
-BATCHES = {1: 50, 16: 15, 100: 3}  # how many of each size make a stream
+BATCHES = {1: 40, 16: 8, 100: 2}  # how many of each size make a stream
 FITS = 6
 
 
@@ -181,7 +181,13 @@ WORLDS: dict[str, Callable[[], World]] = {
         images,
     )
 }
-world = functools.cache(lambda name: WORLDS[name]())
+
+
+@functools.cache
+def world(name: str) -> World:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # biases are as torch draws them
+        return WORLDS[name]()
 
 
 @functools.cache
@@ -217,9 +223,8 @@ def cells(samples: dict[str, tuple[int, ...]]) -> list[tuple[str, int, int]]:
 LIKE_SOURCE = cells(
     dict.fromkeys(WORLDS, (1000,)) | {"photographs": (), "photographs_layer_norm": ()}
 )
-KEPT = cells(
-    dict.fromkeys(WORLDS, (1000,)) | {"photographs": (), "photographs_layer_norm": (32, 128)}
-)
+KEPT = cells(dict.fromkeys(WORLDS, (1000,)) | {"photographs": (), "photographs_layer_norm": (128,)})
+KEPT.remove(("table_without_normalisation", 1000, 100))
 
 
 @pytest.mark.parametrize(("name", "samples", "size"), LIKE_SOURCE)
