@@ -328,13 +328,15 @@ def groups(cells: Iterable[Cell], *names: str) -> dict[tuple[str | int, ...], li
 
 
 def show_worlds(cells: list[Cell]) -> None:
+    """Print a line for each world; behind its largest differences, samples of the fit and batch."""
     print(
-        "\n| world | untouched | worst shuffled | worst sorted | cells > 0.5 | changed |"
-        " online streams with alarms |"
+        "\n| world | | untouched | worst shuffled | worst sorted | cells > 0.5 | changed "
+        "| online streams with alarms |"
     )
-    print("|---|--:|--:|--:|--:|--:|--:|")
-    for (world,), own in groups(cells, "world").items():
-        worst = []
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
+    found = groups(cells, "world")
+    for world in (each for each in clean_zoo.WORLDS if (each,) in found):
+        own, worst = found[(world,)], []
         for order in ORDERS:
             among = [cell for cell in own if cell.order == order]
             top = max(among, key=lambda cell: cell.difference, default=None)
@@ -344,7 +346,8 @@ def show_worlds(cells: list[Cell]) -> None:
         online = [cell for cell in own if cell.forgetting == "online"]
         above = sum(cell.difference > LAW for cell in own)
         print(
-            f"| {world} | {np.mean([cell.untouched for cell in own]):.1f} "
+            f"| {world} | {clean_zoo.WORLDS[world].__doc__} "
+            f"| {np.mean([cell.untouched for cell in own]):.1f} "
             f"| {worst[0]} | {worst[1]} | {above} of {len(own)} "
             f"| {np.mean([cell.changed for cell in own]):.2f} % "
             f"| {sum(cell.alarms > 0 for cell in online)} of {len(online)} |"
