@@ -311,6 +311,8 @@ class Adapter(nn.Module):
             exclusive = self.mover.outputs.exclusive and len(logits) == batch.size
             for number, (own, place) in enumerate(last):
                 counted = (rows.stream == number) & rows.counted
+                if batch.implausible is not None:
+                    counted &= ~batch.implausible
                 self.watch.look(own, place, logits[counted] if exclusive else None)
             finished = {own: own.finish() for own in {own for own, _ in last}}
         return logits, [StreamOutcome(finished[own][place], own, place) for own, place in last]
@@ -356,6 +358,8 @@ class Adapter(nn.Module):
         """Let the alarm look at a batch; return whether a shift began or ended."""
         batch = self._streams.stream.batch
         seen = logits if self.mover.outputs.exclusive else None
+        if seen is not None and batch is not None and batch.rows is not None:
+            seen = seen[batch.rows.counted] if len(seen) == batch.size else None
         return batch is not None and self.watch.look(batch, 0, seen)
 
     def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:

@@ -73,6 +73,9 @@ class Health:
             looked at, `on_shift` takes it for 1, the worst, until classes were seen before a shift.
         conditions: How many conditions were told apart.
         outliers: Share of values that strayed from those around them; source images have some.
+        implausible: How many samples no shift explains, such as pixels up to 255 if those of the
+            source are at most 1. The untouched network predicts them, and the stream takes nothing
+            from them.
         batch_weight: Weight of the test data in the statistics that normalisation layers use,
             averaged over these; the rest is the source.
 
@@ -100,6 +103,7 @@ outliers 0.4 %, 2 batches skipped)
     conditions: int = 1
     outliers: float | None = None
     batch_weight: float | None = None
+    implausible: int = 0
 
     def __repr__(self) -> str:
         """Return one line for a person."""
@@ -124,6 +128,8 @@ outliers 0.4 %, 2 batches skipped)
             said.append(f"outliers {100 * self.outliers:.1f} %")
         if self.batch_weight is not None:
             said.append(f"batch statistics {100 * self.batch_weight:.0f} %")
+        if self.implausible:
+            said.append(f"{self.implausible:,} implausible")
         said.append(f"{self.skipped} batch{'es' * (self.skipped != 1)} skipped")
         return f"Health({self.stream}: {', '.join(said)})"
 
@@ -179,6 +185,7 @@ def facts_of(
         "conditions": state.known_conditions,
         "outliers": float(state.outliers[0]) if repairs else None,
         "batch_weight": weight,
+        "implausible": state.implausible,
     }
 
 

@@ -85,7 +85,10 @@ class FitTask:
         calibration: Calibration,
         error_bound: Tensor | None = None,
     ) -> FittedFilter:
-        """Make a filter of what a route found."""
+        """Make a filter of what a route found, with the components that calibration resolves."""
+        if calibration.variances is not None and len(calibration.variances) < basis.n_components:
+            basis = basis.truncated(len(calibration.variances))
+            found = found.truncated(len(calibration.variances))
         shape = self.shape(at_input=basis.at_input)
         center = mean = found.mean.cpu()
         if basis.at_input:
@@ -102,22 +105,19 @@ class FitTask:
             total_variance_=found.total_variance,
             route=route,
             error_bound_=error_bound,
+            variances_=calibration.variances,
             energies_=calibration.energies,
             rest_=calibration.rest,
         )
 
-    def with_images(self, fitted: FittedFilter) -> FittedFilter:
+    def with_images(self, fitted: FittedFilter, calibration: Calibration) -> FittedFilter:
         """Measure a sample of the layer's input too, where that is the model's input images."""
-        shape, sample = self.shapes.input, self.collected.sample
+        shape = self.shapes.input
         if shape is None or not takes_images(shape, self.source.data_shape):
             return fitted
-        images = sample.all().view(-1, *shape)
-        # Those whose energies were measured, which `calibrate` may have held out of the basis.
-        apart, energies = sample.apart(), fitted.energies_
-        if energies is not None and apart is not None and len(apart) == len(energies):
-            measured = textures(apart.view(-1, *shape))
-        else:
-            measured = textures(images)
+        images = self.collected.sample.all().view(-1, *shape)
+        # Textures stand beside the energies of the same images.
+        measured = textures(images[calibration.rows.to(images.device)])
         return dataclasses.replace(
             fitted, outliers_=measure(images), textures_=measured.float().cpu()
         )

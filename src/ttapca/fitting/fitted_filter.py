@@ -55,7 +55,7 @@ from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import Gain, GainName, SourceComponents, make_gain
 from ttapca.spectral.means import class_reach
-from ttapca.spectral.pca import Decomposition
+from ttapca.spectral.pca import MOST_DROPPED
 from ttapca.spectral.randomised import singular_value_error
 from ttapca.spectral.source_classes import PairStatistic, SourceClasses
 from ttapca.support.modules import device_and_dtype, find_layer
@@ -65,15 +65,6 @@ from ttapca.support.modules import device_and_dtype, find_layer
 # predictions, 0.06 % changes 14 %, and 0.45 % changes 30 % (2,000, 1,500 and 1,000 components; 500
 # test images).
 LEAST_AGREEMENT = 0.95
-
-# A basis that drops a smaller share of the variance counts as complete: what lies outside it is not
-# watched at test time, and nobody is warned where predictions were not compared.
-MOST_DROPPED = 1e-4
-
-
-def drops_something(found: Decomposition) -> bool:
-    """Return whether enough lies outside a basis to be watched at test time."""
-    return 1 - float(found.explained_variance_ratio.sum()) > MOST_DROPPED
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,6 +89,9 @@ class FittedFilter:
         route: How it was computed, for display: `folded`, `exact`, `gram`, `randomised` or `dct`.
         error_bound_: Bound on the relative error of each squared singular value, shape
             (components,); None where the result is exact.
+        variances_: Variance of each component over samples that did not make the basis, float64,
+            shape (components,). None if these are as for those that did, and in filters saved by an
+            older ttapca.
         energies_: Band energies of some source samples, for closed-form gains, shape (samples,
             bands); see `ttapca.spectral.calibration`. None in filters saved by an older ttapca.
         rest_: Squared length of what lies outside the basis, for the samples of `energies_`, shape
@@ -150,6 +144,7 @@ class FittedFilter:
     total_variance_: float
     route: str
     error_bound_: Tensor | None = None
+    variances_: Tensor | None = None
     energies_: Tensor | None = None
     rest_: Tensor | None = None
     class_reach_: Tensor | None = None
@@ -187,6 +182,11 @@ class FittedFilter:
     def explained_variance_(self) -> Tensor:
         """Variance along each component, shape (components,)."""
         return self.singular_values_.square() / (self.n_samples_ - 1)
+
+    @property
+    def source_variance_(self) -> Tensor:
+        """Variance that each component has over new source samples, shape (components,)."""
+        return self.explained_variance_ if self.variances_ is None else self.variances_
 
     @property
     def explained_variance_ratio_(self) -> Tensor:
@@ -330,6 +330,7 @@ class FittedFilter:
             singular_values_=self.singular_values_[:n_components],
             basis=self.basis.truncated(n_components),
             error_bound_=None if self.error_bound_ is None else self.error_bound_[:n_components],
+            variances_=None if self.variances_ is None else self.variances_[:n_components],
             # The last band may have lost components; its old energies stand for those left.
             energies_=None if self.energies_ is None else self.energies_[:, :bands],
             rest_=self._rest_beyond(n_components),
@@ -347,7 +348,7 @@ class FittedFilter:
         if unknown or 1 - float(kept) <= MOST_DROPPED:
             return None
         # Components do not vary together, so that their squared lengths add up on average.
-        variances = (self.explained_variance_ * self.basis.lengths()).clone()
+        variances = (self.source_variance_ * self.basis.lengths()).clone()
         variances[:n_components] = 0.0
         edges = band_edges(self.n_components_)
         sums = torch.stack([variances[low:high].sum() for low, high in pairwise(edges)])
@@ -363,7 +364,7 @@ class FittedFilter:
         # Some at a time: there may be a thousand classes of large images.
         some = torch.split(means, 64)
         away = torch.cat([self.basis.project(each - self.center_) for each in some])
-        return class_reach(away, shares, self.explained_variance_).float()
+        return class_reach(away, shares, self.source_variance_).float()
 
     def spectral_filter(
         self,
@@ -384,7 +385,7 @@ class FittedFilter:
         """
         source = SourceComponents(
             self.singular_values_.to(dtype),
-            self.explained_variance_.sqrt().to(dtype),
+            self.source_variance_.sqrt().to(dtype),
             self.energies_,
             self.basis.noise,
             None if self.class_reach_ is None else self.class_reach_.to(dtype),
@@ -455,6 +456,7 @@ def filter_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitte
         total_variance_=source["total_variance"],
         route=config["route"],
         error_bound_=tensors.get("error_bound"),
+        variances_=tensors.get("variances"),
         energies_=tensors.get("energies"),
         rest_=tensors.get("rest"),
         class_reach_=tensors.get("class_reach"),

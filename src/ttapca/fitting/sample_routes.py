@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from ttapca.fitting.fit_task import FitTask
-from ttapca.fitting.fitted_filter import FittedFilter, drops_something
+from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.affine import LinearPart
 from ttapca.spectral.basis import Basis, Dense, Folded
 from ttapca.spectral.calibration import Calibration, calibrate, energies_of, rest_of
@@ -38,12 +39,7 @@ def by_gram(task: FitTask) -> FittedFilter:
     gram = SampleGram(held, size, device=task.source.device)
     pca, sample = gram.pca(task.n_components), task.collected.sample
     task.source.stage("calibrating")
-    calibration = calibrate(
-        sample,
-        pca,  # the samples that `calibrate` holds out are left out by their positions
-        lambda _: gram.pca(len(pca.singular_values), leave_out=sample.positions_apart()),
-        _dense if drops_something(pca) else None,
-    )
+    calibration = calibrate(sample, pca, lambda _, out: gram.pca(leave_out=out), _dense)
     return task.fitted("gram", Dense(pca.basis.cpu()), pca, calibration)
 
 
@@ -54,11 +50,11 @@ def _gram_at_input(task: FitTask, held: list[Tensor]) -> FittedFilter:
     calibration = calibrate(
         sample,
         pca,
-        lambda _: gram.pca(len(pca.singular_values), leave_out=sample.positions_apart()),
-        (lambda found: Folded(found.project, found.rebuild)) if drops_something(pca) else None,
+        lambda _, out: gram.pca(leave_out=out),
+        lambda found: Folded(found.project, found.rebuild),
     )
     basis = Folded(pca.project, pca.rebuild)
-    return task.with_images(task.fitted("gram", basis, pca, calibration))
+    return task.with_images(task.fitted("gram", basis, pca, calibration), calibration)
 
 
 def randomised(task: FitTask) -> FittedFilter:
@@ -73,11 +69,12 @@ def randomised(task: FitTask) -> FittedFilter:
     )
     task.source.stage("calibrating")
     samples = task.collected.sample.all()
+    variances = pca.explained_variance
     energies = energies_of(
-        samples, pca.mean, pca.explained_variance, lambda centred: centred @ pca.basis
+        samples, pca.mean, variances, lambda centred: centred @ pca.basis, pca.n_samples
     )
-    rest = rest_of(samples, pca.mean, _dense(pca)) if drops_something(pca) else None
-    calibration = Calibration(energies, rest)
+    rest = rest_of(samples, pca.mean, _dense(pca)) if pca.drops_something else None
+    calibration = Calibration(energies, torch.arange(len(samples)), rest)
     basis = Dense(pca.basis.cpu())
     return task.fitted("randomised", basis, pca, calibration, error_bound=pca.error_bound.cpu())
 

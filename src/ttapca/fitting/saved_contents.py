@@ -160,6 +160,7 @@ def _forms(
     words = "a lowest and a highest value, a mean between them and a deviation, by channel"
     optional = {
         "energies": TensorForm((samples, bands), torch.float32, "not below 0", _not_negative),
+        "variances": TensorForm((components,), torch.float64, "above 0", _positive),
         "error_bound": TensorForm((components,), torch.float64, "not below 0", _not_negative),
         "class_reach": TensorForm((components,), torch.float32, "not below 0", _not_negative),
         "inputs": TensorForm((4, channels), torch.float32, words, _is_range),
@@ -318,6 +319,10 @@ def _has_shares(measured: Tensor) -> bool:
 
 def _falls(values: Tensor) -> bool:
     return bool(values[-1] > 0) and bool((values.diff() <= 0).all())
+
+
+def _positive(values: Tensor) -> bool:
+    return bool((values > 0).all())
 
 
 def _not_negative(values: Tensor) -> bool:

@@ -100,6 +100,7 @@ def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tenso
         "singular_values": fitted.singular_values_,
         "input_mean": fitted.center_ if fitted.basis.at_input else None,
         "error_bound": fitted.error_bound_,
+        "variances": fitted.variances_,
         "energies": fitted.energies_,
         "rest": fitted.rest_,
         "class_reach": fitted.class_reach_,

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ttapca.errors import OptionError
 from ttapca.fitting.collected import Reading
 from ttapca.fitting.fit_plan import RouteName
 from ttapca.fitting.fit_task import FitTask
-from ttapca.fitting.fitted_filter import FittedFilter, drops_something
+from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.affine import InputPCA, LinearPart, fold, is_affine
 from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
 from ttapca.spectral.calibration import Calibration, calibrate, energies_of, rest_of
@@ -59,28 +60,31 @@ def _folded(task: FitTask) -> FittedFilter:
     basis = Folded(*pca.both_ways(linear))
     task.source.stage("calibrating")
 
-    def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
-        return basis if found is pca else Folded(*found.both_ways(linear))
+    def without(samples: Tensor, positions: list[int]) -> InputPCA:
+        del positions
+        found = fold(moments.remove(samples), linear, None)
+        moments.update(samples)
+        return found
 
-    calibration = calibrate(
-        task.collected.sample,
-        pca,
-        lambda apart: fold(moments.remove(apart), linear, len(pca.singular_values)),
-        basis_of if drops_something(pca) else None,
-    )
-    return task.with_images(task.fitted("folded", basis, pca, calibration))
+    def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
+        return Folded(*found.both_ways(linear))
+
+    calibration = calibrate(task.collected.sample, pca, without, basis_of)
+    return task.with_images(task.fitted("folded", basis, pca, calibration), calibration)
 
 
 def _exact(task: FitTask) -> FittedFilter:
     moments = task.collected.scatter
     pca = PCA.from_moments(moments, task.n_components)
     task.source.stage("calibrating")
-    calibration = calibrate(
-        task.collected.sample,
-        pca,
-        lambda apart: PCA.from_moments(moments.remove(apart), len(pca.singular_values)),
-        (lambda found: Dense(found.basis)) if drops_something(pca) else None,
-    )
+
+    def without(samples: Tensor, positions: list[int]) -> PCA:
+        del positions
+        found = PCA.from_moments(moments.remove(samples))
+        moments.update(samples)
+        return found
+
+    calibration = calibrate(task.collected.sample, pca, without, lambda found: Dense(found.basis))
     return task.fitted("exact", Dense(pca.basis.cpu()), pca, calibration)
 
 
@@ -91,10 +95,12 @@ def _dct(task: FitTask) -> FittedFilter:
     task.source.stage("calibrating")
     basis = Cosine(dct.rotation, dct.order, reading.shape, at_input=at_input)
     quick, mean = basis.prepared(torch.float32), dct.mean.float()
-    energies = energies_of(samples, mean, dct.explained_variance.float(), quick.project)
-    rest = rest_of(samples, mean, quick) if drops_something(dct) else None
-    fitted = task.fitted("dct", basis, dct, Calibration(energies, rest))
-    return task.with_images(fitted) if at_input else fitted
+    variances = dct.explained_variance.float()
+    energies = energies_of(samples, mean, variances, quick.project, dct.n_samples)
+    rest = rest_of(samples, mean, quick) if dct.drops_something else None
+    calibration = Calibration(energies, torch.arange(len(samples)), rest)
+    fitted = task.fitted("dct", basis, dct, calibration)
+    return task.with_images(fitted, calibration) if at_input else fitted
 
 
 SUMMED: dict[RouteName, SummedRoute] = {

@@ -58,6 +58,10 @@ FACTS: dict[str, tuple[str, Callable[[StreamStatus], float | None]]] = {
         "Requests that led to NaN or infinity and changed nothing",
         lambda status: status.health.skipped,
     ),
+    "implausible": (
+        "Images that no shift explains, and that were answered by the network as it is",
+        lambda status: status.health.implausible,
+    ),
     "images": ("Images seen", lambda status: status.health.images),
 }
 

@@ -24,7 +24,7 @@ from ttapca.spectral.stream_state import LayerMoments, Spectrum, StreamState, le
 from ttapca.support.outputs import FindLogits
 
 # What a state keeps beside, which a runtime has no use for.
-BESIDE = ("outliers", "latest", "alarm", "conditions", "spectra.0.leeway")
+BESIDE = ("outliers", "latest", "implausible", "alarm", "conditions", "spectra.0.leeway")
 
 
 class TracedBatch(StreamBatch):

@@ -22,9 +22,10 @@ from ttapca.errors import NotEnoughDataError
 SAMPLES = 2048
 SAMPLED_NUMBERS = 2**26
 
-# One sample in 8 is held out of the basis that measures it, provided that gives 32 samples.
+# At most one sample in 8 is held out of a basis that measures it, and so many in all: if an eighth
+# is fewer, other eighths are held out of other bases.
 HELD_OUT = 8
-FEWEST = 32
+ENOUGH = 512
 
 
 @dataclass(frozen=True)
@@ -122,21 +123,23 @@ class EvenSample:
             return rows
         return rows[positions.argsort().to(rows.device)]
 
-    def apart(self) -> Tensor | None:
-        """Return samples to hold out of a fit, shape (samples, size), or None if there are few.
+    def folds(self) -> list[Tensor]:
+        """Return which samples to hold out of a basis together: numbers of rows of `all`.
 
-        They are at most an eighth of the stream.
+        Each fold is evenly spread, and at most an eighth of all that was seen.
+
+        Example:
+            >>> folds = EvenSample(1).take(torch.ones(16, 1), Positions().of(0, 16)).folds()
+            >>> len(folds), folds[1].tolist()
+            (8, [1, 9])
         """
-        step = self._step_apart()
-        return self.all()[::step] if self._count / step >= FEWEST else None
+        step = math.ceil(self._count * HELD_OUT / self.seen)
+        number = math.ceil(min(self._count, ENOUGH) * step / self._count)
+        return [torch.arange(first, self._count, step) for first in range(number)]
 
-    def positions_apart(self) -> list[int]:
-        """Return the positions of the samples of `apart`."""
-        positions = self._positions[: self._count].sort().values
-        return [int(position) for position in positions[:: self._step_apart()]]
-
-    def _step_apart(self) -> int:
-        return math.ceil(self._count * HELD_OUT / self.seen)
+    def positions(self) -> Tensor:
+        """Return the positions of the rows of `all`."""
+        return self._positions[: self._count].sort().values
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what `from_tensors` makes the same sample of."""

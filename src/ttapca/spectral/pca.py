@@ -11,8 +11,10 @@ drops early it cannot recover when later batches show that it mattered.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +33,10 @@ MOST_BYTES = 2**30
 
 # `SampleGram` converts this many columns to float64 at a time: all would double the memory.
 COLUMNS = 1024
+
+# A basis that drops a smaller share of the variance counts as complete: what lies outside it is not
+# watched at test time, and nobody is warned where predictions were not compared.
+MOST_DROPPED = 1e-4
 
 _N_COMPONENTS = Either(
     [Whole(1), Number(above=0, high=1)],
@@ -64,6 +70,21 @@ class Decomposition:
     def explained_variance_ratio(self) -> Tensor:
         """Share of the total variance along each component, shape (components,)."""
         return self.explained_variance / self.total_variance
+
+    @property
+    def drops_something(self) -> bool:
+        """Whether enough lies outside the components to be watched at test time."""
+        return 1 - float(self.explained_variance_ratio.sum()) > MOST_DROPPED
+
+    def truncated(self, n_components: int) -> Self:
+        """Return the first components only."""
+        columns: dict[str, Any] = {
+            name: value[:, :n_components]
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and value.dim() == 2
+        }
+        kept = self.singular_values[:n_components]
+        return dataclasses.replace(self, singular_values=kept, **columns)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

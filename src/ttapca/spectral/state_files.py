@@ -189,11 +189,14 @@ class _Reader:
         found = {
             each.name: self._like(each.name, getattr(like, each.name))
             for each in fields(StreamState)
-            if each.name not in ("alarm", "latest")
+            if each.name not in ("alarm", "latest", "implausible")
         }
         rows = len(found["spectra"][0]) if found["spectra"] else 1
         latest = self._number("latest", int, MOST_STATES - 1)
-        state = StreamState(**found, alarm=self._alarm(like), latest=latest)
+        implausible = self._number("implausible", int, LARGEST)
+        state = StreamState(
+            **found, alarm=self._alarm(like), latest=latest, implausible=implausible
+        )
         if latest >= rows:
             self._refuse("latest", f"is {latest}")
         if float(state.outliers[0]) > 1:

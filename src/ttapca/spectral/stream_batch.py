@@ -86,6 +86,7 @@ class StreamBatch:
         outliers: Share of values astray and number of images, by stream.
         chains: What is known of the classes of each stream by now.
         alarms: What the alarm knows of each stream by now.
+        implausible: Which images are no samples of any shift; None if all may be.
         traced: Whether all streams are rows of tables, for an exporter; see
             `ttapca.serving.stateful_network`.
         settle_layers: Set by statistics that follow streams.
@@ -120,6 +121,7 @@ class StreamBatch:
         self.chains: list[ChainState] | None = None
         self.alarms: dict[int, AlarmState] = {}
         self.settle_layers: SettleLayers | None = None
+        self.implausible: Tensor | None = None
         self._conditions = [state.conditions for state in self.states]
         self._latest = [state.latest for state in self.states]
         self._begun: set[tuple[int, int]] = set()  # conditions that this batch brought
@@ -141,6 +143,20 @@ class StreamBatch:
     def records(self) -> bool:
         """Whether what the pass shows is kept."""
         return self.counts and not self.looking
+
+    def leave_aside(self, images: Tensor) -> None:
+        """Let some images pass as they are, and leave no mark; shape (images,).
+
+        To be called before any layer has seen them.
+        """
+        if self.rows is None:
+            everybody = torch.ones_like(images)
+            self.rows = Rows(torch.zeros_like(images, dtype=torch.long), everybody, everybody)
+            self.group_of = self.rows.stream
+        kept = ~images
+        rows = self.rows
+        self.rows = Rows(rows.stream, rows.counted & kept, rows.filtered & kept)
+        self.implausible, self._counted_images = images, None
 
     # Groups ----------------------------------------------------------------------------------
 
@@ -327,6 +343,8 @@ class StreamBatch:
         plan = None if self.plan is None else self.plan.some(images.cpu(), streams)
         size = len(images)
         again = StreamBatch(states, self.empty, memory=self.memory, size=size, rows=rows, plan=plan)
+        if self.implausible is not None:
+            again.implausible = self.implausible[images]
         return again, images
 
     def finish(self) -> list[StreamState]:
@@ -352,6 +370,7 @@ class StreamBatch:
                 latest=self._latest[number],
                 outliers=self._outliers_after(number),
                 alarm=self.alarms.get(number, before.alarm),
+                implausible=before.implausible + self._implausible_of(number),
                 chain=before.chain if self.chains is None else self.chains[number],
             )
             if layers is not None and before.layers is not None and self.empty.layers is not None:
@@ -366,6 +385,11 @@ class StreamBatch:
                 state = replace(state, layers=after)
             found.append(state if is_finite(state) else before)
         return found
+
+    def _implausible_of(self, number: int) -> int:
+        if self.implausible is None or self.rows is None:
+            return 0
+        return int((self.implausible & (self.rows.stream == number)).sum())
 
     def _settled(self, number: int) -> Spectrum:
         """Count independent images by the last plan: by now more is known of their classes."""

@@ -172,6 +172,7 @@ class StreamState:
         latest: The condition of the last image.
         outliers: Share of values that strayed, and how many images it is of, float64, shape (2,).
         alarm: What the alarm knows.
+        implausible: How many samples no shift explains. They have left no other mark.
     """
 
     spectra: tuple[Spectrum, ...]
@@ -181,6 +182,7 @@ class StreamState:
     latest: int = 0
     outliers: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     alarm: AlarmState = field(default_factory=AlarmState)
+    implausible: int = 0
 
     @property
     def shift(self) -> float:
@@ -227,7 +229,7 @@ class StreamState:
 
     def forgotten(self, start: StreamState) -> StreamState:
         """Return a new state that keeps what is about the stream and not about adaptation."""
-        return dataclasses.replace(start, alarm=self.alarm)
+        return dataclasses.replace(start, alarm=self.alarm, implausible=self.implausible)
 
 
 def leaves(value: Any, name: str = "") -> dict[str, Any]:

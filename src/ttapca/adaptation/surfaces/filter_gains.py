@@ -62,7 +62,9 @@ class SpectralGains(Surface):
         )
         self.filter = self._attachment.filter
         if self._fitted.inputs_ is not None:
-            self._check = InputCheck(model, self._fitted.inputs_)
+            # Gradient steps look at the batch as it is.
+            follows = self.in_closed_form and not list(self.parameters())
+            self._check = InputCheck(model, self._fitted.inputs_, stream if follows else None)
         if stream is not None:
             name = f"gains at {self.layer}"
             if self.filter.gain is not None:

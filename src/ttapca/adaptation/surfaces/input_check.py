@@ -1,4 +1,4 @@
-"""Looks at the first images that a network is given, and warns if they are in other units."""
+"""Looks at what a network is given: sets implausible samples aside, and warns of them."""
 
 from __future__ import annotations
 
@@ -10,44 +10,88 @@ from torch import Tensor, nn
 from ttapca.errors import InputRangeWarning, warn_caller
 from ttapca.fitting.input_range import InputRange, InputSums
 from ttapca.fitting.input_units import mistake_in
+from ttapca.spectral.stream import Stream
 from ttapca.support.modules import core_of
 
-# After so many images, nothing more is looked at: units do not change in a stream.
+# After so many images, nobody asks for their units any more: these do not change in a stream.
 MOST_IMAGES = 128
+# A sample is implausible if it leaves the range of the source by so many widths of that range. The
+# noise of a sensor that was not clipped leaves it by one, and a gain of 3 by less than two.
+IMPLAUSIBLE = 2.0
 
 
 class InputCheck:
-    """A hook that compares the first images of a network with those of the fit, and warns once.
+    """A hook that compares what a network is given with what it was given at the fit.
+
+    An implausible sample passes the untouched network and leaves no mark on its stream but a count.
+    The first one leads to a warning, as do images that are in other units than those of the fit.
 
     Args:
         model: The model; wrappers that normalise are looked through, as by `fit`.
         source: What the network was given at the fit.
+        stream: Whose samples are set aside; None if all are adapted to.
     """
 
-    def __init__(self, model: nn.Module, source: InputRange) -> None:
-        self._source, self._seen, self._images = source, InputSums(), 0
+    def __init__(self, model: nn.Module, source: InputRange, stream: Stream | None) -> None:
+        self._source, self._stream = source, stream
+        self._seen, self._images = InputSums(), 0
+        self._warned = False
         self._handle = core_of(model)[1].register_forward_pre_hook(self, with_kwargs=True)
 
     def __call__(self, _core: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at some images."""
+        """Look at some samples."""
         if torch.compiler.is_compiling():
             return
         given = args[0] if args else next(iter(kwargs.values()), None)
-        if isinstance(given, Tensor) and given.dim() == 4:
-            self._look_at(given[: MOST_IMAGES - self._images])
+        if not isinstance(given, Tensor) or given.dim() < 2 or not given.numel():
+            return
+        if not self._warned and self._images < MOST_IMAGES and given.dim() == 4:
+            self._look_for_units(given[: MOST_IMAGES - self._images])
+        batch = None if self._stream is None else self._stream.batch
+        if batch is not None and not batch.traced and batch.size == len(given):
+            implausible = self._implausible(given.detach())
+            if implausible is not None:
+                batch.leave_aside(implausible)
+                self._warn_of(given[implausible])
 
     def remove(self) -> None:
         """Look at nothing any more."""
         self._handle.remove()
 
-    def _look_at(self, images: Tensor) -> None:
+    def _implausible(self, samples: Tensor) -> Tensor | None:
+        """Return which samples are implausible; None if none is.
+
+        NaN and infinity are found elsewhere, and cost the whole batch.
+        """
+        source = self._source
+        width = float((source.high - source.low).min())
+        low, high = (float(each) for each in samples.aminmax())
+        inner = float(source.low.max()) - IMPLAUSIBLE * width <= low
+        if inner and high <= float(source.high.min()) + IMPLAUSIBLE * width:
+            return None
+        beyond = source.beyond(samples)
+        found = (beyond > IMPLAUSIBLE) & torch.isfinite(beyond)
+        return found if bool(found.any()) else None
+
+    def _warn_of(self, samples: Tensor) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        low, high = (float(each) for each in samples.aminmax())
+        warn_caller(
+            f"Samples with values from {low:.3g} to {high:.3g} are far outside of those that the "
+            f"filter was fitted on, with {self._source.in_words()}. They are predicted by the "
+            "network as it is, and leave no mark on the stream. Look at what produced them.",
+            InputRangeWarning,
+        )
+
+    def _look_for_units(self, images: Tensor) -> None:
         self._images += len(images)
         self._seen.add(images[torch.isfinite(images).flatten(1).all(1)])
         seen = self._seen.found()
         mistake = None if seen is None else mistake_in(seen, self._source, self._images)
-        if mistake is not None or self._images >= MOST_IMAGES:
-            self.remove()
         if mistake is not None and seen is not None:
+            self._warned = True
             warn_caller(
                 f"The network is given images with {seen.in_words()}, where the filter was fitted "
                 f"on images with {self._source.in_words()}: {mistake} Prepare images as for the "
