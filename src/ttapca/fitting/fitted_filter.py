@@ -335,6 +335,9 @@ class FittedFilter:
     ) -> None:
         """Write the filter to a folder: `config.json`, `filter.safetensors`, `README.md`.
 
+        Several processes may save to one path: the last one's filter stays, and readers always find
+        a whole one.
+
         Args:
             path: A new or empty folder.
             dtype: Precision of the large matrices. Half precision halves the folder; means and
