@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import TruncationWarning
-from ttapca.fitting.fitted_filter import Attachment, FittedFilter, attach
+from ttapca.fitting.fitted_filter import Attachment, FittedFilter, prepare
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, is_closed_form
@@ -52,7 +52,8 @@ class SpectralGains(Surface):
                 TruncationWarning,
                 stacklevel=4,  # whoever called `adapt`
             )
-        self._attachment = attach(model, self._fitted, self._gain, **self._options)
+        layer, self._attachment = prepare(model, self._fitted, self._gain, **self._options)
+        self._attachment.put_on(layer, switch=self)
         self.filter = self._attachment.filter
         if stream is not None:
             name = f"gains at {self.layer}"
@@ -106,13 +107,3 @@ class SpectralGains(Surface):
         """The gains that follow from the data, once attached; None where all are learned."""
         gain = None if self.filter is None else self.filter.gain
         return None if gain is None else gain.closed_form
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the filter acts; set it to switch."""
-        return self._attachment is not None and self._attachment.enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        if self._attachment is not None:
-            self._attachment.enabled = value
