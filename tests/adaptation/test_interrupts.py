@@ -19,6 +19,7 @@ import ttapca
 from adapters import BATCHES, LEARNING, NETWORKS, X, adapted, options_of, same
 from oracles import assert_same_picture, picture_of, small_convnet
 from ttapca.spectral.stream_batch import Rows
+from ttapca.support.disk import LOCK_MARK
 
 
 class Interrupt(BaseException):
@@ -256,6 +257,33 @@ def test_an_interrupt_at_any_line_while_adaptation_is_off(method: str) -> None:
     for line in interrupts_of(switched_off):
         assert_same_picture(attached, picture_of(model))
         assert torch.equal(adapter(X), expected), line
+
+
+# The file of a lock is then closed, and the lock released, when Python frees it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_interrupt_at_any_line_of_load_and_save(tmp_path: Path) -> None:
+    adapter, file = adapted("tent"), tmp_path / "camera"
+    camera, streams = adapter.stream("camera"), adapter._streams
+    camera(X)
+    camera.save(file)
+    saved = streams.contents()["camera"]
+    camera(BATCHES[1])
+    later, content = streams.contents(), file.read_bytes()
+
+    def load_and_save() -> None:
+        streams.put(later, "default")
+        camera.load(file)
+        camera.save(file)
+
+    for line in interrupts_of(load_and_save):
+        found = streams.contents()["camera"]
+        assert same(found, later["camera"]) or same(found, saved), line
+        assert file.read_bytes() == content
+        # One interrupt may leave the file of the lock, which the next one who saves removes.
+        assert {each.name for each in tmp_path.iterdir()} <= {"camera", f".camera{LOCK_MARK}"}
+    camera.save(file)
+    assert [each.name for each in tmp_path.iterdir()] == ["camera"]
 
 
 def test_an_interrupt_at_any_line_of_a_pass_of_other_streams() -> None:
