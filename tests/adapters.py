@@ -100,6 +100,14 @@ def adapted(
     **given: Any,
 ) -> ttapca.Adapter:
     """A method or variant, with options that make it move, on a new network or on this one."""
+    method, options = options_of(method, norm, layer, **given)
+    return ttapca.adapt(NETWORKS[norm]() if model is None else model, method, **options)
+
+
+def options_of(
+    method: str, norm: str = "BatchNorm", layer: str = "conv1", **given: Any
+) -> tuple[str, dict[str, Any]]:
+    """The name of a method, and options that make it move."""
     method, variant = VARIANTS.get(method, (method, {}))
     given = {"forgetting": "online"} | variant | given
     if "gain" in variant or ttapca.METHODS[method].method.needs_filter:
@@ -107,8 +115,7 @@ def adapted(
     if method in LEARNING:
         given = {"lr": 0.05} | given
     needed = required_options(method, NETWORKS[norm](), (3, 6, 6))
-    model = NETWORKS[norm]() if model is None else model
-    return ttapca.adapt(model, method, **(needed | OPTIONS.get(method, {}) | given))
+    return method, needed | OPTIONS.get(method, {}) | given
 
 
 def same(one: Any, other: Any) -> bool:

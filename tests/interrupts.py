@@ -2,7 +2,8 @@
 
     python tests/interrupts.py METHOD COUNT SEED
 
-The signals come from a second process, as Ctrl-C does. Prints `COUNT interrupts survived`.
+The signals come from a second process, as Ctrl-C does, half of them while the adapter is called and
+half while it is put on a model and taken off. Prints `COUNT interrupts survived`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import torch
 
-from adapters import X, adapted
+import ttapca
+from adapters import X, adapted, options_of
 from oracles import assert_same_picture, picture_of, small_convnet
 
 # For each line that it reads, waits that many seconds and sends one signal.
@@ -42,22 +45,30 @@ def main(method: str, count: int, seed: int) -> None:
         text=True,
         preexec_fn=os.setsid,  # the sender is not interrupted with its target
     )
+
+    def interrupted(call: Callable[[], object]) -> None:
+        try:
+            sender.stdin.write(f"{draw.uniform(0, 0.01)}\n")
+            sender.stdin.flush()
+            while True:
+                call()
+        except KeyboardInterrupt:
+            pass
+
     try:
-        for _ in range(count):
-            try:
-                sender.stdin.write(f"{draw.uniform(0, 0.01)}\n")
-                sender.stdin.flush()
-                while True:
-                    adapter(X)
-            except KeyboardInterrupt:
-                pass
+        for _ in range(count // 2):
+            interrupted(lambda: adapter(X))
             assert_same_picture(attached, picture_of(model))
             assert torch.equal(adapter(X), expected)
+        adapter.detach()
+        assert_same_picture(before, picture_of(model))
+        name, options = options_of(method)
+        for _ in range(count - count // 2):
+            interrupted(lambda: ttapca.adapt(model, name, **options).detach())
+            assert_same_picture(before, picture_of(ttapca.detach(model)))
     finally:
         sender.kill()
         sender.wait()
-    adapter.detach()
-    assert_same_picture(before, picture_of(model))
     sys.stdout.write(f"{count} interrupts survived\n")
 
 

@@ -60,6 +60,24 @@ def test_of_every_method(method: str) -> None:
         adapter(X)
 
 
+@pytest.mark.parametrize("method", ttapca.METHODS)
+def test_training_mode_has_no_effect(method: str) -> None:
+    """With it, BatchNorm would write into its buffers, and dropout would draw."""
+    model = small_convnet()
+    model.act = nn.Sequential(nn.ReLU(), nn.Dropout(0.5)).eval()
+    whole = nn.Sequential(model)
+    before, plain = picture_of(model), model(X)
+    with adapted(method, model=model, forgetting="episodic") as adapter:
+        expected = adapter(X)
+        for module in (whole, model, model.bn1, model.act):
+            module.train()
+            assert torch.equal(adapter(X), expected)
+            module.train()
+            with adapter.disabled():
+                assert torch.equal(whole(X), plain)
+    assert_same_picture(before, picture_of(model))
+
+
 @pytest.mark.parametrize("norm", NETWORKS)
 @pytest.mark.parametrize("method", ["tent", "wiener", "cotta", "slr+it"])
 def test_a_lost_adapter_is_no_trap(method: str, norm: str) -> None:

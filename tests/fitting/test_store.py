@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -256,3 +260,104 @@ def test_a_pickle_is_not_even_opened(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(SavedFilterError, match="not a safetensors file"):
         ttapca.load(saved)
     assert not (tmp_path / "exploded").exists()
+
+
+# Two processes save, each a filter of its own, and one reads. Prints how often each failed, how
+# many components were read, and what is there in the end.
+SAVES_AND_READS = """
+import json, os, sys
+from pathlib import Path
+import torch
+import ttapca
+from ttapca.support import disk
+
+torch.set_num_threads(1)
+path = Path(sys.argv[1])
+if sys.argv[2] != "True":
+    disk._renameat2 = lambda: None
+model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+filters = [ttapca.fit(model, "0", torch.randn(50, 4), count) for count in (2, 3)]
+filters[0].save(path)
+
+def child(work):
+    out, into = os.pipe()
+    if not os.fork():
+        try:
+            os.write(into, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(into)
+    return out
+
+def save(fitted):
+    failed = []
+    for _ in range(30):
+        try:
+            fitted.save(path, overwrite=True)
+        except Exception as error:
+            failed.append(repr(error))
+    return failed
+
+def read():
+    found, failed = [], []
+    while not (path.parent / "saved").exists() or not found:
+        try:
+            found.append(ttapca.load(path).n_components_)
+        except Exception as error:
+            failed.append(repr(error))
+    return [failed, sorted(set(found))]
+
+def result(out):
+    with open(out) as file:
+        return json.load(file)
+
+writers, reader = [child(lambda each=each: save(each)) for each in filters], child(read)
+failed = [each for out in writers for each in result(out)]
+(path.parent / "saved").touch()
+failed_reads, found = result(reader)
+last = ttapca.load(path).n_components_
+filters[1].save(path, overwrite=True)
+print(json.dumps([failed, failed_reads, found, last, ttapca.load(path).n_components_]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+@pytest.mark.parametrize("exchange", [True, False])
+def test_processes_that_save_and_read_one_filter(exchange: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "a filter[1]"
+    done = subprocess.run(
+        [sys.executable, "-c", SAVES_AND_READS, str(folder), str(exchange)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    failed_saves, failed_reads, found, last, own = json.loads(done.stdout)
+    assert (failed_saves, failed_reads) == ([], [])
+    assert set(found) <= {2, 3}
+    assert last in (2, 3)
+    assert own == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a filter[1]", "saved"]
+
+
+def test_a_filter_that_is_replaced_while_it_is_read_is_read_again(
+    fitted: ttapca.FittedFilter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, later = tmp_path / "filter", [fitted.truncated(count) for count in (7, 5)]
+    fitted.save(folder)
+    read_config = store._read_config
+
+    def replaced(path: Path) -> Any:
+        config = read_config(path)
+        if later:
+            later.pop().save(folder, overwrite=True)
+        return config
+
+    monkeypatch.setattr(store, "_read_config", replaced)
+    assert ttapca.load(folder).n_components_ == 7
+    assert not later
+    (folder / store.TENSORS).write_bytes(b"damaged")
+    with pytest.raises(SavedFilterError, match="is not the file that was saved"):
+        ttapca.load(folder)

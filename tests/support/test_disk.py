@@ -28,7 +28,8 @@ def test_a_staged_folder_appears_at_once(tmp_path: Path) -> None:
         assert not target.exists()
     assert (target / "a").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
-    assert target.stat().st_mode & 0o777 == 0o777 & ~disk._umask()
+    (tmp_path / "other").mkdir()
+    assert target.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def fail_halfway(target: Path, error: BaseException) -> None:
@@ -276,3 +277,82 @@ def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
         replace_file(link, content)
         assert link.is_symlink(), made
         assert file.read_bytes() == content
+
+
+# Two processes write one file over and over, and this one reads it until both have ended.
+WRITERS = """
+import os, sys
+from pathlib import Path
+from ttapca.support.disk import replace_file
+
+target, contents = Path(sys.argv[1]), (b"one" * 1000, b"two" * 2000)
+replace_file(target, contents[0])
+
+def write(content):
+    if os.fork():
+        return
+    try:
+        for _ in range(50):
+            replace_file(target, content)
+    except BaseException as error:
+        print(repr(error), flush=True)
+    os._exit(0)
+
+for content in contents:
+    write(content)
+ended = 0
+while ended < 2:
+    ended += os.waitpid(-1, os.WNOHANG)[0] > 0
+    if target.read_bytes() not in contents:
+        print("torn", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_processes_that_write_one_file(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WRITERS, str(tmp_path / "target")],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def test_a_writer_that_waited_for_a_lock_that_is_gone_waits_for_the_next(tmp_path: Path) -> None:
+    target, order = tmp_path / "data", ["first"]
+
+    def write(name: str) -> None:
+        with staged_folder(target, keep_old=False) as folder:
+            order.append(name)
+            (folder / "a").write_text(name)
+
+    with staged_folder(target) as folder:
+        others = [threading.Thread(target=write, args=(str(number),)) for number in range(3)]
+        for other in others:
+            other.start()
+        (folder / "a").write_text("first")
+        assert order == ["first"]
+    for other in others:
+        other.join()
+    assert sorted(order) == ["0", "1", "2", "first"]
+    assert (target / "a").read_text() == order[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_where_there_are_no_locks_nothing_of_others_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(disk.fcntl, "flock", refuse)
+    other = tmp_path / f".data{disk.STAGING_MARK}other"
+    other.mkdir()
+    with staged_folder(tmp_path / "data") as folder:
+        (folder / "a").write_text("1")
+    replace_file(tmp_path / "file", b"1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "data", "file"]

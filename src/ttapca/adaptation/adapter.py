@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from ttapca.adaptation.named_streams import (
 from ttapca.adaptation.optimisation import Mover
 from ttapca.adaptation.shift_alarm import ShiftAlarm, ShiftWatch, make_alarm
 from ttapca.adaptation.surfaces import SpectralGains, Surface
+from ttapca.adaptation.surfaces.base import CommonSwitch
 from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.fitted_filter import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
@@ -42,7 +44,7 @@ from ttapca.support.modules import (
 )
 from ttapca.support.outputs import FindLogits, OutputKind, Outputs
 from ttapca.support.tensors import not_below_float32
-from ttapca.support.wrapping import Wrapper, WrapperHandle, wrap_forward, wrappers_of
+from ttapca.support.wrapping import Patches, Wrapper, finally_do, surely, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
 
@@ -91,8 +93,11 @@ class Adapter(nn.Module):
     While an adapter is attached, call the model itself from one thread only.
 
     It works inside `torch.no_grad()` and `torch.inference_mode()`, and returns logits without
-    gradients. Training mode has no effect: the model is put in evaluation mode, `train()` and
-    `eval()` on the adapter leave it there, and `detach()` restores the model's own flags.
+    gradients. Training mode has no effect: the model is put in evaluation mode, also after
+    somebody has called `train()` on it, and `detach()` restores the model's own flags.
+
+    An interrupt (Ctrl-C) at any line leaves the adapter in place and working, or the model as it
+    was; a batch that it cuts off leaves no mark.
 
     One adapter can serve any number of independent streams, such as cameras: see `stream`.
     `state_dict()` holds all of them, so that a restored adapter continues bit for bit.
@@ -170,22 +175,24 @@ class Adapter(nn.Module):
         self._streams = Streams(memory)
         self._calls = 0
         self._good: tuple[dict[str, Any], ...] = ()  # states that the guard can go back to
-        self._enabled = True
+        self._switch = CommonSwitch()
         self._attached = True
         self._flags = training_flags(model)
-        self._handles: list[WrapperHandle] = []
+        self._patches = Patches()
         stream = self._streams.stream
-        done: list[Surface] = []
+        # One that is on another model is refused below, and stays there.
+        self._own = [surface for surface in surfaces if not surface.attached]
         try:
+            # First, so that `ttapca.detach` finds the adapter however far this comes.
+            self._patches.wrap(model, _OwnedBy(self))
             with torch.inference_mode(False):  # gradients need tensors that are made outside of it
                 for surface in surfaces:
                     surface.attach(model, stream)
-                    done.append(surface)
+                    surface.switch = self._switch
             stream.end_batch()  # from here on, only passes within calls of the adapter count
             self._surface_parts = stream.parts  # a guard undoes these, not what joins below
-            self._handles = [wrap_forward(model, _OwnedBy(self))]
             if self.mover.needs_gradients:
-                self._handles += make_gradients_safe(model)
+                make_gradients_safe(model, self._patches)
             self.mover.bind(model, list(self.surfaces.parameters()))
             self.mover.join(stream)
             self.watch = _watch(alarm, surfaces)
@@ -194,7 +201,7 @@ class Adapter(nn.Module):
                 stream.keep("good states", Attributes(self, ("_good",)))
             model.eval()
         except BaseException:
-            self._take_away(done)
+            self.detach()
             raise
 
     @property
@@ -244,14 +251,22 @@ class Adapter(nn.Module):
         # goes on adapting is made by `ttapca.serving.export_onnx`.
         if torch.compiler.is_exporting():
             return self._run_plain(*inputs, **options)
+        gradients = functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
         with self._streams.lock:
-            if not self._enabled:
+            return surely(functools.partial(self._answer, stream, inputs, options), then=gradients)
+
+    def _answer(self, stream: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        if not self._switch.enabled:
+            return self._run_plain(*inputs, **options)
+        if _is_empty(inputs, options):  # it says nothing, and has no mean that could be taken
+            with self.disabled(), torch.no_grad():
                 return self._run_plain(*inputs, **options)
-            if _is_empty(inputs, options):  # it says nothing, and has no mean that could be taken
-                with self.disabled(), torch.no_grad():
-                    return self._run_plain(*inputs, **options)
-            self._streams.switch_to(stream)
-            return self._adapt_to(inputs, options)
+        self._streams.switch_to(stream)
+        running = self._streams.stream
+        if self.forgetting == "episodic":
+            with torch.inference_mode(False):
+                running.forget()
+        return surely(functools.partial(self._adapt_to, inputs, options), then=running.undo_batch)
 
     @property
     def hub(self) -> Stream:
@@ -301,12 +316,11 @@ class Adapter(nn.Module):
         def run(chosen: Tensor | None) -> Tensor:
             return self._run(images if chosen is None else images[chosen])
 
-        with self._streams.lock, torch.no_grad():
-            stream.batch = batch
-            try:
+        gradients = functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
+        with self._streams.lock, finally_do(gradients), torch.no_grad():
+            with finally_do(functools.partial(setattr, stream, "batch", None)):
+                stream.batch = batch
                 logits, last = self.mover.predict_streams(run, batch)
-            finally:
-                stream.batch = None
             # Of other outputs, such as several for each image, an alarm sees no classes.
             exclusive = self.mover.outputs.exclusive and len(logits) == batch.size
             for number, (own, place) in enumerate(last):
@@ -324,29 +338,21 @@ class Adapter(nn.Module):
     def _adapt_to(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         """Predict and adapt; a broken or interrupted batch leaves no mark on the stream."""
         stream = self._streams.stream
-        if self.forgetting == "episodic":
-            with torch.inference_mode(False):
-                stream.forget()
         for surface in self._surfaces:
             surface.start_batch()
         stream.start_batch(_batch_size(inputs, options) or 0)
         skipped, updates = self.mover.skipped, self.mover.updates
-        broken, skip, news = True, False, False
-        try:
-            logits = self._predict(inputs, options)
-            left_out = stream.left_out or (stream.batch is not None and stream.batch.left_out)
-            if self.mover.skipped > skipped or left_out or not _is_finite(logits):
-                skip = True
-                self.mover.skipped = skipped + 1  # a method may have counted single images
-            else:
-                news = self._looked(logits)
-            broken = skip
-        finally:
-            stream.end_batch(broken=broken, skipped=skip)
+        logits = self._predict(inputs, options)
+        left_out = stream.left_out or (stream.batch is not None and stream.batch.left_out)
+        skip = self.mover.skipped > skipped or left_out or not _is_finite(logits)
+        if skip:
+            self.mover.skipped = skipped + 1  # a method may have counted single images
+        news = not skip and self._looked(logits)
+        stream.end_batch(skipped=skip)
         stepped = self.mover.updates > updates
         if skip and (self._is_spoilt() or (stepped and _are_finite(inputs, options))):
-            # Not the batch was broken, a step went too far, this one's or that of the batch before:
-            # what it moved has no way back but to the source, and every later batch would be lost.
+            # Not the batch was broken, a step went too far, this one's or that of the batch before.
+            # Undone, it may go too far again at every later batch; the source is a safe place.
             with torch.inference_mode(False):
                 stream.forget()
         if news:  # only now: whatever the function does, the batch is part of the stream
@@ -464,32 +470,24 @@ class Adapter(nn.Module):
         Other threads that call the adapter wait until the block is over.
         """
         with self._streams.lock:
-            enabled = self._enabled
-            before = [surface.enabled for surface in self._surfaces]
-            self._enabled = False
-            for surface in self._surfaces:
-                surface.enabled = False
-            try:
+            before = self._switch.enabled
+            with finally_do(functools.partial(setattr, self._switch, "enabled", before)):
+                self._switch.enabled = False
                 yield
-            finally:
-                self._enabled = enabled
-                for surface, value in zip(self._surfaces, before, strict=True):
-                    surface.enabled = value
 
     def detach(self) -> nn.Module:
         """Take everything away and return the model as it was; the adapter cannot be used again."""
         with self._streams.lock:
-            if self._attached:
-                self._take_away(self._surfaces)
-                self._attached = False
+            surely(self._take_away, then=self._take_away)
         return self.model
 
-    def _take_away(self, surfaces: Sequence[Surface]) -> None:
-        for surface in surfaces:
-            surface.detach()
-        for handle in self._handles:
-            handle.remove()
-        restore_training_flags(self._flags)
+    def _take_away(self) -> None:
+        if self._attached:
+            for surface in self._own:
+                surface.detach()
+            restore_training_flags(self._flags)
+            self._patches.remove()  # last, so that `ttapca.detach` finds the adapter until the end
+            self._attached = False
 
     def __enter__(self) -> Self:
         """Adapt within a `with` block; after it the model is as it was."""
@@ -611,12 +609,16 @@ def kind_of(model: nn.Module, surfaces: Sequence[Surface], mover: Mover) -> str:
 
 
 class _OwnedBy(Wrapper):
-    """Changes nothing; through it `detach` finds the adapter of a model."""
+    """Keeps a model in evaluation mode; through it `detach` finds the adapter of a model."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
 
     def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        # Somebody may have called `train()`, with which BatchNorm writes into its buffers.
+        for module, _ in self.adapter._flags:
+            if module.training:
+                module.training = False
         return forward(*args, **kwargs)
 
 
@@ -640,6 +642,12 @@ def detach(model: nn.Module) -> nn.Module:
         >>> torch.equal(ttapca.detach(model)(x), plain)
         True
     """
+    detach_all = functools.partial(_detach_all, model)
+    surely(detach_all, then=detach_all)
+    return model
+
+
+def _detach_all(model: nn.Module) -> None:
     for module in model.modules():
         for wrapper in wrappers_of(module):
             if isinstance(wrapper, _OwnedBy):
@@ -652,7 +660,6 @@ def detach(model: nn.Module) -> nn.Module:
             if isinstance(surface, Surface):
                 surface.detach()
         detach_filter(module)
-    return model
 
 
 def _batch_size(inputs: tuple[Any, ...], options: dict[str, Any]) -> int | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ttapca.adaptation.adapter import Adapter
+from ttapca.support.wrapping import finally_do, temporary_patches
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,11 @@ def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
 
     adapter.reset()
     before = adapter.mover.backwards
-    handle = adapter.model.register_forward_pre_hook(lambda _, args: passes.append(len(args[0])))
-    try:
+    with finally_do(adapter.reset), temporary_patches() as patches:
+        patches.hook_input(adapter.model, lambda _, args, _kwargs: passes.append(len(args[0])))
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             adapter(batch)
         kept_bytes = sum(_bytes_by_address(adapter.kept_tensors()).values())
-    finally:
-        handle.remove()
-        adapter.reset()
     graph = _bytes_by_address(saved)
     # The model's own tensors are there anyway, whether or not a graph refers to them.
     own = _bytes_by_address([*adapter.model.parameters(), *adapter.model.buffers()])

@@ -80,6 +80,19 @@ class Streams:
             self.current = name
             self.parked.pop(name, None)
 
+    def start_over(self, name: str, contents: dict[str, Any] | None = None) -> None:
+        """Let a stream begin anew, or continue with other contents.
+
+        It is taken out of its place first: an interrupt leaves it as it was, or parked as it is to
+        be, and the next switch puts it in place.
+        """
+        self.switch_to(name)
+        self.parked.pop(name, None)
+        if contents is not None:
+            self.parked[name] = contents
+        self.current = None
+        self.switch_to(name)
+
     def values_of(self, name: str) -> dict[str, Any]:
         """Return what a stream holds, without creating it or switching to it."""
         if name == self.current:
@@ -155,7 +168,8 @@ class NamedStream:
 
     def reset(self) -> None:
         """Start it anew."""
-        self._do(Stream.reset)
+        with self._streams.lock:
+            self._streams.start_over(self.name)
 
     def start_condition(self) -> None:
         """Say that its data change from here on; see `Adapter.start_condition`."""
@@ -198,9 +212,10 @@ class NamedStream:
             found = map_tensors(found, lambda tensor: tensor.to(device))
             before = self._do(Stream.contents)
             try:
-                self._do(lambda stream: stream.put(found))
+                self._streams.start_over(self.name, found)
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                self._do(lambda stream: stream.put(before))
+                self._streams.parked[self.name] = before
+                self._streams.switch_to(self.name)
                 raise SavedStreamError(f"{path} is no saved stream: {error!r}.") from error
 
     def _do(self, what: Callable[[Stream], Any]) -> Any:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.errors import AttachError, LayerOutputError, OptionError
-from ttapca.spectral.stream import STAYS, Attributes, Stream
+from ttapca.spectral.stream import STAYS, Attributes, Stream, map_tensors
 from ttapca.spectral.stream_batch import StreamBatch
 from ttapca.spectral.stream_state import StreamState
 from ttapca.support.logits import log_softmax, softmax_entropy
@@ -132,8 +132,6 @@ class Descent:
         parameters: What is moved.
     """
 
-    undone = False  # see `Part`: optimisers write into their state
-
     _optimizer: Optimizer  # made by `bind`
 
     def __init__(self, optimizer: OptimizerFactory | None = None) -> None:
@@ -212,8 +210,19 @@ class Descent:
         return gradients if finite else None
 
     def move(self, gradients: tuple[Tensor, ...]) -> None:
-        """Take one step of the optimiser along these gradients."""
+        """Take one step of the optimiser along these gradients.
+
+        Optimisers write into parameters and their state, so they are given copies: a step that is
+        cut off, or a batch that turns out broken, is undone by putting back what was there before.
+        """
+        state: defaultdict[Tensor, Any] = defaultdict(dict)
+        for parameter, each in self._optimizer.state.items():
+            state[parameter] = {
+                name: map_tensors(value, torch.clone) for name, value in each.items()
+            }
+        self._optimizer.state = state
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.data = parameter.data.clone()
             parameter.grad = gradient
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -221,8 +230,6 @@ class Descent:
 
 class Draws:
     """The state of a random generator on the CPU, as a part of a stream."""
-
-    undone = True
 
     def __init__(self, generator: torch.Generator, seed: int) -> None:
         self._generator = generator

@@ -21,6 +21,7 @@ from ttapca.benchmark.subject import Subject, segments
 from ttapca.corruptions.catalogue import find
 from ttapca.datasets import to_tensor
 from ttapca.support.modules import find_layer
+from ttapca.support.wrapping import temporary_patches
 
 SHOWN = 2  # images of a corruption
 
@@ -93,11 +94,9 @@ def _last_input(layer: nn.Module) -> Iterator[list[Tensor]]:
     """Give what a layer was called with last: after the filter, whose hook came first."""
     seen: list[Tensor] = []
 
-    def keep(_: nn.Module, given: tuple[Any, ...]) -> None:
+    def keep(_: nn.Module, given: tuple[Any, ...], _named: dict[str, Any]) -> None:
         seen[:] = [given[0].detach().clone()]
 
-    handle = layer.register_forward_pre_hook(keep)
-    try:
+    with temporary_patches() as patches:
+        patches.hook_input(layer, keep)
         yield seen
-    finally:
-        handle.remove()

@@ -43,6 +43,7 @@ from ttapca.support.modules import (
     stopped_at,
 )
 from ttapca.support.progress import Counted, Step
+from ttapca.support.wrapping import temporary_patches
 
 # Wraps the batches while they are read. If it has a method `plan`, that is given the `FitPlan`
 # before the work begins; if it has a method `stage`, that is told the name of work without batches,
@@ -181,10 +182,10 @@ class SourceActivations:
             taken = tuple(args[0].shape[1:]) if args and isinstance(args[0], Tensor) else None
             calls.append(Shapes(taken, tuple(output.shape[1:])))
 
-        handle = self.layer.register_forward_hook(record)
         try:
             seen = watched(self.model, len(inputs.first))
-            with explained_inputs(inputs.values), seen as self.cost:
+            with explained_inputs(inputs.values), seen as self.cost, temporary_patches() as patches:
+                patches.hook_output(self.layer, record)
                 output = inputs.run(self.model)
         except TtapcaError:
             raise
@@ -197,8 +198,6 @@ class SourceActivations:
                 "The model must take what the data hold, samples of shape "
                 f"{tuple(inputs.first.shape[1:])}; it does not: {error}. {_ADVICE}"
             ) from error
-        finally:
-            handle.remove()
         if len(calls) != 1:
             times = "never called" if not calls else f"called {len(calls)} times"
             raise LayerOutputError(

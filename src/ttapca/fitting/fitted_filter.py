@@ -9,6 +9,7 @@ closures, so that `copy.deepcopy` and pickling carry them along.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import platform
@@ -22,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ttapca import __version__
 from ttapca.errors import (
@@ -59,6 +59,7 @@ from ttapca.spectral.pca import MOST_DROPPED
 from ttapca.spectral.randomised import singular_value_error
 from ttapca.spectral.source_classes import PairStatistic, SourceClasses
 from ttapca.support.modules import device_and_dtype, find_layer
+from ttapca.support.wrapping import Patches, Switch, finally_do, take_off
 
 # Users are warned of a filter that changes more source predictions than this. Variance is a poor
 # guide: at the stem of a CIFAR-100 ResNet-20, dropping 0.005 % of it changes 2 % of the
@@ -410,6 +411,9 @@ class FittedFilter:
     ) -> None:
         """Write the filter to a folder: `config.json`, `filter.safetensors`, `README.md`.
 
+        Several processes may save to one path: the last one's filter stays, and readers always find
+        a whole one.
+
         Args:
             path: A new or empty folder.
             dtype: Precision of the large matrices. Half precision halves the folder; means and
@@ -497,16 +501,14 @@ def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 class _FilterHook:
     """Filters what a layer returns, or what it is given; held by the layer's hooks."""
 
-    def __init__(self, layer: nn.Module, spectral_filter: SpectralFilter) -> None:
-        self.filter = spectral_filter
-        self.enabled = True
-        self.handle = self._register(layer)
+    def __init__(self, spectral_filter: SpectralFilter, switch: Switch) -> None:
+        self.filter, self.switch = spectral_filter, switch
 
-    def _register(self, layer: nn.Module) -> RemovableHandle:
-        return layer.register_forward_hook(self)
+    def put_on(self, layer: nn.Module, patches: Patches) -> None:
+        patches.hook_output(layer, self)
 
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        return self._run(output) if self.enabled else None
+        return self._run(output) if self.switch.enabled else None
 
     def _run(self, samples: Tensor) -> Tensor:
         if samples.device != self.filter.mean.device:
@@ -516,11 +518,11 @@ class _FilterHook:
 
 
 class _InputHook(_FilterHook):
-    def _register(self, layer: nn.Module) -> RemovableHandle:
-        return layer.register_forward_pre_hook(self, with_kwargs=True)
+    def put_on(self, layer: nn.Module, patches: Patches) -> None:
+        patches.hook_input(layer, self)
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.enabled:
+        if not self.switch.enabled:
             return None
         samples, *rest = args or (kwargs["input"],)
         return (self._run(samples), *rest), {k: v for k, v in kwargs.items() if k != "input"}
@@ -531,38 +533,37 @@ class Attachment:
 
     Attributes:
         filter: The filter, whose `gains()` tell what it does and whose `gain` can be learned.
+        enabled: Whether the filter acts; set it to switch.
     """
 
-    def __init__(self, layer: nn.Module, spectral_filter: SpectralFilter) -> None:
+    def __init__(self, spectral_filter: SpectralFilter) -> None:
         self.filter = spectral_filter
+        self.enabled = True
+        self._patches = Patches()
+
+    def put_on(self, layer: nn.Module, switch: Switch | None = None) -> None:
+        """Put the filter on a layer; `attach` does so.
+
+        Args:
+            layer: The layer.
+            switch: What switches the filter; by default this object.
+        """
         if "torch._dynamo" in sys.modules:
             # A compiled model does not notice hooks that come later: compile it anew.
             torch.compiler.reset()
-        hook = _InputHook if spectral_filter.basis.at_input else _FilterHook
-        self._hook = hook(layer, spectral_filter)
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the filter acts; set it to switch."""
-        return self._hook.enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        self._hook.enabled = value
+        hook = _InputHook if self.filter.basis.at_input else _FilterHook
+        hook(self.filter, switch or self).put_on(layer, self._patches)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """Switch the filter off for a while: the model's outputs are then bit-identical."""
-        before = self.enabled
-        self.enabled = False
-        try:
+        with finally_do(functools.partial(setattr, self, "enabled", self.enabled)):
+            self.enabled = False
             yield
-        finally:
-            self.enabled = before
 
     def detach(self) -> None:
         """Take the filter away for good; a second call does nothing."""
-        self._hook.handle.remove()
+        self._patches.remove()
 
 
 def attach(
@@ -607,6 +608,24 @@ def attach(
         >>> torch.equal(model(data), plain)
         True
     """
+    layer, attachment = prepare(model, fitted, gain, strict=strict, **options)
+    try:
+        attachment.put_on(layer)
+    except BaseException:
+        attachment.detach()
+        raise
+    return attachment
+
+
+def prepare(
+    model: nn.Module,
+    fitted: FittedFilter,
+    gain: GainName | type[Gain] | None = None,
+    *,
+    strict: bool = False,
+    **options: object,
+) -> tuple[nn.Module, Attachment]:
+    """Return the layer of a filter, and what `attach` puts there; see `attach`."""
     try:
         layer = find_layer(model, fitted.layer)
     except LayerNotFoundError as error:
@@ -625,7 +644,7 @@ def attach(
     precise = torch.promote_types(dtype, torch.float32)
     # Converted before it is moved: not every device has float64.
     spectral_filter = fitted.spectral_filter(gain, dtype=precise, **options).to(device)
-    return Attachment(layer, spectral_filter)
+    return layer, Attachment(spectral_filter)
 
 
 def carries_filter(layer: nn.Module) -> bool:
@@ -636,7 +655,7 @@ def carries_filter(layer: nn.Module) -> bool:
 def detach_filter(layer: nn.Module) -> None:
     """Take the filter off a layer, if there is one, without its `Attachment`."""
     for hook in _filter_hooks(layer):
-        hook.handle.remove()
+        take_off(layer, hook)
 
 
 def _filter_hooks(layer: nn.Module) -> list[_FilterHook]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.support.modules import multiply_adds
+from ttapca.support.wrapping import temporary_patches
 
 # A network is run on at most so many samples at once that no layer gives more numbers than this
 # (64 MB), however many a batch of the user's has.
@@ -74,12 +75,10 @@ def watched(model: nn.Module, samples: int) -> Iterator[NetworkCost]:
         cost.multiply_adds += multiply_adds(module, numbers)
 
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
-    handles = [module.register_forward_hook(see) for module in leaves]
-    try:
+    with temporary_patches() as patches:
+        for module in leaves:
+            patches.hook_output(module, see)
         yield cost
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def seconds_of(work: Callable[[], object]) -> float:

@@ -9,6 +9,7 @@ running the whole network.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from ttapca.spectral.source_classes import (
 )
 from ttapca.support.sample_norms import channels_of, is_sample_norm, normalised_alone
 from ttapca.support.tensors import at_least_float32
+from ttapca.support.wrapping import temporary_patches
 
 # With fewer images a class, the classes cannot be told from the chance that chose the images, and a
 # thousand of them would take most of the time, memory and disk of a fit.
@@ -103,21 +105,15 @@ class SourceChannels:
         self._weights = torch.ones(images, dtype=torch.float64) if weights is None else weights
         self.sums.measured += images
         self._rows = {}
-        handles = [
-            layer.register_forward_pre_hook(
-                lambda layer, args, path=path: self._add(path, layer, args[0])
-            )
-            for path, layer in self._layers.items()
-        ]
-        try:
+        with temporary_patches() as patches:
+            for path, layer in self._layers.items():
+                patches.hook_input(layer, functools.partial(self._add, path))
             output = inputs.run(self._model)
-        finally:
-            for handle in handles:
-                handle.remove()
         return self._add_classes(output)
 
-    def _add(self, path: str, layer: nn.Module, values: Tensor) -> None:
+    def _add(self, path: str, layer: nn.Module, args: tuple[Any, ...], _: Any) -> None:
         """Add what a layer normalises, shape (batch, channels, ...)."""
+        values: Tensor = args[0]
         images = len(self._weights)
         if isinstance(layer, nn.LayerNorm) and len(values) != images:
             self.sums.other_rows.add(path)

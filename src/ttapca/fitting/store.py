@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import math
@@ -38,7 +39,7 @@ from ttapca.fitting.saved_contents import (
     check_tensors,
 )
 from ttapca.spectral.basis import Cosine
-from ttapca.support.disk import make_folder, recover, staged_folder, writing
+from ttapca.support.disk import make_folder, read_replaceable, recover, staged_folder, writing
 from ttapca.support.parsing import parse_json, read_bounded
 
 if TYPE_CHECKING:
@@ -203,7 +204,6 @@ def write_folder(
         FilterExistsError: There is a filter that is not to be replaced, or something else.
         StorageError: The disk is full or the folder cannot be written.
     """
-    check_target(path, overwrite=overwrite)
     payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
     config = {
         "format": FORMAT,
@@ -214,6 +214,7 @@ def write_folder(
     config["checksum"] = _checksum(config)
     make_folder(path.parent)
     with staged_folder(path, keep_old=False) as folder:
+        check_target(path, overwrite=overwrite)
         (folder / TENSORS).write_bytes(payload)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / CARD).write_text(card, encoding="utf-8")
@@ -226,6 +227,14 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         FilterExistsError: Something is there.
         StorageError: Nobody may write there.
     """
+    read_replaceable(path, functools.partial(_check_content, path, overwrite))
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not os.access(above, os.W_OK):
+        with writing(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _check_content(path: Path, overwrite: bool) -> None:
     if holds_filter(path):
         if not overwrite:
             raise FilterExistsError(
@@ -237,10 +246,6 @@ def check_target(path: Path, *, overwrite: bool) -> None:
             f"A filter is saved to a new or empty folder, or over another saved filter; `{path}` "
             "holds something else. Choose another path."
         )
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if not os.access(above, os.W_OK):
-        with writing(path):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def holds_filter(path: Path) -> bool:
@@ -275,11 +280,16 @@ def read_filter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `write_folder` wrote, and compare it with its checksums.
 
-    A folder that a killed process left beside its place is put back first.
+    A folder that a killed process left beside its place is put back first. One that another process
+    replaces meanwhile is read again.
 
     Raises:
         SavedFilterError: The folder is missing, foreign, truncated or altered.
     """
+    return read_replaceable(path, functools.partial(_read_folder, path))
+
+
+def _read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with contextlib.suppress(OSError):  # if it cannot be put back, it is reported as missing
         recover(path)
     config = _read_config(path)

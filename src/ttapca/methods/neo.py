@@ -32,7 +32,7 @@ from ttapca.spectral.stream import Stream
 from ttapca.support.modules import find_classifier
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
-from ttapca.support.wrapping import Wrapper, wrap_forward
+from ttapca.support.wrapping import Wrapper
 
 CENTRE = "centre"  # the name under which a stream keeps the mean, and of how many rows it is
 
@@ -85,7 +85,7 @@ class CentredFeatures(Surface):
         self.path = path_of(model, layer)
         self.stream = stream or Stream()
         self.stream.declare(CENTRE, (None, 0))
-        self._handles.append(wrap_forward(layer, CentredLayer(self, layer)))
+        self.patches.wrap(layer, CentredLayer(self, layer))
 
     def centred(self, layer: nn.Module, features: Any) -> Any:
         """Return features without the mean of the stream."""

@@ -39,7 +39,7 @@ from ttapca.support.logits import softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
-from ttapca.support.wrapping import Result, Wrapper, surely, wrap_forward
+from ttapca.support.wrapping import Result, Wrapper, surely, temporary_patches
 
 Augment = Literal["none", "crop", "crop and flip"]
 Phase = Literal["idle", "measure", "align"]
@@ -146,7 +146,7 @@ class Alignment(Surface):
         self.stream.declare("usual entropy", None)
         for number, layer in enumerate(layers):
             self.stream.declare(f"features/{number}", NOTHING_SEEN)
-            self._handles.append(wrap_forward(layer, AlignedLayer(self, layer, number)))
+            self.patches.wrap(layer, AlignedLayer(self, layer, number))
 
     @torch.no_grad()
     def _measure_source(self, model: nn.Module, layers: list[nn.Module]) -> list[list[Moments]]:
@@ -162,19 +162,13 @@ class Alignment(Surface):
             for group, moments in zip(groups, found[number], strict=True):
                 moments.update(rows[:, group])
 
-        handles = [
-            layer.register_forward_hook(functools.partial(see, number))
-            for number, layer in enumerate(layers)
-        ]
         source = self._source if self._source is not None else ()
-        try:
-            # A loader that shuffles draws from the caller's random state, which is then restored.
-            with torch.random.fork_rng(devices=[]), evaluation_mode(model):
-                for samples in batches_of(source, model):
-                    model(samples)
-        finally:
-            for handle in handles:
-                handle.remove()
+        # A loader that shuffles draws from the caller's random state, which is then restored.
+        with torch.random.fork_rng(devices=[]), evaluation_mode(model), temporary_patches() as seen:
+            for number, layer in enumerate(layers):
+                seen.hook_output(layer, functools.partial(see, number))
+            for samples in batches_of(source, model):
+                model(samples)
         if len(found) < len(layers) or any(groups[0].count < 2 for groups in found.values()):
             raise NotEnoughDataError(
                 "Mean and covariance need at least two samples of source data at every layer; "
@@ -223,7 +217,7 @@ class Alignment(Surface):
 
     def seen(self, layer: nn.Module, number: int, output: Any) -> Any:
         """Return a layer's output, aligned or as it was."""
-        if not self._enabled:
+        if not self.enabled:
             return output
         features = at_least_float32(features_of(layer, output, self.paths[number]))
         if self._phase == "measure":

@@ -50,7 +50,7 @@ from ttapca.support.batch_norms import (
 from ttapca.support.channel_moments import channel_moments, normalised
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
-from ttapca.support.wrapping import Result, Wrapper, surely, wrap_forward
+from ttapca.support.wrapping import Result, Wrapper, surely
 
 Who = Literal["student", "teacher"]
 
@@ -205,7 +205,7 @@ class SlowStatistics(Surface):
         for number, layer in enumerate(layers):
             for who in ("student", "teacher"):
                 self.stream.declare(f"{who}'s statistics/{number}", None)
-            self._handles.append(wrap_forward(layer, SlowLayer(self, layer, number)))
+            self.patches.wrap(layer, SlowLayer(self, layer, number))
 
     def start_batch(self) -> None:
         """Tidy up what an interrupted call may have left."""
@@ -225,7 +225,7 @@ class SlowStatistics(Surface):
 
     def extra_repr(self) -> str:
         """Return what `print(adapter)` shows."""
-        return f"momentum={self.momentum}, layers={len(self._handles)}"
+        return f"momentum={self.momentum}, layers={len(self.patches)}"
 
 
 class SlowLayer(Wrapper):

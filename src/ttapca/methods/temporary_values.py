@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, nn
 
+from ttapca.spectral.stream import set_values
 from ttapca.support.wrapping import Result, surely
 
 
@@ -21,6 +21,7 @@ def with_values(
     pass was run inside, and outside if it was run outside.
 
     Example:
+        >>> import torch
         >>> weight = nn.Parameter(torch.tensor([1.0]))
         >>> with_values([weight], [torch.tensor([5.0])], weight.item)
         5.0
@@ -41,8 +42,6 @@ def _set(parameters: Sequence[nn.Parameter], data: Sequence[Tensor]) -> None:
         parameter.data = value
 
 
-@torch.no_grad()
 def put_back(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    """Set parameters to values, in place."""
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)
+    """Set parameters to copies of values; what they had before is not written into."""
+    set_values(parameters, [value.clone() for value in values])

@@ -20,6 +20,7 @@ from ttapca.support.modules import (
     evaluation_mode,
     multiply_adds,
 )
+from ttapca.support.wrapping import temporary_patches
 
 DEFAULT_COMPONENTS = 2000  # as in the paper
 BYTES_A_NUMBER = 4  # a filter computes in float32
@@ -166,10 +167,11 @@ def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
         entry.calls += 1
         entry.multiply_adds += multiply_adds(module, math.prod(shape))
 
-    handles = [module.register_forward_hook(note) for module in names]
     device, dtype = device_and_dtype(model, model)
     try:
-        with torch.no_grad(), evaluation_mode(model):
+        with torch.no_grad(), evaluation_mode(model), temporary_patches() as patches:
+            for module in names:
+                patches.hook_output(module, note)
             model(torch.zeros(1, *input_shape, device=device, dtype=dtype))
     except TtapcaError:
         raise
@@ -178,9 +180,6 @@ def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
             f"The network must take an image of shape {tuple(input_shape)}; it does not: {error}. "
             "Give the shape that it takes, channels first, such as 3x224x224."
         ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
     return seen
 
 

@@ -40,13 +40,9 @@ STATE = "state"
 class Part(Protocol):
     """State that does not live in the stream.
 
-    Attributes:
-        undone: Whether a broken batch is undone by putting back what was there before it. That
-            takes contents which are replaced, never written into: of a parameter that an optimiser
-            moves in place, the reference from before the batch shows the new value as well.
+    Its contents are replaced, never written into: a broken batch is undone by putting back what was
+    there before it.
     """
-
-    undone: bool
 
     def contents(self) -> Any:
         """Return what is there now, by reference: tensors in tuples, lists and dicts."""
@@ -65,8 +61,6 @@ class Attributes:
         owner: The object, in the state in which a stream starts.
         names: Names of the attributes.
     """
-
-    undone = True
 
     def __init__(self, owner: object, names: Sequence[str]) -> None:
         self._owner = owner
@@ -89,8 +83,6 @@ class Attributes:
 
 class ParameterValues:
     """A part made of the values of parameters, which are now those that a stream starts with."""
-
-    undone = False
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = list(parameters)
@@ -173,7 +165,7 @@ class Stream:
         >>> stream.counts("mean"), stream.counts("mean")
         (True, False)
         >>> stream.write("mean", 5.0)
-        >>> stream.end_batch(broken=True)
+        >>> stream.undo_batch()
         >>> stream.now("mean")
         0.0
     """
@@ -191,7 +183,8 @@ class Stream:
         self._present: dict[str, Any] = {}  # what the batch changes
         self._takers: list[Callable[[StreamState], None]] = []
         self._parts: dict[str, Part] = {}
-        self._undo: dict[str, Any] = {}
+        self._before: dict[str, Any] | None = None  # the contents before the batch that is open
+        self._next: Mapping[str, Any] | None = None  # contents that are being put in place
         # Values that have seen this batch; None where every pass counts, as nobody called
         # `start_batch` yet.
         self._counted: set[str] | None = None
@@ -318,6 +311,8 @@ class Stream:
 
     def start_batch(self, samples: int = 0) -> None:
         """Announce a batch, which may take several passes."""
+        self.undo_batch()
+        self._before = self.contents()
         self._counted, self._within_batch = set(), True
         self.left_out = False
         self._present = {
@@ -325,29 +320,36 @@ class Stream:
             "batches": self._past["batches"] + 1,
             "images": self._past["images"] + samples,
         }
-        self._undo = {name: p.contents() for name, p in self._parts.items() if p.undone}
         if self.state is not None and self.start is not None:
             size = samples or None
             self.batch = StreamBatch([self.state], self.start, memory=self.memory, size=size)
 
-    def end_batch(self, *, broken: bool = False, skipped: bool = False) -> None:
+    def end_batch(self, *, skipped: bool = False) -> None:
         """End the batch; no pass counts until the next one.
 
         Args:
-            broken: Whether to undo all that the batch changed.
-            skipped: Whether to count it as skipped.
+            skipped: Whether to undo all that the batch changed, and to count it as skipped.
         """
-        batch, self.batch = self.batch, None
-        self._counted, self._within_batch = set(), False
-        if broken:
-            self._put_parts(self._undo)
-        else:
-            self._past.update(_finite(self._present))
-            if batch is not None:
+        if skipped and self._before is not None:
+            values = self._before["values"]
+            values = {**values, "skipped": values["skipped"] + 1}
+            self._before = {**self._before, "values": values}
+        elif self._before is not None:
+            past, state = self._past | _finite(self._present), self.state
+            if self.batch is not None:
                 with torch.inference_mode(False):
-                    [self.state] = batch.finish()
-        self._past["skipped"] += skipped
-        self._present, self._undo = {}, {}
+                    [state] = self.batch.finish()
+            # An interrupt before this line undoes all of the batch, and none of it after it.
+            self._past, self.state, self._before = past, state, None
+        self.undo_batch()
+
+    def undo_batch(self) -> None:
+        """Undo a batch that has not ended; if none is open, only say that no pass counts now."""
+        if self._before is not None:
+            self.put(self._before)
+            self._before = None
+        self.batch, self._present = None, {}
+        self._counted, self._within_batch = set(), False
 
     @property
     def lasting(self) -> dict[str, Any]:
@@ -359,16 +361,12 @@ class Stream:
 
     def forget(self) -> None:
         """Forget all adaptation, and keep what is about the stream itself."""
-        lasting = self.lasting
-        self.reset()
-        self.state = lasting.pop(STATE, None)
-        self._past |= lasting
+        lasting, begun = self.lasting, self.started()
+        self.put({**begun, "values": begun["values"] | lasting})
 
     def reset(self) -> None:
         """Begin a new stream."""
-        self._past, self._present = dict(self.starts), {}
-        self.state = self.start
-        self._put_parts({name: part.start() for name, part in self._parts.items()})
+        self.put(self.started())
 
     def started(self) -> dict[str, dict[str, Any]]:
         """Return the whole state of a new stream but for `state`, for `put`."""
@@ -377,21 +375,30 @@ class Stream:
 
     def contents(self) -> dict[str, dict[str, Any]]:
         """Return the whole state of the stream by reference, for `put`."""
+        self._continue_put()
         parts = {name: part.contents() for name, part in self._parts.items()}
         return {"values": self.values, "parts": parts}
 
     def put(self, contents: Mapping[str, Mapping[str, Any]]) -> None:
-        """Continue with another stream, given its contents."""
-        values = {**self.starts, **contents["values"]}
+        """Continue with another stream, given its contents.
+
+        An interrupt may cut this off: whoever asks for the contents next then gets these.
+        """
+        self._next = contents
+        self._continue_put()
+
+    def _continue_put(self) -> None:
+        if self._next is None:
+            return
+        values = {**self.starts, **self._next["values"]}
         self.state = values.pop(STATE, self.start)
         self._past, self._present = values, {}
-        for take in self._takers if self.state is not None and self.state is not self.start else ():
-            take(self.state)
-        self._put_parts(contents["parts"])
-
-    def _put_parts(self, contents: Mapping[str, Any]) -> None:
-        for name, content in contents.items():
+        if self.state is not None and self.start is not None:
+            for take in self._takers if self.state.spectra is not self.start.spectra else ():
+                take(self.state)
+        for name, content in self._next["parts"].items():
             self._parts[name].put(content)
+        self._next = None
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert all tensors, when the model they belong to is moved or cast."""

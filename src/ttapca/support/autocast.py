@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+
+from ttapca.support.wrapping import finally_do
 
 
 def own_precision(device: torch.device) -> AbstractContextManager[object]:
@@ -36,9 +39,7 @@ def new_casts() -> Iterator[None]:
         False
     """
     before = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
+    with finally_do(functools.partial(torch.set_autocast_cache_enabled, before)):
+        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(False)
         yield
-    finally:
-        torch.set_autocast_cache_enabled(before)

@@ -8,13 +8,14 @@ import functools
 import itertools
 import os
 import platform
+import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from ttapca.errors import StorageError
 
@@ -23,6 +24,9 @@ if sys.platform != "win32":  # Windows has no such locks
 
 STAGING_MARK = ".ttapca-unfinished-"
 WHOLE_MARK = ".ttapca-whole-"  # in the name of a folder that is complete, but not in its place
+LOCK_MARK = ".ttapca-lock"
+
+Found = TypeVar("Found")
 
 # Constants of Linux's renameat2: paths are relative to the working directory; swap two names.
 AT_FDCWD = -100
@@ -134,7 +138,8 @@ def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator
 def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
     """Yield a folder to fill, and move it to `target` in one step when the block ends.
 
-    If the block fails, the unfinished folder is removed. A process that is killed leaves either the
+    If the block fails, the unfinished folder is removed. Processes that write to one place take
+    turns, and the last one's folder stays. A process that is killed leaves either the
     old folder or the new one, complete: on Linux at `target`, because two names can be swapped in
     one step; elsewhere possibly beside it, from where `recover` puts it back. The next process
     removes whatever else was left.
@@ -147,20 +152,19 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
         StorageError: The operating system refuses to write.
 
     Example:
+        >>> import tempfile
         >>> target = Path(tempfile.mkdtemp()) / "data"
         >>> with staged_folder(target) as folder:
         ...     _ = (folder / "a").write_text("all of it")
         >>> (target / "a").read_text()
         'all of it'
     """
-    with writing(target):
-        recover(target)
-        for leftover in _beside(target, STAGING_MARK):
-            _remove(leftover)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}{STAGING_MARK}", dir=target.parent))
+    with writing(target), _turn_at(target) as alone:
+        _recover(target)
+        staging = _new_staging(target, alone=alone)
         try:
+            staging.mkdir()
             yield staging
-            staging.chmod(0o777 & ~_umask())  # `mkdtemp` makes folders for one user only
             for path in (*staging.rglob("*"), staging):
                 flush(path)
             replaced = _put_in_place(staging, target)
@@ -168,7 +172,7 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
         finally:
             _remove(staging)
         # First what this process replaced, then what a killed process had left.
-        for old in (*replaced, *_beside(target, WHOLE_MARK)):
+        for old in (*replaced, *(_beside(target, WHOLE_MARK) if alone else ())):
             if not keep_old:
                 _remove(old)
             elif old.exists():
@@ -181,9 +185,90 @@ def recover(target: Path) -> None:
     That happens only where two names cannot be swapped in one step, to a process that was killed
     between the two renames of `staged_folder`. If two folders were left, the new one is taken.
     """
+    if not os.path.lexists(target) and _beside(target, WHOLE_MARK):
+        with _turn_at(target):  # of a process that is at work between these renames
+            _recover(target)
+
+
+def _recover(target: Path) -> None:
     if not os.path.lexists(target):
         for whole in _beside(target, WHOLE_MARK)[:1]:
             whole.rename(target)
+
+
+@contextmanager
+def _turn_at(target: Path) -> Iterator[bool]:
+    """Let one process or thread at a time write to a place; the others wait.
+
+    The lock is a file beside the place, which its holder removes before letting go of it: who has
+    waited for a file that is gone waits again.
+
+    Yields:
+        Whether nobody else is at work there; False if the system has no such locks.
+    """
+    if sys.platform == "win32":
+        yield False
+        return
+    lock = target.with_name(f".{target.name}{LOCK_MARK}")
+    while True:
+        with lock.open("ab", buffering=0) as file:  # closed, and so released, after an interrupt
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:  # a network file system without locks
+                alone = False
+            else:
+                alone = True
+                if not _is_at(lock, file.fileno()):
+                    continue
+            try:
+                yield alone
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _new_staging(target: Path, *, alone: bool) -> Path:
+    """Return a name that nobody else uses; if nobody is at work, remove what killed ones left."""
+    for leftover in _beside(target, STAGING_MARK) if alone else ():
+        _remove(leftover)
+    own = f"{os.getpid()}-{secrets.token_hex(4)}"
+    return target.with_name(f".{target.name}{STAGING_MARK}{own}")
+
+
+def read_replaceable(folder: Path, read: Callable[[], Found]) -> Found:
+    """Return what is read in a folder that other processes may replace meanwhile.
+
+    If reading fails, and another folder is there by then, the files that were read may not have
+    belonged together, and are read again.
+
+    Example:
+        >>> read_replaceable(Path("."), lambda: "what is there")
+        'what is there'
+    """
+    while True:
+        before = _identity(folder)
+        try:
+            return read()
+        except Exception:
+            if _identity(folder) == before:
+                raise
+
+
+def _identity(folder: Path) -> tuple[object, ...]:
+    """Return what another folder in the same place would not have."""
+    try:
+        found = folder.stat()
+    except OSError:  # the next one may wait beside it
+        return tuple(_beside(folder, WHOLE_MARK))
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Return whether an open file is still the one with this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _put_in_place(staging: Path, target: Path) -> list[Path]:
@@ -250,7 +335,8 @@ def _remove(path: Path) -> None:
 def replace_file(target: Path, content: bytes) -> None:
     """Write a file in one step: readers find either the old one or the new one.
 
-    A link stays a link, to the new file. A device or a pipe, such as `/dev/stdout`, is written to.
+    Of several processes that write the same file, the last one's stays. A link stays a link, to the
+    new file. A device or a pipe, such as `/dev/stdout`, is written to.
 
     Raises:
         StorageError: The operating system refuses to write.
@@ -260,24 +346,21 @@ def replace_file(target: Path, content: bytes) -> None:
             target.write_bytes(content)
             return
         target = target.resolve()
-        # A fixed name, so that the next process overwrites what a killed one left.
-        staging = target.with_name(f".{target.name}{STAGING_MARK}")
-        staging.write_bytes(content)
-        flush(staging)
-        staging.replace(target)
-        flush(target.parent)
+        with _turn_at(target) as alone:
+            staging = _new_staging(target, alone=alone)
+            try:
+                staging.write_bytes(content)
+                flush(staging)
+                staging.replace(target)
+                flush(target.parent)
+            finally:
+                _remove(staging)
 
 
 def spare_name(target: Path) -> Path:
     """Return the first free name among `<target>.before-1`, `<target>.before-2`, ..."""
     names = (target.with_name(f"{target.name}.before-{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def flush(path: Path) -> None:

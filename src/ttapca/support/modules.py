@@ -5,11 +5,12 @@ Hooks live for one forward pass: nothing of them stays on the model, in a copy o
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +27,7 @@ from ttapca.errors import (
     TtapcaError,
     did_you_mean,
 )
+from ttapca.support.wrapping import finally_do, temporary_patches
 
 # What wrappers call the network that they hold.
 WRAPPED_BY_TORCH = ("module", "_orig_mod")
@@ -227,7 +229,8 @@ def find_classifier(model: nn.Module, path: str | None) -> nn.Module:
 def caught_inputs(layer: nn.Module) -> Iterator[list[Any]]:
     """Collect the first input of every call of a layer."""
     caught: list[Any] = []
-    with _input_hook(layer, caught.append):
+    with temporary_patches() as patches:
+        patches.hook_input(layer, _on_input(caught.append))
         yield caught
 
 
@@ -256,43 +259,26 @@ def stopped_at(layer: nn.Module, *, before: bool = False) -> Iterator[list[Any]]
         caught.append(value)
         raise _Reached
 
-    try:
-        with _input_hook(layer, catch) if before else _output_hook(layer, catch):
-            yield caught
-    except _Reached:
-        pass
+    with suppress(_Reached), temporary_patches() as patches:
+        if before:
+            patches.hook_input(layer, _on_input(catch))
+        else:
+            patches.hook_output(layer, lambda _module, _args, output: catch(output))
+        yield caught
 
 
-@contextmanager
-def _input_hook(layer: nn.Module, see: Callable[[Any], None]) -> Iterator[None]:
-    handle = layer.register_forward_pre_hook(
-        lambda _, args, kwargs: see(args[0] if args else next(iter(kwargs.values()), None)),
-        with_kwargs=True,
-    )
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _output_hook(layer: nn.Module, see: Callable[[Any], None]) -> Iterator[None]:
-    handle = layer.register_forward_hook(lambda _module, _args, output: see(output))
-    try:
-        yield
-    finally:
-        handle.remove()
+def _on_input(see: Callable[[Any], None]) -> Callable[..., None]:
+    """Return a hook that shows the first input of a layer."""
+    return lambda _, args, kwargs: see(args[0] if args else next(iter(kwargs.values()), None))
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode, and restore every module's own flag afterwards."""
     flags = training_flags(model)
-    model.eval()
-    try:
+    with finally_do(functools.partial(restore_training_flags, flags)):
+        model.eval()
         yield
-    finally:
-        restore_training_flags(flags)
 
 
 def training_flags(model: nn.Module) -> list[tuple[nn.Module, bool]]:

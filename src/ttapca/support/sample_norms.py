@@ -6,13 +6,14 @@ nobody else has to ask which of the two a layer is.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.support.wrapping import Wrapper, WrapperHandle, surely, wrap_forward
+from ttapca.support.wrapping import Patches, Switch, Wrapper, surely
 
 SampleNorm = nn.GroupNorm | nn.LayerNorm
 
@@ -68,12 +69,6 @@ def in_own_layout(layer: SampleNorm, values: Tensor) -> Tensor:
     return values if isinstance(layer, nn.GroupNorm) else values.movedim(1, -1)
 
 
-class Switch(Protocol):
-    """Something that is switched on or off, such as a surface."""
-
-    enabled: bool
-
-
 class _EveryLayerCalled(Wrapper):
     """Runs a `nn.TransformerEncoderLayer` without its fast path, while a surface is enabled."""
 
@@ -84,19 +79,20 @@ class _EveryLayerCalled(Wrapper):
     def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if not self.surface.enabled:
             return forward(*args, **kwargs)
-        # Torch does not take the fast path of a layer that has hooks.
-        handle = self._layer.register_forward_pre_hook(_nothing)
-        return surely(lambda: forward(*args, **kwargs), then=handle.remove)
+        patches = Patches()
+        inside = functools.partial(self._hooked, patches, forward, args, kwargs)
+        return surely(inside, then=patches.remove)
 
-
-def _nothing(_layer: nn.Module, _args: tuple[Any, ...]) -> None:
-    """Change nothing."""
+    def _hooked(self, patches: Patches, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        # Torch does not take the fast path of a layer that has hooks; this one changes nothing.
+        patches.hook_output(self._layer, lambda *_: None)
+        return forward(*args, **kwargs)
 
 
 def call_every_layer(
-    model: nn.Module, layers: Sequence[nn.Module], surface: Switch
-) -> list[WrapperHandle]:
-    """Make sure that these layers are called, and return handles to undo that.
+    model: nn.Module, layers: Sequence[nn.Module], surface: Switch, patches: Patches
+) -> None:
+    """Make sure that these layers are called.
 
     In evaluation mode and without gradients, `nn.TransformerEncoderLayer` computes everything in
     one function of torch and never calls its LayerNorm layers.
@@ -105,11 +101,11 @@ def call_every_layer(
         model: Any module.
         layers: Some of its layers.
         surface: While it is disabled, everything is as it was.
+        patches: Take what is put on the model for that.
     """
     these = {id(layer) for layer in layers}
-    return [
-        wrap_forward(module, _EveryLayerCalled(module, surface))
-        for module in model.modules()
-        if isinstance(module, nn.TransformerEncoderLayer)
-        and any(id(inner) in these for inner in module.modules())
-    ]
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and any(
+            id(inner) in these for inner in module.modules()
+        ):
+            patches.wrap(module, _EveryLayerCalled(module, surface))

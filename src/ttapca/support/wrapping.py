@@ -1,19 +1,32 @@
-"""Run something around a module's `forward`, and clean up after it in any case.
+"""Put wrappers around a module's `forward`, and hooks on it, and take them off in any case.
 
-Torch calls no forward hook after an interrupt (Ctrl-C, or any other exception that is not an
-`Exception`), not even one that was registered to be called always. So whatever must be taken out
-when a pass is over is put in and taken out around `forward` itself.
+An interrupt (Ctrl-C) may come at any line. So `Patches` notes what it is about to put on a module
+before it does so, and what must be undone at the end of a pass or a block is undone by `surely` or
+`finally_do`, which begin before there is anything to undo.
+
+Torch calls no forward hook after an interrupt, or any other exception that is not an `Exception`,
+not even one that was registered to be called always. So whatever must be taken out when a pass is
+over is put in and taken out around `forward` itself.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
 Result = TypeVar("Result")
+
+
+class Switch(Protocol):
+    """Something that is switched on or off, such as a surface."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it acts."""
 
 
 class Wrapper:
@@ -41,10 +54,10 @@ class WrappedForward:
         wrappers: From the innermost to the outermost.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, wrapper: Wrapper) -> None:
         self._module = module
         self.shadowed: Callable[..., Any] | None = vars(module).get("forward")
-        self.wrappers: list[Wrapper] = []
+        self.wrappers: list[Wrapper] = [wrapper]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the outermost wrapper."""
@@ -60,49 +73,98 @@ class WrappedForward:
 
     def remove(self, wrapper: Wrapper) -> None:
         """Remove one wrapper, and with the last one itself; a second call does nothing."""
-        self.wrappers = [other for other in self.wrappers if other is not wrapper]
-        if self.wrappers or vars(self._module).get("forward") is not self:
-            return
-        if self.shadowed is None:
+        others = [other for other in self.wrappers if other is not wrapper]
+        if others or vars(self._module).get("forward") is not self:
+            self.wrappers = others
+        elif self.shadowed is None:
             del self._module.forward
         else:
             self._module.forward = self.shadowed
 
 
-class WrapperHandle:
-    """Removes a wrapper again."""
+class Patches:
+    """Wrappers and hooks that were put on modules together, and come off together.
 
-    def __init__(self, wrapped: WrappedForward, wrapper: Wrapper) -> None:
-        self._wrapped = wrapped
-        self._wrapper = wrapper
-
-    def remove(self) -> None:
-        """Remove the wrapper; a second call does nothing."""
-        self._wrapped.remove(self._wrapper)
-
-
-def wrap_forward(module: nn.Module, wrapper: Wrapper) -> WrapperHandle:
-    """Run a wrapper in place of a module's `forward`, and return a handle to remove it.
+    Each is noted before it is put on. So `remove` takes off all that is there, however putting it
+    on has ended, and may be called again if it was interrupted itself.
 
     Example:
         >>> import torch
         >>> class Doubled(Wrapper):
         ...     def __call__(self, forward, /, x):
         ...         return 2 * forward(x)
-        >>> layer = nn.Identity()
-        >>> handle = wrap_forward(layer, Doubled())
+        >>> layer, patches = nn.Identity(), Patches()
+        >>> patches.wrap(layer, Doubled())
+        >>> patches.hook_output(layer, lambda _layer, _args, output: output + 1)
         >>> layer(torch.tensor(3.0)).item()
-        6.0
-        >>> handle.remove()
+        7.0
+        >>> patches.remove()
         >>> layer(torch.tensor(3.0)).item()
         3.0
     """
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[nn.Module, Wrapper | Callable[..., Any]]] = []
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._noted)
+
+    def wrap(self, module: nn.Module, wrapper: Wrapper) -> None:
+        """Run a wrapper in place of a module's `forward`, around those that run there already."""
+        self._noted.append((module, wrapper))
+        wrapped = vars(module).get("forward")
+        if isinstance(wrapped, WrappedForward):
+            wrapped.wrappers = [*wrapped.wrappers, wrapper]
+        else:
+            module.forward = WrappedForward(module, wrapper)
+
+    def hook_output(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Call a hook with what a module returns: `hook(module, args, output)`."""
+        self._noted.append((module, hook))
+        module.register_forward_hook(hook)
+
+    def hook_input(
+        self, module: nn.Module, hook: Callable[..., Any], *, first: bool = False
+    ) -> None:
+        """Call a hook with what a module is given: `hook(module, args, kwargs)`.
+
+        Args:
+            module: Any module.
+            hook: Returns other arguments, or None.
+            first: Whether it comes before the hooks that are there already.
+        """
+        self._noted.append((module, hook))
+        module.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
+
+    def remove(self) -> None:
+        """Take all of them off; a second call does nothing."""
+        for module, patch in reversed(self._noted):
+            take_off(module, patch)
+        self._noted = []
+
+
+def take_off(module: nn.Module, patch: Wrapper | Callable[..., Any]) -> None:
+    """Take a wrapper or hook off a module, if it is there."""
     wrapped = vars(module).get("forward")
-    if not isinstance(wrapped, WrappedForward):
-        wrapped = WrappedForward(module)
-        module.forward = wrapped
-    wrapped.wrappers = [*wrapped.wrappers, wrapper]
-    return WrapperHandle(wrapped, wrapper)
+    if isinstance(wrapped, WrappedForward) and isinstance(patch, Wrapper):
+        wrapped.remove(patch)
+    # The handle that torch returns for a hook may be lost to an interrupt before it is kept.
+    for hooks, with_kwargs in (
+        (module._forward_hooks, module._forward_hooks_with_kwargs),
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+    ):
+        for number in [number for number, hook in hooks.items() if hook is patch]:
+            with_kwargs.pop(number, None)
+            del hooks[number]
+
+
+@contextmanager
+def temporary_patches() -> Iterator[Patches]:
+    """Yield patches that come off at the end of the block."""
+    patches = Patches()
+    with finally_do(patches.remove):
+        yield patches
 
 
 def wrappers_of(module: nn.Module) -> list[Wrapper]:
@@ -119,7 +181,7 @@ def is_replaced(module: nn.Module) -> bool:
     return found is not None
 
 
-def surely(run: Callable[[], Result], then: Callable[[], None]) -> Result:
+def surely(run: Callable[[], Result], then: Callable[[], object]) -> Result:
     """Return what `run` returns, and call `then` afterwards, however `run` ends.
 
     An interrupt (Ctrl-C) may come at any moment, even in the middle of `then`, so `then` is called
@@ -132,6 +194,28 @@ def surely(run: Callable[[], Result], then: Callable[[], None]) -> Result:
     try:
         try:
             return run()
+        finally:
+            then()
+    finally:
+        then()
+
+
+@contextmanager
+def finally_do(then: Callable[[], object]) -> Iterator[None]:
+    """Call something at the end of a block, however that ends, as `surely` does.
+
+    Begin the block before there is anything to undo.
+
+    Example:
+        >>> with finally_do(lambda: print("undone")):
+        ...     print("done")
+        done
+        undone
+        undone
+    """
+    try:
+        try:
+            yield
         finally:
             then()
     finally:

@@ -6,11 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from ttapca.errors import AttachError
 from ttapca.spectral.stream import Stream
-from ttapca.support.wrapping import Wrapper, WrapperHandle, wrappers_of
+from ttapca.support.wrapping import Patches, Wrapper, wrappers_of
+
+
+class CommonSwitch:
+    """Switches all surfaces of an adapter at once.
+
+    Attributes:
+        enabled: Whether they act.
+    """
+
+    def __init__(self) -> None:
+        self.enabled = True
 
 
 class Surface(nn.Module):
@@ -18,12 +28,17 @@ class Surface(nn.Module):
 
     Gradient steps may move a surface's parameters. When it is attached, a surface declares to the
     stream all that changes over time; the stream then resets, saves and exchanges it.
+
+    Attributes:
+        patches: What the surface has put on a model.
+        switch: Switches the surface together with others.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._enabled = True
-        self._handles: list[WrapperHandle | RemovableHandle] = []
+        self.switch = CommonSwitch()
+        self.patches = Patches()
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Put the surface on a model; a subclass continues after the check that is made here.
@@ -42,13 +57,11 @@ class Surface(nn.Module):
     @property
     def attached(self) -> bool:
         """Whether the surface is on a model."""
-        return bool(self._handles)
+        return bool(self.patches)
 
     def detach(self) -> None:
         """Take the surface away without a trace; harmless when it is not attached."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self.patches.remove()
 
     def start_batch(self) -> None:
         """Tidy up what an interrupted call may have left, before the next batch."""
@@ -62,7 +75,7 @@ class Surface(nn.Module):
     @property
     def enabled(self) -> bool:
         """Whether the surface acts; set it to switch."""
-        return self._enabled
+        return self._enabled and self.switch.enabled
 
     @enabled.setter
     def enabled(self, value: bool) -> None:

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.adaptation.surfaces.input_check import InputCheck
 from ttapca.errors import TruncationWarning, warn_caller
-from ttapca.fitting.fitted_filter import Attachment, FittedFilter, attach
+from ttapca.fitting.fitted_filter import Attachment, FittedFilter, prepare
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, is_closed_form
 from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import ParameterValues, Stream
+from ttapca.support.modules import core_of
 
 
 class SpectralGains(Surface):
@@ -42,7 +43,6 @@ class SpectralGains(Surface):
         self._options = options
         self.strict = strict
         self._attachment: Attachment | None = None
-        self._check: InputCheck | None = None
         self.filter = None
         self.in_closed_form = is_closed_form(gain)
 
@@ -57,14 +57,16 @@ class SpectralGains(Surface):
                 "keeps what lies outside of the components.",
                 TruncationWarning,
             )
-        self._attachment = attach(
+        layer, self._attachment = prepare(
             model, self._fitted, self._gain, strict=self.strict, **self._options
         )
+        self._attachment.put_on(layer, switch=self)
         self.filter = self._attachment.filter
         if self._fitted.inputs_ is not None:
             # Gradient steps look at the batch as it is.
             follows = self.in_closed_form and not list(self.parameters())
-            self._check = InputCheck(model, self._fitted.inputs_, stream if follows else None)
+            check = InputCheck(self._fitted.inputs_, stream if follows else None)
+            self.patches.hook_input(core_of(model)[1], check)
         if stream is not None:
             name = f"gains at {self.layer}"
             if self.filter.gain is not None:
@@ -83,8 +85,7 @@ class SpectralGains(Surface):
         if self._attachment is not None:
             self._attachment.detach()
             self._attachment = None
-        if self._check is not None:
-            self._check.remove()
+        super().detach()
 
     @property
     def layer(self) -> str:
@@ -119,13 +120,3 @@ class SpectralGains(Surface):
         """The gains that follow from the data, once attached; None where all are learned."""
         gain = None if self.filter is None else self.filter.gain
         return None if gain is None else gain.closed_form
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the filter acts; set it to switch."""
-        return self._attachment is not None and self._attachment.enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        if self._attachment is not None:
-            self._attachment.enabled = value

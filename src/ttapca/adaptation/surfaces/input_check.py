@@ -11,7 +11,6 @@ from ttapca.errors import InputRangeWarning, warn_caller
 from ttapca.fitting.input_range import InputRange, InputSums
 from ttapca.fitting.input_units import mistake_in
 from ttapca.spectral.stream import Stream
-from ttapca.support.modules import core_of
 
 # After so many images, nobody asks for their units any more: these do not change in a stream.
 MOST_IMAGES = 128
@@ -27,16 +26,14 @@ class InputCheck:
     The first one leads to a warning, as do images that are in other units than those of the fit.
 
     Args:
-        model: The model; wrappers that normalise are looked through, as by `fit`.
-        source: What the network was given at the fit.
+        source: What the network was given at the fit: inside of wrappers that normalise.
         stream: Whose samples are set aside; None if all are adapted to.
     """
 
-    def __init__(self, model: nn.Module, source: InputRange, stream: Stream | None) -> None:
+    def __init__(self, source: InputRange, stream: Stream | None) -> None:
         self._source, self._stream = source, stream
         self._seen, self._images = InputSums(), 0
         self._warned = False
-        self._handle = core_of(model)[1].register_forward_pre_hook(self, with_kwargs=True)
 
     def __call__(self, _core: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at some samples."""
@@ -53,10 +50,6 @@ class InputCheck:
             if implausible is not None:
                 batch.leave_aside(implausible)
                 self._warn_of(given[implausible])
-
-    def remove(self) -> None:
-        """Look at nothing any more."""
-        self._handle.remove()
 
     def _implausible(self, samples: Tensor) -> Tensor | None:
         """Return which samples are implausible; None if none is.

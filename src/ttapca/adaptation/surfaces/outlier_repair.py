@@ -48,8 +48,7 @@ class OutlierRepair(Surface):
         self._stream = stream or Stream()
         hook = InputRepair(self.unless_disabled)
         # A wrapper around `forward` would come after the filter, which is a hook of the layer.
-        handle = layer.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
-        self._handles = [handle]
+        self.patches.hook_input(layer, hook, first=True)
 
     def unless_disabled(self, images: Tensor) -> Tensor:
         """Do what `forward` does, or return the images as they are where this is switched off."""

@@ -32,7 +32,7 @@ from ttapca.support.channel_moments import (
     normalised,
 )
 from ttapca.support.tensors import as_on, at_least_float32
-from ttapca.support.wrapping import Wrapper, is_replaced, wrap_forward
+from ttapca.support.wrapping import Wrapper, is_replaced
 
 
 class BatchNormStatistics(Surface):
@@ -100,7 +100,7 @@ class BatchNormStatistics(Surface):
             weight = first + (last - first) * number / max(1, len(layers) - 1)
             # A hook could only compute the output a second time.
             self.layers.append(BatchNormLayer(self, layer, weight))
-            self._handles.append(wrap_forward(layer, self.layers[-1]))
+            self.patches.wrap(layer, self.layers[-1])
         if layers and stream is not None:
             stream.given_back = ScaleGivenBack(sum(self.ends) / 2, self.prior)
 
@@ -114,7 +114,7 @@ class BatchNormStatistics(Surface):
         first, last = self.ends
         alpha = f"{first}" if first == last else f"{first} to {last}"
         prior = "" if self.prior is None else f", prior={self.prior}"
-        return f"alpha={alpha}{prior}, layers={len(self._handles)}"
+        return f"alpha={alpha}{prior}, layers={len(self.layers)}"
 
 
 def refuse_replaced(layers: Sequence[nn.Module]) -> None:

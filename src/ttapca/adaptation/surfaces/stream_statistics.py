@@ -56,7 +56,7 @@ from ttapca.support.sample_norms import (
     normalised_alone,
 )
 from ttapca.support.tensors import as_on, at_least_float32
-from ttapca.support.wrapping import Wrapper, wrap_forward
+from ttapca.support.wrapping import Wrapper
 
 # Share of the weight of a single image that remains if the image is as usual as any.
 LEAST_ALONE = 1 / 3
@@ -132,10 +132,10 @@ class StreamStatistics(Surface):
                 layer = LayerStatistics(self, path, kind, place, weight, alone)
                 self.layers.append(layer)
                 # A hook could only compute the output a second time.
-                self._handles.append(wrap_forward(kind.layer, layer))
+                self.patches.wrap(kind.layer, layer)
                 begin = end
         taken = [layer for layer, _ in sample_norms.values()]
-        self._handles += call_every_layer(model, taken, self)
+        call_every_layer(model, taken, self, self.patches)
         self._weights = torch.tensor([each.weight for each in self.layers], dtype=torch.float64)
         self._alone = torch.tensor([each.alone for each in self.layers], dtype=torch.float64)
         widths = torch.tensor([each.kind.channels for each in self.layers], dtype=torch.long)

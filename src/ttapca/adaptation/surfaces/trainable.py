@@ -17,7 +17,7 @@ from ttapca.adaptation.surfaces.base import AroundForward, Surface, has_surface
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ParameterValues, Stream, set_values
 from ttapca.support.modules import device_and_dtype, map_first_tensor
-from ttapca.support.wrapping import surely, wrap_forward
+from ttapca.support.wrapping import surely
 
 WIDTH = 16  # channels inside the residual network of an input transformation
 
@@ -37,8 +37,6 @@ class Weights(Surface):
             pickled.
         what: What they are, for errors: "affine parameters of normalisation layers".
     """
-
-    undone = False  # see `Part`: optimisers write into the copies
 
     def __init__(self, select: Select, what: str) -> None:
         super().__init__()
@@ -68,7 +66,7 @@ class Weights(Surface):
         self.copies = nn.ParameterList(
             nn.Parameter(original.detach().clone()) for original in by_original
         )
-        self._handles = [wrap_forward(model, AroundForward(self))]
+        self.patches.wrap(model, AroundForward(self))
         if stream is not None:
             stream.keep(self._what, self)
 
@@ -103,7 +101,7 @@ class Weights(Surface):
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a forward pass with the copies in place; nested passes find them there."""
-        if self._originals or not self._enabled:
+        if self._originals or not self.enabled:
             return forward(*args, **kwargs)
         inside = functools.partial(forward, *args, **kwargs)
         return surely(functools.partial(self._with_copies, inside), then=self.step_back)
@@ -239,7 +237,7 @@ class InputTransform(Surface):
         self.mix = nn.Parameter(one.clone())
         self.scale = nn.Parameter(one.repeat(channels))
         self.shift = nn.Parameter(torch.zeros_like(self.scale))
-        self._handles = [wrap_forward(model, AroundForward(self))]
+        self.patches.wrap(model, AroundForward(self))
         if stream is not None:
             stream.keep("input transformation", ParameterValues(self.parameters()))
 
@@ -277,7 +275,7 @@ class InputTransform(Surface):
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a forward pass on transformed images; nested passes are not transformed again."""
-        if self._inside or not self._enabled:
+        if self._inside or not self.enabled:
             return forward(*args, **kwargs)
         return surely(functools.partial(self._enter, forward, args, kwargs), then=self._leave)
 
