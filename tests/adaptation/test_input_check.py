@@ -196,7 +196,7 @@ def test_after_some_images_nothing_is_looked_at() -> None:
         warnings.simplefilter("error")
         adapted = ttapca.adapt(model, "wiener", filter=fitted(), forgetting="online")
         assert len(model._forward_pre_hooks) == 1
-        for _ in range(0, MOST_IMAGES + 1, len(images)):
+        for _ in range(0, MOST_IMAGES, len(images)):
             adapted(images)
         assert not model._forward_pre_hooks
         adapted(shifted()["clean"])

@@ -13,7 +13,7 @@ from ttapca.fitting.input_units import mistake_in
 from ttapca.support.modules import core_of
 
 # After so many images, nothing more is looked at: units do not change in a stream.
-MOST_IMAGES = 128
+MOST_IMAGES = 256
 
 
 class InputCheck:
