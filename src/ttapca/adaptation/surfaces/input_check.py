@@ -19,6 +19,8 @@ MOST_IMAGES = 256
 class InputCheck:
     """A hook that compares the first images of a network with those of the fit, and warns once.
 
+    It stays when it has seen enough: the model has the same hooks while an adapter is on it.
+
     Args:
         model: The model; wrappers that normalise are looked through, as by `fit`.
         source: What the network was given at the fit.
@@ -30,14 +32,14 @@ class InputCheck:
 
     def __call__(self, _core: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at some images."""
-        if torch.compiler.is_compiling():
+        if self._images >= MOST_IMAGES or torch.compiler.is_compiling():
             return
         given = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(given, Tensor) and given.dim() == 4:
             self._look_at(given[: MOST_IMAGES - self._images])
 
     def remove(self) -> None:
-        """Look at nothing any more."""
+        """Take the hook off."""
         self._handle.remove()
 
     def _look_at(self, images: Tensor) -> None:
@@ -45,9 +47,8 @@ class InputCheck:
         self._seen.add(images[torch.isfinite(images).flatten(1).all(1)])
         seen = self._seen.found()
         mistake = None if seen is None else mistake_in(seen, self._source, self._images)
-        if mistake is not None or self._images >= MOST_IMAGES:
-            self.remove()
         if mistake is not None and seen is not None:
+            self._images = MOST_IMAGES
             warn_caller(
                 f"The network is given images with {seen.in_words()}, where the filter was fitted "
                 f"on images with {self._source.in_words()}: {mistake} Prepare images as for the "
