@@ -256,6 +256,8 @@ def test_what_truncation_does_is_said_at_fit_and_at_eval(weights: Path, command)
     assert command(f"eval {network} --method wiener --filter f").err == ""
 
 
+# The factory draws new weights whenever it is called.
+@pytest.mark.filterwarnings("ignore::ttapca.errors.OtherWeightsWarning")
 @pytest.mark.filterwarnings("always::ttapca.errors.BasisWarning")
 def test_images_get_cosines_and_the_methods_of_the_paper_say_so(
     monkeypatch: pytest.MonkeyPatch, place: Path, pictures, command

@@ -87,7 +87,8 @@ class InputRange:
         low, high = (each.to(values) for each in (self.low, self.high))
         if values.shape[1] != len(low):
             values, low, high = values.flatten(1)[:, None], low.amin()[None], high.amax()[None]
-        width = (high - low).clamp(min=torch.finfo(values.dtype).tiny)
+        # That of the widest channel: another one may have been constant.
+        width = (high - low).amax().clamp(min=torch.finfo(values.dtype).tiny)
         over = torch.maximum(values.amax(2) - high, low - values.amin(2)) / width
         return over.amax(1).clamp(min=0)
 

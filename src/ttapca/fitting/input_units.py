@@ -18,19 +18,21 @@ from ttapca.fitting.input_range import InputRange
 
 PIXELS = 255  # the highest value of a pixel
 LARGEST_PIXEL = 2**16 - 1
-FEWEST = 32  # images, for mistakes that single images may look like
+# Images, for mistakes that single ones may look like; an adapter passes some of them three times.
+FEWEST = 64
 
 # In widths of the source's range.
 BELOW_ZERO = 0.02  # what is not lower is not negative: pixels may be interpolated
 NEGATIVE = 0.25  # what reaches farther below zero is normalised
 OUTSIDE = 0.1  # images that leave the range by less are within
-LEAST_SPAN = 0.5  # of the range that images take up
+LEAST_SPAN, SURE_SPAN = 0.5, 0.75  # of the range that images take up
 
 # Means in deviations of the source, and ratios of deviations.
 NEAR, ALIKE = 1.5, 2.5
 SURELY_NEAR, SURELY_ALIKE = 0.75, 1.6
 UNLIKE = 0.75  # a mean that is farther away is that of other units, if undoing a mistake mends it
 MOVED = 0.25  # noise does not move the mean
+CENTRED = 0.75  # means of images that were normalised, in their own deviations
 LEAST_FACTOR = 8.0
 DARK, LIGHT = 0.1, 0.7  # of the highest value of a pixel
 
@@ -78,9 +80,10 @@ def mistake_in(seen: InputRange, source: InputRange, images: int) -> str | None:
     if _fits(seen, source, 1.0, 0.0, UNLIKE, ALIKE, 5 * OUTSIDE, 0.0):
         return None
     for each in _mistakes(seen, source):
-        near, alike = (SURELY_NEAR, SURELY_ALIKE) if each.sure else (NEAR, ALIKE)
         if each.possible and images >= each.images:
-            limits = (near, alike, OUTSIDE, LEAST_SPAN)
+            limits = (NEAR, ALIKE, OUTSIDE, LEAST_SPAN)
+            if each.sure:
+                limits = (SURELY_NEAR, SURELY_ALIKE, OUTSIDE, SURE_SPAN)
             if _fits(seen, source, each.factor, each.offset, *limits):
                 return each.words
     return None
@@ -94,9 +97,10 @@ def _mistakes(seen: InputRange, source: InputRange) -> list[Mistake]:
     pixels = bool((low >= -BELOW_ZERO * width).all())  # the fit had such, and no normalised ones
     seen_pixels = bool((seen.low >= -BELOW_ZERO * seen_width).all())
     times = float(seen.high.max() / source.high.max()) if pixels else 1.0
-    moved = (seen.mean - source.mean).abs() / source.deviation
-    grown = not pixels or bool((seen.low < -NEGATIVE * width).all())
-    grown &= bool((moved > MOVED).any()) and bool((seen.deviation > source.deviation).all())
+    moved = ((seen.mean - source.mean) / source.deviation).mean().abs()
+    grown = bool(moved > MOVED) and bool((seen.deviation > source.deviation).all())
+    around_zero = bool((seen.mean / seen.deviation).mean().abs() < CENTRED)
+    around_zero &= bool((seen.low < -NEGATIVE * width).all())
     # Of some dozens of images, one has something dark, unless there is fog.
     dark = float(seen.low.min()) < DARK
     larger = "a division by 255" if PIXELS / 2 < times < 1.2 * PIXELS else "a division"
@@ -127,7 +131,7 @@ def _mistakes(seen: InputRange, source: InputRange) -> list[Mistake]:
             "was it normalised, as the images of the fit were not?",
             width / seen_width,
             low - seen.low * width / seen_width,
-            pixels and grown,
+            pixels and grown and around_zero,
             sure=True,
         ),
         Mistake(

@@ -13,7 +13,7 @@ from ttapca.fitting.input_units import mistake_in
 from ttapca.spectral.stream import Stream
 
 # After so many images, nobody asks for their units any more: these do not change in a stream.
-MOST_IMAGES = 128
+MOST_IMAGES = 256
 # A sample is implausible if it leaves the range of the source by so many widths of that range. The
 # noise of a sensor that was not clipped leaves it by one, and a gain of 3 by less than two.
 IMPLAUSIBLE = 2.0
@@ -57,7 +57,7 @@ class InputCheck:
         NaN and infinity are found elsewhere, and cost the whole batch.
         """
         source = self._source
-        width = float((source.high - source.low).min())
+        width = float((source.high - source.low).max())
         low, high = (float(each) for each in samples.aminmax())
         inner = float(source.low.max()) - IMPLAUSIBLE * width <= low
         if inner and high <= float(source.high.min()) + IMPLAUSIBLE * width:
