@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.spectral.constants import CONSTANTS, ChainConstants
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
 
@@ -24,7 +24,7 @@ class Regime:
     prior: float
 
 
-def regimes_of(constants: ChainConstants = CONSTANTS) -> list[Regime]:
+def regimes_of(constants: Constants = CONSTANTS) -> list[Regime]:
     """All regimes, in the order of the chain."""
     runs = [
         ("runs", 0.5**number, error, 0.0, 0.0)
@@ -33,10 +33,8 @@ def regimes_of(constants: ChainConstants = CONSTANTS) -> list[Regime]:
     ]
     plain = [("plain", 1.0, 0.0, bias, 0.0) for bias in constants.biases]
     few = [("few", 1.0, 0.0, 0.0, share) for share in constants.few_shares]
-    found = []
-    for regimes, prior in zip((runs, plain, few), constants.prior, strict=True):
-        found += [Regime(*each, prior / len(regimes) / sum(constants.prior)) for each in regimes]
-    return found
+    kinds = [regimes for regimes in (runs, plain, few) if regimes]
+    return [Regime(*each, 1 / len(own) / len(kinds)) for own in kinds for each in own]
 
 
 @dataclass
@@ -44,7 +42,7 @@ class SlowChain:
     """What `ClassChain` knows of one stream, and what it makes of images."""
 
     shares: Numbers
-    constants: ChainConstants = CONSTANTS
+    constants: Constants = CONSTANTS
     regimes: list[Regime] = field(init=False)
     joint: Numbers = field(init=False)  # of the last image, (regimes, classes)
     predicted: Numbers = field(init=False)  # how often each class was predicted of late

@@ -15,7 +15,7 @@ from chain_oracle import SlowChain
 from simulated_streams import CLASSES, Read, error, pairs, predictions, read, runs
 from ttapca.spectral import chain as module
 from ttapca.spectral.chain import ChainReading, ChainState, ClassChain, design_effect
-from ttapca.spectral.constants import CONSTANTS, ChainConstants
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ def lengths(state: ChainState) -> tuple[Numbers, Numbers]:
 @pytest.mark.parametrize("sizes", [[1], [4], [3, 1, 1, 5], [1, 6, 2]], ids=str)
 @pytest.mark.parametrize("with_pairs", [False, True])
 def test_it_is_what_matrices_of_all_transitions_say(
-    constants: ChainConstants, sizes: list[int], with_pairs: bool
+    constants: Constants, sizes: list[int], with_pairs: bool
 ) -> None:
     rng = np.random.default_rng(sum(sizes))
     shares = rng.dirichlet(5 * np.ones(4))
@@ -257,7 +257,7 @@ def assert_same_arrays(found: object, expected: object) -> None:
 @pytest.mark.parametrize("with_pairs", [False, True])
 @pytest.mark.parametrize("sizes", [[1], [5, 1, 8], [60, 60]], ids=str)
 def test_torch_says_what_numpy_says(
-    constants: ChainConstants, with_pairs: bool, sizes: list[int]
+    constants: Constants, with_pairs: bool, sizes: list[int]
 ) -> None:
     """Of several streams, some of which have runs; and their states go on in torch."""
     rng = np.random.default_rng(11)

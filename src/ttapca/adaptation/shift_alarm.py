@@ -33,16 +33,6 @@ from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream_batch import StreamBatch
 from ttapca.spectral.stream_state import TINY, AlarmState, StreamState
 
-# Chosen on held-out conditions; docs/health.md has the measurements. The first four are defaults of
-# `ShiftAlarm`, which says what they mean.
-BEGINS = 0.01
-ENDS = 0.05
-BLOCKS = 2
-IMAGES = 64
-CLASS_MEMORY = 20.0  # after so many samples, a prediction counts 1 / e
-ENOUGH = CLASS_MEMORY / 2  # predictions that tell whether classes are many
-SURE = 6.0  # standard deviations of chi squared that chance is granted
-
 
 @dataclass(frozen=True)
 class ShiftAlarm:
@@ -70,10 +60,10 @@ class ShiftAlarm:
     """
 
     callback: Callable[[Health], object]
-    begins: float = BEGINS
-    ends: float = ENDS
-    blocks: int = BLOCKS
-    images: int = IMAGES
+    begins: float = CONSTANTS.begins
+    ends: float = CONSTANTS.ends
+    blocks: int = CONSTANTS.blocks
+    images: int = CONSTANTS.block
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -293,8 +283,8 @@ def classes_after(
     counts = size * logits.detach().double().softmax(1).mean(places).cpu()
     past, skew = before
     if past is not None and len(past) == len(counts):
-        counts = counts + past.to(counts) * math.exp(-size / CLASS_MEMORY)
-    if shares is not None and shift == 0 and float(counts.sum()) >= ENOUGH:
+        counts = counts + past.to(counts) * math.exp(-size / CONSTANTS.recent)
+    if shares is not None and shift == 0 and float(counts.sum()) >= CONSTANTS.recent / 2:
         skew = skew_of(counts, shares)
     return counts, skew
 
@@ -302,7 +292,7 @@ def classes_after(
 def skew_of(counts: Tensor, shares: Tensor) -> float:
     """Return how surely classes were not drawn by these shares, from 0 to 1.
 
-    Chi squared is compared with what chance makes of it, and `SURE` standard deviations more.
+    Chi squared is compared with what chance makes of it, and some standard deviations more.
 
     Args:
         counts: How often each class was predicted, shape (classes,).
@@ -320,7 +310,7 @@ def skew_of(counts: Tensor, shares: Tensor) -> float:
         return 0.0
     chi = float((counts - seen * source).square().div(source).sum()) / seen
     freedom = len(source) - 1
-    chance = freedom + SURE * math.sqrt(2 * freedom)
+    chance = freedom + CONSTANTS.skew_deviations * math.sqrt(2 * freedom)
     return max(0.0, 1 - chance / max(chi, 1e-12))
 
 

@@ -22,7 +22,7 @@ that favours them (expectation maximisation with w as prior, after Saerens et al
   says s_k / u_k.
 
 The grid of h, e, b and a is fixed; the chain keeps the probability of every regime and class. A
-regime is drawn anew once in `memory` images.
+regime is drawn anew once in `regime_memory` images.
 
 **Pairs.** A network that collapses predicts one class, and so does a network that sees one class.
 The distance of two neighbouring images tells them apart (`ttapca.spectral.source_classes`): it says
@@ -48,7 +48,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.spectral.constants import CONSTANTS, ChainConstants
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
 AnyNumber = TypeVar("AnyNumber", float, Numbers)
@@ -192,7 +192,7 @@ class ClassChain:
         (1, True)
     """
 
-    def __init__(self, shares: Numbers, constants: ChainConstants = CONSTANTS) -> None:
+    def __init__(self, shares: Numbers, constants: Constants = CONSTANTS) -> None:
         self.constants = constants
         self.shares = np.asarray(shares, dtype=np.float64)
         self.shares = self.shares / self.shares.sum()
@@ -209,11 +209,10 @@ class ClassChain:
         self._rate = np.concatenate([of_runs, biased, np.full(few, rates + biases)])
         self._runs, self._plain = slice(0, runs), slice(runs, runs + biases)
         self._few = slice(runs + biases, runs + biases + few)
-        sizes = (runs, biases, few)
-        each = [share / max(1, size) for share, size in zip(constants.prior, sizes, strict=True)]
-        self._prior = np.repeat(each, sizes)
-        self._prior = self._prior / self._prior.sum()
-        self._keeps = 1 - 1 / constants.memory
+        # Runs, no order and few classes are as likely as each other, as far as there are such.
+        sizes = [size for size in (runs, biases, few) if size]
+        self._prior = np.repeat([1 / size / len(sizes) for size in sizes], sizes)
+        self._keeps = 1 - 1 / constants.regime_memory
         self._stay = 1 - self._redraw
         # Which share of the images of a regime is drawn from few classes.
         self._held = np.concatenate([np.zeros(runs + biases), self._few_shares])

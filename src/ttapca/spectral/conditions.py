@@ -7,7 +7,7 @@ by the state that it is nearest to.
 Its appearance tells which one that is (`ttapca.spectral.appearances`).
 
 **A new state.** There is one state at first. The images that a state had of late are split in two
-along a direction in which they vary most, where the split leaves two clearly separate groups: far
+along a direction in which they vary, where the split leaves two clearly separate groups: far
 apart, and each so narrow that they cannot be the two halves of one. One condition does not do that,
 however much its images vary: two halves of a normal distribution keep 36 % of its variance, two
 halves of an even one 25 %. The images of two conditions keep less than that.
@@ -24,7 +24,6 @@ States are not forgotten: a condition that comes back finds the state that it ha
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -34,33 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ttapca.spectral.appearances import Appearances
-
-# Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
-MOST_STATES = 16
-RECENT = 400  # images that are looked at for a new state
-ENOUGH = 64  # with fewer than these, none is looked for ...
-OFTEN = 16  # ... nor before so many others have come ...
-# ... that are this share of those that were looked at before, or look new: what was no two
-# conditions the last time is not two because of a few images that look like the others.
-NEWS = 1 / 8
-STRANGE = 2.0  # standard deviations by which the mean distance to the states must have grown
-FEWEST = 8  # images in each of two groups
-FAR = 3.5  # distance of means from which there are two, in standard deviations of source images
-VARIED = 4.0  # variance of the images along the direction, where source images have 1
-DIRECTIONS = 4  # that are tried
-# Share of the variance along the direction that is left in two separate groups; the second number
-# is for streams that are known to have several conditions.
-APART, APART_LATER = 0.28, 0.32
-STEPS = 5  # of k-means, after a split
-TOGETHER = 32  # images that are looked at together, to see whether they have one condition
-# Images have one condition if the states are nearer to them than their own mean is by less than
-# this, in squared distance.
-ONE = 3.0
-# An image begins a state like the source if it is so much nearer to that than to any state, in
-# squared distance, and so many standard deviations nearer than the images of its state are.
-LIKE_SOURCE = 16.0
-STRAYS = 3.0
-MEMORY = 200.0  # images that the centre of a state stands for, at most
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
 
@@ -89,11 +62,6 @@ class KnownConditions:
         nothing = np.zeros((0, size))
         return cls(nothing, np.zeros(0), nothing, nothing)
 
-    @property
-    def recent(self) -> Numbers:
-        """Appearances of the last images, at most `RECENT`."""
-        return np.concatenate([self.searched, self.unsearched])[-RECENT:]
-
     def last(self, count: int) -> Numbers:
         """Return the appearances of so many last images, or of fewer if there are no more."""
         missing = count - len(self.unsearched)
@@ -101,9 +69,9 @@ class KnownConditions:
             return self.unsearched[-count:]
         return np.concatenate([self.searched[-missing:], self.unsearched])
 
-    def with_images(self, appearances: Numbers) -> KnownConditions:
-        """Return the same with these among the last images, and a state if there was none."""
-        unsearched = np.concatenate([self.unsearched, appearances])[-RECENT:]
+    def with_images(self, appearances: Numbers, most: int) -> KnownConditions:
+        """Return the same with these among so many last images, and a state if there was none."""
+        unsearched = np.concatenate([self.unsearched, appearances])[-most:]
         known = replace(self, unsearched=unsearched)
         return known if len(known.centres) else known.with_state(appearances.mean(0))
 
@@ -119,6 +87,7 @@ class ConditionStates:
     Args:
         describe: Describes images.
         most: How many states there may be.
+        constants: See `ttapca.spectral.constants`.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -130,13 +99,27 @@ class ConditionStates:
         True
     """
 
-    def __init__(self, describe: Appearances, most: int = MOST_STATES) -> None:
+    def __init__(
+        self,
+        describe: Appearances,
+        most: int = CONSTANTS.states,
+        constants: Constants = CONSTANTS,
+    ) -> None:
         self.describe = describe
         self.most = most
+        self.constants = constants
+        # How many images are looked at for a new state, how many show together whether they have
+        # one condition, and how few can be a condition.
+        self._recent = round(constants.memory)
+        self._enough, self._fewest = constants.block // 2, constants.block // 8
 
     @classmethod
     def of_source(
-        cls, energies: Tensor | None, textures: Tensor | None, most: int
+        cls,
+        energies: Tensor | None,
+        textures: Tensor | None,
+        most: int,
+        constants: Constants = CONSTANTS,
     ) -> ConditionStates | None:
         """Return what tells conditions apart, or None where too little is known of the source.
 
@@ -144,11 +127,12 @@ class ConditionStates:
             energies: Band energies of source images, shape (images, bands), or None.
             textures: Textures of the same images, shape (images, numbers), or None.
             most: How many states there may be; with 1, nobody tells them apart.
+            constants: See `ttapca.spectral.constants`.
         """
         if most == 1 or energies is None:
             return None
-        describe = Appearances(energies, textures)
-        return cls(describe, most) if describe.known else None
+        describe = Appearances(energies, textures, constants)
+        return cls(describe, most, constants) if describe.known else None
 
     def nothing_known(self) -> KnownConditions:
         """Return what is known of a new stream."""
@@ -163,36 +147,38 @@ class ConditionStates:
             known: What was known of it before; not written into.
             appearances: Shape (images, numbers).
         """
-        before, known = known, known.with_images(appearances)
-        if _worth_a_search(known, len(appearances)):
+        enough = self._enough
+        before, known = known, known.with_images(appearances, self._recent)
+        if self._worth_a_search(known):
             known = self._searched(known)
         # In a large batch, a search or its mean tells better than its outermost images.
-        few = len(appearances) < TOGETHER and len(known.centres) < self.most
-        if few and _some_like_source(appearances, before, known.centres):
+        few = len(appearances) < enough and len(known.centres) < self.most
+        if few and self._some_like_source(appearances, before, known.centres):
             known = known.with_state(np.zeros_like(appearances[0]))
-        together = known.last(max(len(appearances), TOGETHER))
+        together = known.last(max(len(appearances), enough))
         mean = together.mean(0, keepdims=True)
-        if len(together) >= TOGETHER and _of_one_condition(together, mean, known.centres):
-            far = bool(_squares(mean, known.centres).min() > FAR**2)
+        if len(together) >= enough and self._of_one_condition(together, mean, known.centres):
+            far = bool(_squares(mean, known.centres).min() > self.constants.far**2)
             # Images of several small batches may have several conditions, which a search tells.
-            if far and len(appearances) >= TOGETHER and len(known.centres) < self.most:
+            if far and len(appearances) >= enough and len(known.centres) < self.most:
                 known = known.with_state(mean[0])
             nearest = _nearest(mean, known.centres).repeat(len(appearances))
         else:
             nearest = _nearest(appearances, known.centres)
         centres, weights = _moved(known.centres, known.weights, appearances, nearest)
-        return replace(known, centres=centres, weights=weights.clip(max=MEMORY)), nearest
+        weights = weights.clip(max=self.constants.memory)
+        return replace(known, centres=centres, weights=weights), nearest
 
     def _searched(self, known: KnownConditions) -> KnownConditions:
         """Split states as long as there are two conditions in one."""
-        recent, centres, counts = known.recent, known.centres, known.weights
+        recent = known.last(self._recent)
+        centres, counts = known.centres, known.weights
         while len(centres) < self.most:
-            apart = APART if len(centres) == 1 else APART_LATER
             nearest = _nearest(recent, centres)
             found = [
                 (*split, state)
                 for state in range(len(centres))
-                if (split := _two_groups(recent[nearest == state], apart)) is not None
+                if (split := self._two_groups(recent[nearest == state])) is not None
             ]
             if not found:
                 break
@@ -207,28 +193,81 @@ class ConditionStates:
             kept = counts.copy()
             kept[state] = 0.0
             start = centres
-            for _ in range(STEPS):
+            for _ in range(self.constants.steps):
                 centres, _ = _moved(start, kept, recent, _nearest(recent, centres))
         return KnownConditions(centres, counts, recent, recent[:0])
 
+    def _worth_a_search(self, known: KnownConditions) -> bool:
+        """Return whether enough images have come that could have brought another condition."""
+        new, block = len(known.unsearched), self.constants.block
+        return new >= block // 4 and new + len(known.searched) >= block
 
-def _worth_a_search(known: KnownConditions, count: int) -> bool:
-    """Return whether images have come that could have brought another condition.
+    def _two_groups(self, rows: Numbers) -> tuple[float, Numbers, Numbers] | None:
+        """Split images in two groups that are clearly separate, if there are such.
 
-    Args:
-        known: What is known of the stream.
-        count: How many images came last.
-    """
-    new, old = known.unsearched, known.searched
-    if len(new) < OFTEN or len(new) + len(old) < ENOUGH:
+        Args:
+            rows: Appearances, shape (images, numbers).
+
+        Returns:
+            By how much the split lowers the sum of squares, and the means of the groups.
+        """
+        constants = self.constants
+        if len(rows) < 2 * self._fewest:
+            return None
+        away = rows - rows.mean(0)
+        # By torch: beside it, numpy has threads of its own, and to wake these takes longer.
+        covariance = torch.from_numpy(away.T @ away / (len(rows) - 1))
+        variances, directions = (each.numpy() for each in torch.linalg.eigh(covariance))
+        best: tuple[float, Numbers, Numbers] | None = None
+        # Source images vary by 1, and two groups that are far enough apart by so much more.
+        least = 1 + (constants.far / 2) ** 2
+        for number in range(1, 1 + int((variances > least).sum())):
+            places = away @ directions[:, -number]
+            left, cut, distance = _two_means(places)
+            upper = places > cut
+            fewer = min(int(upper.sum()), int((~upper).sum()))
+            gain = (1 - left) * float(variances[-number]) * len(rows)
+            if (
+                left > constants.apart
+                or distance < constants.far
+                or fewer < self._fewest
+                or (best and gain <= best[0])
+            ):
+                continue
+            best = (gain, rows[upper].mean(0), rows[~upper].mean(0))
+        return best
+
+    def _some_like_source(self, rows: Numbers, before: KnownConditions, centres: Numbers) -> bool:
+        """Return whether images are like the source, while no state is and none has such images.
+
+        Args:
+            rows: The images.
+            before: What was known before these.
+            centres: Of the states.
+        """
+        far = np.square(centres).sum(1)
+        if far.min() <= self.constants.far**2:
+            return False
+        lengths = np.sqrt(far)
+        squares = _squares(rows, centres)
+        states = squares.argmin(1)
+        like = squares.min(1) - np.square(rows).sum(1) > self.constants.like_source
+        recent = before.last(self._recent) if like.any() else rows[:0]
+        for state in sorted(set(states[like].tolist())):
+            direction = centres[state] / lengths[state]
+            # How much the images of the state vary towards the source; at first, these images tell.
+            own = recent[_nearest(recent, centres) == state]
+            own = (own if len(own) >= self._fewest else rows[states == state]) @ direction
+            spread = float(own.std(ddof=1)) if len(own) >= self._fewest else 1.0  # as source images
+            places = rows[like & (states == state)] @ direction
+            if bool((lengths[state] - places > self.constants.strays * spread).any()):
+                return True
         return False
-    if len(new) >= NEWS * len(old):
-        return True
-    if len(new) % OFTEN >= count:  # looked at already
-        return False
-    usual = _squares(old, known.centres).min(1)
-    far = _squares(new, known.centres).min(1).mean() - usual.mean()
-    return bool(far > STRANGE * usual.std() / math.sqrt(len(new)))
+
+    def _of_one_condition(self, rows: Numbers, mean: Numbers, centres: Numbers) -> bool:
+        """Return whether images are about as near to their mean as to their nearest centres."""
+        to_mean = np.square(rows - mean).sum() / (len(rows) - 1)
+        return bool(to_mean - _squares(rows, centres).min(1).mean() < self.constants.one)
 
 
 def _squares(rows: Numbers, centres: Numbers) -> Numbers:
@@ -240,40 +279,6 @@ def _squares(rows: Numbers, centres: Numbers) -> Numbers:
 def _nearest(rows: Numbers, centres: Numbers) -> NDArray[np.int64]:
     found: NDArray[np.int64] = _squares(rows, centres).argmin(1)
     return found
-
-
-def _some_like_source(rows: Numbers, before: KnownConditions, centres: Numbers) -> bool:
-    """Return whether some images are like the source, while no state is and none has such images.
-
-    Args:
-        rows: The images.
-        before: What was known before these.
-        centres: Of the states.
-    """
-    far = np.square(centres).sum(1)
-    if far.min() <= FAR**2:
-        return False
-    lengths = np.sqrt(far)
-    squares = _squares(rows, centres)
-    states = squares.argmin(1)
-    like = squares.min(1) - np.square(rows).sum(1) > LIKE_SOURCE
-    recent = before.recent if like.any() else rows[:0]
-    for state in sorted(set(states[like].tolist())):
-        direction = centres[state] / lengths[state]
-        # How much the images of the state vary towards the source; at first, these images tell.
-        own = recent[_nearest(recent, centres) == state]
-        own = (own if len(own) >= FEWEST else rows[states == state]) @ direction
-        spread = float(own.std(ddof=1)) if len(own) >= FEWEST else 1.0  # as source images
-        places = rows[like & (states == state)] @ direction
-        if bool((lengths[state] - places > STRAYS * spread).any()):
-            return True
-    return False
-
-
-def _of_one_condition(rows: Numbers, mean: Numbers, centres: Numbers) -> bool:
-    """Return whether images are about as near to their mean as each is to its nearest centre."""
-    to_mean = np.square(rows - mean).sum() / (len(rows) - 1)
-    return bool(to_mean - _squares(rows, centres).min(1).mean() < ONE)
 
 
 def _distance(one: Numbers, two: Numbers) -> float:
@@ -290,37 +295,6 @@ def _moved(
         total[state] += len(own)
         means[state] += (own - centres[state]).sum(0) / total[state]
     return means, total
-
-
-def _two_groups(rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
-    """Split images in two groups that are clearly separate, if there are such.
-
-    Args:
-        rows: Appearances, shape (images, numbers).
-        apart: The largest share of variance that may be left in the groups.
-
-    Returns:
-        By how much the split lowers the sum of squares, and the means of the groups.
-    """
-    if len(rows) < 2 * FEWEST:
-        return None
-    away = rows - rows.mean(0)
-    # By torch: beside it, numpy has threads of its own, and waking them takes longer than the work.
-    covariance = torch.from_numpy(away.T @ away / (len(rows) - 1))
-    variances, directions = (each.numpy() for each in torch.linalg.eigh(covariance))
-    best: tuple[float, Numbers, Numbers] | None = None
-    for number in range(1, 1 + min(DIRECTIONS, len(variances))):
-        if variances[-number] < VARIED:
-            break
-        places = away @ directions[:, -number]
-        left, cut, distance = _two_means(places)
-        upper = places > cut
-        fewer = min(int(upper.sum()), int((~upper).sum()))
-        gain = (1 - left) * float(variances[-number]) * len(rows)
-        if left > apart or distance < FAR or fewer < FEWEST or (best and gain <= best[0]):
-            continue
-        best = (gain, rows[upper].mean(0), rows[~upper].mean(0))
-    return best
 
 
 def _two_means(places: Numbers) -> tuple[float, float, float]:

@@ -1,8 +1,9 @@
-"""The numbers that steer the closed form's model of classes, each with its unit and its meaning.
+"""The numbers that steer the closed form, each with its unit, its meaning and who chose it.
 
-What can be measured on the source is not among them: `fit` measures it. The rest was chosen with
-scripts/tune_chain.py on chenyaofo's CIFAR-10 network and memo's with GroupNorm, under conditions
-that no table uses; the biases also on digits. docs/closed-form-evidence.md says what was tried.
+What can be measured on the source is not among them: `fit` measures it. Guards against division by
+zero, sizes of parts and seeds stay where they are needed. In brackets are the unit and the script
+that chose the number, on conditions that no table uses. `scripts/audit_constants.py` halves and
+doubles each: docs/closed-form-evidence.md has the table.
 """
 
 from __future__ import annotations
@@ -11,55 +12,75 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class ChainConstants:
-    """Constants of `ttapca.spectral.chain`.
+class Constants:
+    """All constants of the closed form.
 
     Attributes:
-        run_doublings: Doublings; the longest run that is expected has 2 to this power images.
-        error_rates: Shares of images whose prediction says nothing about their class.
-        biases: Shares of images whose prediction is drawn from the classes that a network favours,
-            in a stream without order; up to nearly all of them, for a network that collapses.
-        few_shares: What share of the images of a stream of few classes has these.
-        charge: Nats that few classes are charged for each image if their shares are those of the
-            source.
-        uneven: How alike images of few classes are, from 0 to 1, so that they are charged nothing.
-        prior: Probabilities that a new stream has runs, no order, or few classes.
-        memory: Images; after so many, on average, a stream changes its regime.
-        recent: Images; after so many, a prediction counts 1 / e in the shares of recent ones.
-        laplace: Images of each class, on average, that are counted before any was seen.
-        steps: Iterations of expectation maximisation, for the shares of classes in a stream.
-        pair_middle: Where two classes become as likely as one: 0 at the mean of log F for one
-            class, 1 at that for two.
-        pair_weight: What a pair says is multiplied by this; each image is part of two.
-        pair_limit: Nats; one pair of neighbours says so much about their classes, at most.
-        change: Share of the statistics; if a pass finds more of them wrong, it is repeated.
-        passes: Forward passes that a batch may take.
-        plain: Probability that a stream has no order, from which its predictions stay as they are.
-        likeness: Correlation of the band energies of two images of one class.
+        restore (exponent; tune_closed_form): Of a loss of variance, in `wiener`.
+        largest_ratio (ratio; tune_closed_form): Larger ratios of variances count as this one.
+        threshold (share of source batches; tune_closed_form): Whose gains are exactly 1.
+        memory (images; tune_memory): After so many, what was seen of a stream counts 1 / e. The
+            last ones of twice as many are looked at for new conditions.
+        states (states; audit_constants): Conditions of images that are told apart at most.
     """
 
+    restore: float = 0.6
+    largest_ratio: float = 64.0
+    threshold: float = 0.8
+    memory: float = 200.0
+    states: int = 16
+    first: float = 0.1
+    last: float = 0.9
+    prior: float = 16.0
+    alone: float = 0.15
+    usual_alone: float = 1 / 3
+    few_classes: int = 10
+    sure: float = 0.99
+    ridge: float = 1e-3
+    chance: float = 4.0
+    farthest_class: float = 0.5
+    smallest_reach: float = 0.25
+    appearance_ridge: float = 3e-3
+    block: int = 64
+    far: float = 3.5
+    apart: float = 0.32
+    one: float = 3.0
+    like_source: float = 16.0
+    strays: float = 3.0
+    stray_share: float = 1e-3
+    stray_images: float = 0.75
+    stray_deviations: float = 8.0
+    beyond: float = 1.5
+    rare: float = 0.995
+    odd: float = 2.0
+    ordinary: float = 0.9
     run_doublings: int = 8
     error_rates: tuple[float, ...] = (0.05, 0.15, 0.35, 0.6)
     biases: tuple[float, ...] = (0.1, 0.4, 0.7, 0.95)
     few_shares: tuple[float, ...] = (0.25, 0.5, 0.75, 0.95)
     charge: float = 0.1
     uneven: float = 0.05
-    prior: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
-    memory: float = 500.0
+    regime_memory: float = 500.0
     recent: float = 40.0
     laplace: float = 0.3
     steps: int = 5
     pair_middle: float = 0.2
     pair_weight: float = 0.5
     pair_limit: float = 3.0
+    pair_ridge: float = 0.05
+    pair_separation: float = 0.2
     change: float = 0.1
     passes: int = 3
     plain: float = 0.9
     likeness: float = 0.1
+    begins: float = 0.01
+    ends: float = 0.05
+    blocks: int = 2
+    skew_deviations: float = 6.0
 
-    def ordered(self) -> ChainConstants:
+    def ordered(self) -> Constants:
         """Return the same for streams that surely have runs: they know no other regimes."""
-        return replace(self, biases=(), few_shares=(), prior=(1.0, 0.0, 0.0))
+        return replace(self, biases=(), few_shares=())
 
 
-CONSTANTS = ChainConstants()
+CONSTANTS = Constants()
