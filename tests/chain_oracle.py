@@ -24,16 +24,16 @@ class Regime:
     prior: float
 
 
-def regimes_of(constants: Constants = CONSTANTS) -> list[Regime]:
+def regimes_of(constants: Constants, ordered: bool) -> list[Regime]:
     """All regimes, in the order of the chain."""
     runs = [
         ("runs", 0.5**number, error, 0.0, 0.0)
         for number in range(1, constants.run_doublings + 1)
-        for error in constants.error_rates
+        for error in constants.shares
     ]
-    plain = [("plain", 1.0, 0.0, bias, 0.0) for bias in constants.biases]
-    few = [("few", 1.0, 0.0, 0.0, share) for share in constants.few_shares]
-    kinds = [regimes for regimes in (runs, plain, few) if regimes]
+    plain = [("plain", 1.0, 0.0, bias, 0.0) for bias in constants.shares]
+    few = [("few", 1.0, 0.0, 0.0, share) for share in constants.shares]
+    kinds = [runs] if ordered else [runs, plain, few]
     return [Regime(*each, 1 / len(own) / len(kinds)) for own in kinds for each in own]
 
 
@@ -43,6 +43,7 @@ class SlowChain:
 
     shares: Numbers
     constants: Constants = CONSTANTS
+    ordered: bool = False
     regimes: list[Regime] = field(init=False)
     joint: Numbers = field(init=False)  # of the last image, (regimes, classes)
     predicted: Numbers = field(init=False)  # how often each class was predicted of late
@@ -50,7 +51,7 @@ class SlowChain:
     place: float = 0.0
 
     def __post_init__(self) -> None:
-        self.regimes = regimes_of(self.constants)
+        self.regimes = regimes_of(self.constants, self.ordered)
         self.joint = np.array([each.prior * self.shares for each in self.regimes])
         self.predicted = np.zeros(len(self.shares))
         self.held = np.zeros(len(self.shares))
@@ -106,7 +107,7 @@ class SlowChain:
         """Probability that a run goes on to the next image, times what the pair says."""
         size, classes = len(self.regimes), len(self.shares)
         found = np.zeros((size, classes, size, classes))
-        keeps = 1 - 1 / self.constants.memory
+        keeps = 1 - 1 / self.constants.regime_memory
         limit = self.constants.pair_limit
         pair = np.exp(min(max(log_pair, -limit), limit))
         for number, regime in enumerate(self.regimes):
@@ -118,7 +119,7 @@ class SlowChain:
         """Probability of each regime and class after each other one, times what the pair says."""
         size, classes = len(self.regimes), len(self.shares)
         found = self.stays(log_pair).reshape(size, classes, size, classes)
-        keeps = 1 - 1 / self.constants.memory
+        keeps = 1 - 1 / self.constants.regime_memory
         limit = self.constants.pair_limit
         pair = np.exp(min(max(log_pair, -limit), limit))
         for number, regime in enumerate(self.regimes):

@@ -56,10 +56,10 @@ class ChainPasses(Mover):
         constants: Constants = CONSTANTS,
     ) -> None:
         super().__init__()
-        if order == "video":
-            constants = constants.ordered()
         self.classes = classes
-        self.chain = ClassChain(classes.shares.double().numpy(), constants)
+        self.chain = ClassChain(
+            classes.shares.double().numpy(), constants, ordered=order == "video"
+        )
         self.reads = "classes" if required else "classes, if any"
         self._required = required
         self._statistics = statistics

@@ -60,7 +60,7 @@ class ShiftAlarm:
     """
 
     callback: Callable[[Health], object]
-    begins: float = CONSTANTS.begins
+    begins: float = CONSTANTS.rare
     ends: float = CONSTANTS.ends
     blocks: int = CONSTANTS.blocks
     images: int = CONSTANTS.block

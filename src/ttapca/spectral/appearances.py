@@ -52,7 +52,7 @@ class Appearances:
         self._deviation = logarithms.std(0).clamp(min=LEAST_DEVIATION)
         unit = (logarithms - self._mean) / self._deviation
         correlations = unit.T @ unit / (len(unit) - 1)
-        ridge = constants.appearance_ridge * torch.eye(len(correlations), dtype=torch.float64)
+        ridge = constants.ridge * torch.eye(len(correlations), dtype=torch.float64)
         self._whiten = torch.linalg.cholesky(torch.linalg.inv(correlations + ridge))
         self.known = len(measured) >= FEWEST_SOURCE * self.size
 

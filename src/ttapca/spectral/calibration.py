@@ -222,7 +222,7 @@ class Normality:
             share = float(torch.quantile(self.extremes, threshold)) if threshold else 0.0
             ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
             low, high = torch.quantile(self.log_energies, ends, dim=0)
-            shares = (self.constants.sure, self.constants.threshold)
+            shares = (1 - self.constants.rare, self.constants.threshold)
             reach, middle = (torch.quantile(self.distances, each) for each in shares)
             self._usual[threshold] = Usual(self.mean, self.precision, reach, middle, low, high)
         return self._usual[threshold]

@@ -177,7 +177,8 @@ class ClassChain:
 
     Args:
         shares: Share of each class in the source, shape (classes,).
-        constants: Its numbers.
+        constants: See `ttapca.spectral.constants`.
+        ordered: Whether streams surely have runs: it knows no other regimes then.
 
     Attributes:
         xp: The library whose arrays it reads: numpy, or see `computing_with`.
@@ -192,16 +193,17 @@ class ClassChain:
         (1, True)
     """
 
-    def __init__(self, shares: Numbers, constants: Constants = CONSTANTS) -> None:
+    def __init__(
+        self, shares: Numbers, constants: Constants = CONSTANTS, *, ordered: bool = False
+    ) -> None:
         self.constants = constants
         self.shares = np.asarray(shares, dtype=np.float64)
         self.shares = self.shares / self.shares.sum()
-        self._errors, self._biases = map(np.asarray, (constants.error_rates, constants.biases))
-        self._few_shares = np.asarray(constants.few_shares)
+        self._errors = np.asarray(constants.shares)
+        self._biases = self._few_shares = self._errors[: 0 if ordered else None]
         redraw = 0.5 ** np.arange(1, constants.run_doublings + 1)
-        rates, biases, few = map(
-            len, (constants.error_rates, constants.biases, constants.few_shares)
-        )
+        rates, biases = len(self._errors), len(self._biases)
+        few = biases
         runs = len(redraw) * rates
         # Regimes in order: runs by length and error rate, then no order, then few classes.
         self._redraw = np.concatenate([redraw.repeat(rates), np.ones(biases + few)])

@@ -245,13 +245,13 @@ class ConditionStates:
             before: What was known before these.
             centres: Of the states.
         """
-        far = np.square(centres).sum(1)
-        if far.min() <= self.constants.far**2:
+        deviations, squares = self.constants.far, np.square(centres).sum(1)
+        if squares.min() <= deviations**2:
             return False
-        lengths = np.sqrt(far)
+        lengths = np.sqrt(squares)
         squares = _squares(rows, centres)
         states = squares.argmin(1)
-        like = squares.min(1) - np.square(rows).sum(1) > self.constants.like_source
+        like = squares.min(1) - np.square(rows).sum(1) > 2 * deviations**2
         recent = before.last(self._recent) if like.any() else rows[:0]
         for state in sorted(set(states[like].tolist())):
             direction = centres[state] / lengths[state]
@@ -260,14 +260,16 @@ class ConditionStates:
             own = (own if len(own) >= self._fewest else rows[states == state]) @ direction
             spread = float(own.std(ddof=1)) if len(own) >= self._fewest else 1.0  # as source images
             places = rows[like & (states == state)] @ direction
-            if bool((lengths[state] - places > self.constants.strays * spread).any()):
+            if bool((lengths[state] - places > deviations * spread).any()):
                 return True
         return False
 
     def _of_one_condition(self, rows: Numbers, mean: Numbers, centres: Numbers) -> bool:
         """Return whether images are about as near to their mean as to their nearest centres."""
         to_mean = np.square(rows - mean).sum() / (len(rows) - 1)
-        return bool(to_mean - _squares(rows, centres).min(1).mean() < self.constants.one)
+        # Those of two states that are just far enough apart are so much nearer to these.
+        nearer = (self.constants.far / 2) ** 2
+        return bool(to_mean - _squares(rows, centres).min(1).mean() < nearer)
 
 
 def _squares(rows: Numbers, centres: Numbers) -> Numbers:

@@ -8,7 +8,7 @@ doubles each: docs/closed-form-evidence.md has the table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -35,29 +35,19 @@ class Constants:
     alone: float = 0.15
     usual_alone: float = 1 / 3
     few_classes: int = 10
-    sure: float = 0.99
-    ridge: float = 1e-3
+    rare: float = 0.01
+    ridge: float = 3e-3
     chance: float = 4.0
     farthest_class: float = 0.5
     smallest_reach: float = 0.25
-    appearance_ridge: float = 3e-3
     block: int = 64
     far: float = 3.5
     apart: float = 0.32
-    one: float = 3.0
-    like_source: float = 16.0
-    strays: float = 3.0
     stray_share: float = 1e-3
-    stray_images: float = 0.75
     stray_deviations: float = 8.0
     beyond: float = 1.5
-    rare: float = 0.995
-    odd: float = 2.0
-    ordinary: float = 0.9
     run_doublings: int = 8
-    error_rates: tuple[float, ...] = (0.05, 0.15, 0.35, 0.6)
-    biases: tuple[float, ...] = (0.1, 0.4, 0.7, 0.95)
-    few_shares: tuple[float, ...] = (0.25, 0.5, 0.75, 0.95)
+    shares: tuple[float, ...] = (0.05, 0.35, 0.65, 0.95)
     charge: float = 0.1
     uneven: float = 0.05
     regime_memory: float = 500.0
@@ -73,14 +63,9 @@ class Constants:
     passes: int = 3
     plain: float = 0.9
     likeness: float = 0.1
-    begins: float = 0.01
     ends: float = 0.05
     blocks: int = 2
     skew_deviations: float = 6.0
-
-    def ordered(self) -> Constants:
-        """Return the same for streams that surely have runs: they know no other regimes."""
-        return replace(self, biases=(), few_shares=())
 
 
 CONSTANTS = Constants()

@@ -217,9 +217,9 @@ def measure(images: Tensor) -> Tensor | None:
     return torch.cat([distances[:, None], shares.float().to(distances)], dim=1).cpu()
 
 
-def floor_of(distances: Tensor) -> float:
+def floor_of(distances: Tensor, constants: Constants = CONSTANTS) -> float:
     """Return the smallest distance that counts, given the first column of what was measured."""
-    return float(torch.quantile(distances.to("cpu", torch.float64), CONSTANTS.stray_images))
+    return float(torch.quantile(distances.to("cpu", torch.float64), constants.threshold))
 
 
 def _rare_distance(images: Tensor) -> Tensor:
@@ -265,11 +265,12 @@ class SourceOutliers:
             )
         self._constants = constants
         known = measured.detach().to("cpu", torch.float64)
-        self.floor = floor_of(known[:, 0])
+        self.floor = floor_of(known[:, 0], constants)
         self.shares = known[:, 1:]
-        self._ordinary = torch.quantile(self.shares, constants.ordinary, dim=0)
-        odd = torch.quantile(self.shares, constants.sure, dim=0)
-        self._most = constants.odd * odd.clamp(min=constants.stray_share)
+        # Images with no more stay as they are: where conditions are mixed, most of the clean ones.
+        self._ordinary = torch.quantile(self.shares, 1 - constants.rare, dim=0)
+        # One odd image does not make a batch: in a batch, it counts for at most this.
+        self._most = constants.beyond * self._ordinary.clamp(min=constants.stray_share)
         self._limits: dict[int, Tensor] = {}
 
     def mean_shares(self, shares: Tensor) -> Tensor:
@@ -286,14 +287,14 @@ class SourceOutliers:
     def _rare(self, size: int) -> Tensor:
         """Return the shares that only few source batches exceed."""
         if size == 1:
-            return torch.quantile(self.shares, self._constants.rare, dim=0)
+            return torch.quantile(self.shares, 1 - self._constants.rare, dim=0)
         images = len(self.shares)
         generator = torch.Generator().manual_seed(SEED)
         chosen = torch.randint(images, (DRAWS, size), generator=generator)
         means = self.mean_shares(self.shares[chosen])  # (draws, 2)
         usual = means.mean(0)
         # The images are a sample themselves: what they tell about the source varies, too.
-        away = torch.quantile(means, self._constants.rare, dim=0) - usual
+        away = torch.quantile(means, 1 - self._constants.rare, dim=0) - usual
         return usual + away * math.sqrt(1 + size / images)
 
     def repaired(self, images: Tensor) -> tuple[Tensor, float]:
