@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ttapca.spectral.chain import MOST_NATS, STEPS
 from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
@@ -67,7 +68,7 @@ class SlowChain:
         fading = np.exp(-images / self.constants.recent)
         before, self.predicted = fading * self.held, fading * self.predicted
         shares = self.smoothed(before + probabilities.sum(0))
-        for _ in range(self.constants.steps):
+        for _ in range(STEPS):
             counts = before.copy()
             for row in probabilities:
                 posterior = row * shares / self.shares
@@ -108,7 +109,7 @@ class SlowChain:
         size, classes = len(self.regimes), len(self.shares)
         found = np.zeros((size, classes, size, classes))
         keeps = 1 - 1 / self.constants.regime_memory
-        limit = self.constants.pair_limit
+        limit = MOST_NATS
         pair = np.exp(min(max(log_pair, -limit), limit))
         for number, regime in enumerate(self.regimes):
             for k in range(classes):
@@ -120,7 +121,7 @@ class SlowChain:
         size, classes = len(self.regimes), len(self.shares)
         found = self.stays(log_pair).reshape(size, classes, size, classes)
         keeps = 1 - 1 / self.constants.regime_memory
-        limit = self.constants.pair_limit
+        limit = MOST_NATS
         pair = np.exp(min(max(log_pair, -limit), limit))
         for number, regime in enumerate(self.regimes):
             q = self.drawn_from(regime)

@@ -64,7 +64,7 @@ def test_it_is_what_matrices_of_all_transitions_say(
     state = chain.start(3)
     for size in sizes:
         predicted = random_predictions(rng, 3, size, 4)
-        said = 2.5 * rng.standard_normal((3, size)) if with_pairs else None  # some are cut off
+        said = 2.5 * rng.standard_normal((3, size)) if with_pairs else None  # some are rather sure
         state, reading = chain.read(state, predicted, said)
         for number, one in enumerate(slow):
             expected = one.read(predicted[number], None if said is None else said[number])

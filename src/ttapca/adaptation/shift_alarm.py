@@ -18,6 +18,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -292,7 +293,8 @@ def classes_after(
 def skew_of(counts: Tensor, shares: Tensor) -> float:
     """Return how surely classes were not drawn by these shares, from 0 to 1.
 
-    Chi squared is compared with what chance makes of it, and some standard deviations more.
+    Chi squared is compared with a bound that chance exceeds as seldom as it begins an alarm, by the
+    cube root, which is about normal (Wilson and Hilferty, 1931).
 
     Args:
         counts: How often each class was predicted, shape (classes,).
@@ -309,8 +311,10 @@ def skew_of(counts: Tensor, shares: Tensor) -> float:
     if seen <= 0:
         return 0.0
     chi = float((counts - seen * source).square().div(source).sum()) / seen
-    freedom = len(source) - 1
-    chance = freedom + CONSTANTS.skew_deviations * math.sqrt(2 * freedom)
+    freedom = max(1, len(source) - 1)
+    seldom = NormalDist().inv_cdf(1 - CONSTANTS.rare**CONSTANTS.blocks)
+    variance = 2 / (9 * freedom)
+    chance = freedom * (1 - variance + seldom * math.sqrt(variance)) ** 3
     return max(0.0, 1 - chance / max(chi, 1e-12))
 
 

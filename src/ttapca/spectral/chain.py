@@ -56,8 +56,11 @@ AnyNumber = TypeVar("AnyNumber", float, Numbers)
 TINY = 1e-300
 # A prediction is never surer than this: one image must not rule out what all others say.
 LEAST_PROBABILITY = 1e-6
+MOST_NATS = -math.log(LEAST_PROBABILITY)  # nor one pair
 # So many numbers are worked on at a time; more images are read one part after the other.
 LARGEST = 2**22
+# Iterations of expectation maximisation, of which more change nothing.
+STEPS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,8 +315,7 @@ class ClassChain:
         says = self._emissions(predicted, self._shares_of(recent[:, 0]), charge)
         pairs = predicted[:, :, 0] * 0 + 1
         if log_pairs is not None:
-            limit = self.constants.pair_limit
-            pairs = xp.exp(log_pairs.clip(-limit, limit))
+            pairs = xp.exp(log_pairs.clip(-MOST_NATS, MOST_NATS))
         if there is not None:  # what is not there says nothing
             says[~there] = pairs[~there] = 1.0
         return self._read(state, predicted, says, pairs, q, recent, there, features)
@@ -464,7 +466,7 @@ class ClassChain:
             fading = np.exp(-there.sum(1) / self.constants.recent)[:, None, None]
         before = recent * fading
         held = before[:, 1] + predicted.sum(1)
-        for _ in range(self.constants.steps):
+        for _ in range(STEPS):
             likely = predicted * (self._shares_of(held) / self.shares)[:, None]
             likely /= likely.sum(2)[..., None].clip(min=self._tiny)
             held = before[:, 1] + likely.sum(1)

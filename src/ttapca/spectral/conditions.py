@@ -37,6 +37,8 @@ from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
 
+STEPS = 5  # of k-means after a split, of which more change nothing
+
 
 @dataclass(frozen=True, eq=False)
 class KnownConditions:
@@ -193,7 +195,7 @@ class ConditionStates:
             kept = counts.copy()
             kept[state] = 0.0
             start = centres
-            for _ in range(self.constants.steps):
+            for _ in range(STEPS):
                 centres, _ = _moved(start, kept, recent, _nearest(recent, centres))
         return KnownConditions(centres, counts, recent, recent[:0])
 
