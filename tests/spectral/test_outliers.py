@@ -77,7 +77,7 @@ def test_what_is_measured_on_source_images() -> None:
     distances = [sorted(np.abs(x - slow_medians(x)).flatten())[-2] for x in some.numpy()]
     np.testing.assert_allclose(found[:, 0], distances, rtol=1e-6)
     floor = SourceOutliers(found).floor
-    assert floor == pytest.approx(np.quantile(distances, CONSTANTS.threshold))
+    assert floor == pytest.approx(np.quantile(distances, CONSTANTS.stray_images))
     shares = [slow_shares(slow_strays(x, floor)) for x in some.numpy()]
     np.testing.assert_allclose(found[:, 1:], shares, rtol=1e-6)
 

@@ -21,8 +21,7 @@ class Constants:
         restore (exponent; tune_closed_form): Which power of a loss of variance `wiener` undoes.
         largest_ratio (ratio of variances; tune_closed_form): Larger ones count as this one.
         threshold (share of source batches; tune_closed_form): So many are usual: their gains are
-            exactly 1, and a single image like them has the smallest weight. In so many source
-            images, a value that is no outlier is as near to its local median.
+            exactly 1, and a single image like them has the smallest weight.
         rare (share of source batches; measure_clean): Only so few have surely shifted, have so many
             outliers, or begin an alarm.
         ridge (variance of an image's logarithms; audit_constants): Added to covariances, so that
@@ -51,6 +50,8 @@ class Constants:
             conditions are cut in two. The halves of a normal distribution keep 0.36.
         stray_share (share of values; audit_constants): As many of an image are farthest from their
             local median, and fewer outliers do no harm.
+        stray_images (share of source images; audit_constants): In so many, these values are no
+            farther than any outlier is at least.
         stray_deviations (deviations of an image's noise; audit_constants): An outlier is farther
             from its local median.
         beyond (ratio; audit_constants): So many times the outliers of rare source batches are too
@@ -101,8 +102,9 @@ class Constants:
     states: int = 16
     block: int = 64
     far: float = 3.5
-    apart: float = 0.32
+    apart: float = 0.28
     stray_share: float = 1e-3
+    stray_images: float = 0.75
     stray_deviations: float = 8.0
     beyond: float = 1.5
     run_doublings: int = 8

@@ -219,7 +219,7 @@ def measure(images: Tensor) -> Tensor | None:
 
 def floor_of(distances: Tensor, constants: Constants = CONSTANTS) -> float:
     """Return the smallest distance that counts, given the first column of what was measured."""
-    return float(torch.quantile(distances.to("cpu", torch.float64), constants.threshold))
+    return float(torch.quantile(distances.to("cpu", torch.float64), constants.stray_images))
 
 
 def _rare_distance(images: Tensor) -> Tensor:
