@@ -222,7 +222,8 @@ class ChainPasses(Mover):
         first image of a stream if it comes alone.
         """
         places, size = batch.counted_images(), batch.size or 0
-        moved = (reading.plain < self.chain.constants.plain) & ~self._alone(places, state)[:, None]
+        ordered = reading.plain < self.chain.constants.threshold
+        moved = ordered & ~self._alone(places, state)[:, None]
         change = in_batch(moved * 1.0, places, size) > 0
         if batch.rows is not None:
             change = change & batch.rows.filtered.to(change.device)

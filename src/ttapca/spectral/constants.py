@@ -20,8 +20,9 @@ class Constants:
     Attributes:
         restore (exponent; tune_closed_form): Which power of a loss of variance `wiener` undoes.
         largest_ratio (ratio of variances; tune_closed_form): Larger ones count as this one.
-        threshold (share of source batches; tune_closed_form): So many are usual: their gains are
-            exactly 1, and a single image like them has the smallest weight.
+        threshold (share; tune_closed_form): So many source batches are usual: their gains are
+            exactly 1, and a single image like them has the smallest weight. A stream that has no
+            order with as large a probability keeps its predictions as they are.
         rare (share of source batches; measure_clean): Only so few have surely shifted, have so many
             outliers, or begin an alarm.
         ridge (variance of an image's logarithms; audit_constants): Added to covariances, so that
@@ -47,7 +48,8 @@ class Constants:
         far (deviations of source images; audit_constants): Means of two conditions are so far apart
             at least.
         apart (share of variance; audit_constants): So much is left at most where images of two
-            conditions are cut in two. The halves of a normal distribution keep 0.36.
+            conditions are cut in two. The halves of a normal distribution keep 0.36; once there are
+            several conditions, half way to that is enough.
         stray_share (share of values; audit_constants): As many of an image are farthest from their
             local median, and fewer outliers do no harm.
         stray_images (share of source images; audit_constants): In so many, these values are no
@@ -77,8 +79,6 @@ class Constants:
         change (share of statistics; tune_chain): If a pass finds more of them wrong, it is
             repeated.
         passes (forward passes; tune_chain): That a batch may take.
-        plain (probability; tune_chain): Of a stream without order, from which its predictions stay
-            as they are.
         likeness (correlation; tune_chain): Of the band energies of two images of one class.
         ends (probability; tune_alarm): By chance, from which a block speaks for the end of a shift.
         blocks (blocks; tune_alarm): In a row begin or end an alarm.
@@ -120,7 +120,6 @@ class Constants:
     pair_separation: float = 0.2
     change: float = 0.1
     passes: int = 3
-    plain: float = 0.9
     likeness: float = 0.1
     ends: float = 0.05
     blocks: int = 2
