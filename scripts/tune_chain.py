@@ -50,7 +50,7 @@ ALL = tuple(
 )
 
 # Constants by which `fit` measures; it takes them from their modules.
-MEASURED = ("stray_share", "pair_ridge", "pair_separation")
+MEASURED = ("stray_share", "pair_middle", "ridge")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ttapca.spectral.constants import CONSTANTS, Constants
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(ttapca.__file__).parent
-MOST = 40
+MOST = 35
 FIELDS = [each.name for each in dataclasses.fields(Constants)]
 # In each module of the closed form, all numbers at its top that steer nothing: guards against
 # rounding, sizes of parts and of samples, seeds, and iterations of which more change nothing.
@@ -23,7 +23,7 @@ OTHER_NUMBERS = {
     "spectral/calibration.py": "TOGETHER DRAWS SEED LEEWAY_STEPS MOST_WITH_LEEWAY TINY",
     "spectral/white_noise.py": "",
     "spectral/means.py": "",
-    "spectral/conditions.py": "HALVES_OF_NORMAL STEPS",
+    "spectral/conditions.py": "STEPS",
     "spectral/appearances.py": "FEWEST_SOURCE LEAST LEAST_DEVIATION",
     "spectral/outliers.py": (
         "NORMAL LOOKED_AT LOOKED_AT_VALUES LARGE STRIP EVERY GLANCED NOISE_VALUES DRAWS SEED "

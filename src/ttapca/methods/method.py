@@ -89,7 +89,7 @@ class Mixture:
             knows them. By default only where a method looks at the classes of a stream: shuffled
             streams gain from it, but without that look, streams ordered by class lose.
         alone: Weight of a single image that is very unusual, in every BatchNorm layer; a usual one
-            has a third of it. It fades as more images come, and more than `prior` have none. With
+            has none. It fades as more images come, and more than `prior` have none. With
             k classes, more than ten, it is 10 / k of that.
 
     Example:

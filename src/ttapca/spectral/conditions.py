@@ -24,7 +24,6 @@ States are not forgotten: a condition that comes back finds the state that it ha
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -38,8 +37,6 @@ from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
 
-# Share of its variance that is left in the two halves of a normal distribution.
-HALVES_OF_NORMAL = 1 - 2 / math.pi
 STEPS = 5  # of k-means after a split, of which more change nothing
 
 
@@ -179,14 +176,11 @@ class ConditionStates:
         recent = known.last(self._recent)
         centres, counts = known.centres, known.weights
         while len(centres) < self.most:
-            apart = self.constants.apart
-            if len(centres) > 1:  # a stream that is known to have several is cut more easily
-                apart = (apart + HALVES_OF_NORMAL) / 2
             nearest = _nearest(recent, centres)
             found = [
                 (*split, state)
                 for state in range(len(centres))
-                if (split := self._two_groups(recent[nearest == state], apart)) is not None
+                if (split := self._two_groups(recent[nearest == state])) is not None
             ]
             if not found:
                 break
@@ -210,12 +204,11 @@ class ConditionStates:
         new, block = len(known.unsearched), self.constants.block
         return new >= block // 4 and new + len(known.searched) >= block
 
-    def _two_groups(self, rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
+    def _two_groups(self, rows: Numbers) -> tuple[float, Numbers, Numbers] | None:
         """Split images in two groups that are clearly separate, if there are such.
 
         Args:
             rows: Appearances, shape (images, numbers).
-            apart: The largest share of variance that may be left in the groups.
 
         Returns:
             By how much the split lowers the sum of squares, and the means of the groups.
@@ -237,7 +230,7 @@ class ConditionStates:
             fewer = min(int(upper.sum()), int((~upper).sum()))
             gain = (1 - left) * float(variances[-number]) * len(rows)
             if (
-                left > apart
+                left > constants.apart
                 or distance < constants.far
                 or fewer < self._fewest
                 or (best and gain <= best[0])

@@ -11,6 +11,7 @@ In brackets are the unit and the script that chose a number, on conditions that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,12 @@ class Constants:
         restore (exponent; tune_closed_form): Which power of a loss of variance `wiener` undoes.
         largest_ratio (ratio of variances; tune_closed_form): Larger ones count as this one.
         threshold (share; tune_closed_form): So many source batches are usual: their gains are
-            exactly 1, and a single image like them has the smallest weight. A stream that has no
-            order with as large a probability keeps its predictions as they are.
+            exactly 1, and a single image like them has no weight. A stream that has no order with
+            as large a probability keeps its predictions as they are.
         rare (share of source batches; measure_clean): Only so few have surely shifted, have so many
             outliers, or begin an alarm.
-        ridge (variance of an image's logarithms; audit_constants): Added to covariances, so that
-            bands and textures that hardly vary do not dominate.
+        ridge (share of variance; audit_constants): Added to covariances, so that what hardly varies
+            does not dominate: bands, textures, and features of late layers within classes.
         memory (images; tune_memory): After so many, what was seen of a stream counts 1 / e. New
             conditions are looked for among as many.
         prior (images; tune_closed_form): The source counts for so many, beside what was seen.
@@ -34,9 +35,7 @@ class Constants:
             layer.
         last (weight; tune_closed_form): The same in the last layer.
         alone (weight; tune_closed_form): Of a single image that is very unusual, in every layer.
-        usual_alone (share of `alone`; tune_closed_form): Of an image that is as usual as any.
         few_classes (classes; measure_clean): With more of them, `alone` is less in proportion.
-        chance (squared deviations; tune_closed_form): Of a mean, which chance is granted.
         farthest_class (share; tune_closed_form): Of the squared distance of the farthest class, by
             which the mean of a stream may be away without a shift.
         smallest_reach (squared deviations within a class; tune_closed_form): By which it may be
@@ -48,8 +47,7 @@ class Constants:
         far (deviations of source images; audit_constants): Means of two conditions are so far apart
             at least.
         apart (share of variance; audit_constants): So much is left at most where images of two
-            conditions are cut in two. The halves of a normal distribution keep 0.36; once there are
-            several conditions, half way to that is enough.
+            conditions are cut in two. The halves of a normal distribution keep 0.36.
         stray_share (share of values; audit_constants): As many of an image are farthest from their
             local median, and fewer outliers do no harm.
         stray_images (share of source images; audit_constants): In so many, these values are no
@@ -71,11 +69,9 @@ class Constants:
             recent ones.
         laplace (images of each class; tune_chain): Counted on average before any was seen.
         pair_middle (share; tune_chain): Of the way from the mean of log F for one class to that for
-            two, where both are equally likely.
+            two, where both are equally likely. If the means are no more deviations apart, pairs say
+            nothing.
         pair_weight (weight; tune_chain): Of what a pair says; each image is part of two.
-        pair_ridge (share of variance; tune_chain): Added to the covariance within classes.
-        pair_separation (deviations; tune_chain): Between log F of one class and of two, below which
-            pairs say nothing.
         change (share of statistics; tune_chain): If a pass finds more of them wrong, it is
             repeated.
         passes (forward passes; tune_chain): That a batch may take.
@@ -94,21 +90,19 @@ class Constants:
     first: float = 0.1
     last: float = 0.9
     alone: float = 0.15
-    usual_alone: float = 1 / 3
     few_classes: int = 10
-    chance: float = 4.0
     farthest_class: float = 0.5
     smallest_reach: float = 0.25
     states: int = 16
     block: int = 64
     far: float = 3.5
-    apart: float = 0.28
+    apart: float = 0.32
     stray_share: float = 1e-3
     stray_images: float = 0.75
     stray_deviations: float = 8.0
     beyond: float = 1.5
     run_doublings: int = 8
-    shares: tuple[float, ...] = (0.05, 0.35, 0.65, 0.95)
+    shares: tuple[float, ...] = (0.05, 0.15, 0.35, 0.6, 0.95)
     charge: float = 0.1
     uneven: float = 0.05
     regime_memory: float = 500.0
@@ -116,13 +110,16 @@ class Constants:
     laplace: float = 0.3
     pair_middle: float = 0.2
     pair_weight: float = 0.5
-    pair_ridge: float = 0.05
-    pair_separation: float = 0.2
     change: float = 0.1
     passes: int = 3
     likeness: float = 0.1
     ends: float = 0.05
     blocks: int = 2
+
+    @property
+    def chance(self) -> float:
+        """Squared deviations that a normal number exceeds as rarely as `rare`."""
+        return NormalDist().inv_cdf(1 - self.rare / 2) ** 2
 
 
 CONSTANTS = Constants()

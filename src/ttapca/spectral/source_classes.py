@@ -268,7 +268,7 @@ def pair_statistic(
         matrix = _whitening(rows[fitted], by_class[fitted], counts[fitted])
         found.append(_log_f_of_pairs(rows[other] @ matrix, by_class[other], directions))
     same, other_mean, deviation = torch.tensor(found).mean(0).tolist()
-    if not other_mean - same > CONSTANTS.pair_separation * deviation:
+    if not other_mean - same > CONSTANTS.pair_middle * deviation:
         return None
     matrix = _whitening(rows, by_class, counts).float()
     parts = dict(zip(layers, torch.split(matrix, list(layers.values())), strict=True))
@@ -285,7 +285,7 @@ def _whitening(rows: Tensor, shares: Tensor, weights: Tensor) -> Tensor:
     within = (rows.T * weights) @ rows - (means.T * totals) @ means
     within = within / total
     # It is known from few images: a part of the mean variance is added to all.
-    ridge = CONSTANTS.pair_ridge * within.diagonal().mean()
+    ridge = CONSTANTS.ridge * within.diagonal().mean()
     within += ridge * torch.eye(len(within), dtype=within.dtype)
     values, vectors = torch.linalg.eigh(within)
     whiten = vectors / values.clamp(min=1e-12).sqrt()

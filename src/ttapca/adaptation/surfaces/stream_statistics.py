@@ -199,10 +199,8 @@ class StreamStatistics(Surface):
         seen = past.samples.to(counts) * fading + sizes
         shift, unusual = (each[:, None].to(counts) for each in (batch.shift, batch.unusual))
         plain = self._weights.to(counts) * shift * total / (total + self.prior).clamp(min=TINY)
-        least = self.constants.usual_alone
-        strength = least + (1 - least) * unusual
         left = torch.where(seen > 0, 1 - (seen - 1) / max(self.prior, TINY), 0.0).clamp(0, 1)
-        alone = self._alone.to(counts) * strength * left
+        alone = self._alone.to(counts) * unusual * left
         # One number says nothing about a channel, so the first image of these changes nothing.
         first = seen <= 1
         with_maps = torch.where(first & (alone == 0), 0.0, (plain + alone).clamp(max=1))
