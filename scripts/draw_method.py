@@ -22,7 +22,7 @@ from ttapca.corruptions import corrupt
 from ttapca.datasets import Images, TensorBatches, load, to_tensor
 from ttapca.serving import StreamPool
 from ttapca.spectral.calibration import SourceSpectrum, band_edges, band_means
-from ttapca.spectral.closed_form_rule import THRESHOLD
+from ttapca.spectral.constants import CONSTANTS
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 INK, QUIET = "#1c1d21", "#70747c"
@@ -153,7 +153,7 @@ def usual(fitted: ttapca.FittedFilter, seen: dict[str, Tensor]) -> None:
     noisy = band_means(strengths(fitted, seen["noise"]), edges).log2()
     for number, count in enumerate((1, 200)):
         axes = figure.add_subplot(1, 2, number + 1)
-        range_ = normal.batches_of(count).usual(THRESHOLD)
+        range_ = normal.batches_of(count).usual(CONSTANTS.threshold)
         low, high = range_.low / math.log(2), range_.high / math.log(2)
         place = torch.arange(len(low))
         axes.fill_between(place, low, high, color=SOURCE, alpha=0.25, linewidth=0)

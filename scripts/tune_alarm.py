@@ -27,11 +27,12 @@ import ttapca
 from held_out import EXTRA
 from held_out import STANDARD as OTHERS
 from ttapca import networks
-from ttapca.adaptation.shift_alarm import CLASS_MEMORY, ShiftAlarm, skew_of
+from ttapca.adaptation.shift_alarm import ShiftAlarm, skew_of
 from ttapca.corruptions import corrupt
 from ttapca.datasets import load, to_tensor
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.closed_form_rule import independent_images
+from ttapca.spectral.constants import CONSTANTS
 
 WEAK = [(name, severity) for name in (*OTHERS, *EXTRA) for severity in (1, 2)]
 STRONG = [(name, 4) for name in OTHERS] + [(name, 5) for name in EXTRA]
@@ -91,7 +92,7 @@ def p_values(
     found, counts, total, size = [], torch.zeros(probabilities.shape[1]), 0.0, 0
     parts = zip(energies.split(batch), probabilities.split(batch), strict=True)
     for number, (some, predicted) in enumerate(parts):
-        counts = counts * math.exp(-len(some) / CLASS_MEMORY) + predicted.sum(0)
+        counts = counts * math.exp(-len(some) / CONSTANTS.recent) + predicted.sum(0)
         total, size = total + some.sum(0), size + len(some)
         if size >= images:
             skew = 1.0 if worst else skew_of(counts, looker.shares)

@@ -5,12 +5,10 @@
         [--set memory=200] [--option order=shuffled] [--method wiener]
 
 NETWORK is a file of weights or the name of a network of the package. `--set` changes a constant of
-`ttapca.spectral.constants`, `--option` an option of the method. DIR keeps filters and corrupted
-images. With `--held-out`, conditions are such that no table uses, and images the last ones of the
-test set, where tables on fewer than all images take the first: constants are chosen by these.
-
-With `--audit` every constant is halved and doubled, and a list of rates cut to its ends: what
-changes nothing on any stream is not needed.
+`ttapca.spectral.constants`, which `wiener` goes by, `--option` an option of the method. DIR keeps
+filters and corrupted images. With `--held-out`, conditions are such that no table uses, and images
+the last ones of the test set, where tables on fewer than all images take the first: constants are
+chosen by these.
 
 A line for each stream: mean error in percent over the corruptions, in brackets the clean error, and
 forward passes for a batch.
@@ -32,11 +30,13 @@ from torch import Tensor
 import ttapca
 from held_out import SEED
 from ttapca import networks
-from ttapca.adaptation import chain_passes
 from ttapca.benchmark.subject import dirichlet_stretches
 from ttapca.corruptions.small_images import corrupt_any_size
 from ttapca.datasets import Images, load, to_tensor
-from ttapca.spectral import class_plan, constants
+from ttapca.methods.method import Method, Mixture, registration
+from ttapca.methods.wiener import Wiener
+from ttapca.spectral import outliers, source_classes
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 REPORTED = ("gaussian_noise_5", "defocus_blur_5", "snow_5", "contrast_5", "jpeg_compression_5")
 HELD_OUT = ("speckle_noise_5", "gaussian_blur_5", "spatter_5", "saturate_5", "contrast_4")
@@ -48,6 +48,9 @@ ALL = tuple(
         *("elastic_transform", "pixelate", "jpeg_compression"),
     )
 )
+
+# Constants by which `fit` measures; it takes them from their modules.
+MEASURED = ("stray_share", "pair_middle", "ridge")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +97,46 @@ STREAMS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked = asked_for()
+    changes = dict(each.split("=") for each in asked.set)
+    constants = dataclasses.replace(
+        CONSTANTS, **{name: value(text) for name, text in changes.items()}
+    )
+    options = {name: value(text) for name, text in (each.split("=") for each in asked.option)}
+    model = network(asked)
+    if issubclass(registration(asked.method).method, Wiener):
+        options["filter"] = fitted_filter(model, asked, constants)
+    if asked.method == "wiener":
+        method: Method = wiener_with(constants, **options)
+    else:
+        method = registration(asked.method).make(**options)
+    names = (
+        asked.conditions.split(",")
+        if asked.conditions
+        else list(HELD_OUT if asked.held_out else REPORTED)
+    )
+    data = {
+        name: images_of(name, asked) for name in ["clean", *(ALL if names == ["all"] else names)]
+    }
+    for name in asked.streams.split(","):
+        show(model, data, name, asked, method)
+
+
+def asked_for() -> argparse.Namespace:
+    found = parser(__doc__.splitlines()[0])
+    found.add_argument("--streams", default=",".join(STREAMS))
+    found.add_argument("--conditions")
+    found.add_argument("--seeds", type=int, default=1, help="orders of images and classes")
+    found.add_argument("--set", action="append", default=[])
+    found.add_argument("--option", action="append", default=[])
+    found.add_argument("--method", default="wiener")
+    found.add_argument("--each", action="store_true", help="show every condition")
+    return found.parse_args()
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser of what network and data to measure."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("network")
     parser.add_argument("--normalise")
     parser.add_argument("--data", default="cifar10")
@@ -104,34 +146,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--fit", type=int, default=5000, help="training images of the filter")
     parser.add_argument("--route")
-    parser.add_argument("--streams", default=",".join(STREAMS))
-    parser.add_argument("--conditions")
-    parser.add_argument("--seeds", type=int, default=1, help="orders of images and classes")
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--option", action="append", default=[])
-    parser.add_argument("--method", default="wiener")
-    parser.add_argument("--each", action="store_true", help="show every condition")
-    parser.add_argument("--audit", action="store_true")
-    asked = parser.parse_args()
-    change_constants(dict(each.split("=") for each in asked.set))
-    options = {name: value(text) for name, text in (each.split("=") for each in asked.option)}
-    model = networks.load(asked.network, normalisation=asked.normalise).eval()
-    if asked.method in ("wiener", "match", "two-sided"):
-        options["filter"] = fitted_filter(model, asked)
-    names = (
-        asked.conditions.split(",")
-        if asked.conditions
-        else list(HELD_OUT if asked.held_out else REPORTED)
-    )
-    data = {
-        name: images_of(name, asked) for name in ["clean", *(ALL if names == ["all"] else names)]
-    }
-    for changed in audited() if asked.audit else [{}]:
-        change_constants(changed)
-        if changed:
-            print(", ".join(f"{name} = {text}" for name, text in changed.items()), flush=True)
-        for name in asked.streams.split(","):
-            show(model, data, name, asked, options)
+    return parser
 
 
 def show(
@@ -139,14 +154,11 @@ def show(
     data: dict[str, Images],
     name: str,
     asked: argparse.Namespace,
-    options: dict[str, Any],
+    method: Method,
 ) -> None:
     """Measure one stream, and print a line."""
     begun = time.perf_counter()
-    found = [
-        errors(model, data, STREAMS[name], asked.method, seed, options)
-        for seed in range(asked.seeds)
-    ]
+    found = [errors(model, data, STREAMS[name], method, seed) for seed in range(asked.seeds)]
     mean = {key: float(np.mean([each[key] for each in found])) for key in found[0]}
     spoilt = [each for key, each in mean.items() if key not in ("clean", "passes")] or [np.nan]
     each = " ".join(f"{key[:8]} {number:.1f}" for key, number in mean.items()) if asked.each else ""
@@ -155,23 +167,6 @@ def show(
         f" {time.perf_counter() - begun:4.0f} s {each}",
         flush=True,
     )
-
-
-def audited() -> Iterator[dict[str, str]]:
-    """Yield changes of constants: none, then each one halved and doubled."""
-    yield {"memory": str(constants.CONSTANTS.memory)}  # as it is
-    for each in dataclasses.fields(constants.ChainConstants):
-        now = getattr(constants.ChainConstants(), each.name)
-        if each.name == "prior":
-            continue
-        if isinstance(now, tuple):
-            yield {each.name: "/".join(map(str, (now[0], now[-1])))}
-            continue
-        for factor in (0.5, 2):
-            new = type(now)(now * factor)
-            if each.name in ("plain", "pair_middle"):  # shares
-                new = min(new, 0.99)
-            yield {each.name: str(new)}
 
 
 def value(text: str) -> Any:
@@ -183,35 +178,44 @@ def value(text: str) -> Any:
     return {"True": True, "False": False}.get(text, text)
 
 
-def change_constants(changes: dict[str, str]) -> None:
-    """Replace the constants wherever they are read."""
-    if not changes:
-        return
-    found = {
-        name: tuple(float(part) for part in text.split("/")) if "/" in text else value(text)
-        for name, text in changes.items()
-    }
-    use_constants(dataclasses.replace(constants.ChainConstants(), **found))
+def network(asked: argparse.Namespace) -> torch.nn.Module:
+    return networks.load(asked.network, normalisation=asked.normalise).eval()
 
 
-def use_constants(new: constants.ChainConstants) -> None:
-    """Replace the constants wherever they are read."""
-    constants.CONSTANTS = class_plan.CONSTANTS = chain_passes.CONSTANTS = new
-    chain_passes.ChainPasses.__init__.__kwdefaults__["constants"] = new
+def wiener_with(constants: Constants, **options: Any) -> Wiener:
+    """Return `wiener` with other constants, which are defaults of its options, too."""
+
+    def defaults(kind: type[Any]) -> dict[str, Any]:
+        names = {each.name for each in dataclasses.fields(kind)}
+        return {name: each for name, each in vars(constants).items() if name in names}
+
+    changed = type("Changed", (Wiener,), {"constants": constants})
+    mixture = Mixture(**defaults(Mixture))
+    found: Wiener = changed(**{"statistics": mixture, **defaults(Wiener), **options})
+    return found
 
 
-def fitted_filter(model: torch.nn.Module, asked: argparse.Namespace) -> ttapca.FittedFilter:
+def fitted_filter(
+    model: torch.nn.Module, asked: argparse.Namespace, constants: Constants = CONSTANTS
+) -> ttapca.FittedFilter:
     """Fit on training images, or read what was fitted before."""
-    path = asked.cache / f"filter-{Path(asked.network).stem}-{asked.fit}-{asked.route or 'default'}"
+    route, changed = asked.route or "default", ""
+    for name in MEASURED:
+        if getattr(constants, name) != getattr(CONSTANTS, name):
+            changed += f"-{name}-{getattr(constants, name)}"
+    path = asked.cache / f"filter-{Path(asked.network).stem}-{asked.fit}-{route}{changed}"
     if not path.exists():
         train = load(asked.data, "train", root=asked.home)[: asked.fit]
         loader = [
             to_tensor(np.asarray(train[first : first + 200].images))
             for first in range(0, len(train), 200)
         ]
-        layer = first_layer(model)
         options = {"route": asked.route} if asked.route else {}
-        ttapca.fit(model, layer, loader, **options).save(path)
+        outliers.CONSTANTS = source_classes.CONSTANTS = constants
+        try:
+            ttapca.fit(model, first_layer(model), loader, **options).save(path)
+        finally:
+            outliers.CONSTANTS = source_classes.CONSTANTS = CONSTANTS
     return ttapca.load(path)
 
 
@@ -246,16 +250,15 @@ def errors(
     model: torch.nn.Module,
     data: dict[str, Images],
     order: Stream,
-    method: str,
+    method: Method,
     seed: int,
-    options: dict[str, Any],
 ) -> dict[str, float]:
     """Return the error in percent for each condition, and the forward passes for a batch."""
     calls = [0]
     handle = model.register_forward_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
     wrong: dict[str, list[Tensor]] = {name: [] for name in data}
     batches = 0
-    with ttapca.adapt(model, method, forgetting=order.forgetting, **options) as adapted:
+    with ttapca.adapt(model, method, forgetting=order.forgetting) as adapted:
         for rows in streams(data, order, seed):
             adapted.reset()
             for first in range(0, len(rows), order.batch):

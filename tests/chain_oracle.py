@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.spectral.constants import CONSTANTS, ChainConstants
+from ttapca.spectral.chain import MOST_NATS, STEPS
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
 
@@ -24,19 +25,17 @@ class Regime:
     prior: float
 
 
-def regimes_of(constants: ChainConstants = CONSTANTS) -> list[Regime]:
+def regimes_of(constants: Constants, ordered: bool) -> list[Regime]:
     """All regimes, in the order of the chain."""
     runs = [
         ("runs", 0.5**number, error, 0.0, 0.0)
         for number in range(1, constants.run_doublings + 1)
-        for error in constants.error_rates
+        for error in constants.shares
     ]
-    plain = [("plain", 1.0, 0.0, bias, 0.0) for bias in constants.biases]
-    few = [("few", 1.0, 0.0, 0.0, share) for share in constants.few_shares]
-    found = []
-    for regimes, prior in zip((runs, plain, few), constants.prior, strict=True):
-        found += [Regime(*each, prior / len(regimes) / sum(constants.prior)) for each in regimes]
-    return found
+    plain = [("plain", 1.0, 0.0, bias, 0.0) for bias in constants.shares]
+    few = [("few", 1.0, 0.0, 0.0, share) for share in constants.shares]
+    kinds = [runs] if ordered else [runs, plain, few]
+    return [Regime(*each, 1 / len(own) / len(kinds)) for own in kinds for each in own]
 
 
 @dataclass
@@ -44,7 +43,8 @@ class SlowChain:
     """What `ClassChain` knows of one stream, and what it makes of images."""
 
     shares: Numbers
-    constants: ChainConstants = CONSTANTS
+    constants: Constants = CONSTANTS
+    ordered: bool = False
     regimes: list[Regime] = field(init=False)
     joint: Numbers = field(init=False)  # of the last image, (regimes, classes)
     predicted: Numbers = field(init=False)  # how often each class was predicted of late
@@ -52,7 +52,7 @@ class SlowChain:
     place: float = 0.0
 
     def __post_init__(self) -> None:
-        self.regimes = regimes_of(self.constants)
+        self.regimes = regimes_of(self.constants, self.ordered)
         self.joint = np.array([each.prior * self.shares for each in self.regimes])
         self.predicted = np.zeros(len(self.shares))
         self.held = np.zeros(len(self.shares))
@@ -68,7 +68,7 @@ class SlowChain:
         fading = np.exp(-images / self.constants.recent)
         before, self.predicted = fading * self.held, fading * self.predicted
         shares = self.smoothed(before + probabilities.sum(0))
-        for _ in range(self.constants.steps):
+        for _ in range(STEPS):
             counts = before.copy()
             for row in probabilities:
                 posterior = row * shares / self.shares
@@ -108,8 +108,8 @@ class SlowChain:
         """Probability that a run goes on to the next image, times what the pair says."""
         size, classes = len(self.regimes), len(self.shares)
         found = np.zeros((size, classes, size, classes))
-        keeps = 1 - 1 / self.constants.memory
-        limit = self.constants.pair_limit
+        keeps = 1 - 1 / self.constants.regime_memory
+        limit = MOST_NATS
         pair = np.exp(min(max(log_pair, -limit), limit))
         for number, regime in enumerate(self.regimes):
             for k in range(classes):
@@ -120,8 +120,8 @@ class SlowChain:
         """Probability of each regime and class after each other one, times what the pair says."""
         size, classes = len(self.regimes), len(self.shares)
         found = self.stays(log_pair).reshape(size, classes, size, classes)
-        keeps = 1 - 1 / self.constants.memory
-        limit = self.constants.pair_limit
+        keeps = 1 - 1 / self.constants.regime_memory
+        limit = MOST_NATS
         pair = np.exp(min(max(log_pair, -limit), limit))
         for number, regime in enumerate(self.regimes):
             q = self.drawn_from(regime)

@@ -52,7 +52,7 @@ def band_energies(samples: Tensor) -> list[list[float]]:
 def distances(log_energies: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Squared Mahalanobis distances from the mean of the reference, over the number of bands."""
     mean, bands = reference.mean(0), reference.shape[1]
-    inverse = np.linalg.inv(np.cov(reference.T) + 1e-3 * np.eye(bands))
+    inverse = np.linalg.inv(np.cov(reference.T) + CONSTANTS.ridge * np.eye(bands))
     return np.array([(row - mean) @ inverse @ (row - mean) / bands for row in log_energies])
 
 
@@ -99,7 +99,7 @@ def test_the_p_value_of_a_stream_is_a_share_of_source_batches(factor: float) -> 
     wider = drawn.mean(0) + (drawn - drawn.mean(0)) * math.sqrt(1 + size / len(source))
     (mine,) = distances(np.log([np.mean(band_energies(batch), 0)]), wider)
     expected = np.mean(distances(wider, wider) >= mine)
-    assert adapter.health.p_value == pytest.approx(expected, abs=0.08)
+    assert adapter.health.p_value == pytest.approx(expected, abs=0.1)
     assert adapter.health.p_value == ttapca.explain(adapter)[0].p_value
     assert adapter.health.shift == ttapca.explain(adapter)[0].shift
 

@@ -299,7 +299,7 @@ def test_classes_are_counted_as_a_loop_would() -> None:
     expected = torch.zeros(5, dtype=torch.float64)
     for batch in DATA[:60].split(20):
         probabilities = adapter(batch).softmax(1)
-        expected = expected * math.exp(-20 / 20)
+        expected = expected * math.exp(-20 / CONSTANTS.recent)
         for row in probabilities:
             expected = expected + row
     assert adapter.health.composition == pytest.approx((expected / expected.sum()).tolist())

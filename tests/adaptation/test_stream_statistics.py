@@ -104,7 +104,7 @@ class PlainStream:
         alone = 0.0
         if self.kind == "BatchNorm":  # a third of it for a usual image, all for an unusual one
             left = 1 - (seen - 1) / self.prior if self.prior else float(seen <= 1)
-            alone = self.alone * (1 + 2 * self.unusual) / 3 * min(1.0, max(0.0, left))
+            alone = self.alone * self.unusual * min(1.0, max(0.0, left))
         return 0.0 if seen <= 1 and not alone else min(1.0, plain + alone)
 
     def normalised(self, x: Tensor, counted: NDArray[np.bool_] | None = None) -> Numbers:
@@ -257,6 +257,7 @@ def test_single_images_come_to_count_in_layers_where_one_alone_has_no_weight(
 ) -> None:
     far_off = 3 * images(150, seed=9)
     given: dict[str, Any] = {"order": "shuffled", "statistics": statistics, "outliers": False}
+    given["states"] = 1  # what these images show is as far apart as two conditions
     batch, online = (adapted("wiener", norm, **given) for _ in range(2))
     for image in far_off.split(1):
         online(image)
@@ -282,7 +283,7 @@ def test_few_images_count_without_a_sure_shift(sizes: list[int], unusual: float)
     for batch in data.split(sizes):
         output = passed(model, stream, batch)
     # A third of the weight for a usual image, all of it for an unusual one; none from 17 on.
-    weight = 0.3 * (1 + 2 * unusual) / 3 * max(0.0, 1 - (len(data) - 1) / 16)
+    weight = 0.3 * unusual * max(0.0, 1 - (len(data) - 1) / 16)
     values = arranged(kind, data).transpose(1, 0, 2).reshape(CHANNELS, -1)
     mean, var = values.mean(1), values.var(1)
     var = (1 - weight) * SOURCE_VAR + weight * var

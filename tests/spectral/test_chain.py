@@ -15,7 +15,7 @@ from chain_oracle import SlowChain
 from simulated_streams import CLASSES, Read, error, pairs, predictions, read, runs
 from ttapca.spectral import chain as module
 from ttapca.spectral.chain import ChainReading, ChainState, ClassChain, design_effect
-from ttapca.spectral.constants import CONSTANTS, ChainConstants
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
 
@@ -25,10 +25,8 @@ STREAMS, IMAGES = 12, 400
 SMALL = dataclasses.replace(
     CONSTANTS,
     run_doublings=2,
-    error_rates=(0.1, 0.4),
-    biases=(0.2, 0.6, 0.9),
-    few_shares=(0.5, 0.9),
-    memory=30.0,
+    shares=(0.2, 0.9),
+    regime_memory=30.0,
 )
 EACH = ("outputs", "plain", "known", "place", "held", "crowd", "ordered", "run_length")
 
@@ -53,20 +51,20 @@ def lengths(state: ChainState) -> tuple[Numbers, Numbers]:
 # Beside a slow one.
 
 
-@pytest.mark.parametrize("constants", [SMALL, SMALL.ordered()], ids=["any order", "runs"])
+@pytest.mark.parametrize("ordered", [False, True], ids=["any order", "runs"])
 @pytest.mark.parametrize("sizes", [[1], [4], [3, 1, 1, 5], [1, 6, 2]], ids=str)
 @pytest.mark.parametrize("with_pairs", [False, True])
 def test_it_is_what_matrices_of_all_transitions_say(
-    constants: ChainConstants, sizes: list[int], with_pairs: bool
+    ordered: bool, sizes: list[int], with_pairs: bool
 ) -> None:
     rng = np.random.default_rng(sum(sizes))
     shares = rng.dirichlet(5 * np.ones(4))
-    chain = ClassChain(shares, constants)
-    slow = [SlowChain(shares, constants) for _ in range(3)]
+    chain = ClassChain(shares, SMALL, ordered=ordered)
+    slow = [SlowChain(shares, SMALL, ordered) for _ in range(3)]
     state = chain.start(3)
     for size in sizes:
         predicted = random_predictions(rng, 3, size, 4)
-        said = 2.5 * rng.standard_normal((3, size)) if with_pairs else None  # some are cut off
+        said = 2.5 * rng.standard_normal((3, size)) if with_pairs else None  # some are rather sure
         state, reading = chain.read(state, predicted, said)
         for number, one in enumerate(slow):
             expected = one.read(predicted[number], None if said is None else said[number])
@@ -108,8 +106,8 @@ def test_what_is_expected_is_what_images_say_who_say_nothing(before: int) -> Non
 
 
 def test_streams_that_surely_have_runs_know_no_other_regimes() -> None:
-    chain, rng = ClassChain(np.ones(CLASSES), CONSTANTS.ordered()), np.random.default_rng(9)
-    assert chain.regimes == CONSTANTS.run_doublings * len(CONSTANTS.error_rates)
+    chain, rng = ClassChain(np.ones(CLASSES), ordered=True), np.random.default_rng(9)
+    assert chain.regimes == CONSTANTS.run_doublings * len(CONSTANTS.shares)
     state, reading = chain.read(chain.start(), random_predictions(rng, 1, 30, CLASSES))
     for found in (reading, chain.expected(state, 5)):
         np.testing.assert_allclose(found.ordered, 1.0)
@@ -252,16 +250,18 @@ def assert_same_arrays(found: object, expected: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "constants", [CONSTANTS, SMALL, SMALL.ordered()], ids=["as it is", "small", "runs"]
+    ("constants", "ordered"),
+    [(CONSTANTS, False), (SMALL, False), (SMALL, True)],
+    ids=["as it is", "small", "runs"],
 )
 @pytest.mark.parametrize("with_pairs", [False, True])
 @pytest.mark.parametrize("sizes", [[1], [5, 1, 8], [60, 60]], ids=str)
 def test_torch_says_what_numpy_says(
-    constants: ChainConstants, with_pairs: bool, sizes: list[int]
+    constants: Constants, ordered: bool, with_pairs: bool, sizes: list[int]
 ) -> None:
     """Of several streams, some of which have runs; and their states go on in torch."""
     rng = np.random.default_rng(11)
-    chain = ClassChain(rng.dirichlet(5 * np.ones(CLASSES)), constants)
+    chain = ClassChain(rng.dirichlet(5 * np.ones(CLASSES)), constants, ordered=ordered)
     other = chain.computing_with(**IN_TORCH)
     lengths_of_runs = (1.0, 6.0, 40.0)
     labels = np.concatenate([runs(1, sum(sizes), length, rng) for length in lengths_of_runs])

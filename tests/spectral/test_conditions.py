@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ttapca.spectral import conditions as module
 from ttapca.spectral.appearances import Appearances
 from ttapca.spectral.conditions import ConditionStates, KnownConditions, _two_means
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.textures import TEXTURES, textures
 
 SIZE = 6
@@ -32,8 +32,8 @@ class AsTheyAre:
 class OneStream:
     """The conditions of one stream, told apart batch by batch."""
 
-    def __init__(self, most: int = 8) -> None:
-        self.conditions = ConditionStates(AsTheyAre(), most)  # type: ignore[arg-type]
+    def __init__(self, most: int = 8, constants: Constants = CONSTANTS) -> None:
+        self.conditions = ConditionStates(AsTheyAre(), most, constants)  # type: ignore[arg-type]
         self.known = KnownConditions.none(SIZE)
         self.begun: set[int] = set()
 
@@ -178,7 +178,7 @@ def test_when_a_condition_ends_images_like_the_source_soon_have_a_state_of_their
     assert {int(like_source.told(row)[0]) for row in rows(60, 8, 2.0).split(1)} == {0}
 
 
-def test_new_conditions_are_searched_when_there_is_reason_to(
+def test_new_conditions_are_searched_when_enough_images_have_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = OneStream()
@@ -190,17 +190,14 @@ def test_new_conditions_are_searched_when_there_is_reason_to(
         return search(self, known, begun)
 
     monkeypatch.setattr(ConditionStates, "_searched", counted)
-    for batch in rows(400, 0).split(8):
+    for batch in rows(200, 0).split(8):
         stream.told(batch)
-    searched.clear()
-    for batch in rows(200, 1).split(8):
+    # Not before there are enough images, then with each quarter of them that is new.
+    assert searched == [64] + 8 * [16]
+    monkeypatch.setattr(stream.conditions, "_reach", math.inf)  # nothing is a stranger
+    for batch in rows(16, 2, 0.0, 14.0).split(8):
         stream.told(batch)
-    assert len(searched) <= 6  # not every 16 images, where all look like those before
-    searched.clear()
-    monkeypatch.setattr(AsTheyAre, "reach", math.inf)  # nothing is a stranger
-    for batch in rows(16, 2, 0.0, 14.0).split(8):  # they do not look like them
-        stream.told(batch)
-    assert len(searched) == 1
+    assert len(searched) == 10
     assert stream.states == 2
 
 
@@ -261,12 +258,11 @@ def test_there_are_no_more_states_than_asked_for() -> None:
     assert stream.states == 2
 
 
-def test_the_last_images_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RECENT", 100)
-    stream = OneStream()
+def test_the_last_images_are_looked_at() -> None:
+    stream = OneStream(constants=dataclasses.replace(CONSTANTS, memory=100))
     for batch in rows(230, 0).split(70):
         stream.told(batch)
-    np.testing.assert_array_equal(stream.known.recent, rows(230, 0)[-100:])
+    np.testing.assert_array_equal(stream.known.last(100), rows(230, 0)[-100:])
     np.testing.assert_array_equal(stream.known.last(7), rows(230, 0)[-7:])
     assert len(stream.known.searched) <= 100
 
@@ -294,7 +290,7 @@ def test_what_was_known_is_not_written_into() -> None:
 
 def test_nothing_is_known_of_a_new_stream() -> None:
     nothing = KnownConditions.none(SIZE)
-    assert nothing.centres.shape == nothing.searched.shape == nothing.recent.shape == (0, SIZE)
+    assert nothing.centres.shape == nothing.searched.shape == nothing.last(1).shape == (0, SIZE)
     states = ConditionStates.of_source(rows(100, 0).exp(), None, 4)
     assert states is not None
     assert states.nothing_known().centres.shape == (0, SIZE)

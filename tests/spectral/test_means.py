@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.means import (
-    CHANCE,
-    FARTHEST_CLASS,
-    FEW,
-    SMALLEST_REACH,
-    SOURCE_SAMPLES,
-    UNKNOWN_REACH,
     allowed_reach,
     class_reach,
     sure_share,
@@ -31,9 +26,9 @@ def test_the_share_by_its_formula() -> None:
         values = data[:, component].tolist()
         mean = sum(values) / 30
         spread = sum((value - mean) ** 2 for value in values) / 30
-        own = (30 * spread + SOURCE_SAMPLES) / (30 + SOURCE_SAMPLES)
-        bound = reach[component].item() * own + CHANCE * max(own, 1.0) / 12
-        expected = max(0.0, 1 - bound / mean**2) * 11 / (11 + FEW)
+        own = (30 * spread + CONSTANTS.prior) / (30 + CONSTANTS.prior)
+        bound = reach[component].item() * own + CONSTANTS.chance * max(own, 1.0) / 12
+        expected = max(0.0, 1 - bound / mean**2) * 11 / 12
         assert share == pytest.approx(expected, rel=1e-9)
     assert found[0] > 0.4  # far, and with little variance of its own
     assert found[3] == 0  # near
@@ -69,9 +64,9 @@ def test_a_batch_of_the_farthest_class_is_left_alone_where_the_rule_is_whole() -
 
 def test_what_is_allowed() -> None:
     ones = torch.ones(2, dtype=torch.float64)
-    assert allowed_reach(None, ones).tolist() == [UNKNOWN_REACH] * 2
+    assert allowed_reach(None, ones).tolist() == [CONSTANTS.chance] * 2
     found = allowed_reach(torch.tensor([10.0, 0.0]), ones)
-    assert found.tolist() == [10 * FARTHEST_CLASS, SMALLEST_REACH]
+    assert found.tolist() == [10 * CONSTANTS.farthest_class, CONSTANTS.smallest_reach]
     assert found.dtype == torch.float64
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from oracles import salted, scenes
 from ttapca.errors import NotEnoughDataError
 from ttapca.spectral import outliers
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.outliers import SourceOutliers, is_image, local_median, measure, shares_of
 
 MEASURED = measure(scenes(600))
@@ -37,7 +38,7 @@ def slow_medians(image: np.ndarray) -> np.ndarray:
 def slow_strays(image: np.ndarray, floor: float) -> np.ndarray:
     distance = np.abs(image - slow_medians(image))
     noise = sorted(distance.flatten())[(distance.size - 1) // 2]
-    return distance > max(floor, outliers.DEVIATIONS * 1.4826 * noise)
+    return distance > max(floor, CONSTANTS.stray_deviations * 1.4826 * noise)
 
 
 def slow_shares(stray: np.ndarray) -> tuple[float, float]:
@@ -76,7 +77,7 @@ def test_what_is_measured_on_source_images() -> None:
     distances = [sorted(np.abs(x - slow_medians(x)).flatten())[-2] for x in some.numpy()]
     np.testing.assert_allclose(found[:, 0], distances, rtol=1e-6)
     floor = SourceOutliers(found).floor
-    assert floor == pytest.approx(np.quantile(distances, outliers.MOST_IMAGES))
+    assert floor == pytest.approx(np.quantile(distances, CONSTANTS.stray_images))
     shares = [slow_shares(slow_strays(x, floor)) for x in some.numpy()]
     np.testing.assert_allclose(found[:, 1:], shares, rtol=1e-6)
 
@@ -85,7 +86,7 @@ def test_what_is_replaced() -> None:
     batch = salted(scenes(5, seed=3), 0.04)
     batch[1] = scenes(1, seed=4)[0]  # one image among them has none
     found, share = SOURCE.repaired(batch)
-    ordinary = np.quantile(SOURCE.shares, outliers.ORDINARY, axis=0)
+    ordinary = np.quantile(SOURCE.shares, 1 - CONSTANTS.rare, axis=0)
     shares = []
     for image, repaired in zip(batch.numpy(), found.numpy(), strict=True):
         stray = slow_strays(image, SOURCE.floor)
@@ -104,12 +105,16 @@ def test_the_limit_is_what_drawn_batches_have() -> None:
         generator = np.random.default_rng(5)
         shares = SOURCE.shares.numpy()
         if size > 1:
-            shares = np.minimum(shares, 2 * np.quantile(shares, outliers.ODD, axis=0))
+            shares = np.minimum(
+                shares, CONSTANTS.beyond * np.quantile(shares, 1 - CONSTANTS.rare, axis=0)
+            )
         means = shares[generator.integers(len(shares), size=(4000, size))].mean(1)
-        rare = np.quantile(means, outliers.RARE, axis=0)
+        rare = np.quantile(means, 1 - CONSTANTS.rare, axis=0)
         wider = means.mean(0) + (rare - means.mean(0)) * np.sqrt(1 + size / len(shares))
-        expected = outliers.BEYOND * np.maximum(rare if size == 1 else wider, outliers.LEAST)
-        np.testing.assert_allclose(SOURCE.limit(size), expected, rtol=0.15)
+        expected = CONSTANTS.beyond * np.maximum(
+            rare if size == 1 else wider, CONSTANTS.stray_share
+        )
+        np.testing.assert_allclose(SOURCE.limit(size), expected, rtol=0.2)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -229,7 +234,7 @@ def test_a_glance_sees_some_rows_as_the_whole_look_does() -> None:
     whole = image[0].numpy()
     distance = np.abs(whole - slow_medians(whole))[:, rows]
     noise = sorted(distance.flatten()[:: distance.size // outliers.NOISE_VALUES | 1])
-    limit = max(0.2, outliers.DEVIATIONS * 1.4826 * noise[(len(noise) - 1) // 2])
+    limit = max(0.2, CONSTANTS.stray_deviations * 1.4826 * noise[(len(noise) - 1) // 2])
     assert np.array_equal(found[0], distance > limit)
     assert 0.02 < shares_of(found)[0, 0] < 0.09
 
@@ -263,7 +268,7 @@ def test_the_noise_of_a_large_image_is_that_of_some_of_its_values() -> None:
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(1, 3, 128, 128, generator=generator, dtype=torch.float64)
     distance = (image - local_median(image)).abs()
-    limit = outliers.DEVIATIONS * 1.4826 * float(distance.median())
+    limit = CONSTANTS.stray_deviations * 1.4826 * float(distance.median())
     hit = image.clone()
     hit[0, 0, 20, 20], hit[0, 1, 30, 30] = 1.3 * limit, 0.7 * limit
     assert outliers.strays(hit, 0.1)[0].nonzero().tolist() == [[0, 0, 20, 20]]

@@ -20,7 +20,7 @@ import ttapca
 from fuzz.mutations import mutate_bytes, mutate_json
 from scripted_classes import fitted, labels_in_runs, network, pictures
 from ttapca.errors import SavedStreamError
-from ttapca.spectral.conditions import MOST_STATES, RECENT
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.state_files import FORMAT, OLDER, SavedStream, read_saved
 from ttapca.spectral.stream_batch import Rows
 from ttapca.spectral.stream_state import StreamState, is_finite, leaves
@@ -338,7 +338,7 @@ def test_a_shape_that_is_too_large_for_nothing(shape: list[int]) -> None:
 
 
 @pytest.mark.parametrize("part", ["spectra.0", "layers"])
-@pytest.mark.parametrize("rows", [0, MOST_STATES + 1])
+@pytest.mark.parametrize("rows", [0, CONSTANTS.states + 1])
 def test_a_table_of_too_many_rows_or_none(part: str, rows: int) -> None:
     file = File("auto")
     for name, each in file.tensors.items():
@@ -360,9 +360,9 @@ def test_a_table_whose_parts_have_several_lengths(part: str) -> None:
     [
         ("centres", 1, "`conditions` do not match"),
         ("weights", 1, "`conditions` do not match"),
-        ("centres", MOST_STATES + 1, "`conditions` do not match"),
-        ("searched", RECENT + 1, "`conditions.searched` has too many rows"),
-        ("unsearched", RECENT + 1, "`conditions.unsearched` has too many rows"),
+        ("centres", CONSTANTS.states + 1, "`conditions` do not match"),
+        ("searched", int(CONSTANTS.memory) + 1, "`conditions.searched` has too many rows"),
+        ("unsearched", int(CONSTANTS.memory) + 1, "`conditions.unsearched` has too many rows"),
     ],
 )
 def test_conditions_that_do_not_match(name: str, rows: int, said: str) -> None:
@@ -372,7 +372,7 @@ def test_conditions_that_do_not_match(name: str, rows: int, said: str) -> None:
     file.refused(said)
 
 
-@pytest.mark.parametrize("conditions", [0, 1, MOST_STATES + 1])
+@pytest.mark.parametrize("conditions", [0, 1, CONSTANTS.states + 1])
 def test_fewer_conditions_than_rows_or_too_many(conditions: int) -> None:
     file = File("auto")
     for name in ("state.conditions.centres", "state.conditions.weights"):
@@ -425,7 +425,7 @@ def test_energies_of_some_filters_only() -> None:
 WHOLE = [-1, 1.0, True, "1", None, [], math.nan, 2**53 + 2**60]
 REAL = [-0.1, 1e13, False, "0", None, {}, math.nan, math.inf]
 NUMBERS = {
-    "latest": [*WHOLE, 2, MOST_STATES],
+    "latest": [*WHOLE, 2, CONSTANTS.states],
     "alarm.run": WHOLE,
     "alarm.images": WHOLE,
     "alarm.runs": REAL,

@@ -9,11 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttapca.spectral.white_noise import LARGEST_SHARE, with_white_noise
+from ttapca.spectral.constants import CONSTANTS
+from ttapca.spectral.white_noise import with_white_noise
 
 NOISE = torch.tensor([0.01, 0.1, 1.0, 30.0, 1000.0], dtype=torch.float64)
 HIGH = torch.tensor([4.0, 3.0, 2.0, 2.0, 2.0], dtype=torch.float64)  # where the usual range ends
 LOW = 1 / HIGH
+LARGEST_SHARE = 1 - 1 / CONSTANTS.largest_ratio  # of the energy of a band
 
 
 def excess_of(energy: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from ttapca.adaptation.surfaces.stream_statistics import StreamStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.chain import ChainReading, ChainState, ClassChain
 from ttapca.spectral.class_plan import ClassPlan, LayerClasses, Places, by_stream, in_batch
-from ttapca.spectral.constants import CONSTANTS, ChainConstants
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.stream_batch import StreamBatch
@@ -40,7 +40,7 @@ class ChainPasses(Mover):
         statistics: Those that follow the stream; None without any.
         required: Whether logits of other classes are an error; else they are left as they are.
         order: `video` for images that surely come in order.
-        constants: Of the chain.
+        constants: See `ttapca.spectral.constants`.
 
     Attributes:
         single: Whether a pass is never repeated.
@@ -53,17 +53,17 @@ class ChainPasses(Mover):
         *,
         required: bool = True,
         order: Order = "auto",
-        constants: ChainConstants = CONSTANTS,
+        constants: Constants = CONSTANTS,
     ) -> None:
         super().__init__()
-        if order == "video":
-            constants = constants.ordered()
         self.classes = classes
-        self.chain = ClassChain(classes.shares.double().numpy(), constants)
+        self.chain = ClassChain(
+            classes.shares.double().numpy(), constants, ordered=order == "video"
+        )
         self.reads = "classes" if required else "classes, if any"
         self._required = required
         self._statistics = statistics
-        self._known = LayerClasses(classes, {})
+        self._known = LayerClasses(classes, {}, constants)
         self.single = False
         self._of_places = False  # whether the model predicts every place of an image
 
@@ -223,7 +223,8 @@ class ChainPasses(Mover):
         first image of a stream if it comes alone.
         """
         places, size = batch.counted_images(), batch.size or 0
-        moved = (reading.plain < self.chain.constants.plain) & ~self._alone(places, state)[:, None]
+        ordered = reading.plain < self.chain.constants.threshold
+        moved = ordered & ~self._alone(places, state)[:, None]
         change = in_batch(moved * 1.0, places, size) > 0
         if batch.rows is not None:
             change = change & batch.rows.filtered.to(change.device)

@@ -18,6 +18,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -32,16 +33,6 @@ from ttapca.spectral.closed_form_rule import independent_images
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream_batch import StreamBatch
 from ttapca.spectral.stream_state import TINY, AlarmState, StreamState
-
-# Chosen on held-out conditions; docs/health.md has the measurements. The first four are defaults of
-# `ShiftAlarm`, which says what they mean.
-BEGINS = 0.01
-ENDS = 0.05
-BLOCKS = 2
-IMAGES = 64
-CLASS_MEMORY = 20.0  # after so many samples, a prediction counts 1 / e
-ENOUGH = CLASS_MEMORY / 2  # predictions that tell whether classes are many
-SURE = 6.0  # standard deviations of chi squared that chance is granted
 
 
 @dataclass(frozen=True)
@@ -70,10 +61,10 @@ class ShiftAlarm:
     """
 
     callback: Callable[[Health], object]
-    begins: float = BEGINS
-    ends: float = ENDS
-    blocks: int = BLOCKS
-    images: int = IMAGES
+    begins: float = CONSTANTS.rare
+    ends: float = CONSTANTS.ends
+    blocks: int = CONSTANTS.blocks
+    images: int = CONSTANTS.block
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -293,8 +284,8 @@ def classes_after(
     counts = size * logits.detach().double().softmax(1).mean(places).cpu()
     past, skew = before
     if past is not None and len(past) == len(counts):
-        counts = counts + past.to(counts) * math.exp(-size / CLASS_MEMORY)
-    if shares is not None and shift == 0 and float(counts.sum()) >= ENOUGH:
+        counts = counts + past.to(counts) * math.exp(-size / CONSTANTS.recent)
+    if shares is not None and shift == 0 and float(counts.sum()) >= CONSTANTS.recent / 2:
         skew = skew_of(counts, shares)
     return counts, skew
 
@@ -302,7 +293,8 @@ def classes_after(
 def skew_of(counts: Tensor, shares: Tensor) -> float:
     """Return how surely classes were not drawn by these shares, from 0 to 1.
 
-    Chi squared is compared with what chance makes of it, and `SURE` standard deviations more.
+    Chi squared is compared with a bound that chance exceeds as seldom as it begins an alarm, by the
+    cube root, which is about normal (Wilson and Hilferty, 1931).
 
     Args:
         counts: How often each class was predicted, shape (classes,).
@@ -319,8 +311,10 @@ def skew_of(counts: Tensor, shares: Tensor) -> float:
     if seen <= 0:
         return 0.0
     chi = float((counts - seen * source).square().div(source).sum()) / seen
-    freedom = len(source) - 1
-    chance = freedom + SURE * math.sqrt(2 * freedom)
+    freedom = max(1, len(source) - 1)
+    seldom = NormalDist().inv_cdf(1 - CONSTANTS.rare**CONSTANTS.blocks)
+    variance = 2 / (9 * freedom)
+    chance = freedom * (1 - variance + seldom * math.sqrt(variance)) ** 3
     return max(0.0, 1 - chance / max(chi, 1e-12))
 
 

@@ -59,7 +59,7 @@ from ttapca.adaptation.surfaces import (
 )
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.spectral.closed_form import MEMORY
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.gains import GainName, is_closed_form
 from ttapca.spectral.source_classes import SourceClasses
 from ttapca.support.outputs import OutputKind
@@ -75,15 +75,11 @@ Count = Annotated[int, Whole(1)]
 Seed = Annotated[int, Whole(0)]
 
 
-# Up to this many classes, single images have the full weight of `Mixture.alone`.
-FEW_CLASSES = 10
-
-
 @dataclass(frozen=True)
 class Mixture:
     """Statistics of batch and source, mixed by the size of the batch, the layer and the shift.
 
-    The defaults were chosen by scripts/tune_closed_form.py.
+    The defaults are those of `ttapca.spectral.constants`.
 
     Attributes:
         first: Weight of a large batch that has surely shifted, in the first layer.
@@ -93,7 +89,7 @@ class Mixture:
             knows them. By default only where a method looks at the classes of a stream: shuffled
             streams gain from it, but without that look, streams ordered by class lose.
         alone: Weight of a single image that is very unusual, in every BatchNorm layer; a usual one
-            has a third of it. It fades as more images come, and more than `prior` have none. With
+            has none. It fades as more images come, and more than `prior` have none. With
             k classes, more than ten, it is 10 / k of that.
 
     Example:
@@ -101,11 +97,11 @@ class Mixture:
         Mixture(first=0.5, last=0.9, prior=16.0, layer_norm=None, alone=0.15)
     """
 
-    first: Share = 0.1
-    last: Share = 0.9
-    prior: NotNegative = 16.0
+    first: Share = CONSTANTS.first
+    last: Share = CONSTANTS.last
+    prior: NotNegative = CONSTANTS.prior
     layer_norm: bool | None = None
-    alone: Share = 0.15
+    alone: Share = CONSTANTS.alone
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -213,7 +209,7 @@ class GradientMethod(Method):
         if statistics is None:
             statistics = statistics_surfaces(self.statistics, below)
         surfaces = [*statistics, *moved, *below]
-        memory = MEMORY if below and is_closed_form(gain) else math.inf
+        memory = CONSTANTS.memory if below and is_closed_form(gain) else math.inf
         return Assembly(surfaces, mover, memory)
 
 
@@ -222,6 +218,7 @@ def statistics_surfaces(
     below: Sequence[SpectralGains] = (),
     *,
     classes: SourceClasses | None = None,
+    constants: Constants = CONSTANTS,
 ) -> list[Surface]:
     """Return the surfaces for a choice of statistics; a network without BatchNorm is no error.
 
@@ -233,6 +230,7 @@ def statistics_surfaces(
             mixes these.
         classes: What the classes of a batch explain is taken out of statistics by this; None if
             nobody looks at classes.
+        constants: See `ttapca.spectral.constants`.
 
     Raises:
         OptionError: LayerNorm was asked for, and no filter knows such layers.
@@ -260,14 +258,15 @@ def statistics_surfaces(
             prior=prior,
             # GroupNorm and LayerNorm normalise every image by itself already: nothing is to be
             # gained from one alone.
-            alone=statistics.alone * _share_alone(closed),
+            alone=statistics.alone * _share_alone(closed, constants),
             source=known | tokens if mixes_tokens else known,
             classes=classes,
+            constants=constants,
         )
     ]
 
 
-def _share_alone(closed: Sequence[SpectralGains]) -> float:
+def _share_alone(closed: Sequence[SpectralGains], constants: Constants) -> float:
     """Return which share of its weight a single image has, given what the network predicts.
 
     The more classes there are, the less it takes to mistake one for another: with a hundred of
@@ -275,7 +274,7 @@ def _share_alone(closed: Sequence[SpectralGains]) -> float:
     what images are unusual, a single image has no weight.
     """
     known = next((each.classes for each in closed if each.classes is not None), None)
-    return 0.0 if known is None else min(1.0, FEW_CLASSES / len(known.shares))
+    return 0.0 if known is None else min(1.0, constants.few_classes / len(known.shares))
 
 
 def needed_filter(given: object) -> FittedFilter:

@@ -33,9 +33,8 @@ from ttapca.methods.method import (
     register,
     statistics_surfaces,
 )
-from ttapca.spectral.closed_form import MEMORY, WIENER
-from ttapca.spectral.closed_form_rule import LARGEST_RATIO, THRESHOLD
-from ttapca.spectral.conditions import MOST_STATES
+from ttapca.spectral.closed_form import WIENER
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.gains import GainName
 from ttapca.spectral.source_classes import SourceClasses
 from ttapca.support.outputs import OutputKind
@@ -96,20 +95,21 @@ class Wiener(Method):
 
     needs_filter: ClassVar[bool] = True
     gain: ClassVar[GainName] = "two-sided"
+    constants: ClassVar[Constants] = CONSTANTS
 
     filter: FittedFilter | Sequence[FittedFilter] | None = field(default=None, kw_only=False)
     shrink: NotNegative = WIENER["shrink"]
     restore: NotNegative = WIENER["restore"]
-    largest_ratio: Annotated[float, Number(above=1)] = LARGEST_RATIO
+    largest_ratio: Annotated[float, Number(above=1)] = CONSTANTS.largest_ratio
     threshold: Annotated[float, Number(0, below=1)] | None = None
-    memory: Positive = MEMORY
+    memory: Positive = CONSTANTS.memory
     center: Share = 1.0
     statistics: Statistics = "mixed"
     order: Order | None = None
     outliers: bool | None = None
     views: Annotated[int, Whole(1, 2)] = 1
     mirror: bool | None = None
-    states: Count = MOST_STATES
+    states: Count = CONSTANTS.states
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -196,19 +196,24 @@ class Wiener(Method):
         """Return gains and statistics that follow the stream."""
         names = ("shrink", "restore", "largest_ratio", "center")
         options = {name: getattr(self, name) for name in names}
-        options["threshold"] = THRESHOLD if self.threshold is None else self.threshold
+        options["threshold"] = self.threshold
+        if self.threshold is None:
+            options["threshold"] = self.constants.threshold
+        options["constants"] = self.constants
         # The first filter tells conditions apart, and the others go by what it found.
         gains = [
             SpectralGains(one, self.gain, **options, states=1 if number else self.states)
             for number, one in enumerate(self._filters())
         ]
         classes = self._classes() if self.looks_at_classes else None
-        statistics = statistics_surfaces(self.statistics, gains, classes=classes)
+        statistics = statistics_surfaces(
+            self.statistics, gains, classes=classes, constants=self.constants
+        )
         surfaces: list[Surface] = [*statistics, *gains]
         image_filter = self._image_filter()
         if image_filter is not None and self.outliers is not False:
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
-            surfaces.append(OutlierRepair(image_filter))
+            surfaces.append(OutlierRepair(image_filter, self.constants))
         mover = Mover()
         if classes is not None:
             following = [each for each in statistics if isinstance(each, StreamStatistics)]
@@ -217,6 +222,7 @@ class Wiener(Method):
                 following[0] if following else None,
                 required=self.order is not None,
                 order=self.order or "auto",
+                constants=self.constants,
             )
         if self.views == 2:
             mover = MirroredView(mover)

@@ -50,7 +50,7 @@ from ttapca.serving.stream_names import check_name
 from ttapca.serving.stream_record import StreamRecord
 from ttapca.serving.stream_shelf import StreamShelf
 from ttapca.serving.stream_store import StreamStore
-from ttapca.spectral.conditions import MOST_STATES
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.support.outputs import FindLogits
 
 LOGGER = logging.getLogger("ttapca.serving")
@@ -111,7 +111,7 @@ class StreamPool:
         observer: PoolObserver | None = None,
         logits: FindLogits | None = None,
         outputs: EvaluatedKind | None = None,
-        states: int = MOST_STATES,
+        states: int = CONSTANTS.states,
         outliers: bool | None = None,
         order: Order | None = None,
         input_shape: Sequence[int] | None = None,
@@ -119,7 +119,7 @@ class StreamPool:
         check_option("mode", mode, OneOf(get_args(Mode)))
         check_option("save_every", save_every, Number(above=0))
         check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
-        check_option("states", states, Whole(1, MOST_STATES))
+        check_option("states", states, Whole(1, CONSTANTS.states))
         self.mode: Mode = mode
         self.limits = limits or PoolLimits()
         self.input_shape = tuple(input_shape or image_shape(filter))

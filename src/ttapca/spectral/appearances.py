@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ttapca.spectral.constants import CONSTANTS, Constants
+
 # Source images for each number that describes an image; fewer do not tell how images vary.
 FEWEST_SOURCE = 4
-# Added to correlations, so that directions in which source images hardly vary do not dominate.
-RIDGE = 3e-3
 # An image without any detail has no logarithm; as a share of what source images have.
 LEAST = 1e-3
 # In place of a deviation of zero, where a number is the same in all source images.
@@ -26,6 +26,7 @@ class Appearances:
     Args:
         energies: Band energies of source images, shape (images, bands).
         textures: Textures of the same images, shape (images, numbers); None where they have none.
+        constants: See `ttapca.spectral.constants`.
 
     Attributes:
         known: Whether there were enough source images to say how they vary.
@@ -40,7 +41,12 @@ class Appearances:
         [1.0, 1.0, 1.0]
     """
 
-    def __init__(self, energies: Tensor, textures: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        energies: Tensor,
+        textures: Tensor | None = None,
+        constants: Constants = CONSTANTS,
+    ) -> None:
         measured = _beside(energies, textures)
         self._least = LEAST * measured.median(0).values.clamp(min=torch.finfo(torch.float32).tiny)
         logarithms = (measured + self._least).log()
@@ -48,7 +54,7 @@ class Appearances:
         self._deviation = logarithms.std(0).clamp(min=LEAST_DEVIATION)
         unit = (logarithms - self._mean) / self._deviation
         correlations = unit.T @ unit / (len(unit) - 1)
-        ridge = RIDGE * torch.eye(len(correlations), dtype=torch.float64)
+        ridge = constants.ridge * torch.eye(len(correlations), dtype=torch.float64)
         self._whiten = torch.linalg.cholesky(torch.linalg.inv(correlations + ridge))
         self.known = len(measured) >= FEWEST_SOURCE * self.size
         self.reach = self._reach(float((unit @ self._whiten).square().sum(1).max()), len(unit))

@@ -26,6 +26,7 @@ from torch import Tensor
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.spectral.affine import InputPCA
 from ttapca.spectral.basis import Basis
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.even_sample import EvenSample
 from ttapca.spectral.few_inputs import FoldedPCA
 from ttapca.spectral.pca import PCA
@@ -42,13 +43,6 @@ SEED = 0
 # batch may need another one.
 LEEWAY_STEPS = 16
 MOST_WITH_LEEWAY = 256
-
-# Share of source batches that count as not shifted at all, and share of them that count as usual.
-REACH = 0.99
-USUAL = 0.5
-
-# Added to the covariance of log energies, so that bands that hardly vary do not dominate.
-RIDGE = 1e-3
 
 TINY = 1e-12  # in place of zero, which has no logarithm and divides nothing
 
@@ -144,7 +138,7 @@ class Usual:
         mean: Their mean, shape (bands,).
         precision: Inverse of their covariance, shape (bands, bands).
         reach: `distance` within which nothing has surely shifted, a number.
-        middle: `distance` that half of them have at most, a number.
+        middle: `distance` that most of them have at most, a number.
         low: Lower end of the range in which log energies change nothing, shape (bands,).
         high: Upper end of it, shape (bands,).
     """
@@ -183,7 +177,7 @@ class Usual:
         """Return how surely a batch has shifted, and how unusual it is.
 
         Certainty is 0 within reach of source batches, and up to 1 beyond. Being unusual is 0 for
-        the nearer half of them, up to 1: it says less and says it sooner, for what does little
+        the nearer ones of them, up to 1: it says less and says it sooner, for what does little
         harm if it is wrong. Shape (..., bands) to twice (...).
         """
         distance = self.distance(log_energy).clamp(min=TINY)
@@ -206,6 +200,7 @@ class Normality:
             bands: 0 is the median alone, 1 the whole range. Sorted, shape (draws,).
         precision: Inverse of their covariance, shape (bands, bands).
         distances: `Usual.distance` of each drawn batch, sorted, shape (draws,).
+        constants: See `ttapca.spectral.constants`.
     """
 
     log_energies: Tensor
@@ -213,6 +208,7 @@ class Normality:
     extremes: Tensor
     precision: Tensor
     distances: Tensor
+    constants: Constants = CONSTANTS
     _usual: dict[float, Usual] = field(default_factory=dict, repr=False)
 
     def usual(self, threshold: float) -> Usual:
@@ -226,7 +222,8 @@ class Normality:
             share = float(torch.quantile(self.extremes, threshold)) if threshold else 0.0
             ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
             low, high = torch.quantile(self.log_energies, ends, dim=0)
-            reach, middle = (torch.quantile(self.distances, each) for each in (REACH, USUAL))
+            shares = (1 - self.constants.rare, self.constants.threshold)
+            reach, middle = (torch.quantile(self.distances, each) for each in shares)
             self._usual[threshold] = Usual(self.mean, self.precision, reach, middle, low, high)
         return self._usual[threshold]
 
@@ -257,6 +254,7 @@ class SourceSpectrum:
 
     Args:
         energies: Mean of component^2 / variance in every band, shape (images, bands).
+        constants: See `ttapca.spectral.constants`.
 
     Raises:
         NotEnoughDataError: There are fewer than two images.
@@ -269,11 +267,12 @@ class SourceSpectrum:
         True
     """
 
-    def __init__(self, energies: Tensor) -> None:
+    def __init__(self, energies: Tensor, constants: Constants = CONSTANTS) -> None:
         if len(energies) < 2:
             raise NotEnoughDataError(
                 f"Calibration needs at least two source images; found {len(energies)}."
             )
+        self._constants = constants
         # A black image has an energy of zero.
         self.energies = energies.detach().to("cpu", torch.float64).clamp(min=TINY)
         self._known: dict[int, Normality] = {}
@@ -365,7 +364,7 @@ class SourceSpectrum:
             away = away + shares @ leeway.to(away)
             mean, away = mean + away.mean(0), away - away.mean(0)
         covariance = away.T @ away / (len(away) - 1)
-        precision = torch.linalg.inv(covariance + RIDGE * torch.eye(len(mean)))
+        precision = torch.linalg.inv(covariance + self._constants.ridge * torch.eye(len(mean)))
         away = away * self._uncertainty(*away.shape)
         distances = ((away @ precision) * away).mean(-1)
         # Sorted once, since a stream that grows has a new size with almost every batch.
@@ -373,9 +372,8 @@ class SourceSpectrum:
         ranks = torch.arange(len(away)) / (len(away) - 1)
         widths = (2 * ranks - 1).abs()[:, None].expand_as(rising)
         extremes = torch.empty_like(widths).scatter_(0, order, widths).amax(1).double()
-        return Normality(
-            mean + rising, mean, extremes.sort().values, precision, distances.sort().values
-        )
+        shown = (mean + rising, mean, extremes.sort().values, precision, distances.sort().values)
+        return Normality(*shown, self._constants)
 
     def _uncertainty(self, draws: int, bands: int) -> Tensor:
         """Return by how much farther away new batches may seem, shape (draws, 1).

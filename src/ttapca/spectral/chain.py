@@ -22,7 +22,7 @@ that favours them (expectation maximisation with w as prior, after Saerens et al
   says s_k / u_k.
 
 The grid of h, e, b and a is fixed; the chain keeps the probability of every regime and class. A
-regime is drawn anew once in `memory` images.
+regime is drawn anew once in `regime_memory` images.
 
 **Pairs.** A network that collapses predicts one class, and so does a network that sees one class.
 The distance of two neighbouring images tells them apart (`ttapca.spectral.source_classes`): it says
@@ -48,7 +48,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.spectral.constants import CONSTANTS, ChainConstants
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
 AnyNumber = TypeVar("AnyNumber", float, Numbers)
@@ -56,8 +56,11 @@ AnyNumber = TypeVar("AnyNumber", float, Numbers)
 TINY = 1e-300
 # A prediction is never surer than this: one image must not rule out what all others say.
 LEAST_PROBABILITY = 1e-6
+MOST_NATS = -math.log(LEAST_PROBABILITY)  # nor one pair
 # So many numbers are worked on at a time; more images are read one part after the other.
 LARGEST = 2**22
+# Iterations of expectation maximisation, of which more change nothing.
+STEPS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +180,8 @@ class ClassChain:
 
     Args:
         shares: Share of each class in the source, shape (classes,).
-        constants: Its numbers.
+        constants: See `ttapca.spectral.constants`.
+        ordered: Whether streams surely have runs: it knows no other regimes then.
 
     Attributes:
         xp: The library whose arrays it reads: numpy, or see `computing_with`.
@@ -192,16 +196,17 @@ class ClassChain:
         (1, True)
     """
 
-    def __init__(self, shares: Numbers, constants: ChainConstants = CONSTANTS) -> None:
+    def __init__(
+        self, shares: Numbers, constants: Constants = CONSTANTS, *, ordered: bool = False
+    ) -> None:
         self.constants = constants
         self.shares = np.asarray(shares, dtype=np.float64)
         self.shares = self.shares / self.shares.sum()
-        self._errors, self._biases = map(np.asarray, (constants.error_rates, constants.biases))
-        self._few_shares = np.asarray(constants.few_shares)
+        self._errors = np.asarray(constants.shares)
+        self._biases = self._few_shares = self._errors[: 0 if ordered else None]
         redraw = 0.5 ** np.arange(1, constants.run_doublings + 1)
-        rates, biases, few = map(
-            len, (constants.error_rates, constants.biases, constants.few_shares)
-        )
+        rates, biases = len(self._errors), len(self._biases)
+        few = biases
         runs = len(redraw) * rates
         # Regimes in order: runs by length and error rate, then no order, then few classes.
         self._redraw = np.concatenate([redraw.repeat(rates), np.ones(biases + few)])
@@ -209,11 +214,10 @@ class ClassChain:
         self._rate = np.concatenate([of_runs, biased, np.full(few, rates + biases)])
         self._runs, self._plain = slice(0, runs), slice(runs, runs + biases)
         self._few = slice(runs + biases, runs + biases + few)
-        sizes = (runs, biases, few)
-        each = [share / max(1, size) for share, size in zip(constants.prior, sizes, strict=True)]
-        self._prior = np.repeat(each, sizes)
-        self._prior = self._prior / self._prior.sum()
-        self._keeps = 1 - 1 / constants.memory
+        # Runs, no order and few classes are as likely as each other, as far as there are such.
+        sizes = [size for size in (runs, biases, few) if size]
+        self._prior = np.repeat([1 / size / len(sizes) for size in sizes], sizes)
+        self._keeps = 1 - 1 / constants.regime_memory
         self._stay = 1 - self._redraw
         # Which share of the images of a regime is drawn from few classes.
         self._held = np.concatenate([np.zeros(runs + biases), self._few_shares])
@@ -311,8 +315,7 @@ class ClassChain:
         says = self._emissions(predicted, self._shares_of(recent[:, 0]), charge)
         pairs = predicted[:, :, 0] * 0 + 1
         if log_pairs is not None:
-            limit = self.constants.pair_limit
-            pairs = xp.exp(log_pairs.clip(-limit, limit))
+            pairs = xp.exp(log_pairs.clip(-MOST_NATS, MOST_NATS))
         if there is not None:  # what is not there says nothing
             says[~there] = pairs[~there] = 1.0
         return self._read(state, predicted, says, pairs, q, recent, there, features)
@@ -463,7 +466,7 @@ class ClassChain:
             fading = np.exp(-there.sum(1) / self.constants.recent)[:, None, None]
         before = recent * fading
         held = before[:, 1] + predicted.sum(1)
-        for _ in range(self.constants.steps):
+        for _ in range(STEPS):
             likely = predicted * (self._shares_of(held) / self.shares)[:, None]
             likely /= likely.sum(2)[..., None].clip(min=self._tiny)
             held = before[:, 1] + likely.sum(1)

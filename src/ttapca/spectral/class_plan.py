@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ttapca.spectral.chain import ChainReading
-from ttapca.spectral.constants import CONSTANTS
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.source_classes import SourceClasses, corrections
 
 Numbers = NDArray[np.float64]
@@ -28,6 +28,7 @@ class LayerClasses:
     Args:
         classes: What is known.
         layers: How many channels each layer has, by path, in the order of the network.
+        constants: See `ttapca.spectral.constants`.
 
     Attributes:
         classes: See above.
@@ -36,11 +37,13 @@ class LayerClasses:
             + 1,); NaN if it is unknown.
     """
 
-    def __init__(self, classes: SourceClasses, layers: dict[str, int]) -> None:
+    def __init__(
+        self, classes: SourceClasses, layers: dict[str, int], constants: Constants = CONSTANTS
+    ) -> None:
         self.classes = classes
         self.shares: Numbers = classes.shares.double().cpu().numpy()
         alike = [classes.likeness.get(path, np.nan) for path in layers]
-        self.likeness: Numbers = np.array([*alike, CONSTANTS.likeness])
+        self.likeness: Numbers = np.array([*alike, constants.likeness])
         rank = classes.loadings.shape[1]
         parts = []
         for path, channels in layers.items():

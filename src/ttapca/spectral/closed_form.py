@@ -24,6 +24,7 @@ from ttapca.spectral.closed_form_rule import (
     independent_images,
 )
 from ttapca.spectral.conditions import ConditionStates
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.gains import (
     ABOVE_ONE,
     MULTIPLIER_LIMIT,
@@ -37,9 +38,8 @@ from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
 from ttapca.spectral.stream_state import Spectrum, StreamState
 from ttapca.spectral.textures import textures
 
-MEMORY = 200.0  # samples; chosen by scripts/tune_memory.py
-# The exponents that the name stands for, chosen by scripts/tune_closed_form.py.
-WIENER = {"shrink": 1.0, "restore": 0.6}
+# The exponents that the name stands for: Wiener's filter, which also restores.
+WIENER = {"shrink": 1.0, "restore": CONSTANTS.restore}
 
 
 @register_gain("wiener", **WIENER)
@@ -80,12 +80,19 @@ class ClosedFormGain(ClosedFormRule):
     """
 
     def __init__(
-        self, source: SourceComponents, *, memory: float = MEMORY, states: int = 1, **options: Any
+        self,
+        source: SourceComponents,
+        *,
+        memory: float = CONSTANTS.memory,
+        states: int = 1,
+        **options: Any,
     ) -> None:
         check_option("memory", memory, Number(above=0))
         check_option("states", states, Whole(1))
         super().__init__(source, **options)
-        self.conditions = ConditionStates.of_source(source.energies, source.textures, states)
+        self.conditions = ConditionStates.of_source(
+            source.energies, source.textures, states, self.constants
+        )
         self._with_textures = source.textures is not None
         self._sample_size = source.sample_size
         self._batch: StreamBatch | None = None  # of the last call ...
@@ -327,7 +334,9 @@ class ClosedFormGain(ClosedFormRule):
         if not samples:
             return None
         outside = 1.0 if seen.rest_energy is None else float(seen.rest_energy)
-        independent = min(float(seen.independent), independent_images(samples, skew))
+        independent = min(
+            float(seen.independent), independent_images(samples, skew, self.constants)
+        )
         energies = self.by_band(seen.energies[0])
         return self.evidence(energies, samples, independent, outside, seen.leeway[0])
 

@@ -30,7 +30,7 @@ from ttapca.spectral.calibration import (
     between_bands,
     spreading_matrix,
 )
-from ttapca.spectral.constants import CONSTANTS
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.gains import ABOVE_ONE, Gain, SourceComponents
 from ttapca.spectral.means import allowed_reach, sure_share
 from ttapca.spectral.other_sizes import OtherSize
@@ -38,9 +38,6 @@ from ttapca.spectral.stream_state import Spectrum
 from ttapca.spectral.variance_ratios import two_sided_gain
 from ttapca.spectral.white_noise import with_white_noise
 
-# The first two were chosen by scripts/tune_closed_form.py.
-LARGEST_RATIO = 64.0
-THRESHOLD = 0.8  # share of source batches that are left exactly alone
 TINY = 1e-12  # an energy of zero has no logarithm
 # From this many components on, bands are averaged one by one: a matrix would take longer to read.
 LARGE = 2**15
@@ -56,7 +53,9 @@ _RULES = {
 Samples = TypeVar("Samples", float, Tensor)
 
 
-def independent_images(samples: Samples, skew: Samples) -> Samples:
+def independent_images(
+    samples: Samples, skew: Samples, constants: Constants = CONSTANTS
+) -> Samples:
     """Return how many images of any class say as much as these.
 
     Images of one class resemble each other: many of them say as little as a few of any class.
@@ -64,12 +63,13 @@ def independent_images(samples: Samples, skew: Samples) -> Samples:
     Args:
         samples: How many there are.
         skew: How surely they are of few classes, from 0 to 1.
+        constants: See `ttapca.spectral.constants`.
 
     Example:
         >>> independent_images(200.0, 0.0), round(independent_images(200.0, 1.0), 1)
         (200.0, 9.5)
     """
-    return samples / (1 + CONSTANTS.likeness * skew * samples)
+    return samples / (1 + constants.likeness * skew * samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +137,7 @@ class ClosedFormRule(Gain):
         threshold: Share of source batches whose gains are exactly 1; 0 trusts every batch.
         center: Share of a sure shift of the mean that is removed, 0 to 1; see
             `ttapca.spectral.means`.
+        constants: See `ttapca.spectral.constants`.
 
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
@@ -155,9 +156,10 @@ class ClosedFormRule(Gain):
         *,
         shrink: float = 1.0,
         restore: float = 0.5,
-        largest_ratio: float = LARGEST_RATIO,
-        threshold: float = THRESHOLD,
+        largest_ratio: float = CONSTANTS.largest_ratio,
+        threshold: float = CONSTANTS.threshold,
         center: float = 1.0,
+        constants: Constants = CONSTANTS,
     ) -> None:
         super().__init__()
         values = (shrink, restore, largest_ratio, threshold, center)
@@ -169,21 +171,22 @@ class ClosedFormRule(Gain):
                 "without. Fit it again with `ttapca.fit`, which keeps them."
             )
         self.shrink, self.restore, self.largest_ratio = shrink, restore, largest_ratio
-        self.threshold, self.center = threshold, center
+        self.threshold, self.center, self.constants = threshold, center, constants
         deviations = source.deviations.detach()
         energies, self.rest_energy = source.energies, None
         self.watches_rest = source.rest is not None
         if source.rest is not None:  # one more band, for all that lies outside the basis
             self.rest_energy = float(source.rest.mean())
             energies = torch.cat([energies, source.rest[:, None] / self.rest_energy], 1)
-        self.normal = SourceSpectrum(energies)
+        self.normal = SourceSpectrum(energies, constants)
         self.edges = band_edges(len(deviations))
         self._between = between_bands(self.edges)
         spread, averages = spreading_matrix(self.edges), averaging_matrix(self.edges)
         self.register_buffer("variances", deviations.square())
         self.register_buffer("spread", spread.to(deviations), persistent=False)
         self.register_buffer("averages", averages.to(deviations), persistent=False)
-        self.register_buffer("reach", allowed_reach(source.class_reach, deviations))
+        reach = allowed_reach(source.class_reach, deviations, constants)
+        self.register_buffer("reach", reach)
         white = source.noise().to(deviations) / self.variances  # of noise of variance 1
         self._white_noise = (white @ self.averages).to("cpu", torch.float64)  # (bands,)
         self._table: tuple[Tensor, Usual] | None = None  # see `make_traceable`
@@ -225,7 +228,11 @@ class ClosedFormRule(Gain):
         bands = len(self.spread)
         excess = usual.excess(log_energy)
         noisy = with_white_noise(
-            excess[:, :bands], log_energy[:, :bands], self._white_noise, seen.samples
+            excess[:, :bands],
+            log_energy[:, :bands],
+            self._white_noise,
+            seen.samples,
+            self.constants,
         )
         gains = self._undo(-self.spread_over(noisy), exponent)
         rest_gain = self._undo(-excess[:, -1:], exponent)[:, 0] if self.watches_rest else None
@@ -263,9 +270,11 @@ class ClosedFormRule(Gain):
         energies = seen.energies
         weight = (self.center * shift).to(energies)
         counts = (seen.samples.to(energies), seen.independent.to(energies))
-        columns = tuple(each[:, None] for each in counts)
+        samples, independent = (each[:, None] for each in counts)
         square = mean.square() / self.variances
-        share = weight[:, None] * sure_share(square, energies, self.reach, *columns)
+        share = weight[:, None] * sure_share(
+            square, energies, self.reach, samples, independent, self.constants
+        )
         energies = energies - share * (2 - share) * square
         moved = dataclasses.replace(seen, energies=energies)
         if seen.rest_energy is None or seen.rest_mean is None or self.rest_energy is None:
@@ -273,7 +282,7 @@ class ClosedFormRule(Gain):
         far = seen.rest_mean.square().sum(1) / self.rest_energy
         # It depends on classes as much as the components next to it, at most.
         reach = self.reach[self.edges[-2] :].max()
-        part = weight * sure_share(far, seen.rest_energy.to(far), reach, *counts)
+        part = weight * sure_share(far, seen.rest_energy.to(far), reach, *counts, self.constants)
         rest = seen.rest_energy - (part * (2 - part) * far).to(seen.rest_energy)
         moved = dataclasses.replace(moved, rest_energy=rest)
         return moved, share * mean, part[:, None] * seen.rest_mean

@@ -39,39 +39,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ttapca.spectral.appearances import Appearances
-
-# Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
-MOST_STATES = 16
-RECENT = 400  # images that are looked at for a new state
-ENOUGH = 64  # with fewer than these, none is looked for ...
-OFTEN = 16  # ... nor before so many others have come ...
-# ... that are this share of those that were looked at before, or look new: what was no two
-# conditions the last time is not two because of a few images that look like the others.
-NEWS = 1 / 8
-STRANGE = 2.0  # standard deviations by which the mean distance to the states must have grown
-FEWEST = 8  # images in each of two groups
-FAR = 3.5  # distance of means from which there are two, in standard deviations of source images
-VARIED = 4.0  # variance of the images along the direction, where source images have 1
-DIRECTIONS = 4  # that are tried
-# Share of the variance along the direction that is left in two separate groups; the second number
-# is for streams that are known to have several conditions.
-APART, APART_LATER = 0.28, 0.32
-STEPS = 5  # of k-means, after a split
-TOGETHER = 32  # images that are looked at together, to see whether they have one condition
-# Images have one condition if the states are nearer to them than their own mean is by less than
-# this, in squared distance.
-ONE = 3.0
-PRESENT = 0.05  # share of the last images that have a condition, if the stream has it now
-# An image begins a state like the source if it is so much nearer to that than to any state, in
-# squared distance, and so many standard deviations nearer than the images of its state are.
-LIKE_SOURCE = 16.0
-STRAYS = 3.0
-# A stranger is so many times as far from every state as any source image is from the source, in
-# squared distance. Most source images are nearer than a tenth of that.
-STRANGER = 1.5
-MEMORY = 200.0  # after so many images of a stream, an image counts 1 / e for its state
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
+
+# Share of its variance that is left in the two halves of a normal distribution.
+HALVES_OF_NORMAL = 1 - 2 / math.pi
+STEPS = 5  # of k-means after a split, of which more change nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +72,6 @@ class KnownConditions:
         nothing = np.zeros((0, size))
         return cls(nothing, np.zeros(0), nothing, nothing)
 
-    @property
-    def recent(self) -> Numbers:
-        """Appearances of the last images, at most `RECENT`."""
-        return np.concatenate([self.searched, self.unsearched])[-RECENT:]
-
     def last(self, count: int) -> Numbers:
         """Return the appearances of so many last images, or of fewer if there are no more."""
         missing = count - len(self.unsearched)
@@ -110,26 +79,12 @@ class KnownConditions:
             return self.unsearched[-count:]
         return np.concatenate([self.searched[-missing:], self.unsearched])
 
-    def with_images(self, appearances: Numbers) -> KnownConditions:
-        """Return the same with these among the last images, and a state if there was none."""
-        unsearched = np.concatenate([self.unsearched, appearances])[-RECENT:]
-        weights = self.weights * math.exp(-len(appearances) / MEMORY)
+    def with_images(self, appearances: Numbers, most: int, memory: float) -> KnownConditions:
+        """Return the same with these among so many last images, and a state if there was none."""
+        unsearched = np.concatenate([self.unsearched, appearances])[-most:]
+        weights = self.weights * math.exp(-len(appearances) / memory)
         known = replace(self, weights=weights, unsearched=unsearched)
         return known if len(known.centres) else known.with_state(0, appearances.mean(0))
-
-    def place(self, most: int, taken: Iterable[int] = ()) -> int | None:
-        """Return the number of a state that may begin; None if there is no place for it.
-
-        Args:
-            most: How many states there may be.
-            taken: States that must stay.
-        """
-        if len(self.centres) < most:
-            return len(self.centres)
-        weights = self.weights.copy()
-        weights[list(taken)] = math.inf
-        weakest = int(weights.argmin())
-        return weakest if weights[weakest] < FEWEST else None
 
     def with_state(self, place: int, centre: Numbers) -> KnownConditions:
         """Return the same with a state of no images in this place, centre of shape (numbers,)."""
@@ -138,13 +93,13 @@ class KnownConditions:
         weights = np.concatenate([weights, [0.0], self.weights[place + 1 :]])
         return replace(self, centres=centres, weights=weights)
 
-    def present(self) -> NDArray[np.int64]:
-        """Return the states that some of the last images had, in order."""
-        found: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
-        last = self.last(ENOUGH)
-        if len(self.centres) and len(last):
-            counts = np.bincount(_nearest(last, self.centres), minlength=len(self.centres))
-            found = np.flatnonzero(counts >= max(1.0, PRESENT * len(last)))
+    def present(self, images: int = CONSTANTS.block) -> NDArray[np.int64]:
+        """Return the states that more than one of so many last images had, in order."""
+        last = self.last(images)
+        if len(last) < 2 or not len(self.centres):
+            return np.zeros(1, dtype=np.int64)
+        counts = np.bincount(_nearest(last, self.centres), minlength=len(self.centres))
+        found: NDArray[np.int64] = np.flatnonzero(counts > 1)
         return found
 
 
@@ -154,6 +109,7 @@ class ConditionStates:
     Args:
         describe: Describes images.
         most: How many states there may be.
+        constants: See `ttapca.spectral.constants`.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -165,13 +121,28 @@ class ConditionStates:
         True
     """
 
-    def __init__(self, describe: Appearances, most: int = MOST_STATES) -> None:
+    def __init__(
+        self,
+        describe: Appearances,
+        most: int = CONSTANTS.states,
+        constants: Constants = CONSTANTS,
+    ) -> None:
         self.describe = describe
         self.most = most
+        self.constants = constants
+        # How many images are looked at for a new state, how many show together whether they have
+        # one condition, and how few can be a condition.
+        self._recent = round(2 * constants.memory)
+        self._enough, self._fewest = constants.block // 2, constants.block // 8
+        self._reach = constants.beyond * describe.reach  # squared distance of a stranger
 
     @classmethod
     def of_source(
-        cls, energies: Tensor | None, textures: Tensor | None, most: int
+        cls,
+        energies: Tensor | None,
+        textures: Tensor | None,
+        most: int,
+        constants: Constants = CONSTANTS,
     ) -> ConditionStates | None:
         """Return what tells conditions apart, or None where too little is known of the source.
 
@@ -179,11 +150,12 @@ class ConditionStates:
             energies: Band energies of source images, shape (images, bands), or None.
             textures: Textures of the same images, shape (images, numbers), or None.
             most: How many states there may be; with 1, nobody tells them apart.
+            constants: See `ttapca.spectral.constants`.
         """
         if most == 1 or energies is None:
             return None
-        describe = Appearances(energies, textures)
-        return cls(describe, most) if describe.known else None
+        describe = Appearances(energies, textures, constants)
+        return cls(describe, most, constants) if describe.known else None
 
     def nothing_known(self) -> KnownConditions:
         """Return what is known of a new stream."""
@@ -200,34 +172,46 @@ class ConditionStates:
             known: What was known of it before; not written into.
             appearances: Shape (images, numbers).
         """
-        before, known = known, known.with_images(appearances)
+        before, known = known, known.with_images(appearances, self._recent, self.constants.memory)
         begun: set[int] = set()
-        large = len(appearances) >= TOGETHER
-        if _worth_a_search(known, len(appearances)):
+        large = len(appearances) >= self._enough
+        if self._worth_a_search(known):
             known = self._searched(known, begun)
         # In a large batch, a search or its mean tells better than its outermost images.
         if not large and self._some_like_source(appearances, before, known.centres):
             known = self._begin(known, np.zeros_like(appearances[0]), begun)
         known, strange = self._with_strangers(known, before, appearances, begun)
         nearest = _nearest(appearances, known.centres)
-        together = appearances[~strange] if large else known.last(TOGETHER)
-        if len(together) >= TOGETHER:
+        together = appearances[~strange] if large else known.last(self._enough)
+        if len(together) >= self._enough:
             mean = together.mean(0, keepdims=True)
-            if _of_one_condition(together, mean, known.centres):
+            if self._of_one_condition(together, mean, known.centres):
                 # Images of several small batches may have several conditions; a search tells.
-                if large and _squares(mean, known.centres).min() > FAR**2:
+                if large and _squares(mean, known.centres).min() > self.constants.far**2:
                     known = self._begin(known, mean[0], begun)
                 [state] = _nearest(mean, known.centres)
                 squares = _squares(appearances, known.centres)
                 # Where a condition ends, its last images still outnumber those of the next one.
-                stay = squares[:, state] - squares.min(1) < LIKE_SOURCE
+                stay = squares[:, state] - squares.min(1) < 2 * self.constants.far**2
                 nearest[~strange & (stay | large)] = state
         centres, weights = _moved(known.centres, known.weights, appearances, nearest)
         return replace(known, centres=centres, weights=weights), nearest, begun
 
+    def _place(self, known: KnownConditions, taken: Iterable[int]) -> int | None:
+        """Return the number of a state that may begin, instead of none of those that are taken.
+
+        Return None if there is no place for it.
+        """
+        if len(known.centres) < self.most:
+            return len(known.centres)
+        weights = known.weights.copy()
+        weights[list(taken)] = math.inf
+        weakest = int(weights.argmin())
+        return weakest if weights[weakest] < self._fewest else None
+
     def _begin(self, known: KnownConditions, centre: Numbers, begun: set[int]) -> KnownConditions:
         """Return the same with one more state, if there is a place for it."""
-        place = known.place(self.most, begun)
+        place = self._place(known, begun)
         if place is None:
             return known
         begun.add(place)
@@ -243,16 +227,15 @@ class ConditionStates:
         """Begin states for strangers, and say which images these are."""
         nearest = _nearest(appearances, known.centres)
         squares = _squares(appearances, known.centres).min(1)
-        reach = STRANGER * self.describe.reach
-        strange = squares > reach
+        strange = squares > self._reach
         if strange.any():
             strange = squares > self._limits(known, before)[nearest]
-        if strange.any() and len(appearances) >= TOGETHER:
+        if strange.any() and len(appearances) >= self._enough:
             # None if the whole batch is as far away.
             mean = appearances.mean(0, keepdims=True)
             squares_to_mean = _squares(appearances, mean)[:, 0]
             spread = float(squares_to_mean.mean()) / self.describe.size
-            strange &= squares_to_mean > reach * max(1.0, spread)
+            strange &= squares_to_mean > self._reach * max(1.0, spread)
         left = np.flatnonzero(strange)
         while len(left):  # those that are nearer to the first one than to any state go with it
             rows = appearances[left]
@@ -268,64 +251,37 @@ class ConditionStates:
             known: The states.
             before: What was known before the images that are asked about.
         """
-        recent = before.recent
+        recent = before.last(self._recent)
         nearest = _nearest(recent, known.centres)
         found = []
         for state, centre in enumerate(known.centres):
             own = recent[nearest == state]
-            if known.weights[state] >= FEWEST and len(own) >= FEWEST:
+            if min(known.weights[state], len(own)) >= self._fewest:
                 found.append(self._limit(own, centre[None]))
             else:  # nobody knows how much its images vary, but for those that are like the source
-                like_source = bool(np.square(centre).sum() <= FAR**2)
-                found.append(STRANGER * self.describe.reach if like_source else math.inf)
+                like_source = bool(np.square(centre).sum() <= self.constants.far**2)
+                found.append(self._reach if like_source else math.inf)
         return np.array(found)
 
     def _limit(self, rows: Numbers, centre: Numbers) -> float:
         """Return the same for a state of these images, which may vary more than the source."""
         squares = _squares(rows, centre)
         spread = float(squares.mean()) / self.describe.size
-        return STRANGER * max(self.describe.reach * max(1.0, spread), float(squares.max()))
-
-    def _some_like_source(self, rows: Numbers, before: KnownConditions, centres: Numbers) -> bool:
-        """Return whether images are like the source, while no state is and none has such images.
-
-        Args:
-            rows: The images.
-            before: What was known before these.
-            centres: Of the states.
-        """
-        far = np.square(centres).sum(1)
-        if far.min() <= FAR**2:
-            return False
-        lengths = np.sqrt(far)
-        squares = _squares(rows, centres)
-        states = squares.argmin(1)
-        to_source = np.square(rows).sum(1)
-        like = squares.min(1) - to_source > LIKE_SOURCE
-        like &= to_source <= STRANGER * self.describe.reach
-        recent = before.recent if like.any() else rows[:0]
-        for state in sorted(set(states[like].tolist())):
-            direction = centres[state] / lengths[state]
-            # How much the images of the state vary towards the source; at first, these images tell.
-            own = recent[_nearest(recent, centres) == state]
-            own = (own if len(own) >= FEWEST else rows[states == state]) @ direction
-            spread = float(own.std(ddof=1)) if len(own) >= FEWEST else 1.0  # as source images
-            places = rows[like & (states == state)] @ direction
-            if bool((lengths[state] - places > STRAYS * spread).any()):
-                return True
-        return False
+        farthest = self.constants.beyond * float(squares.max())
+        return float(max(self._reach * max(1.0, spread), farthest))
 
     def _searched(self, known: KnownConditions, begun: set[int]) -> KnownConditions:
         """Split states as long as there are two conditions in one."""
-        recent = known.recent
-        while (place := known.place(self.most, begun)) is not None:
-            centres = known.centres
-            apart = APART if len(centres) == 1 else APART_LATER
+        recent = known.last(self._recent)
+        while (place := self._place(known, begun)) is not None:
+            centres, apart = known.centres, self.constants.apart
+            if len(centres) > 1:  # the stream is known to have several conditions
+                apart = (apart + HALVES_OF_NORMAL) / 2
             nearest = _nearest(recent, centres)
             found = [
                 (*split, state)
                 for state in range(len(centres))
-                if (split := _two_groups(recent[nearest == state], apart)) is not None
+                if (split := self._two_groups(recent[nearest == state], apart)) is not None
             ]
             if not found:
                 break
@@ -348,24 +304,81 @@ class ConditionStates:
             known = replace(known, centres=centres)
         return replace(known, searched=recent, unsearched=recent[:0])
 
+    def _worth_a_search(self, known: KnownConditions) -> bool:
+        """Return whether enough images have come that could have brought another condition."""
+        new, block = len(known.unsearched), self.constants.block
+        return new >= block // 4 and new + len(known.searched) >= block
 
-def _worth_a_search(known: KnownConditions, count: int) -> bool:
-    """Return whether images have come that could have brought another condition.
+    def _two_groups(self, rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
+        """Split images in two groups that are clearly separate, if there are such.
 
-    Args:
-        known: What is known of the stream.
-        count: How many images came last.
-    """
-    new, old = known.unsearched, known.searched
-    if len(new) < OFTEN or len(new) + len(old) < ENOUGH:
+        Args:
+            rows: Appearances, shape (images, numbers).
+            apart: The largest share of variance that may be left in the groups.
+
+        Returns:
+            By how much the split lowers the sum of squares, and the means of the groups.
+        """
+        constants = self.constants
+        if len(rows) < 2 * self._fewest:
+            return None
+        away = rows - rows.mean(0)
+        # By torch: beside it, numpy has threads of its own, and to wake these takes longer.
+        covariance = torch.from_numpy(away.T @ away / (len(rows) - 1))
+        variances, directions = (each.numpy() for each in torch.linalg.eigh(covariance))
+        best: tuple[float, Numbers, Numbers] | None = None
+        # Source images vary by 1, and two groups that are far enough apart by so much more.
+        least = 1 + (constants.far / 2) ** 2
+        for number in range(1, 1 + int((variances > least).sum())):
+            places = away @ directions[:, -number]
+            left, cut, distance = _two_means(places)
+            upper = places > cut
+            fewer = min(int(upper.sum()), int((~upper).sum()))
+            gain = (1 - left) * float(variances[-number]) * len(rows)
+            if (
+                left > apart
+                or distance < constants.far
+                or fewer < self._fewest
+                or (best and gain <= best[0])
+            ):
+                continue
+            best = (gain, rows[upper].mean(0), rows[~upper].mean(0))
+        return best
+
+    def _some_like_source(self, rows: Numbers, before: KnownConditions, centres: Numbers) -> bool:
+        """Return whether images are like the source, while no state is and none has such images.
+
+        Args:
+            rows: The images.
+            before: What was known before these.
+            centres: Of the states.
+        """
+        deviations, squares = self.constants.far, np.square(centres).sum(1)
+        if squares.min() <= deviations**2:
+            return False
+        lengths = np.sqrt(squares)
+        squares = _squares(rows, centres)
+        states = squares.argmin(1)
+        to_source = np.square(rows).sum(1)
+        like = (squares.min(1) - to_source > 2 * deviations**2) & (to_source <= self._reach)
+        recent = before.last(self._recent) if like.any() else rows[:0]
+        for state in sorted(set(states[like].tolist())):
+            direction = centres[state] / lengths[state]
+            # How much the images of the state vary towards the source; at first, these images tell.
+            own = recent[_nearest(recent, centres) == state]
+            own = (own if len(own) >= self._fewest else rows[states == state]) @ direction
+            spread = float(own.std(ddof=1)) if len(own) >= self._fewest else 1.0  # as source images
+            places = rows[like & (states == state)] @ direction
+            if bool((lengths[state] - places > deviations * spread).any()):
+                return True
         return False
-    if len(new) >= NEWS * len(old):
-        return True
-    if len(new) % OFTEN >= count:  # looked at already
-        return False
-    usual = _squares(old, known.centres).min(1)
-    far = _squares(new, known.centres).min(1).mean() - usual.mean()
-    return bool(far > STRANGE * usual.std() / math.sqrt(len(new)))
+
+    def _of_one_condition(self, rows: Numbers, mean: Numbers, centres: Numbers) -> bool:
+        """Return whether images are about as near to their mean as to their nearest centres."""
+        to_mean = np.square(rows - mean).sum() / (len(rows) - 1)
+        # Those of two states that are just far enough apart are so much nearer to these.
+        nearer = (self.constants.far / 2) ** 2
+        return bool(to_mean - _squares(rows, centres).min(1).mean() < nearer)
 
 
 def _squares(rows: Numbers, centres: Numbers) -> Numbers:
@@ -377,12 +390,6 @@ def _squares(rows: Numbers, centres: Numbers) -> Numbers:
 def _nearest(rows: Numbers, centres: Numbers) -> NDArray[np.int64]:
     found: NDArray[np.int64] = _squares(rows, centres).argmin(1)
     return found
-
-
-def _of_one_condition(rows: Numbers, mean: Numbers, centres: Numbers) -> bool:
-    """Return whether images are about as near to their mean as each is to its nearest centre."""
-    to_mean = np.square(rows - mean).sum() / (len(rows) - 1)
-    return bool(to_mean - _squares(rows, centres).min(1).mean() < ONE)
 
 
 def _distance(one: Numbers, two: Numbers) -> float:
@@ -399,37 +406,6 @@ def _moved(
         total[state] += len(own)
         means[state] += (own - centres[state]).sum(0) / total[state]
     return means, total
-
-
-def _two_groups(rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
-    """Split images in two groups that are clearly separate, if there are such.
-
-    Args:
-        rows: Appearances, shape (images, numbers).
-        apart: The largest share of variance that may be left in the groups.
-
-    Returns:
-        By how much the split lowers the sum of squares, and the means of the groups.
-    """
-    if len(rows) < 2 * FEWEST:
-        return None
-    away = rows - rows.mean(0)
-    # By torch: beside it, numpy has threads of its own, and waking them takes longer than the work.
-    covariance = torch.from_numpy(away.T @ away / (len(rows) - 1))
-    variances, directions = (each.numpy() for each in torch.linalg.eigh(covariance))
-    best: tuple[float, Numbers, Numbers] | None = None
-    for number in range(1, 1 + min(DIRECTIONS, len(variances))):
-        if variances[-number] < VARIED:
-            break
-        places = away @ directions[:, -number]
-        left, cut, distance = _two_means(places)
-        upper = places > cut
-        fewer = min(int(upper.sum()), int((~upper).sum()))
-        gain = (1 - left) * float(variances[-number]) * len(rows)
-        if left > apart or distance < FAR or fewer < FEWEST or (best and gain <= best[0]):
-            continue
-        best = (gain, rows[upper].mean(0), rows[~upper].mean(0))
-    return best
 
 
 def _two_means(places: Numbers) -> tuple[float, float, float]:

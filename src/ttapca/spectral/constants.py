@@ -1,65 +1,126 @@
-"""The numbers that steer the closed form's model of classes, each with its unit and its meaning.
+"""The numbers that steer the closed form, each with its unit and meaning, and who chose it.
 
-What can be measured on the source is not among them: `fit` measures it. The rest was chosen with
-scripts/tune_chain.py on chenyaofo's CIFAR-10 network and memo's with GroupNorm, under conditions
-that no table uses; the biases also on digits. docs/closed-form-evidence.md says what was tried.
+What can be measured on the source is not among them: `fit` measures it. Nor are guards against a
+division by zero, sizes of parts, seeds, and iterations of which more change nothing. They stay
+where they are needed.
+
+In brackets are the unit and the script that chose a number, on conditions that no table uses.
+`scripts/audit_constants.py` halves and doubles each; docs/closed-form-evidence.md has the table.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from statistics import NormalDist
 
 
 @dataclass(frozen=True)
-class ChainConstants:
-    """Constants of `ttapca.spectral.chain`.
+class Constants:
+    """All constants of the closed form; some are the defaults of options.
 
     Attributes:
-        run_doublings: Doublings; the longest run that is expected has 2 to this power images.
-        error_rates: Shares of images whose prediction says nothing about their class.
-        biases: Shares of images whose prediction is drawn from the classes that a network favours,
-            in a stream without order; up to nearly all of them, for a network that collapses.
-        few_shares: What share of the images of a stream of few classes has these.
-        charge: Nats that few classes are charged for each image if their shares are those of the
-            source.
-        uneven: How alike images of few classes are, from 0 to 1, so that they are charged nothing.
-        prior: Probabilities that a new stream has runs, no order, or few classes.
-        memory: Images; after so many, on average, a stream changes its regime.
-        recent: Images; after so many, a prediction counts 1 / e in the shares of recent ones.
-        laplace: Images of each class, on average, that are counted before any was seen.
-        steps: Iterations of expectation maximisation, for the shares of classes in a stream.
-        pair_middle: Where two classes become as likely as one: 0 at the mean of log F for one
-            class, 1 at that for two.
-        pair_weight: What a pair says is multiplied by this; each image is part of two.
-        pair_limit: Nats; one pair of neighbours says so much about their classes, at most.
-        change: Share of the statistics; if a pass finds more of them wrong, it is repeated.
-        passes: Forward passes that a batch may take.
-        plain: Probability that a stream has no order, from which its predictions stay as they are.
-        likeness: Correlation of the band energies of two images of one class.
+        restore (exponent; tune_closed_form): Which power of a loss of variance `wiener` undoes.
+        largest_ratio (ratio of variances; tune_closed_form): Larger ones count as this one.
+        threshold (share; tune_closed_form): So many source batches are usual: their gains are
+            exactly 1, and a single image like them has no weight. A stream that has no order with
+            as large a probability keeps its predictions as they are.
+        rare (share of source batches; measure_clean): Only so few have surely shifted, have so many
+            outliers, or begin an alarm.
+        ridge (share of variance; audit_constants): Added to covariances, so that what hardly varies
+            does not dominate: bands, textures, and features of late layers within classes.
+        memory (images; tune_memory): After so many, what was seen of a stream counts 1 / e. New
+            conditions are looked for among as many.
+        prior (images; tune_closed_form): The source counts for so many, beside what was seen.
+        first (weight; tune_closed_form): Of a large batch that has surely shifted, in the first
+            layer.
+        last (weight; tune_closed_form): The same in the last layer.
+        alone (weight; tune_closed_form): Of a single image that is very unusual, in every layer.
+        few_classes (classes; measure_clean): With more of them, `alone` is less in proportion.
+        farthest_class (share; tune_closed_form): Of the squared distance of the farthest class, by
+            which the mean of a stream may be away without a shift.
+        smallest_reach (squared deviations within a class; tune_closed_form): By which it may be
+            away in any case.
+        states (conditions; audit_constants): Told apart at most.
+        block (images; tune_alarm): An alarm judges so many together. Conditions are looked for in
+            as many, by every quarter of them; half of them tell whether they have one condition,
+            and an eighth is the smallest group that has one.
+        far (deviations of source images; audit_constants): Means of two conditions are so far apart
+            at least.
+        apart (share of variance; audit_constants): So much is left at most where images of two
+            conditions are cut in two. The halves of a normal distribution keep 0.36.
+        stray_share (share of values; audit_constants): As many of an image are farthest from their
+            local median, and fewer outliers do no harm.
+        stray_images (share of source images; audit_constants): In so many, these values are no
+            farther than any outlier is at least.
+        stray_deviations (deviations of an image's noise; audit_constants): An outlier is farther
+            from its local median.
+        beyond (ratio; audit_constants): So many times what the source has is too much: outliers of
+            rare batches, the squared distance of the farthest image, and widths of the range of
+            values.
+        run_doublings (doublings; tune_chain): The longest run that is expected has 2 to this power
+            images.
+        shares (shares of images; tune_chain): Tried for each share that is not known: of
+            predictions that say nothing, of those drawn from classes that the network favours, and
+            of images that are of few classes.
+        charge (nats; tune_chain): That few classes are charged for each image if their shares are
+            those of the source.
+        uneven (likeness of images; tune_chain): From which few classes are charged nothing.
+        regime_memory (images; tune_chain): After so many, on average, a stream changes its regime.
+        recent (images; tune_chain): After so many, a prediction counts 1 / e in the shares of
+            recent ones.
+        laplace (images of each class; tune_chain): Counted on average before any was seen.
+        pair_middle (share; tune_chain): Of the way from the mean of log F for one class to that for
+            two, where both are equally likely. If the means are no more deviations apart, pairs say
+            nothing.
+        pair_weight (weight; tune_chain): Of what a pair says; each image is part of two.
+        change (share of statistics; tune_chain): If a pass finds more of them wrong, it is
+            repeated.
+        passes (forward passes; tune_chain): That a batch may take.
+        likeness (correlation; tune_chain): Of the band energies of two images of one class.
+        ends (probability; tune_alarm): By chance, from which a block speaks for the end of a shift.
+        blocks (blocks; tune_alarm): In a row begin or end an alarm.
     """
 
+    restore: float = 0.6
+    largest_ratio: float = 64.0
+    threshold: float = 0.8
+    rare: float = 0.01
+    ridge: float = 3e-3
+    memory: float = 200.0
+    prior: float = 16.0
+    first: float = 0.1
+    last: float = 0.9
+    alone: float = 0.15
+    few_classes: int = 10
+    farthest_class: float = 0.5
+    smallest_reach: float = 0.25
+    states: int = 16
+    block: int = 64
+    far: float = 3.5
+    apart: float = 0.32
+    stray_share: float = 1e-3
+    stray_images: float = 0.75
+    stray_deviations: float = 8.0
+    beyond: float = 1.5
     run_doublings: int = 8
-    error_rates: tuple[float, ...] = (0.05, 0.15, 0.35, 0.6)
-    biases: tuple[float, ...] = (0.1, 0.4, 0.7, 0.95)
-    few_shares: tuple[float, ...] = (0.25, 0.5, 0.75, 0.95)
+    shares: tuple[float, ...] = (0.05, 0.15, 0.35, 0.6, 0.95)
     charge: float = 0.1
     uneven: float = 0.05
-    prior: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
-    memory: float = 500.0
+    regime_memory: float = 500.0
     recent: float = 40.0
     laplace: float = 0.3
-    steps: int = 5
     pair_middle: float = 0.2
     pair_weight: float = 0.5
-    pair_limit: float = 3.0
     change: float = 0.1
     passes: int = 3
-    plain: float = 0.9
     likeness: float = 0.1
+    ends: float = 0.05
+    blocks: int = 2
 
-    def ordered(self) -> ChainConstants:
-        """Return the same for streams that surely have runs: they know no other regimes."""
-        return replace(self, biases=(), few_shares=(), prior=(1.0, 0.0, 0.0))
+    @property
+    def chance(self) -> float:
+        """Squared deviations that a normal number exceeds as rarely as `rare`."""
+        return NormalDist().inv_cdf(1 - self.rare / 2) ** 2
 
 
-CONSTANTS = ChainConstants()
+CONSTANTS = Constants()

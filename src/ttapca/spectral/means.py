@@ -8,11 +8,11 @@ while fog and low contrast leave little variance around the new one.
 With m the mean of a component in n samples, and v their variance around it, both in units of the
 source's deviation and variance, the part of m that counts is, after James and Stein,
 
-    m max(0, 1 - (reach v + 4 max(v, 1) / n) / m^2)
+    m max(0, 1 - (reach v + chance max(v, 1) / n) / m^2)
 
-The first term is how far a class may lie. The second is what chance is granted: the square of twice
-the deviation that a mean of n samples has. Few samples do not tell v, so the source's variance
-counts for some samples in it; and of what is left, the share (n - 1) / (n - 1 + 4) counts.
+The first term is how far a class may lie. The second is what chance is granted, in squares of the
+deviation that a mean of n samples has. Few samples do not tell v, so the source's variance
+counts for `prior` samples in it; and of what is left, the share (n - 1) / n counts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Chosen on held-out conditions; docs/closed-form-evidence.md has the measurements.
-CHANCE = 4.0  # squared deviations of a mean that chance is granted
-FARTHEST_CLASS = 0.5  # of the squared distance of the farthest class counts as reach
-SMALLEST_REACH = 0.25
-UNKNOWN_REACH = 4.0  # where nobody knows the classes: two deviations within a class
-SOURCE_SAMPLES = 16.0  # the source's variance counts for so many samples
-FEW = 4.0  # with so many samples beyond the first, half of what is left counts
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 
 def class_reach(class_means: Tensor, shares: Tensor, variances: Tensor) -> Tensor:
@@ -49,16 +43,16 @@ def class_reach(class_means: Tensor, shares: Tensor, variances: Tensor) -> Tenso
     return squares.amax(0) / within
 
 
-def allowed_reach(reach: Tensor | None, like: Tensor) -> Tensor:
+def allowed_reach(reach: Tensor | None, like: Tensor, constants: Constants = CONSTANTS) -> Tensor:
     """Return how far a mean may lie before it counts, shape of `like`; see the module.
 
     Example:
         >>> allowed_reach(torch.tensor([9.0, 0.0]), torch.ones(2)).tolist()
         [4.5, 0.25]
     """
-    if reach is None:
-        return torch.full_like(like, UNKNOWN_REACH)
-    return (FARTHEST_CLASS * reach.to(like)).clamp(min=SMALLEST_REACH)
+    if reach is None:  # nobody knows the classes
+        return torch.full_like(like, constants.chance)
+    return (constants.farthest_class * reach.to(like)).clamp(min=constants.smallest_reach)
 
 
 def sure_share(
@@ -67,6 +61,7 @@ def sure_share(
     reach: Tensor,
     samples: Tensor | float,
     independent: Tensor | float,
+    constants: Constants = CONSTANTS,
 ) -> Tensor:
     """Return which part of a mean's distance from the source's is surely a shift, from 0 to 1.
 
@@ -76,6 +71,7 @@ def sure_share(
         reach: See `allowed_reach`.
         samples: How many there are; of any shape that fits the others, as everything here is.
         independent: How many of them say something new; fewer where they resemble each other.
+        constants: See `ttapca.spectral.constants`.
 
     Example:
         >>> far = torch.tensor(25.0)
@@ -86,9 +82,9 @@ def sure_share(
     """
     # In place where it can be: a large image has as many components as numbers.
     own = samples * (energy - square).clamp_(min=0)
-    own = own.add_(SOURCE_SAMPLES) / (samples + SOURCE_SAMPLES)
+    own = own.add_(constants.prior) / (samples + constants.prior)
     bound = reach * own
-    bound = bound + own.clamp_(min=1).mul_(CHANCE) / independent
+    bound = bound + own.clamp_(min=1).mul_(constants.chance) / independent
     sure = bound.div_(square.clamp(min=torch.finfo(square.dtype).tiny)).neg_().add_(1).clamp_(min=0)
     others = torch.as_tensor(independent - 1, dtype=square.dtype).clamp(min=0)
-    return sure * (others / (others + FEW))
+    return sure * (others / (others + 1))

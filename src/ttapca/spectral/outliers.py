@@ -6,7 +6,7 @@ the median of their 3 x 3 neighbourhood, and only where there are clearly more o
 images have. Everything is measured on source images, in their own units.
 
 A value *strays* if its distance to the local median is beyond what one in a thousand values of most
-source images has, and beyond `DEVIATIONS` standard deviations of the image's own noise. Texture
+source images has, and beyond some standard deviations of the image's own noise. Texture
 strays, too, but mostly in all colours at once. An impulse hits one channel, so pixels where exactly
 one channel strays tell outliers from texture even in a single image.
 """
@@ -21,28 +21,11 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.support.tensors import at_least_float32
-
-# Chosen on held-out conditions; docs/closed-form-evidence.md has the errors.
-ONE_IN = 1000  # the distance that one value in so many of an image exceeds ...
-MOST_IMAGES = 0.75  # ... as it is in this share of source images, or smaller
-DEVIATIONS = 8.0  # of the image's own noise, which a filter removes better
-BEYOND = 1.5  # times what source batches have
 
 # A median absolute deviation times this is the standard deviation of normal noise.
 NORMAL = 1.4826
-
-# Share of source batches that each of the two counts is to leave alone, even without `BEYOND`.
-RARE = 0.995
-# One odd image does not make a batch: in a batch, an image counts for at most twice the shares that
-# all but so many source images have.
-ODD = 0.99
-MOST = 2.0
-# In a batch with outliers, images that have no more than this share of source images stay as they
-# are: where conditions are mixed, most of the clean ones do.
-ORDINARY = 0.9
-# Fewer strays than this share of values do no harm worth a median.
-LEAST = 1e-3
 
 # So many images of a batch, evenly spread, tell whether it has outliers.
 LOOKED_AT = 64
@@ -63,6 +46,8 @@ TOGETHER = 2**16
 
 LEAST_SIDE = 5
 MOST_CHANNELS = 4
+
+Finder = Callable[[Tensor, float, Constants], Tensor]
 
 
 def is_image(shape: Sequence[int] | None) -> bool:
@@ -123,12 +108,13 @@ def _median_of_three(one: Tensor, two: Tensor, three: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def strays(images: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+def strays(images: Tensor, floor: float, constants: Constants = CONSTANTS) -> tuple[Tensor, Tensor]:
     """Find the values that stray from their local median.
 
     Args:
         images: Shape (batch, channels, height, width).
         floor: The smallest distance that counts.
+        constants: See `ttapca.spectral.constants`.
 
     Returns:
         Whether each value strays, and the local medians, both of the shape of the images. There are
@@ -136,14 +122,15 @@ def strays(images: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """
     precise = at_least_float32(images)
     median = local_median(precise)
-    return _is_far(precise, median, floor), median
+    return _is_far(precise, median, floor, constants), median
 
 
-def _is_far(images: Tensor, median: Tensor, floor: float) -> Tensor:
+def _is_far(images: Tensor, median: Tensor, floor: float, constants: Constants) -> Tensor:
     distance = (images - median).abs_()
     values = distance.flatten(1)
     # An odd step, so that it meets rows and columns of every kind.
-    limits = DEVIATIONS * NORMAL * values[:, :: values.shape[1] // NOISE_VALUES | 1]
+    some = values[:, :: values.shape[1] // NOISE_VALUES | 1]
+    limits = constants.stray_deviations * NORMAL * some
     half = (limits.shape[1] + 1) // 2
     if torch.compiler.is_exporting():
         # The lower median.
@@ -163,12 +150,13 @@ def _is_far(images: Tensor, median: Tensor, floor: float) -> Tensor:
 
 
 @torch.no_grad()
-def strays_at_a_glance(images: Tensor, floor: float) -> Tensor:
+def strays_at_a_glance(images: Tensor, floor: float, constants: Constants = CONSTANTS) -> Tensor:
     """Find the values that stray in strips of each image, as `strays` does.
 
     Args:
         images: Shape (batch, channels, height, width), at least `STRIP` rows.
         floor: The smallest distance that counts.
+        constants: See `ttapca.spectral.constants`.
 
     Returns:
         Whether each value within the strips strays, shape (batch, channels, rows, width).
@@ -182,7 +170,7 @@ def strays_at_a_glance(images: Tensor, floor: float) -> Tensor:
         return some.transpose(1, 2).reshape(batch, channels, -1, width)
 
     inside = by_image(padded[..., 1:-1, 1:-1])
-    return _is_far(inside, by_image(_median_within(padded)), floor)
+    return _is_far(inside, by_image(_median_within(padded)), floor, constants)
 
 
 def shares_of(stray: Tensor) -> Tensor:
@@ -229,16 +217,17 @@ def measure(images: Tensor) -> Tensor | None:
     return torch.cat([distances[:, None], shares.float().to(distances)], dim=1).cpu()
 
 
-def floor_of(distances: Tensor) -> float:
+def floor_of(distances: Tensor, constants: Constants = CONSTANTS) -> float:
     """Return the smallest distance that counts, given the first column of what was measured."""
-    return float(torch.quantile(distances.to("cpu", torch.float64), MOST_IMAGES))
+    return float(torch.quantile(distances.to("cpu", torch.float64), constants.stray_images))
 
 
 def _rare_distance(images: Tensor) -> Tensor:
     precise = at_least_float32(images)
     distance = (precise - local_median(precise)).abs().flatten(1)
     size = distance.shape[1]
-    return distance.kthvalue(size - size // ONE_IN, dim=1).values.float()
+    rare = int(size * CONSTANTS.stray_share)
+    return distance.kthvalue(size - rare, dim=1).values.float()
 
 
 def _parts(images: Tensor) -> Iterator[Tensor]:
@@ -250,6 +239,7 @@ class SourceOutliers:
 
     Args:
         measured: What `measure` returned.
+        constants: See `ttapca.spectral.constants`.
 
     Raises:
         NotEnoughDataError: There are fewer than two source images.
@@ -268,16 +258,19 @@ class SourceOutliers:
         (True, True)
     """
 
-    def __init__(self, measured: Tensor) -> None:
+    def __init__(self, measured: Tensor, constants: Constants = CONSTANTS) -> None:
         if len(measured) < 2:
             raise NotEnoughDataError(
                 f"Calibration needs at least two source images; found {len(measured)}."
             )
+        self._constants = constants
         known = measured.detach().to("cpu", torch.float64)
-        self.floor = floor_of(known[:, 0])
+        self.floor = floor_of(known[:, 0], constants)
         self.shares = known[:, 1:]
-        self._ordinary = torch.quantile(self.shares, ORDINARY, dim=0)
-        self._most = MOST * torch.quantile(self.shares, ODD, dim=0).clamp(min=LEAST)
+        # Images with no more stay as they are: where conditions are mixed, most of the clean ones.
+        self._ordinary = torch.quantile(self.shares, 1 - constants.rare, dim=0)
+        # One odd image does not make a batch: in a batch, it counts for at most this.
+        self._most = constants.beyond * self._ordinary.clamp(min=constants.stray_share)
         self._limits: dict[int, Tensor] = {}
 
     def mean_shares(self, shares: Tensor) -> Tensor:
@@ -287,21 +280,22 @@ class SourceOutliers:
     def limit(self, size: int) -> Tensor:
         """Return how large `mean_shares` may be in a batch of this size, shape (2,)."""
         if size not in self._limits:
-            self._limits[size] = BEYOND * self._rare(size).clamp(min=LEAST)
+            least = self._constants.stray_share
+            self._limits[size] = self._constants.beyond * self._rare(size).clamp(min=least)
         return self._limits[size]
 
     def _rare(self, size: int) -> Tensor:
         """Return the shares that only few source batches exceed."""
         if size == 1:
-            return torch.quantile(self.shares, RARE, dim=0)
+            return torch.quantile(self.shares, 1 - self._constants.rare, dim=0)
         images = len(self.shares)
         generator = torch.Generator().manual_seed(SEED)
         chosen = torch.randint(images, (DRAWS, size), generator=generator)
         means = self.mean_shares(self.shares[chosen])  # (draws, 2)
         usual = means.mean(0)
         # The images are a sample themselves: what they tell about the source varies, too.
-        away = (torch.quantile(means, RARE, dim=0) - usual) * math.sqrt(1 + size / images)
-        return usual + away
+        away = torch.quantile(means, 1 - self._constants.rare, dim=0) - usual
+        return usual + away * math.sqrt(1 + size / images)
 
     def repaired(self, images: Tensor) -> tuple[Tensor, float]:
         """Return a batch with outliers replaced by local medians, and the share of values astray.
@@ -325,7 +319,7 @@ class SourceOutliers:
         most = max(1, min(LOOKED_AT, LOOKED_AT_VALUES // images[0].numel()))
         batches = torch.split(images, list(sizes))
         looks = [batch[:: math.ceil(len(batch) / most)] for batch in batches]
-        finders: list[tuple[Callable[[Tensor, float], Tensor], float]] = [(_strays, 1.0)]
+        finders: list[tuple[Finder, float]] = [(_strays, 1.0)]
         if images.shape[2] * images.shape[3] >= LARGE and images.shape[2] >= STRIP:
             finders.insert(0, (strays_at_a_glance, GLANCED))
         astray, shares = [True] * len(looks), [0.0] * len(looks)
@@ -350,12 +344,12 @@ class SourceOutliers:
             images: As many of each batch, one batch after the other.
             each: How many.
         """
-        stray, median = _strays_alike(images, self.floor)
+        median = local_median(images)
+        stray = _is_far(images, median, self.floor, self._constants)
         astray = self._many_alike(stray, each, 1.0)
         if images.shape[2] * images.shape[3] >= LARGE and images.shape[2] >= STRIP:
-            astray = astray & self._many_alike(
-                strays_at_a_glance(images, self.floor), each, GLANCED
-            )
+            glanced = strays_at_a_glance(images, self.floor, self._constants)
+            astray = astray & self._many_alike(glanced, each, GLANCED)
         shares = shares_of(stray)
         unusual = (shares > self._ordinary.to(shares)).any(1)
         unusual = unusual & astray[:, None].expand(-1, each).flatten()
@@ -369,7 +363,7 @@ class SourceOutliers:
         return (shares.mean(1) > part * self.limit(each).to(shares)).any(1)
 
     def _too_many(
-        self, find: Callable[[Tensor, float], Tensor], looks: Sequence[Tensor], part: float
+        self, find: Finder, looks: Sequence[Tensor], part: float
     ) -> list[tuple[bool, float]]:
         """Return for each of some batches whether more values stray than this part of the limit.
 
@@ -378,7 +372,8 @@ class SourceOutliers:
         if not looks:
             return []
         together = looks[0] if len(looks) == 1 else torch.cat(list(looks))
-        shares = torch.cat([shares_of(find(some, self.floor)) for some in _parts(together)]).cpu()
+        found = [find(some, self.floor, self._constants) for some in _parts(together)]
+        shares = torch.cat([shares_of(each) for each in found]).cpu()
         return [
             (
                 bool((self.mean_shares(own) > part * self.limit(len(own))).any()),
@@ -388,15 +383,10 @@ class SourceOutliers:
         ]
 
     def _mended(self, images: Tensor) -> Tensor:
-        stray, median = strays(images, self.floor)
+        stray, median = strays(images, self.floor, self._constants)
         unusual = (shares_of(stray) > self._ordinary.to(images.device)).any(1)
         return torch.where(stray & unusual.view(-1, 1, 1, 1), median.to(images.dtype), images)
 
 
-def _strays_alike(images: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    median = local_median(images)
-    return _is_far(images, median, floor), median
-
-
-def _strays(images: Tensor, floor: float) -> Tensor:
-    return strays(images, floor)[0]
+def _strays(images: Tensor, floor: float, constants: Constants) -> Tensor:
+    return strays(images, floor, constants)[0]

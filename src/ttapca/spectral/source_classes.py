@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ttapca.spectral.constants import CONSTANTS, ChainConstants
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 # Directions in which class moments may differ: 4.5 MB for a ResNet-50 with 1,000 classes.
 LARGEST_RANK = 20
@@ -44,8 +44,6 @@ SMALLEST_RATIO = 0.05  # of variances: a low rank may overshoot
 # Pairs: numbers that describe an image at most, and images for each of them at least.
 MOST_FEATURES = 256
 IMAGES_A_FEATURE = 2
-RIDGE = 0.05  # of the mean variance within classes, added to all: it is known from few images
-LEAST_SEPARATION = 0.2  # deviations between the two means, below which pairs say nothing
 
 Numbers = NDArray[np.float64]
 
@@ -106,7 +104,7 @@ class PairStatistic:
         self,
         before: Numbers,
         features: Numbers,
-        constants: ChainConstants = CONSTANTS,
+        constants: Constants = CONSTANTS,
         xp: Any = np,
     ) -> Numbers:
         """Return how much likelier each pair is if both have one class, as a logarithm.
@@ -117,7 +115,7 @@ class PairStatistic:
         Args:
             before: The image before the first one of each stream, shape (streams, features).
             features: Shape (streams, images, features).
-            constants: Of the chain.
+            constants: See `ttapca.spectral.constants`.
             xp: Library that the arrays are of; see `ClassChain.computing_with`.
 
         Returns:
@@ -279,7 +277,7 @@ def pair_statistic(
         matrix = _whitening(rows[fitted], by_class[fitted], counts[fitted])
         found.append(_log_f_of_pairs(rows[other] @ matrix, by_class[other], directions))
     same, other_mean, deviation = torch.tensor(found).mean(0).tolist()
-    if not other_mean - same > LEAST_SEPARATION * deviation:
+    if not other_mean - same > CONSTANTS.pair_middle * deviation:
         return None
     matrix = _whitening(rows, by_class, counts).float()
     parts = dict(zip(layers, torch.split(matrix, list(layers.values())), strict=True))
@@ -295,7 +293,9 @@ def _whitening(rows: Tensor, shares: Tensor, weights: Tensor) -> Tensor:
     # Sum over images and classes of p (x - m_k)(x - m_k)^T, multiplied out.
     within = (rows.T * weights) @ rows - (means.T * totals) @ means
     within = within / total
-    within += RIDGE * within.diagonal().mean() * torch.eye(len(within), dtype=within.dtype)
+    # It is known from few images: a part of the mean variance is added to all.
+    ridge = CONSTANTS.ridge * within.diagonal().mean()
+    within += ridge * torch.eye(len(within), dtype=within.dtype)
     values, vectors = torch.linalg.eigh(within)
     whiten = vectors / values.clamp(min=1e-12).sqrt()
     away = (means - (weights @ rows) / total) @ whiten * (totals / total).sqrt()[:, None]

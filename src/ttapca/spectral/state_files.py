@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ttapca._checks import shown
 from ttapca.errors import SavedStreamError
-from ttapca.spectral.conditions import MOST_STATES, RECENT
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream_state import AlarmState, StreamState, leaves
 from ttapca.support.parsing import parse_json
 
@@ -192,7 +192,7 @@ class _Reader:
             if each.name not in ("alarm", "latest", "implausible")
         }
         rows = len(found["spectra"][0]) if found["spectra"] else 1
-        latest = self._number("latest", int, MOST_STATES - 1)
+        latest = self._number("latest", int, CONSTANTS.states - 1)
         implausible = self._number("implausible", int, LARGEST)
         state = StreamState(
             **found, alarm=self._alarm(like), latest=latest, implausible=implausible
@@ -222,7 +222,7 @@ class _Reader:
             }
             table = name.startswith(("spectra", "layers"))
             lengths = {len(each) for each in found.values() if each is not None} if table else {1}
-            if len(lengths) > 1 or not lengths <= set(range(1, MOST_STATES + 1)):
+            if len(lengths) > 1 or not lengths <= set(range(1, CONSTANTS.states + 1)):
                 self._refuse(name, "has parts of several lengths")
             made: Any = type(like)
             return made(**found)
@@ -239,7 +239,7 @@ class _Reader:
         ):
             self._refuse(name, "has another shape than in this network")
         self._check_values(name, found)
-        if name.startswith("conditions") and len(found) > RECENT:
+        if name.startswith("conditions") and len(found) > CONSTANTS.memory:
             self._refuse(name, "has too many rows")
         if isinstance(like, np.ndarray):
             return found.double().numpy()
@@ -298,7 +298,7 @@ class _Reader:
         states = len(known.centres)
         # A stream that was never used has shown nothing, in one row, and has no state.
         least = rows if bool(state.spectra[0].samples.any()) else 0
-        if states != len(known.weights) or not least <= states <= MOST_STATES:
+        if states != len(known.weights) or not least <= states <= CONSTANTS.states:
             self._refuse("conditions", "do not match")
 
     def _check_chain(self, state: StreamState) -> None:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FEW = 16  # images; more show by themselves, in each band, what noise there is
-LARGEST_SHARE = 0.98  # of a band's energy that may count as noise
+from ttapca.spectral.constants import CONSTANTS, Constants
 
 
 def with_white_noise(
-    excess: Tensor, log_energy: Tensor, noise: Tensor, samples: Tensor | float = 1.0
+    excess: Tensor,
+    log_energy: Tensor,
+    noise: Tensor,
+    samples: Tensor | float = 1.0,
+    constants: Constants = CONSTANTS,
 ) -> Tensor:
     """Return by how much log energies exceed those of the source, counting noise in every band.
 
@@ -32,7 +35,9 @@ def with_white_noise(
         log_energy: Logarithm of the energies, shape (..., bands).
         noise: Energy of white noise of variance 1, shape (bands,).
         samples: How many images the energies are those of, shape (...). All of it counts for one,
-            and evenly less for more of them; beyond `FEW`, nothing.
+            and evenly less for more of them: beyond `prior`, each band shows by itself what noise
+            there is.
+        constants: See `ttapca.spectral.constants`.
 
     Example:
         >>> noise = torch.tensor([1.0, 100.0, 1000.0])
@@ -42,13 +47,15 @@ def with_white_noise(
         >>> [round(value, 2) for value in with_white_noise(found, energy.log(), noise).tolist()]
         [0.4, 3.93, 6.22]
     """
-    fading = (torch.as_tensor(samples, dtype=excess.dtype) - 1) / FEW
+    fading = (torch.as_tensor(samples, dtype=excess.dtype) - 1) / constants.prior
     if not torch.compiler.is_exporting() and bool((fading >= 1).all()):
         return excess
     energy = log_energy.exp()
     surplus = -energy * torch.expm1(-excess.clamp(min=0))
     least = (energy / noise).amin(-1, keepdim=True)
-    level = torch.minimum((surplus / noise)[..., -1:], LARGEST_SHARE * least)
+    # No band exceeds its own signal by more than ratios are believed.
+    most = (1 - 1 / constants.largest_ratio) * least
+    level = torch.minimum((surplus / noise)[..., -1:], most)
     share = level * noise / energy
     more = (-torch.log1p(-share) - excess).clamp(min=0) * (share > 0)
     return excess + more * (1 - fading.clamp(0, 1))[..., None]

@@ -10,28 +10,31 @@ from torch import Tensor, nn
 from ttapca.errors import InputRangeWarning, warn_caller
 from ttapca.fitting.input_range import InputRange, InputSums
 from ttapca.fitting.input_units import mistake_in
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.stream import Stream
 
 # After so many images, nobody asks for their units any more: these do not change in a stream.
 MOST_IMAGES = 256
-# A sample is implausible if it leaves the range of the source by so many widths of that range. The
-# noise of a sensor that was not clipped leaves it by one, and a gain of 3 by less than two.
-IMPLAUSIBLE = 2.0
 
 
 class InputCheck:
     """A hook that compares what a network is given with what it was given at the fit.
 
-    An implausible sample passes the untouched network and leaves no mark on its stream but a count.
-    The first one leads to a warning, as do images that are in other units than those of the fit.
+    A sample is implausible if it leaves the range of the source by 1.5 widths of that range; noise
+    that was not clipped leaves it by one. It passes the untouched network, and leaves no mark on
+    its stream but a count. The first one leads to a warning, as do images that are in other units
+    than those of the fit.
 
     Args:
         source: What the network was given at the fit: inside of wrappers that normalise.
         stream: Whose samples are set aside; None if all are adapted to.
+        constants: See `ttapca.spectral.constants`.
     """
 
-    def __init__(self, source: InputRange, stream: Stream | None) -> None:
-        self._source, self._stream = source, stream
+    def __init__(
+        self, source: InputRange, stream: Stream | None, constants: Constants = CONSTANTS
+    ) -> None:
+        self._source, self._stream, self._most = source, stream, constants.beyond
         self._seen, self._images = InputSums(), 0
         self._warned = False
 
@@ -59,11 +62,11 @@ class InputCheck:
         source = self._source
         width = float((source.high - source.low).max())
         low, high = (float(each) for each in samples.aminmax())
-        inner = float(source.low.max()) - IMPLAUSIBLE * width <= low
-        if inner and high <= float(source.high.min()) + IMPLAUSIBLE * width:
+        inner = float(source.low.max()) - self._most * width <= low
+        if inner and high <= float(source.high.min()) + self._most * width:
             return None
         beyond = source.beyond(samples)
-        found = (beyond > IMPLAUSIBLE) & torch.isfinite(beyond)
+        found = (beyond > self._most) & torch.isfinite(beyond)
         return found if bool(found.any()) else None
 
     def _warn_of(self, samples: Tensor) -> None:

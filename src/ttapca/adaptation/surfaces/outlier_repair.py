@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError
 from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.outliers import SourceOutliers
 from ttapca.spectral.stream import Stream
 from ttapca.support.modules import find_layer
@@ -24,12 +25,13 @@ class OutlierRepair(Surface):
 
     Args:
         fitted: A filter that acts on images, and knows how many of their values stray.
+        constants: See `ttapca.spectral.constants`.
 
     Raises:
         AttachError: The filter does not know that.
     """
 
-    def __init__(self, fitted: FittedFilter) -> None:
+    def __init__(self, fitted: FittedFilter, constants: Constants = CONSTANTS) -> None:
         super().__init__()
         if fitted.outliers_ is None:
             raise AttachError(
@@ -38,7 +40,7 @@ class OutlierRepair(Surface):
                 "knows nothing of outliers. Fit it again, or do without."
             )
         self._fitted = fitted
-        self._source = SourceOutliers(fitted.outliers_)
+        self._source = SourceOutliers(fitted.outliers_, constants)
         self._stream = Stream()
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:

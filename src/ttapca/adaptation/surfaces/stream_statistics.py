@@ -31,6 +31,7 @@ from ttapca.adaptation.surfaces.base import Surface
 from ttapca.adaptation.surfaces.statistics import refuse_replaced
 from ttapca.errors import AttachError
 from ttapca.spectral.class_plan import ClassPlan, LayerClasses
+from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import ScaleGivenBack, Stream
 from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
@@ -58,9 +59,6 @@ from ttapca.support.sample_norms import (
 from ttapca.support.tensors import as_on, at_least_float32
 from ttapca.support.wrapping import Wrapper
 
-# Share of the weight of a single image that remains if the image is as usual as any.
-LEAST_ALONE = 1 / 3
-
 Forward = Callable[..., Any]
 Moments = tuple[Tensor, Tensor]  # mean and variance
 
@@ -83,6 +81,7 @@ class StreamStatistics(Surface):
             layer's own scale and shift, by path, shape (2, channels); see
             `ttapca.fitting.source_channels`.
         classes: What is known of classes in the source; None if nobody looks at them.
+        constants: See `ttapca.spectral.constants`.
 
     Attributes:
         layers: Those that were taken over, once attached.
@@ -97,6 +96,7 @@ class StreamStatistics(Surface):
         alone: float = 0.0,
         source: Mapping[str, Tensor] | None = None,
         classes: SourceClasses | None = None,
+        constants: Constants = CONSTANTS,
     ) -> None:
         super().__init__()
         for end in ends:
@@ -104,7 +104,7 @@ class StreamStatistics(Surface):
         check_option("prior", prior, Number(0))
         check_option("alone", alone, Number(0, 1))
         self.ends, self.prior, self.alone = ends, prior, alone
-        self.stream = Stream()
+        self.constants, self.stream = constants, Stream()
         self.layers: list[LayerStatistics] = []
         self.classes: LayerClasses | None = None
         self._source, self._source_classes = dict(source or {}), classes
@@ -142,7 +142,8 @@ class StreamStatistics(Surface):
         self.layer_of = torch.arange(len(widths)).repeat_interleave(widths)  # of each channel
         if self._source_classes is not None:
             channels = {each.path: each.kind.channels for each in self.layers}
-            self.classes = LayerClasses(self._source_classes.renamed(paths.find_any), channels)
+            known = self._source_classes.renamed(paths.find_any)
+            self.classes = LayerClasses(known, channels, self.constants)
         if self.layers:
             self._declare(model, begin)
         if batch_norms:
@@ -203,9 +204,8 @@ class StreamStatistics(Surface):
         seen = past.samples.to(counts) * fading + sizes
         shift, unusual = (each[:, None].to(counts) for each in (batch.shift, batch.unusual))
         plain = self._weights.to(counts) * shift * total / (total + self.prior).clamp(min=TINY)
-        strength = LEAST_ALONE + (1 - LEAST_ALONE) * unusual
         left = torch.where(seen > 0, 1 - (seen - 1) / max(self.prior, TINY), 0.0).clamp(0, 1)
-        alone = self._alone.to(counts) * strength * left
+        alone = self._alone.to(counts) * unusual * left
         # One number says nothing about a channel, so the first image of these changes nothing.
         first = seen <= 1
         with_maps = torch.where(first & (alone == 0), 0.0, (plain + alone).clamp(max=1))
