@@ -24,6 +24,7 @@ States are not forgotten: a condition that comes back finds the state that it ha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -37,6 +38,8 @@ from ttapca.spectral.constants import CONSTANTS, Constants
 
 Numbers = NDArray[np.float64]
 
+# Share of its variance that is left in the two halves of a normal distribution.
+HALVES_OF_NORMAL = 1 - 2 / math.pi
 STEPS = 5  # of k-means after a split, of which more change nothing
 
 
@@ -112,7 +115,7 @@ class ConditionStates:
         self.constants = constants
         # How many images are looked at for a new state, how many show together whether they have
         # one condition, and how few can be a condition.
-        self._recent = round(constants.memory)
+        self._recent = round(2 * constants.memory)
         self._enough, self._fewest = constants.block // 2, constants.block // 8
 
     @classmethod
@@ -176,11 +179,14 @@ class ConditionStates:
         recent = known.last(self._recent)
         centres, counts = known.centres, known.weights
         while len(centres) < self.most:
+            apart = self.constants.apart
+            if len(centres) > 1:  # a stream that is known to have several is cut more easily
+                apart = (apart + HALVES_OF_NORMAL) / 2
             nearest = _nearest(recent, centres)
             found = [
                 (*split, state)
                 for state in range(len(centres))
-                if (split := self._two_groups(recent[nearest == state])) is not None
+                if (split := self._two_groups(recent[nearest == state], apart)) is not None
             ]
             if not found:
                 break
@@ -204,11 +210,12 @@ class ConditionStates:
         new, block = len(known.unsearched), self.constants.block
         return new >= block // 4 and new + len(known.searched) >= block
 
-    def _two_groups(self, rows: Numbers) -> tuple[float, Numbers, Numbers] | None:
+    def _two_groups(self, rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
         """Split images in two groups that are clearly separate, if there are such.
 
         Args:
             rows: Appearances, shape (images, numbers).
+            apart: The largest share of variance that may be left in the groups.
 
         Returns:
             By how much the split lowers the sum of squares, and the means of the groups.
@@ -230,7 +237,7 @@ class ConditionStates:
             fewer = min(int(upper.sum()), int((~upper).sum()))
             gain = (1 - left) * float(variances[-number]) * len(rows)
             if (
-                left > constants.apart
+                left > apart
                 or distance < constants.far
                 or fewer < self._fewest
                 or (best and gain <= best[0])
