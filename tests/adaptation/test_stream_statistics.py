@@ -257,7 +257,6 @@ def test_single_images_come_to_count_in_layers_where_one_alone_has_no_weight(
 ) -> None:
     far_off = 3 * images(150, seed=9)
     given: dict[str, Any] = {"order": "shuffled", "statistics": statistics, "outliers": False}
-    given["states"] = 1  # what these images show is as far apart as two conditions
     batch, online = (adapted("wiener", norm, **given) for _ in range(2))
     for image in far_off.split(1):
         online(image)

@@ -259,7 +259,7 @@ def test_there_are_no_more_states_than_asked_for() -> None:
 
 
 def test_the_last_images_are_looked_at() -> None:
-    stream = OneStream(constants=dataclasses.replace(CONSTANTS, memory=100))
+    stream = OneStream(constants=dataclasses.replace(CONSTANTS, memory=50))
     for batch in rows(230, 0).split(70):
         stream.told(batch)
     np.testing.assert_array_equal(stream.known.last(100), rows(230, 0)[-100:])

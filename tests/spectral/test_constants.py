@@ -23,7 +23,7 @@ OTHER_NUMBERS = {
     "spectral/calibration.py": "TOGETHER DRAWS SEED LEEWAY_STEPS MOST_WITH_LEEWAY TINY",
     "spectral/white_noise.py": "",
     "spectral/means.py": "",
-    "spectral/conditions.py": "STEPS",
+    "spectral/conditions.py": "HALVES_OF_NORMAL STEPS",
     "spectral/appearances.py": "FEWEST_SOURCE LEAST LEAST_DEVIATION",
     "spectral/outliers.py": (
         "NORMAL LOOKED_AT LOOKED_AT_VALUES LARGE STRIP EVERY GLANCED NOISE_VALUES DRAWS SEED "

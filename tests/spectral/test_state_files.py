@@ -361,8 +361,8 @@ def test_a_table_whose_parts_have_several_lengths(part: str) -> None:
         ("centres", 1, "`conditions` do not match"),
         ("weights", 1, "`conditions` do not match"),
         ("centres", CONSTANTS.states + 1, "`conditions` do not match"),
-        ("searched", int(CONSTANTS.memory) + 1, "`conditions.searched` has too many rows"),
-        ("unsearched", int(CONSTANTS.memory) + 1, "`conditions.unsearched` has too many rows"),
+        ("searched", 2 * int(CONSTANTS.memory) + 1, "`conditions.searched` has too many rows"),
+        ("unsearched", 2 * int(CONSTANTS.memory) + 1, "`conditions.unsearched` has too many rows"),
     ],
 )
 def test_conditions_that_do_not_match(name: str, rows: int, said: str) -> None:

@@ -24,12 +24,12 @@ class Constants:
         threshold (share; tune_closed_form): So many source batches are usual: their gains are
             exactly 1, and a single image like them has no weight. A stream that has no order with
             as large a probability keeps its predictions as they are.
-        rare (share of source batches; measure_clean): Only so few have surely shifted, have so many
-            outliers, or begin an alarm.
+        rare (share; measure_clean): Only so few source batches look surely shifted, have too many
+            outliers, or are against an alarm that is quiet. Chance is granted as much.
         ridge (share of variance; audit_constants): Added to covariances, so that what hardly varies
             does not dominate: bands, textures, and features of late layers within classes.
         memory (images; tune_memory): After so many, what was seen of a stream counts 1 / e. New
-            conditions are looked for among as many.
+            conditions are looked for among twice as many.
         prior (images; tune_closed_form): The source counts for so many, beside what was seen.
         first (weight; tune_closed_form): Of a large batch that has surely shifted, in the first
             layer.
@@ -47,7 +47,8 @@ class Constants:
         far (deviations of source images; audit_constants): Means of two conditions are so far apart
             at least.
         apart (share of variance; audit_constants): So much is left at most where images of two
-            conditions are cut in two. The halves of a normal distribution keep 0.36.
+            conditions are cut in two. The halves of a normal distribution keep 0.36; once there are
+            several conditions, half way to that is enough.
         stray_share (share of values; audit_constants): As many of an image are farthest from their
             local median, and fewer outliers do no harm.
         stray_images (share of source images; audit_constants): In so many, these values are no
@@ -97,7 +98,7 @@ class Constants:
     states: int = 16
     block: int = 64
     far: float = 3.5
-    apart: float = 0.32
+    apart: float = 0.28
     stray_share: float = 1e-3
     stray_images: float = 0.75
     stray_deviations: float = 8.0

@@ -239,7 +239,7 @@ class _Reader:
         ):
             self._refuse(name, "has another shape than in this network")
         self._check_values(name, found)
-        if name.startswith("conditions") and len(found) > CONSTANTS.memory:
+        if name.startswith("conditions") and len(found) > 2 * CONSTANTS.memory:
             self._refuse(name, "has too many rows")
         if isinstance(like, np.ndarray):
             return found.double().numpy()
