@@ -60,7 +60,8 @@ def test_few_samples_of_a_long_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = (ttapca.fit(model, "act", DATA, 0.9, route=route) for route in ("gram", "exact"))
     assert len({share.n_components_ for share in shares}) == 1
     one, two = (ttapca.fit(model, "act", images(400), 20, route=r) for r in ("gram", "exact"))
-    assert len(one.energies_) == 50  # an eighth, which the basis it is measured by has not seen
+    assert len(one.energies_) == 400  # each by a basis that was made without it
+    torch.testing.assert_close(one.variances_, two.variances_, rtol=1e-6, atol=0)
     torch.testing.assert_close(one.energies_, two.energies_, rtol=1e-4, atol=1e-6)
 
 
@@ -126,9 +127,10 @@ def test_cosines_on_the_smaller_side_of_an_affine_layer() -> None:
         torch.testing.assert_close(fitted.mean_, model.conv1(DATA).flatten(1).mean(0))
         ttapca.attach(model, fitted)  # all of them, at gains of 1
         torch.testing.assert_close(model(X), plain, rtol=0, atol=1e-10)
-    # Few samples: all are kept. Their mean energy is that of the source, 1, in every band.
+    # Few samples: all are kept, each in units of the others' variances. These are smaller where it
+    # is large, by 2 / 89 or more on average.
     energies = ttapca.fit(small_convnet(), "conv1", DATA[:90], route="dct").energies_
-    np.testing.assert_allclose(energies.double().mean(0), 89 / 90, rtol=1e-4)
+    np.testing.assert_allclose(energies.double().mean(0), 1 + 3 / 89, rtol=0.01)
 
 
 @pytest.mark.parametrize("layer", ["conv1", "act"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ttapca.errors import NotEnoughDataError
 from ttapca.spectral import even_sample
 from ttapca.spectral.appearances import FEWEST_SOURCE
-from ttapca.spectral.even_sample import HELD_OUT, SAMPLES, EvenSample, Positions
+from ttapca.spectral.even_sample import ENOUGH, HELD_OUT, SAMPLES, EvenSample, Positions
 
 
 def sample_of(first: int, last: int, batch: int = 100) -> EvenSample:
@@ -44,10 +44,13 @@ def test_a_sample_is_spread_over_the_stream(n: int, batch: int) -> None:
     kept = sample.all().flatten()
     assert kept.tolist() == greedy(n, SAMPLES)
     assert sample.seen == n
-    apart = sample.apart()
-    if apart is not None:
-        assert len(apart) <= n / HELD_OUT + 1
-        assert apart.flatten().tolist() == sample.positions_apart()
+    assert sample.positions().tolist() == kept.tolist()
+    folds = sample.folds()
+    together = torch.cat(folds).tolist()
+    assert len(set(together)) == len(together) >= min(len(kept), ENOUGH)
+    for fold in folds:
+        assert len(fold) <= n / HELD_OUT + 1
+        assert fold.diff().unique().numel() <= 1  # evenly spread
 
 
 @settings(deadline=None, max_examples=25)
@@ -64,10 +67,9 @@ def test_parts_in_any_order_merge_into_the_sample_of_the_whole(data: st.DataObje
         whole = sample_of(0, n)
         assert torch.equal(found.all(), whole.all())
         assert found.seen == n
-        for one, two in ((found.apart(), whole.apart()),):
-            assert (one is None) == (two is None)
-            assert one is None or torch.equal(one, two)
-        assert found.positions_apart() == whole.positions_apart()
+        assert torch.equal(found.positions(), whole.positions())
+        for one, two in zip(found.folds(), whole.folds(), strict=True):
+            assert torch.equal(one, two)
 
 
 def test_processes_take_turns() -> None:

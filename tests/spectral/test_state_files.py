@@ -426,6 +426,7 @@ WHOLE = [-1, 1.0, True, "1", None, [], math.nan, 2**53 + 2**60]
 REAL = [-0.1, 1e13, False, "0", None, {}, math.nan, math.inf]
 NUMBERS = {
     "latest": [*WHOLE, 2, CONSTANTS.states],
+    "implausible": WHOLE,
     "alarm.run": WHOLE,
     "alarm.images": WHOLE,
     "alarm.runs": REAL,

@@ -217,7 +217,7 @@ def test_leaves_are_named_by_the_fields_that_lead_to_them() -> None:
     # What there is not has no name.
     assert "spectra.1.mean" not in found
     nothing = leaves(StreamState(()))
-    assert set(nothing) == {"latest", "outliers"} | {
+    assert set(nothing) == {"latest", "implausible", "outliers"} | {
         f"alarm.{name}" for name in ("shifted", "run", "images", "runs", "few", "alike", "skew")
     }
     assert leaves(3.0, "three") == {"three": 3.0}

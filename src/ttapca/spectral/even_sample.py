@@ -135,7 +135,7 @@ class EvenSample:
         """
         step = math.ceil(self._count * HELD_OUT / self.seen)
         number = math.ceil(min(self._count, ENOUGH) * step / self._count)
-        return [torch.arange(first, self._count, step) for first in range(number)]
+        return [torch.arange(first, self._count, step) for first in range(min(number, self._count))]
 
     def positions(self) -> Tensor:
         """Return the positions of the rows of `all`."""
