@@ -244,8 +244,9 @@ def measure(
     ) as adapted:
         for batch in world.held_out[rows].split(size):
             found.append(adapted(batch).argmax(1))
-            if forgetting == "episodic" and len(batch) == size:
-                p_values.append(adapted.health.p_value)
+            p_value = adapted.health.p_value  # None of samples that are all implausible
+            if forgetting == "episodic" and len(batch) == size and p_value is not None:
+                p_values.append(p_value)
     after, labels = torch.cat(found), world.labels[rows]
     known = labels != UNLABELLED
     untouched, error, margin = compared(before, after, labels)
