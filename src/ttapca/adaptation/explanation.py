@@ -15,8 +15,9 @@ from ttapca.spectral.closed_form import ClosedFormGain
 BAR = 8
 BLOCKS_TO_A_DOUBLING = 2
 
-# Gains nearer to 1 than this are called unchanged.
+# Gains nearer to 1 than this are called unchanged, and a band with a larger p-value usual.
 UNCHANGED = 0.02
+USUAL = 0.05
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class BandReport:
         source_variance: Mean variance of a component in the source data.
         test_variance: The same in the test data.
         gain: The factor by which the filter scales the middle of the band.
+        p_value: Twice the share of source batches of that size that are at least as far out.
     """
 
     first: int
@@ -36,6 +38,7 @@ class BandReport:
     source_variance: float
     test_variance: float
     gain: float
+    p_value: float = 1.0
 
     @property
     def bar(self) -> str:
@@ -57,11 +60,14 @@ class BandReport:
         Example:
             >>> BandReport(8, 15, 1.0, 4.0, 0.25).meaning
             '4.0 times the variance: noise was added; scaled down to 25 %'
+            >>> BandReport(8, 15, 1.0, 1.1, 1.0).meaning
+            '1.1 times the variance: as some source batches have; left alone'
         """
-        if abs(self.gain - 1) < UNCHANGED:
-            return "as in the source, or too near to tell; left alone"
         ratio = self.test_variance / self.source_variance
         times = f"{ratio:.2g}" if ratio < 1 else f"{ratio:.1f}"
+        if abs(self.gain - 1) < UNCHANGED:
+            usual = "as some source batches have" if self.p_value > USUAL else "no sure shift"
+            return f"{times} times the variance: {usual}; left alone"
         what = "noise was added; scaled down"
         if self.gain > 1:
             what = "detail or contrast is lost; scaled up"
@@ -150,7 +156,8 @@ def _explanation(layer: str, gain: ClosedFormGain, adapted: Adapter) -> Explanat
     source = band_means(gain.variances.double().cpu(), gain.edges)
     test = source * evidence.energies
     gains = gain.band_gains(state).tolist()
-    rows = zip(gain.edges, gain.edges[1:], source.tolist(), test.tolist(), gains, strict=False)
+    columns = (source.tolist(), test.tolist(), gains, evidence.band_p_values.tolist())
+    rows = zip(gain.edges, gain.edges[1:], *columns, strict=False)
     bands = tuple(BandReport(first + 1, *rest) for first, *rest in rows)
     shift = float(state.spectra[gain.number].shift[state.surest])
     return Explanation(layer, evidence.samples, evidence.p_value, shift, bands)

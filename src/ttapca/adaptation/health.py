@@ -14,6 +14,7 @@ from ttapca.adaptation.surfaces import (
     StreamStatistics,
 )
 from ttapca.spectral.closed_form_rule import TINY, ClosedFormRule, Evidence
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream import STATE
 from ttapca.spectral.stream_state import StreamState
 
@@ -109,7 +110,7 @@ outliers 0.4 %, 2 batches skipped)
         """Return one line for a person."""
         said = [f"{self.images:,} images"]
         if self.shifted is not None:
-            said.append("shifted" if self.shifted else "not shifted")
+            said.append(self._alarm_in_words())
         if self.p_value is not None:
             said.append(f"p = {self.p_value:.3f}")
         if self.shift is not None:
@@ -132,6 +133,13 @@ outliers 0.4 %, 2 batches skipped)
             said.append(f"{self.implausible:,} implausible")
         said.append(f"{self.skipped} batch{'es' * (self.skipped != 1)} skipped")
         return f"Health({self.stream}: {', '.join(said)})"
+
+    def _alarm_in_words(self) -> str:
+        """Say what the alarm says, and whether the last images look otherwise."""
+        p_value = 1.0 if self.p_value is None else self.p_value
+        if self.shifted:
+            return "shifted until a moment ago" if p_value > CONSTANTS.ends else "shifted"
+        return "perhaps shifted, no alarm yet" if p_value <= CONSTANTS.rare else "not shifted"
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""

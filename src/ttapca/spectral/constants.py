@@ -21,7 +21,8 @@ class Constants:
 
     Attributes:
         restore (exponent; tune_closed_form): Which power of a loss of variance `wiener` undoes.
-        largest_ratio (ratio of variances; tune_closed_form): Larger ones count as this one.
+        largest_ratio (ratio of variances; tune_closed_form): Larger ones count as this one. A value
+            that is far from the source by more than its root makes a sample implausible.
         threshold (share; tune_closed_form): So many source batches are usual: their gains are
             exactly 1, and a single image like them has no weight. A stream that has no order with
             as large a probability keeps its predictions as they are.
@@ -57,8 +58,7 @@ class Constants:
         stray_deviations (deviations of an image's noise; audit_constants): An outlier is farther
             from its local median.
         beyond (ratio; audit_constants): So many times what the source has is too much: outliers of
-            rare batches, the squared distance of the farthest image, and widths of the range of
-            values.
+            rare batches, and the squared distance of the farthest image.
         run_doublings (doublings; tune_chain): The longest run that is expected has 2 to this power
             images.
         shares (shares of images; tune_chain): Tried for each share that is not known: of

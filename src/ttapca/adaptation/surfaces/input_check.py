@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ MOST_IMAGES = 256
 class InputCheck:
     """A hook that compares what a network is given with what it was given at the fit.
 
-    A sample is implausible if it leaves the range of the source by 1.5 widths of that range; noise
-    that was not clipped leaves it by one. It passes the untouched network, and leaves no mark on
-    its stream but a count. The first one leads to a warning, as do images that are in other units
-    than those of the fit.
+    A sample is implausible if a value is so far from the middle of the source's range that no ratio
+    of variances that the closed form believes makes it so: eight times as far as the ends of that
+    range. It passes the untouched network, and leaves no mark on its stream but a count. The first
+    one leads to a warning, as do images that are in other units than those of the fit.
 
     Args:
         source: What the network was given at the fit: inside of wrappers that normalise.
@@ -34,7 +35,9 @@ class InputCheck:
     def __init__(
         self, source: InputRange, stream: Stream | None, constants: Constants = CONSTANTS
     ) -> None:
-        self._source, self._stream, self._most = source, stream, constants.beyond
+        self._source, self._stream = source, stream
+        # In widths of the range beyond its ends.
+        self._most = (math.sqrt(constants.largest_ratio) - 1) / 2
         self._seen, self._images = InputSums(), 0
         self._warned = False
 
