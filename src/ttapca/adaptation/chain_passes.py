@@ -40,6 +40,9 @@ class ChainPasses(Mover):
         statistics: Those that follow the stream; None without any.
         required: Whether logits of other classes are an error; else they are left as they are.
         order: `video` for images that surely come in order.
+        counts_only: Use the order for one thing only: for how many independent images those of a
+            run count. It takes away from what a stream can do, and so is safe where nothing tells
+            a run of one class from a network that collapses.
         constants: See `ttapca.spectral.constants`.
 
     Attributes:
@@ -53,6 +56,7 @@ class ChainPasses(Mover):
         *,
         required: bool = True,
         order: Order = "auto",
+        counts_only: bool = False,
         constants: Constants = CONSTANTS,
     ) -> None:
         super().__init__()
@@ -62,6 +66,7 @@ class ChainPasses(Mover):
         )
         self.reads = "classes" if required else "classes, if any"
         self._required = required
+        self._counts_only = counts_only
         self._statistics = statistics
         self._known = LayerClasses(classes, {}, constants)
         self.single = False
@@ -242,7 +247,7 @@ class ChainPasses(Mover):
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
         """Return the classes of a stream and its order; see `Health`."""
-        if state.chain is None or not state.chain.place[0]:
+        if state.chain is None or not state.chain.place[0] or self._counts_only:
             return {}
         expected, counts = self.chain.expected(state.chain, 1), state.chain.recent[0, 0]
         return {

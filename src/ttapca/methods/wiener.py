@@ -162,11 +162,22 @@ class Wiener(Method):
         classes = self._classes()
         if self.order is not None or classes is None:
             return self.order in ("auto", "video")
-        return (
-            classes.pairs is not None
-            and isinstance(self.statistics, Mixture | str)
-            and (self.statistics not in ("source", "batch"))
-        )
+        return classes.pairs is not None and self._mixes
+
+    @property
+    def _counts_classes(self) -> bool:
+        """Whether the order of images says for how many they count, and no more than that.
+
+        That is so if the source had too few images to tell a run from a network that collapses.
+        """
+        classes = self._classes()
+        few = classes is not None and classes.pairs is None
+        return few and self.order is None and self._mixes and not self.learns
+
+    @property
+    def _mixes(self) -> bool:
+        known = isinstance(self.statistics, Mixture | str)
+        return known and self.statistics not in ("source", "batch")
 
     def for_outputs(self, kind: OutputKind | None) -> Wiener:
         """Leave classes aside where there are none that exclude each other."""
@@ -177,7 +188,8 @@ class Wiener(Method):
                 f'`order="{self.order}"` looks at classes that exclude each other; found '
                 f'`outputs="{kind}"`, which has none. Leave `order` out.'
             )
-        return dataclasses.replace(self, order="shuffled") if self.looks_at_classes else self
+        looks = self.looks_at_classes or self._counts_classes
+        return dataclasses.replace(self, order="shuffled") if looks else self
 
     def _filters(self) -> list[FittedFilter]:
         if isinstance(self.filter, (list, tuple)) and self.filter:
@@ -215,6 +227,8 @@ class Wiener(Method):
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
             surfaces.append(OutlierRepair(image_filter, self.constants))
         mover = Mover()
+        if self._counts_classes and (known := self._classes()) is not None:
+            mover = ChainPasses(known, required=False, counts_only=True, constants=self.constants)
         if classes is not None:
             following = [each for each in statistics if isinstance(each, StreamStatistics)]
             mover = ChainPasses(
