@@ -266,5 +266,5 @@ def salted(images: Tensor, share: float, seed: int = 2) -> Tensor:
     """The same images with this share of all values far too high or far too low."""
     generator = torch.Generator().manual_seed(seed)
     draw = torch.rand(images.shape, generator=generator, dtype=torch.float64)
-    salt = torch.where(draw < share / 2, -2.0, 3.0).to(images)
+    salt = torch.where(draw < share / 2, -1.0, 2.0).to(images)
     return torch.where(draw < share, salt, images)

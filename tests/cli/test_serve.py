@@ -78,14 +78,14 @@ def test_from_nothing(
     [first] = served
     host, port = first["address"]
     assert told.out == (
-        f"http://{host}:{port}  serves digits with a filter at conv1, 61 components, folded\n"
+        f"http://{host}:{port}  serves digits with a filter at conv1, 60 components, folded\n"
         "  streams  0, kept in streams.sqlite\n"
         "  access   from this machine\n"
     )
     assert "fitting conv1" in told.err
     assert first["classes"] == list("0123456789")
     assert first["input_shape"] == [1, 8, 8]
-    assert first["bands"][-1] == {"first": 32, "last": 61}
+    assert first["bands"][-1] == {"first": 32, "last": 60}
     assert first["service"].pool.mode == "off"
     assert first["service"].pool.closed
     [kept] = (place / "home" / "filters").iterdir()

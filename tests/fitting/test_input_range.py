@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -119,11 +120,11 @@ def test_a_sample_leaves_the_range_by_its_farthest_channel() -> None:
     samples[:, 0, 0, 0], samples[:, 1, 0, 0] = 1.0, 10.0
     known = InputRange.of(samples[:1])
     assert known is not None
-    samples[1, 0, 1, 1] = 3.0  # two widths of the first channel
-    samples[2, 1, 1, 1] = -5.0  # half a width of the second one
+    samples[1, 0, 1, 1] = 3.0  # two widths of the first channel, a fifth of the widest
+    samples[2, 1, 1, 1] = -5.0  # half a width of the widest
     samples[3, 1, 1, 1], samples[4, 1, 1, 1] = torch.inf, torch.nan
     found = known.beyond(samples)
-    assert found[:4].tolist() == [0.0, 2.0, 0.5, torch.inf]
+    assert found[:4].tolist() == pytest.approx([0.0, 0.2, 0.5, math.inf])
     assert bool(found[4].isnan())
     # Of grey images, only the range of all channels together is known.
     assert known.beyond(torch.full((1, 1, 2, 2), 20.0)).tolist() == [1.0]

@@ -74,7 +74,7 @@ def test_an_alarm_watches_without_classes() -> None:
     told: list[ttapca.Health] = []
     given: dict[str, Any] = {"filter": fitted, "on_shift": told.append, "forgetting": "online"}
     adapted = ttapca.adapt(model, "wiener", outputs="regression", **given)
-    for x in (20 * images(400, seed=3)).split(50):
+    for x in (8 * images(400, seed=3)).split(50):
         adapted(x)
     assert len(told) == 1
     assert adapted.health.shifted

@@ -24,6 +24,7 @@ from ttapca.spectral.calibration import (
 )
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.closed_form_rule import ClosedFormRule, independent_images
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.gains import SourceComponents, make_gain
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import ScaleGivenBack
@@ -209,7 +210,7 @@ def test_a_shifted_mean_is_taken_away_and_a_source_mean_is_not() -> None:
     gains = gain(shifted)
     offset, outside = gain.offset()
     assert outside is None
-    unknown = 4.0 * 1  # reach where no class is known, for a variance that is the source's
+    unknown = CONSTANTS.chance  # reach where no class is known, for the source's variance
     assert offset.div(deviations).mean().item() == pytest.approx(5 * (1 - unknown / 25), rel=0.03)
     # Around the new mean nothing but what was left of the shift is to be scaled.
     plain = calibrated(deviations, center=0.0)

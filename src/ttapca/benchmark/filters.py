@@ -86,7 +86,7 @@ def usual_fit(
         >>> from ttapca.datasets import read_digits
         >>> batches = TensorBatches(read_digits("train"), 250)
         >>> usual_fit(networks.load("digits-small-cnn"), "conv1", batches)
-        FittedFilter(layer='conv1', 61 components, 1201 samples, folded (1, 8, 8) -> (16, 8, 8))
+        FittedFilter(layer='conv1', 60 components, 1201 samples, folded (1, 8, 8) -> (16, 8, 8))
     """
 
     def fit(count: int | None, *, again: bool = False) -> FittedFilter:

@@ -67,6 +67,9 @@ class HealthFacts(_Answer):
     conditions: int = Field(examples=[1])
     outliers: float | None = Field(examples=[0.004])
     batch_weight: float | None = Field(examples=[0.2])
+    implausible: int = Field(
+        ge=0, description="Images that no shift explains, answered by the network as it is."
+    )
 
 
 class StreamFacts(_Answer):

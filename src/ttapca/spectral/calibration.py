@@ -501,6 +501,7 @@ def calibrate(
         found = without(apart, positions[rows].tolist())
         if len(found.singular_values) < kept:  # begin anew: with fewer samples, fewer are resolved
             kept, squares, rests = len(found.singular_values), [], []
+            continue
         found = found.truncated(kept)
         squares.append((apart.to(found.mean) - found.mean) @ found.project)
         squares[-1] = squares[-1].square().cpu()

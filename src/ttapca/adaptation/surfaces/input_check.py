@@ -21,10 +21,10 @@ MOST_IMAGES = 256
 class InputCheck:
     """A hook that compares what a network is given with what it was given at the fit.
 
-    A sample is implausible if a value is so far from the middle of the source's range that no ratio
-    of variances that the closed form believes makes it so: eight times as far as the ends of that
-    range. It passes the untouched network, and leaves no mark on its stream but a count. The first
-    one leads to a warning, as do images that are in other units than those of the fit.
+    A sample is implausible if a value is farther from the middle of the source's range than eight
+    times its width, the root of the largest ratio of variances that is believed. It passes the
+    untouched network, and leaves no mark on its stream but a count. The first one leads to a
+    warning, as do images that are in other units than those of the fit.
 
     Args:
         source: What the network was given at the fit: inside of wrappers that normalise.
@@ -37,7 +37,7 @@ class InputCheck:
     ) -> None:
         self._source, self._stream = source, stream
         # In widths of the range beyond its ends.
-        self._most = (math.sqrt(constants.largest_ratio) - 1) / 2
+        self._most = math.sqrt(constants.largest_ratio) - 1 / 2
         self._seen, self._images = InputSums(), 0
         self._warned = False
 
