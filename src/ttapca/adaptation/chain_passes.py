@@ -46,6 +46,7 @@ class ChainPasses(Mover):
         constants: See `ttapca.spectral.constants`.
 
     Attributes:
+        counts_only: See above.
         single: Whether a pass is never repeated.
     """
 
@@ -66,7 +67,7 @@ class ChainPasses(Mover):
         )
         self.reads = "classes" if required else "classes, if any"
         self._required = required
-        self._counts_only = counts_only
+        self.counts_only = counts_only
         self._statistics = statistics
         self._known = LayerClasses(classes, {}, constants)
         self.single = False
@@ -124,8 +125,9 @@ class ChainPasses(Mover):
         last = [(batch, number) for number in range(len(batch.states))]
         streams, images = list(range(len(last))), None  # of this pass, by those of the first
         logits: Tensor | None = None
-        # A pass is repeated with other statistics: if there are none, one is enough.
-        passes = 1 if self.single or not self._has_layers else self.chain.constants.passes
+        # A pass is repeated with other statistics or counts: if there are none, one is enough.
+        repeats = not self.single and (self._has_layers or self.counts_only)
+        passes = self.chain.constants.passes if repeats else 1
         for left in reversed(range(passes)):
             self._stream.batch = batch
             batch.watched = self._watched
@@ -158,9 +160,7 @@ class ChainPasses(Mover):
 
     def _surprised(self, batch: StreamBatch, plan: ClassPlan) -> list[int]:
         """Return the streams whose statistics were wrong by a plan that was found since."""
-        if self._statistics is None:
-            return []
-        changes = self._statistics.change(batch, plan)
+        changes = self._changes(batch, plan)
         # One more image hardly changes any statistics.
         places = batch.counted_images()
         sizes = [1] * len(changes) if isinstance(places, int) else [len(own) for own in places]
@@ -170,6 +170,18 @@ class ChainPasses(Mover):
             for number, (change, size) in enumerate(zip(changes, sizes, strict=True))
             if change > most and size > 1
         ]
+
+    def _changes(self, batch: StreamBatch, plan: ClassPlan) -> list[float]:
+        """Return by how much statistics or counts depend on the plan, for each stream."""
+        if self._statistics is not None:
+            return self._statistics.change(batch, plan)
+        found = [0.0] * len(batch.states)
+        if self.counts_only and batch.plan is not None:
+            here, there = (batch.summed(each.counts[:, -1:])[:, 0] for each in (batch.plan, plan))
+            changes = (here - there).abs() / torch.maximum(here, there).clamp(min=SMALLEST)
+            for (stream, _), each in zip(batch.groups, changes.tolist(), strict=True):
+                found[stream] = max(found[stream], each)
+        return found
 
     def _expected(self, batch: StreamBatch) -> ClassPlan:
         """Return the plan for a batch of which nothing was seen yet."""
@@ -247,7 +259,7 @@ class ChainPasses(Mover):
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
         """Return the classes of a stream and its order; see `Health`."""
-        if state.chain is None or not state.chain.place[0] or self._counts_only:
+        if state.chain is None or not state.chain.place[0] or self.counts_only:
             return {}
         expected, counts = self.chain.expected(state.chain, 1), state.chain.recent[0, 0]
         return {

@@ -29,7 +29,7 @@ from ttapca.spectral.basis import Basis
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.even_sample import EvenSample
 from ttapca.spectral.few_inputs import FoldedPCA
-from ttapca.spectral.pca import PCA
+from ttapca.spectral.pca import MOST_DROPPED, PCA
 
 # Samples that are measured at a time.
 TOGETHER = 32
@@ -495,24 +495,28 @@ def calibrate(
     outside = pca.drops_something or kept == pca.n_samples - 1
     squares: list[Tensor] = []
     rests: list[Tensor] = []
+    length = 0.0  # squared, of all samples that `rests` are of
     while len(squares) < len(folds):
         rows = folds[len(squares)]
         apart = samples[rows.to(samples.device)]
         found = without(apart, positions[rows].tolist())
         if len(found.singular_values) < kept:  # begin anew: with fewer samples, fewer are resolved
-            kept, squares, rests = len(found.singular_values), [], []
+            kept, squares, rests, length = len(found.singular_values), [], [], 0.0
             continue
         found = found.truncated(kept)
         squares.append((apart.to(found.mean) - found.mean) @ found.project)
         squares[-1] = squares[-1].square().cpu()
         if outside or kept < len(pca.singular_values):
             rests.append(rest_of(apart, found.mean, basis_of(found)))
+            length += float((apart.to(found.mean) - found.mean).square().sum())
     together = torch.cat(squares)
     total = together.sum(0)
     # Each by the variances of the others, as new samples are measured.
     others = (total - together).maximum(total / len(together)) / (len(together) - 1)
     energies = band_means(together / others, band_edges(kept)).float()
     rest = torch.cat(rests) if rests else None
+    if rest is not None and float(rest.sum()) <= MOST_DROPPED * length:
+        rest = None
     variances = total / len(together)
     return Calibration(
         energies, torch.cat(folds), rest, variances.clamp(min=TINY * variances.max())
