@@ -183,7 +183,7 @@ def test_clean_shuffled_data_are_predicted_as_by_the_network(size: int, order: A
 
 @pytest.mark.parametrize("size", [1, 40])
 @pytest.mark.parametrize("labels", [SHUFFLED, IN_RUNS], ids=["shuffled", "in runs"])
-def test_logits_stay_bit_for_bit_where_a_stream_surely_has_no_order(
+def test_logits_stay_bit_for_bit_where_a_stream_rather_has_no_order(
     size: int, labels: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And those of a first image alone, of which nobody knows what comes next."""
@@ -193,7 +193,7 @@ def test_logits_stay_bit_for_bit_where_a_stream_surely_has_no_order(
 
     def remember(*args: Any, **options: Any) -> Any:
         state, reading = read(*args, **options)
-        sure.extend((reading.plain[0] >= CONSTANTS.threshold).tolist())
+        sure.extend((reading.plain[0] >= 0.5).tolist())
         return state, reading
 
     monkeypatch.setattr(ClassChain, "read", remember)
@@ -205,8 +205,7 @@ def test_logits_stay_bit_for_bit_where_a_stream_surely_has_no_order(
     assert len(sure) == len(kept)  # one pass is enough: no statistics have weight
     assert kept[0] or size > 1
     assert kept[1:] == sure[1:]
-    assert any(sure) == (labels is SHUFFLED)
-    assert not all(sure)
+    assert sum(sure) > 0.9 * len(sure) if labels is SHUFFLED else sum(sure) < 0.1 * len(sure)
 
 
 @pytest.mark.parametrize("size", [1, 40])
@@ -270,7 +269,11 @@ def test_outputs_are_those_of_the_chain() -> None:
             plain = model(batch)
         state, reading = chain.read(state, plain.softmax(1)[None].numpy())
         found = adapter(batch).softmax(1).numpy()
-        np.testing.assert_allclose(found, reading.outputs[0], atol=1e-6)
+        # If the stream rather has no order, they stay.
+        expected = np.where(
+            reading.plain[0][:, None] < 0.5, reading.outputs[0], plain.softmax(1).numpy()
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_pairs_of_late_layers_are_looked_at() -> None:
@@ -299,7 +302,11 @@ def test_pairs_of_late_layers_are_looked_at() -> None:
         predictions = plain.softmax(1)[None].numpy()
         state, reading = chain.read(state, predictions, log_pairs, features=rows)
         found = adapter(batch).softmax(1).numpy()
-        np.testing.assert_allclose(found, reading.outputs[0], atol=1e-6)
+        # If the stream rather has no order, they stay.
+        expected = np.where(
+            reading.plain[0][:, None] < 0.5, reading.outputs[0], plain.softmax(1).numpy()
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-6)
     handle.remove()
 
 

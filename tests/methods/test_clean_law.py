@@ -220,11 +220,24 @@ def cells(samples: dict[str, tuple[int, ...]]) -> list[tuple[str, int, int]]:
     return [(name, each, size) for name in WORLDS for each in samples[name] for size in BATCHES]
 
 
-LIKE_SOURCE = cells(
-    dict.fromkeys(WORLDS, (1000,)) | {"photographs": (), "photographs_layer_norm": ()}
-)
-KEPT = cells(dict.fromkeys(WORLDS, (1000,)) | {"photographs": (), "photographs_layer_norm": (128,)})
-KEPT.remove(("table_without_normalisation", 1000, 100))
+FEW = {"photographs": (), "photographs_layer_norm": (128,)}
+# What does not hold yet is in docs/clean-law.md: fits on 32 samples, and these cells.
+LIKE_SOURCE = [
+    cell
+    for cell in cells(dict.fromkeys(WORLDS, (128, 1000)) | dict.fromkeys(FEW, ()))
+    if cell not in (("digits", 128, 100), ("clips", 128, 100))
+]
+KEPT = [
+    cell
+    for cell in cells(dict.fromkeys(WORLDS, (128, 1000)) | FEW)
+    if cell
+    not in (
+        ("table_without_normalisation", 128, 16),
+        ("images", 128, 16),
+        ("images_group_norm", 128, 1),
+        ("images_group_norm", 1000, 1),
+    )
+]
 
 
 @pytest.mark.parametrize(("name", "samples", "size"), LIKE_SOURCE)

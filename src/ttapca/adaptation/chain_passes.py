@@ -236,11 +236,11 @@ class ChainPasses(Mover):
     ) -> Tensor:
         """Return logits whose softmax is what the chain makes of them.
 
-        Those of a stream that surely has no order stay as they are, bit for bit, and so does the
-        first image of a stream if it comes alone.
+        Those of a stream that has no order more likely than not stay as they are, bit for bit, and
+        so does the first image of a stream if it comes alone.
         """
         places, size = batch.counted_images(), batch.size or 0
-        ordered = reading.plain < self.chain.constants.threshold
+        ordered = reading.plain < 1 / 2
         moved = ordered & ~self._alone(places, state)[:, None]
         change = in_batch(moved * 1.0, places, size) > 0
         if batch.rows is not None:

@@ -24,8 +24,7 @@ class Constants:
         largest_ratio (ratio of variances; tune_closed_form): Larger ones count as this one. A value
             that is far from the source by more than its root makes a sample implausible.
         threshold (share; tune_closed_form): So many source batches are usual: their gains are
-            exactly 1, and a single image like them has no weight. A stream that has no order with
-            as large a probability keeps its predictions as they are.
+            exactly 1, and a single image like them has no weight.
         rare (share; measure_clean): Only so few source batches look surely shifted, have too many
             outliers, or are against an alarm that is quiet. Chance is granted as much.
         ridge (share of variance; audit_constants): Added to covariances, so that what hardly varies
