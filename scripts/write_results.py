@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from itertools import repeat
 from pathlib import Path
@@ -73,16 +74,20 @@ def filled(place: re.Match[str], rows: dict[str, list[Row]]) -> str:
 def by_setting(rows: list[Row]) -> str:
     """Mean errors, with those of clean images in brackets: a line for a method, a column a setting.
 
-    Bold: not told apart from the lowest of the column.
+    Bold: not told apart from the lowest of the column. If it is not known which images were right,
+    there are neither intervals nor bold numbers.
     """
     lines: dict[str, dict[str, str]] = {}
     for each in comparisons(rows):
         ranked = each.standings()
         for number, line in each.lines.dropna(subset="mean").iterrows():  # others failed
-            mean = f"{line['mean']:.1f} ±{line.spread:.1f}"
-            mean = f"**{mean}**" if ranked[number].rank == 1 else mean
+            mean = f"{line['mean']:.1f}"
+            if number in ranked:
+                mean += f" ±{line.spread:.1f}"
+                mean = f"**{mean}**" if ranked[number].rank == 1 else mean
             found = lines.setdefault(f"`{line.label}`", {})
-            found[f"`{each.conditions.setting}`"] = f"{mean} ({line.clean:.1f})"
+            clean = "" if math.isnan(line.clean) else f" ({line.clean:.1f})"
+            found[f"`{each.conditions.setting}`"] = mean + clean
     settings = list(dict.fromkeys(setting for found in lines.values() for setting in found))
     table = [["method", *settings], [":--", *("--:" for _ in settings)]]
     table += [[label, *map(found.get, settings, repeat(""))] for label, found in lines.items()]
