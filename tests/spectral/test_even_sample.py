@@ -25,15 +25,12 @@ def sample_of(first: int, last: int, batch: int = 100) -> EvenSample:
     return sample
 
 
-def greedy(count: int, limit: int) -> list[int]:
-    """Keep everything; whenever there is too much, drop every other one and take half as many."""
-    kept: list[int] = []
-    every = 1
-    for position in range(count):
-        if position % every == 0:
-            kept.append(position)
-        if len(kept) > limit:
-            kept, every = kept[::2], 2 * every
+def chosen(count: int, limit: int) -> list[int]:
+    """The largest of all halves of halves that is not too much."""
+    kept, share = list(range(count)), 1.0
+    while len(kept) > limit:
+        share /= 2
+        kept = [each for each in kept if each * (5**0.5 - 1) / 2 % 1 < share]
     return kept
 
 
@@ -42,7 +39,7 @@ def greedy(count: int, limit: int) -> list[int]:
 def test_a_sample_is_spread_over_the_stream(n: int, batch: int) -> None:
     sample = sample_of(0, n, batch)
     kept = sample.all().flatten()
-    assert kept.tolist() == greedy(n, SAMPLES)
+    assert kept.tolist() == chosen(n, SAMPLES)
     assert sample.seen == n
     assert sample.positions().tolist() == kept.tolist()
     folds = sample.folds()
@@ -73,15 +70,24 @@ def test_parts_in_any_order_merge_into_the_sample_of_the_whole(data: st.DataObje
 
 
 def test_processes_take_turns() -> None:
-    """Each of three has every third position, which is odd: all keep as many."""
-    found, counts = EvenSample(1), []
+    """Each of three has every third position: of each, as many are kept in the end."""
+    found = EvenSample(1)
     for rank in range(3):
         places = Positions(rank, 3).of(0, 4000)
         part = EvenSample(1).take(places[:, None].double(), places)
         found.merge(part)
-        counts.append(int((part.all().flatten() % 16 == 0).sum()))
-    assert found.all().flatten().tolist() == greedy(12_000, SAMPLES)
-    assert max(counts) - min(counts) <= 1
+    assert found.all().flatten().tolist() == chosen(12_000, SAMPLES)
+    counts = (found.positions() % 3).bincount()
+    assert int(counts.max() - counts.min()) <= 3
+
+
+@pytest.mark.parametrize("period", [2, 5, 10, 32, 100])
+def test_a_period_in_the_data_leaves_no_trace(period: int) -> None:
+    """Classes that take turns are all there, about as often as in the data."""
+    kept = sample_of(0, 50_000).positions()
+    counts = (kept % period).bincount(minlength=period)
+    expected = len(kept) / period
+    assert float((counts - expected).abs().max()) <= 3 + 0.1 * expected
 
 
 def test_what_is_pickled_is_what_is_kept() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.fitting.source_channels import IMAGES_A_CLASS, normalising_layers
+from ttapca.spectral.even_sample import spread_of
 from ttapca.spectral.source_classes import LARGEST_RANK
 from ttapca.support.sample_norms import channels_of, is_sample_norm
 
@@ -24,9 +25,6 @@ MEASURED = 1024
 MEASURED_PER_CLASS = 16
 MOST_MEASURED = 8192
 ONE_IN = 32
-
-# Multiples of the golden ratio, without their whole part, are spread evenly over 0 to 1.
-GOLDEN_RATIO = 0.6180339887498949
 
 # Running all of a large network takes longer than everything else, so that it sees no more images
 # than this many multiply-adds allow, but at least this many images and numbers.
@@ -68,7 +66,7 @@ class MeasuringRule:
         """Return whether the image at each of these positions is measured."""
         if not self.needed:
             return torch.zeros_like(positions, dtype=torch.bool)
-        return positions.double() * GOLDEN_RATIO % 1 < self.rates(positions)
+        return spread_of(positions) < self.rates(positions)
 
     @property
     def expected(self) -> int | None:

@@ -1,9 +1,10 @@
 """Some samples of many, evenly spread, whoever reads them and in whichever order.
 
-Every sample has a position among all of them. Kept are those whose position is a multiple of a
-power of two, the smallest with which there are not too many. Which ones that are does not depend on
-how the samples were divided or in which order they came. So parts of the data can be read at the
-same time, and what each one kept merges into what one reader would have kept.
+Every sample has a position among all of them, and `spread_of` makes of it a number from 0 to 1. Kept
+are samples whose number is below 1 / 2^k, with the smallest k for which there are not too many.
+Which ones that are does not depend on how the samples were divided or in which order they came. So
+parts of the data can be read at the same time, and what each one kept merges into what one reader
+would have kept. Other choices by `spread_of` and a share have these samples in common.
 """
 
 from __future__ import annotations
@@ -26,6 +27,22 @@ SAMPLED_NUMBERS = 2**26
 # is fewer, other eighths are held out of other bases.
 HELD_OUT = 8
 ENOUGH = 512
+
+# Multiples of the golden ratio, without their whole part, are spread evenly over 0 to 1.
+GOLDEN_RATIO = 0.6180339887498949
+
+
+def spread_of(positions: Tensor) -> Tensor:
+    """Return a number from 0 to 1 for each position; those of any range are spread evenly.
+
+    A period in the data, such as classes that take turns, leaves no trace in what is chosen by it.
+
+    Example:
+        >>> chosen = (spread_of(torch.arange(1000)) < 0.1).nonzero().flatten()
+        >>> len(chosen), int(chosen.diff().max()), (chosen % 10).bincount().tolist()
+        (100, 13, [9, 10, 10, 11, 10, 10, 10, 10, 10, 10])
+    """
+    return positions.double() * GOLDEN_RATIO % 1
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,7 @@ class EvenSample:
         self._size = size
         self._limit = max(2, min(SAMPLES, SAMPLED_NUMBERS // size))
         self.seen = 0
-        self._every = 1
+        self._share = 1.0  # a power of 1/2: kept are samples whose number is below it
         self._count = 0
         self._rows: Tensor | None = None  # the first `_count` of `_limit` rows are filled
         self._positions = torch.empty(self._limit, dtype=torch.int64)  # of these rows, in any order
@@ -79,7 +96,7 @@ class EvenSample:
     def merge(self, other: EvenSample) -> EvenSample:
         """See what another sample has seen, without changing it, and return self."""
         self.seen += other.seen
-        self._every = max(self._every, other._every)
+        self._share = min(self._share, other._share)
         self._drop()
         if other._rows is None:
             return self
@@ -89,22 +106,25 @@ class EvenSample:
         if self._rows is None:
             # One piece of memory for all: one per sample would fragment memory.
             self._rows = samples.new_empty(self._limit, self._size)
-        chosen = (positions % self._every == 0).nonzero()[:, 0]
+        chosen = self._below(positions)
         while self._count + len(chosen) > self._limit:
-            self._every *= 2
+            self._share /= 2
             self._drop()
-            chosen = chosen[positions[chosen] % self._every == 0]
+            chosen = self._below(positions)
         filled = slice(self._count, self._count + len(chosen))
         self._rows[filled] = samples[chosen.to(samples.device)].flatten(1)
         self._positions[filled] = positions[chosen]
         self._count += len(chosen)
         return self
 
+    def _below(self, positions: Tensor) -> Tensor:
+        return (spread_of(positions) < self._share).nonzero()[:, 0]
+
     def _drop(self) -> None:
-        """Drop the samples that are at no multiple of `_every`."""
+        """Drop the samples that are no longer chosen."""
         if self._rows is None:
             return
-        kept = (self._positions[: self._count] % self._every == 0).nonzero()[:, 0]
+        kept = self._below(self._positions[: self._count])
         if len(kept) < self._count:
             self._count = len(kept)
             self._rows[: self._count] = self._rows[kept.to(self._rows.device)]
@@ -144,7 +164,7 @@ class EvenSample:
     def tensors(self) -> dict[str, Tensor]:
         """Return what `from_tensors` makes the same sample of."""
         found = {
-            "seen": torch.tensor([self.seen, self._every]),
+            "seen": torch.tensor([self.seen, self._share], dtype=torch.float64),
             "positions": self._positions[: self._count].clone(),
         }
         if self._rows is not None:
@@ -159,8 +179,8 @@ class EvenSample:
     def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> EvenSample:
         """Make a sample of what `tensors` returned."""
         sample = cls(size)
-        seen, every = tensors["seen"].tolist()
-        sample.seen, sample._every = int(seen), int(every)
+        seen, sample._share = tensors["seen"].tolist()
+        sample.seen = int(seen)
         if "rows" in tensors:
             sample._add(tensors["rows"], tensors["positions"])
         return sample
