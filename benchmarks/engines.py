@@ -26,8 +26,8 @@ import numpy as np
 import measuring
 from measuring import Goal, Result, Spread, Table, ratio
 from ttapca.engines import Engine, SerialEngine
+from ttapca.engines.artifacts import Artifact, forget, write_artifact
 from ttapca.engines.cluster import DaskEngine
-from ttapca.engines.parcels import Parcel, forget, pack
 from ttapca.engines.processes import JoblibEngine
 
 NAP = 0.5  # seconds
@@ -73,19 +73,19 @@ def cluster() -> Iterator[str]:
         yield made.scheduler_address
 
 
-def memory(parcel: Parcel[Any]) -> dict[str, float]:
+def memory(artifact: Artifact[Any]) -> dict[str, float]:
     """MB of this process before it has opened the images, and when it has looked at all of them."""
     before = rolled_up()
-    total = int(parcel.open()["images"].sum(dtype=np.int64))
+    total = int(artifact.open()["images"].sum(dtype=np.int64))
     time.sleep(5)  # until the other process has, too
     return {"before": before, "after": rolled_up(), "total": total}
 
 
-def memory_of_a_copy(parcel: Parcel[Any]) -> dict[str, float]:
+def memory_of_a_copy(artifact: Artifact[Any]) -> dict[str, float]:
     """The same if the process reads a copy of its own."""
     before = rolled_up()
-    images = np.array(parcel.open()["images"])
-    forget(parcel)
+    images = np.array(artifact.open()["images"])
+    forget(artifact)
     total = int(images.sum(dtype=np.int64))
     time.sleep(5)
     return {"before": before, "after": rolled_up(), "total": total}
@@ -97,11 +97,11 @@ def rolled_up() -> float:
     return int(found) / 1000
 
 
-def added(folder: Path, work: Callable[[Parcel[Any]], dict[str, float]]) -> list[float]:
+def added(folder: Path, work: Callable[[Artifact[Any]], dict[str, float]]) -> list[float]:
     """MB that images add to each of two processes."""
     pixels = np.random.default_rng(0).integers(0, 256, (IMAGES, 32, 32, 3), np.uint8)
-    parcel = pack({"images": pixels}, folder, "images")
-    results = [ending.result for ending in JoblibEngine(2).run([parcel] * 2, work)]  # type: ignore[union-attr]
+    artifact = write_artifact({"images": pixels}, folder, "images")
+    results = [ending.result for ending in JoblibEngine(2).run([artifact] * 2, work)]  # type: ignore[union-attr]
     return [each["after"] - each["before"] for each in results]
 
 

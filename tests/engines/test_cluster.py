@@ -26,22 +26,21 @@ from deadly_work import (
 from ttapca import __version__
 from ttapca.benchmark import Plan, Results, expand, run
 from ttapca.engines import Finished, Lost
-from ttapca.engines.parcels import pack
+from ttapca.engines.artifacts import write_artifact
 from ttapca.errors import EngineError
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
-from ttapca.engines import cluster_workers
+from ttapca.engines import cluster as cluster_module
 from ttapca.engines.cluster import DaskEngine, _Connection
-from ttapca.engines.task_line import TaskLine
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 BLIND = """
 import dataclasses
-from ttapca.engines.parcels import Parcel
-def file(parcel, seen=Parcel.file):
-    return seen(dataclasses.replace(parcel, folder="/nowhere"))
-Parcel.file = file
+from ttapca.engines.artifacts import Artifact
+def file(artifact, seen=Artifact.file):
+    return seen(dataclasses.replace(artifact, folder="/nowhere"))
+Artifact.file = file
 """
 OTHER_VERSION = """
 import ttapca
@@ -63,7 +62,7 @@ class Cluster:
 
     def start(self, kind: str, *words: str) -> subprocess.Popen[bytes]:
         paths = [str(ROOT / "tests"), *sys.path]  # what this process has, each of them has
-        settings = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0", "OMP_NUM_THREADS": "1"}
+        settings = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-m", f"distributed.cli.dask_{kind}", "--no-dashboard", *words],
             env=os.environ | {"PYTHONPATH": ":".join(paths)} | settings,
@@ -136,7 +135,7 @@ def test_what_the_work_raises_ends_the_run(cluster: Cluster) -> None:
 def test_data_that_workers_do_not_see(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parcel = pack([1, 2], tmp_path, "the numbers")
+    artifact = write_artifact([1, 2], tmp_path, "the numbers")
 
     def refused(needs: object, ready: object = None) -> str:
         ended = DaskEngine(cluster.address).run([1], raise_at_two, needs=[needs], ready=ready)
@@ -145,13 +144,13 @@ def test_data_that_workers_do_not_see(
         return str(error.value)
 
     assert next(
-        DaskEngine(cluster.address).run([1], raise_at_two, needs=[parcel], ready=parcel.open)
+        DaskEngine(cluster.address).run([1], raise_at_two, needs=[artifact], ready=artifact.open)
     )
-    monkeypatch.setattr(cluster_workers, "LARGEST_SENT", 1)
-    assert "must see the numbers" in refused(parcel)
-    assert f"do not see {parcel.path}. Put the results into a folder" in refused(parcel)
+    monkeypatch.setattr(cluster_module, "LARGEST_SENT", 1)
+    assert "must see the numbers" in refused(artifact)
+    assert f"do not see {artifact.path}. Put the results into a folder" in refused(artifact)
     # There is another way, but it leads nowhere.
-    elsewhere = replace(parcel, digest="other", otherwise=missing_numbers)
+    elsewhere = replace(artifact, digest="other", fallback=missing_numbers)
     said = refused(elsewhere, elsewhere.open)
     assert "cannot do the work: Every worker must see the numbers" in said
     assert "and: There are no numbers here" in said
@@ -177,18 +176,15 @@ def test_a_worker_of_another_version_is_refused(cluster: Cluster) -> None:
 
 
 def test_a_task_that_kills_every_worker(cluster: Cluster) -> None:
-    told = list[str]()
-    ended = DaskEngine(cluster.address).run([1], kill_at_one, tell=told.append)
-    (lost,) = ended
+    (lost,) = DaskEngine(cluster.address).run([1], kill_at_one)
     assert isinstance(lost, Lost)
     assert lost.reason.startswith("WorkerDied: 2 workers died at it, the last one at tcp://127.")
-    assert told == ["workers died at the same task; it is tried once more"]
 
 
 def test_a_result_that_died_with_its_worker_is_waited_for() -> None:
     told = list[str]()
     client = MagicMock(**{"nthreads.return_value": {}})  # nobody is left
-    connection = _Connection(client, TaskLine([]), raise_at_two, told.append)
+    connection = _Connection(client, iter(()), raise_at_two, told.append)
     future = MagicMock(status="pending", **{"result.side_effect": [TimeoutError, TimeoutError, 7]})
     assert connection._result(future) == 7
     assert told == ["there are no workers any more; waiting for others"]

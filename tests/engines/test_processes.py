@@ -77,10 +77,10 @@ def test_the_same_rows_from_workers_some_of_which_die(engine: Engine, tmp_path: 
     if dies:
         assert [row.cell.batch_size for row in failed] == [ALWAYS]
         assert failed[0].outcome.reason == (
-            "WorkerDied: its process died 2 times (SIGKILL(-9)): it was killed, crashed, or needed "
+            "WorkerDied: its process died twice (SIGKILL(-9)): it was killed, crashed, or needed "
             "more memory than there was"
         )
-        again = "a process died (SIGKILL(-9)); what it was at is tried once more"
+        again = "a process died (SIGKILL(-9)); its task is tried once more"
         assert told.told.count(again) == 2
         assert any("  FAILED: WorkerDied" in text for text in told.told)
     else:

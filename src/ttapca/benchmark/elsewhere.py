@@ -15,7 +15,7 @@ from ttapca.benchmark.image_shelf import ImageShelf
 from ttapca.benchmark.measurement import Written, run_unit
 from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.subject import Condition, ImageSource, Subject
-from ttapca.engines.parcels import Parcel, folder_beside, pack
+from ttapca.engines.artifacts import Artifact, folder_beside, write_artifact
 from ttapca.support.disk import make_folder
 
 MOST_INTERLEAVED = 8  # conditions; the images of two more are kept, on the disk of the workers
@@ -35,12 +35,12 @@ class UnitWork:
 
     Attributes:
         subject: What they are run on.
-        images: Its clean images, in a parcel of their own.
+        images: Its clean images, as an artifact of their own.
         conditions: Of all units: the images that are going to be made or read.
     """
 
-    subject: Parcel[Subject]
-    images: Parcel[Any]
+    subject: Artifact[Subject]
+    images: Artifact[Any]
     conditions: tuple[Condition, ...]
 
     def __call__(self, assignment: Assignment) -> Written:
@@ -51,7 +51,7 @@ class UnitWork:
             return run_unit(unit, subject, images, assignment.command)
 
     def check(self) -> None:
-        """Raise now what would stop a run hours later: parcels or files that this worker lacks."""
+        """Raise now if this worker lacks an artifact or a file: a run would stop hours later."""
         with _one_at_a_time:
             self._opened().source.check(self.conditions)
 
@@ -79,10 +79,10 @@ def packed(subject: Subject, units: Sequence[Unit], folder: Path) -> Iterator[Un
     make_folder(folder)
     try:
         source = subject.source
-        images = pack(source.clean, folder, "the images", otherwise=source.again)
+        images = write_artifact(source.clean, folder, "the images", fallback=source.again)
         places = (_absolute(source.folder), source.seed, _absolute(source.textures))
         bare = replace(subject, source=ImageSource(source.clean, *places, source.rows))
-        whole = pack(bare, folder, "network and filter", parts={id(source.clean): images})
+        whole = write_artifact(bare, folder, "network and filter", parts={id(source.clean): images})
         conditions = dict.fromkeys(each for unit in units for each in unit.conditions)
         yield UnitWork(whole, images, tuple(conditions))
     finally:

@@ -1,10 +1,4 @@
-"""Where independent tasks are run: in this process, in others, or on other machines.
-
-    for ending in engine_of("joblib:4").run(tasks, work):
-        ...
-
-An engine knows nothing of what it runs; see `Engine` for what it promises.
-"""
+"""Run independent tasks in this process, in several processes, or on other machines."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
-    from ttapca.engines.parcels import Parcel
+    from ttapca.engines.artifacts import Artifact
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -21,12 +21,7 @@ _PROTOCOLS = {"dask": "tcp", "dask+tls": "tls"}
 
 @dataclass(frozen=True)
 class Finished(Generic[TaskOf, ResultOf]):
-    """A task that was done, and what came of it.
-
-    Attributes:
-        task: As it was given.
-        result: What the work returned.
-    """
+    """A task, and the result of its work."""
 
     task: TaskOf
     result: ResultOf
@@ -34,12 +29,7 @@ class Finished(Generic[TaskOf, ResultOf]):
 
 @dataclass(frozen=True)
 class Lost(Generic[TaskOf]):
-    """A task whose worker died whenever it was tried.
-
-    Attributes:
-        task: As it was given.
-        reason: What became of the workers, for people.
-    """
+    """A task whose worker died at every attempt, and the reason in words."""
 
     task: TaskOf
     reason: str
@@ -48,14 +38,14 @@ class Lost(Generic[TaskOf]):
 class Engine(Protocol):
     """Runs independent tasks.
 
-    Every task ends exactly once, as `Finished` or as `Lost`, in the order in which they end. A
-    worker that dies (killed, out of memory) takes at most the tasks with it that it was at; they
-    are tried again. What the work itself raises ends the run: the error comes out of the iterator,
-    and what is still running is stopped. So does leaving the loop, by Ctrl-C or otherwise.
+    Every task ends exactly once, as `Finished` or as `Lost`, in the order in which they end. If a
+    worker dies (killed, out of memory), the tasks that it was doing are tried again. An error that
+    the work raises ends the run: the iterator raises it, and running tasks are stopped. Leaving the
+    loop, by Ctrl-C or otherwise, does the same.
 
     Attributes:
         elsewhere: Whether the work is done in other processes. Then work, tasks and results are
-            pickled; work that needs much is a small object which opens a `Parcel`.
+            pickled; work that needs much data is a small object that opens an `Artifact`.
         workers: How many tasks are done at the same time, as far as is known.
     """
 
@@ -72,19 +62,19 @@ class Engine(Protocol):
         tasks: Iterable[Task],
         work: Callable[[Task], Result],
         *,
-        needs: Sequence[Parcel[Any]] = (),
+        needs: Sequence[Artifact[Any]] = (),
         ready: Callable[[], object] | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task, and yield how each ended.
 
         Args:
-            tasks: Taken as workers become free, so that a generator can decide late.
+            tasks: Taken when workers become free, so that a generator can decide late.
             work: Called with a task.
-            needs: What the work opens. A worker elsewhere that does not see it is sent it.
-            ready: Called on every worker that does not share the files of this machine before any
-                task is run; it raises if the worker cannot do the work.
-            tell: Told what happens to workers, in sentences.
+            needs: Artifacts that the work opens; sent to workers that do not see their files.
+            ready: Called on every worker of other machines before any task; raises if the worker
+                cannot do the work.
+            tell: Gets sentences about what happens to workers.
 
         Raises:
             EngineError: There are no workers, or none that can do the work.
@@ -107,18 +97,18 @@ class SerialEngine:
         tasks: Iterable[Task],
         work: Callable[[Task], Result],
         *,
-        needs: Sequence[Parcel[Any]] = (),
+        needs: Sequence[Artifact[Any]] = (),
         ready: Callable[[], object] | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task; see `Engine.run`."""
-        del needs, ready, tell  # what this process has packed, it can open
+        del needs, ready, tell  # this process has written the artifacts, so it can open them
         for task in tasks:
             yield Finished(task, work(task))
 
 
 def engine_of(words: str | None) -> Engine:
-    """Return the engine of these words.
+    """Return the engine that a command names.
 
     Args:
         words: `joblib:4` for four processes of this machine; `dask://HOST:PORT`, or

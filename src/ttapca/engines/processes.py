@@ -11,19 +11,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ttapca._checks import Whole, check_option
 from ttapca.engines.engine import Finished, Lost, Result, Task
-from ttapca.engines.task_line import Attempt, TaskLine
 from ttapca.support.interrupts import interrupts_held
 
 if TYPE_CHECKING:
-    from ttapca.engines.parcels import Parcel
+    from ttapca.engines.artifacts import Artifact
 
-RETRIES = 1  # of a task whose worker died
 PARENT_CHECKED_EVERY = 0.5  # seconds
 HANDED_OVER_WITHIN = 5.0  # seconds, from this process to a worker
 # Where libraries look for the number of their threads when they are loaded.
@@ -39,10 +38,8 @@ class JoblibEngine:
     """Does several tasks at the same time, in processes of this machine.
 
     A task whose process dies is tried once again, in a new process, and is `Lost` after that. The
-    processes start with the first task and end with the run.
-
-    Each process gets its share of the cores as threads, but no more than this process uses now:
-    with `OMP_NUM_THREADS=1` or `torch.set_num_threads(1)`, all of them use one.
+    processes start with the first task and end with the run. Each gets its share of the cores as
+    threads, but no more than this process uses now.
 
     Args:
         jobs: How many processes.
@@ -56,16 +53,11 @@ class JoblibEngine:
 
     def __init__(self, jobs: int) -> None:
         check_option("jobs", jobs, Whole(1, 1000))
-        self.jobs = jobs
+        self.workers = jobs
 
     def __repr__(self) -> str:
         """Return how to make it."""
-        return f"JoblibEngine({self.jobs})"
-
-    @property
-    def workers(self) -> int:
-        """How many tasks are done at the same time."""
-        return self.jobs
+        return f"JoblibEngine({self.workers})"
 
     @property
     def threads(self) -> int:
@@ -73,56 +65,61 @@ class JoblibEngine:
         import joblib  # knows the limits of containers, too
 
         cores: int = joblib.cpu_count()
-        return max(1, min(torch.get_num_threads(), cores // self.jobs))
+        return max(1, min(torch.get_num_threads(), cores // self.workers))
 
     def run(
         self,
         tasks: Iterable[Task],
         work: Callable[[Task], Result],
         *,
-        needs: Sequence[Parcel[Any]] = (),
+        needs: Sequence[Artifact[Any]] = (),
         ready: Callable[[], object] | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
         """Do the work for every task; see `Engine.run`."""
         del needs, ready  # all processes of this machine see its files
-        line = TaskLine(tasks)
-        seats = [_Seat(self.threads) for _ in range(self.jobs)]
-        idle = deque(seats)
-        running: dict[Future[Result], tuple[_Seat, Attempt[Task]]] = {}
+        tell = tell or (lambda _: None)
+        first, again = iter(tasks), deque[Task]()
+        processes = [_Process(self.threads) for _ in range(self.workers)]
+        idle = deque(processes)
+        running: dict[Future[Result], tuple[_Process, Task, bool]] = {}
+
+        def submit(task: Task, *, retried: bool) -> None:
+            process = idle.popleft()
+            running[process.submit(work, task)] = process, task, retried
 
         def start() -> None:
-            while idle and (attempt := line.take()):
-                seat = idle.popleft()
-                running[seat.submit(work, attempt.task)] = seat, attempt
+            while idle and again:
+                submit(again.popleft(), retried=True)
+            for task in islice(first, len(idle)):
+                submit(task, retried=False)
 
         try:
             start()
             while running:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    seat, attempt = running.pop(future)
-                    idle.append(seat)
+                    process, task, retried = running.pop(future)
+                    idle.append(process)
                     error = future.exception()
-                    died, again = _is_death(error), attempt.deaths < RETRIES
-                    if died and again:
-                        line.put_back([attempt.after_death()])
-                        if tell is not None:
-                            tell(f"a process died{_code(error)}; what it was at is tried once more")
-                    start()  # first: nobody need wait for whoever takes the results
-                    if not died:
-                        yield Finished(attempt.task, future.result())
-                    elif not again:
-                        yield Lost(attempt.task, _reason(error))
+                    died = _is_death(error)
+                    if died and not retried:
+                        again.append(task)
+                        tell(f"a process died{_code(error)}; its task is tried once more")
+                    start()  # before the caller takes the result, so that no process is idle
+                    if retried or not died:
+                        yield (
+                            Lost(task, _reason(error)) if died else Finished(task, future.result())
+                        )
         finally:
-            for seat in seats:
-                seat.clear()
+            for process in processes:
+                process.end()
 
 
-class _Seat:
-    """Place for one worker process.
+class _Process:
+    """One worker process, which is started again if it dies.
 
-    A loky executor of several processes ends all of them when one dies, and does not say what that
-    one was at. With one process each, a death is that of a known task and leaves the others alone.
+    A loky executor of several processes ends all of them when one dies, and does not say which task
+    that one had. With one process each, a death is that of a known task and spares the others.
     """
 
     def __init__(self, threads: int) -> None:
@@ -132,16 +129,16 @@ class _Seat:
 
     def submit(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
         try:
-            future = self._submitted(work, task)
+            future = self._submit(work, task)
         except Exception as error:
             if not _is_death(error):
                 raise
-            self.clear()  # its process died, at its last task or while it had none
-            future = self._submitted(work, task)
+            self.end()  # it has died, at its last task or without one
+            future = self._submit(work, task)
         self._last = future
         return future
 
-    def _submitted(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
+    def _submit(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
         if self._executor is None:
             from joblib.externals.loky import ProcessPoolExecutor
 
@@ -153,8 +150,8 @@ class _Seat:
             future: Future[Result] = self._executor.submit(work, task)
         return future
 
-    def clear(self) -> None:
-        """End the process, whatever it is at."""
+    def end(self) -> None:
+        """End the process, whatever it does."""
         if self._executor is None:
             return
         end = time.monotonic() + HANDED_OVER_WITHIN
@@ -193,8 +190,8 @@ def _end_with(parent: int) -> None:
 
 def _reason(error: BaseException | None) -> str:
     return (
-        f"WorkerDied: its process died {RETRIES + 1} times{_code(error)}: it was killed, crashed, "
-        "or needed more memory than there was"
+        f"WorkerDied: its process died twice{_code(error)}: it was killed, crashed, or needed more "
+        "memory than there was"
     )
 
 

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 from ttapca.engines import Engine, Finished, Lost, engine_of
-from ttapca.engines.parcels import pack
+from ttapca.engines.artifacts import write_artifact
 from ttapca.engines.processes import JoblibEngine
 from ttapca.errors import EngineError, OptionError
 from ttapca.fitting.activations import ALL, SourceActivations
@@ -129,7 +129,7 @@ class PartsOnEngine(OneProcess):
         tasks = _divided(self._parts, plan.tasks)
         see = partial(see_parts, self._parts[:: -(-len(self._parts) // LOOKED_AT)])
         with TemporaryDirectory(prefix="ttapca-fit-") as folder:
-            work = SentReader(pack(reader, Path(folder), "the network"))
+            work = SentReader(write_artifact(reader, Path(folder), "the network"))
             run = self._engine.run(tasks, work, needs=[work.reader], ready=see)
             with closing(run):
                 return merged(source.watched(_results(run), "task", len(tasks)))

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from ttapca.engines.parcels import Parcel
+from ttapca.engines.artifacts import Artifact
 from ttapca.errors import DataFormatError
 from ttapca.fitting.activations import Prepare, SourceActivations
 from ttapca.fitting.collected import Collected, Reading
@@ -121,7 +121,7 @@ class PartReader:
 class SentReader:
     """A reader for the workers of an engine, which open it once each."""
 
-    reader: Parcel[PartReader]
+    reader: Artifact[PartReader]
 
     def __call__(self, parts: Sequence[PlacedPart]) -> Collected:
         """Read some parts; see `PartReader`."""

@@ -16,18 +16,24 @@ from benchmark.worlds import small_subject
 from ttapca.benchmark.image_shelf import ImageShelf
 from ttapca.benchmark.subject import ImageRecipe
 from ttapca.datasets import read_digits
-from ttapca.engines import parcels
-from ttapca.engines.parcels import MAPPED_FROM, folder_beside, forget, keep_files_in, pack
+from ttapca.engines import artifacts
+from ttapca.engines.artifacts import (
+    MAPPED_FROM,
+    folder_beside,
+    forget,
+    keep_files_in,
+    write_artifact,
+)
 from ttapca.errors import DataNotFoundError, EngineError
 
 
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "_worker_folders", [])
-    monkeypatch.setattr(parcels, "_open", type(parcels._open)())
+    monkeypatch.setattr(artifacts, "_worker_folders", [])
+    monkeypatch.setattr(artifacts, "_open", type(artifacts._open)())
 
 
-def test_what_is_opened_is_what_was_packed(tmp_path: Path) -> None:
+def test_content_survives_writing_and_opening(tmp_path: Path) -> None:
     subject = small_subject()
     large = np.arange(MAPPED_FROM, dtype=np.float32).reshape(2, -1)
     strided = np.broadcast_to(np.arange(8, dtype=np.uint8), (MAPPED_FROM, 8)).T
@@ -37,7 +43,7 @@ def test_what_is_opened_is_what_was_packed(tmp_path: Path) -> None:
         "arrays": [large, strided, large.astype(">f4"), np.array(["a", None])],
         "made here": lambda number: number + 1,
     }
-    found = pack(content, tmp_path, "all sorts").open()
+    found = write_artifact(content, tmp_path, "all sorts").open()
     for one, other in zip(content["arrays"], found["arrays"], strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
@@ -50,40 +56,40 @@ def test_what_is_opened_is_what_was_packed(tmp_path: Path) -> None:
     assert torch.equal(found["filter"].singular_values_, subject.fitted.singular_values_)
     # Whoever writes has a copy of the page; the file stays as it was.
     found["arrays"][0][:] = -1
-    parcels._open.clear()
-    again = pack(content, tmp_path, "all sorts")
+    artifacts._open.clear()
+    again = write_artifact(content, tmp_path, "all sorts")
     np.testing.assert_array_equal(again.open()["arrays"][0], large)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux shows its mappings")
 def test_arrays_and_weights_are_mapped(tmp_path: Path) -> None:
-    parcel = pack({"pixels": np.zeros(MAPPED_FROM, np.uint8)}, tmp_path, "some pixels")
-    assert parcel.digest not in Path("/proc/self/maps").read_text()
-    found = parcel.open()
-    assert parcel.digest in Path("/proc/self/maps").read_text()
+    artifact = write_artifact({"pixels": np.zeros(MAPPED_FROM, np.uint8)}, tmp_path, "some pixels")
+    assert artifact.digest not in Path("/proc/self/maps").read_text()
+    found = artifact.open()
+    assert artifact.digest in Path("/proc/self/maps").read_text()
     del found
-    forget(parcel)
-    assert parcel.digest not in Path("/proc/self/maps").read_text()
+    forget(artifact)
+    assert artifact.digest not in Path("/proc/self/maps").read_text()
 
 
 def test_equal_contents_have_equal_names(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
         folder.mkdir()
-    one, other = (pack(small_subject().network, folder, "it") for folder in folders)
+    one, other = (write_artifact(small_subject().network, folder, "it") for folder in folders)
     assert (one.digest, one.size) == (other.digest, other.size)
     changed = small_subject().network
     with torch.no_grad():
         next(changed.parameters()).view(-1)[0] += 1
-    assert pack(changed, tmp_path, "it").digest != one.digest
+    assert write_artifact(changed, tmp_path, "it").digest != one.digest
     assert sorted(path.name for path in folders[0].iterdir()) == [one.digest]
 
 
-def test_a_part_is_a_parcel_of_its_own(tmp_path: Path) -> None:
+def test_a_part_is_a_artifact_of_its_own(tmp_path: Path) -> None:
     part = read_digits()[:3]
     whole = {"part": part, "again": part}
-    inner = pack(part, tmp_path, "the part")
-    outer = pack(whole, tmp_path, "the whole", parts={id(part): inner})
+    inner = write_artifact(part, tmp_path, "the part")
+    outer = write_artifact(whole, tmp_path, "the whole", parts={id(part): inner})
     found = outer.open()
     assert found["part"].fingerprint() == part.fingerprint()
     assert found["part"] is found["again"] is inner.open()
@@ -95,35 +101,35 @@ def test_a_part_is_a_parcel_of_its_own(tmp_path: Path) -> None:
 
 
 def test_where_a_worker_looks(tmp_path: Path) -> None:
-    parcel = pack([1, 2], tmp_path, "numbers", otherwise=lambda: [3])
-    assert folder_beside(parcel).parent == tmp_path
-    away = dataclasses.replace(parcel, folder="/nowhere")
+    artifact = write_artifact([1, 2], tmp_path, "numbers", fallback=lambda: [3])
+    assert folder_beside(artifact).parent == tmp_path
+    away = dataclasses.replace(artifact, folder="/nowhere")
     assert away.file() is None
     assert away.open() == [3]
     own = tmp_path / "worker"
     keep_files_in(own)
     own.mkdir()
-    (own / parcel.digest).write_bytes(parcel.path.read_bytes())
+    (own / artifact.digest).write_bytes(artifact.path.read_bytes())
     made = folder_beside(away)
     made.mkdir()
-    assert (away.file(), made.parent) == (own / parcel.digest, own)
+    assert (away.file(), made.parent) == (own / artifact.digest, own)
     assert away.open() == [3]  # once opened, it stays open
     forget(away)
     assert list(own.iterdir()) == []
-    (own / parcel.digest).write_bytes(b"something shorter")
+    (own / artifact.digest).write_bytes(b"something shorter")
     assert away.file() is None
 
 
-def test_what_cannot_be_packed(tmp_path: Path) -> None:
+def test_content_that_cannot_be_pickled(tmp_path: Path) -> None:
     with pytest.raises(
         EngineError, match=r"get the network as a pickle, .*generator.*in this process"
     ):
-        pack({"network": (number for number in [1])}, tmp_path, "the network")
+        write_artifact({"network": (number for number in [1])}, tmp_path, "the network")
 
 
-def test_only_some_parcels_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "MOST_OPEN", 2)
-    first, *others = (pack([number], tmp_path, "a number") for number in range(3))
+def test_only_some_artifacts_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "MOST_OPEN", 2)
+    first, *others = (write_artifact([number], tmp_path, "a number") for number in range(3))
     kept = first.open()
     assert first.open() is kept
     for other in others:

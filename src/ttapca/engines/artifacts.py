@@ -1,7 +1,7 @@
-"""`Parcel`: something large that workers need, in a file that is named by its content.
+"""`Artifact`: a large object that workers need, in a file that is named by its content.
 
-A task names its parcels, and a worker opens each of them once. Weights, filters and images are
-mapped into memory, not read: processes of one machine share them.
+A task names its artifacts, and a worker opens each of them once. Weights, filters and images are
+mapped into memory, so that the processes of one machine share them.
 """
 
 from __future__ import annotations
@@ -27,47 +27,46 @@ from ttapca.support.disk import writing
 
 Content = TypeVar("Content")
 
-MAPPED_FROM = 1 << 16  # bytes of an array, from which on it is mapped
-MOST_OPEN = 8  # parcels a process; a cluster's workers outlive many runs
-READ_AT_ONCE = 1 << 20
+MAPPED_FROM = 1 << 16  # bytes from which on an array is mapped
+MOST_OPEN = 8  # artifacts of a process: the workers of a cluster outlive many runs
 
 _open: OrderedDict[str, Any] = OrderedDict()
-_opening = RLock()  # a parcel may be part of another
+_opening = RLock()  # an artifact may be part of another
 _worker_folders: list[Path] = []  # of this process, if it is the worker of a cluster
 
 
 @dataclass(frozen=True)
-class Parcel(Generic[Content]):
-    """What was packed, for whoever gets this: it is small, and can be pickled.
+class Artifact(Generic[Content]):
+    """Names a written object; it is small, and can be pickled.
 
     Attributes:
-        what: The content in a few words, for messages.
+        label: The content in a few words, for messages.
         digest: The SHA-256 of the file, which is its name as well.
         size: Of the file, in bytes.
         folder: Where the file is.
-        otherwise: Gives the content to a worker that does not see the file, from what it has.
+        fallback: Makes the content on a worker that does not see the file.
     """
 
-    what: str
+    label: str
     digest: str
     size: int
     folder: str
-    otherwise: Callable[[], Content] | None = None
+    fallback: Callable[[], Content] | None = None
 
     @property
     def path(self) -> Path:
-        """The file, as whoever packed it sees it."""
+        """The file on the machine that wrote it."""
         return Path(self.folder) / self.digest
 
     def open(self) -> Content:
         """Return the content, the same object each time in one process.
 
         Raises:
-            EngineError: This process sees no file with it, and cannot get it otherwise.
+            EngineError: This process does not see the file, and there is no fallback.
         """
         with _opening:
             if self.digest not in _open:
-                _open[self.digest] = self._opened()
+                _open[self.digest] = self._load()
             _open.move_to_end(self.digest)
             content = _open[self.digest]
             while len(_open) > MOST_OPEN:
@@ -75,9 +74,9 @@ class Parcel(Generic[Content]):
         return cast(Content, content)
 
     def file(self) -> Path | None:
-        """Return the file, if this process sees it: where it was packed, or among what it was sent.
+        """Return the file if this process sees it, where it was written or in its own folder.
 
-        A file of this name and size is taken for it, without reading it all.
+        Its name and size are compared, its content is not read.
         """
         for folder in (Path(self.folder), *_worker_folders):
             path = folder / self.digest
@@ -85,40 +84,40 @@ class Parcel(Generic[Content]):
                 return path
         return None
 
-    def _opened(self) -> Content:
+    def _load(self) -> Content:
         found = self.file()
         if found is not None:
             content: Content = torch.load(found, mmap=True, weights_only=False)
             return content
-        reason = ""
-        if self.otherwise is not None:
+        reason = "."
+        if self.fallback is not None:
             try:
-                return self.otherwise()
+                return self.fallback()
             except TtapcaError as error:
                 reason = f", and: {error}"
         raise EngineError(
-            f"Every worker must see {self.what}; this one does not see {self.path}{reason or '.'} "
+            f"Every worker must see {self.label}; this one does not see {self.path}{reason} "
             "Put the results into a folder that all workers share."
         )
 
 
-def pack(
+def write_artifact(
     content: Content,
     folder: Path,
-    what: str,
+    label: str,
     *,
-    parts: Mapping[int, Parcel[Any]] | None = None,
-    otherwise: Callable[[], Content] | None = None,
-) -> Parcel[Content]:
-    """Write something to a file, for workers to open.
+    parts: Mapping[int, Artifact[Any]] | None = None,
+    fallback: Callable[[], Content] | None = None,
+) -> Artifact[Content]:
+    """Write an object to a file, for workers to open.
 
     Args:
         content: Anything that can be pickled; its arrays and tensors are mapped when it is opened.
         folder: An existing folder, best one that all workers see.
-        what: The content in a few words, for messages.
-        parts: Parcels of objects within it, by their `id`: only their names are written. Lists,
+        label: The content in a few words, for messages.
+        parts: Artifacts of objects within it, by their `id`: only their names are written. Lists,
             dicts and the like cannot be parts.
-        otherwise: Gives the content to a worker that does not see the file.
+        fallback: Makes the content on a worker that does not see the file.
 
     Raises:
         EngineError: It cannot be pickled.
@@ -126,10 +125,11 @@ def pack(
 
     Example:
         >>> import tempfile
-        >>> parcel = pack({"numbers": np.arange(3)}, Path(tempfile.mkdtemp()), "some numbers")
-        >>> parcel.open()
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> artifact = write_artifact({"numbers": np.arange(3)}, folder, "some numbers")
+        >>> artifact.open()
         {'numbers': array([0, 1, 2])}
-        >>> parcel.open() is parcel.open()
+        >>> artifact.open() is artifact.open()
         True
     """
     unfinished = folder / "unfinished"
@@ -139,16 +139,14 @@ def pack(
                 torch.save(content, file, _pickling(parts or {}), pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             raise EngineError(
-                f"Workers get {what} as a pickle, which cannot be made: {error}. Work in this "
+                f"Workers get {label} as a pickle, which cannot be made: {error}. Work in this "
                 "process instead."
             ) from error
-        digest = hashlib.sha256()
         with unfinished.open("rb") as file:
-            while part := file.read(READ_AT_ONCE):
-                digest.update(part)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = unfinished.stat().st_size
-        unfinished.replace(folder / digest.hexdigest())
-    return Parcel(what, digest.hexdigest(), size, str(folder.absolute()), otherwise)
+        unfinished.replace(folder / digest)
+    return Artifact(label, digest, size, str(folder.absolute()), fallback)
 
 
 def keep_files_in(folder: Path) -> None:
@@ -156,32 +154,29 @@ def keep_files_in(folder: Path) -> None:
     _worker_folders[:] = [folder]
 
 
-def folder_beside(parcel: Parcel[Any]) -> Path:
-    """Return a folder for files that a worker makes of a parcel, as long as there is work for it.
+def folder_beside(artifact: Artifact[Any]) -> Path:
+    """Return a folder for files that workers make of an artifact.
 
-    On a cluster each worker has one of its own; processes of one machine share one.
+    On a cluster each worker has a folder of its own; processes of one machine share one.
     """
-    return _files_in(_worker_folders[0] if _worker_folders else Path(parcel.folder), parcel)
+    folder = _worker_folders[0] if _worker_folders else Path(artifact.folder)
+    return folder / f"{artifact.digest}-files"
 
 
-def _files_in(folder: Path, parcel: Parcel[Any]) -> Path:
-    return folder / f"{parcel.digest}-files"
-
-
-def forget(parcel: Parcel[Any]) -> None:
-    """Close a parcel, and remove what this worker of a cluster was sent or has made of it."""
+def forget(artifact: Artifact[Any]) -> None:
+    """Close an artifact, and remove the files that this worker of a cluster has of it."""
     with _opening:
-        _open.pop(parcel.digest, None)
-    for folder in _worker_folders:
-        (folder / parcel.digest).unlink(missing_ok=True)
-        shutil.rmtree(_files_in(folder, parcel), ignore_errors=True)
+        _open.pop(artifact.digest, None)
+    if _worker_folders:
+        (_worker_folders[0] / artifact.digest).unlink(missing_ok=True)
+        shutil.rmtree(folder_beside(artifact), ignore_errors=True)
 
 
-def _pickling(parts: Mapping[int, Parcel[Any]]) -> types.ModuleType:
-    """Return what `torch.save` takes as its pickle module.
+def _pickling(parts: Mapping[int, Artifact[Any]]) -> types.ModuleType:
+    """Return the pickle module for `torch.save`.
 
-    It writes arrays as tensors, which torch maps; and functions and classes that a worker cannot
-    import, such as those of a script or a notebook, as they are.
+    It writes arrays as tensors, which torch maps, and by value the functions and classes that a
+    worker cannot import, such as those of a script or a notebook.
     """
     import cloudpickle
 
@@ -203,7 +198,7 @@ def _plain(array: NDArray[Any]) -> bool:
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    with warnings.catch_warnings():  # of arrays that cannot be written to: nobody will
+    with warnings.catch_warnings():  # of arrays that cannot be written to
         warnings.simplefilter("ignore")
         return torch.from_numpy(np.ascontiguousarray(array))
 
