@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from ttapca.datasets.cifar import (
     CIFAR10_BINARY,
     CIFAR10_CLASSES,
     CIFAR100_CLASSES,
-    PYTHON_VERSIONS,
 )
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError
 
@@ -100,84 +98,6 @@ def test_missing_files_and_splits_are_named(make_images, tmp_path):
     for read in (read_cifar_binary, read_cifar_python, load):
         with pytest.raises(OptionError, match=r"one of train, test; found 'tset'. Did you mean `t"):
             read(tmp_path, "tset")
-
-
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("version", PYTHON_VERSIONS, ids=lambda version: version.folder)
-def test_the_python_version_comes_back(version, protocol, make_images, tmp_path):
-    images, folder = make_images(10), tmp_path / version.folder
-    folder.mkdir()
-    for files in version.files.values():
-        for part, name in enumerate(files):
-            rows = images[part :: len(files)]
-            batch = {"data": planes(rows), version.labels_key: rows.labels.tolist()}
-            (folder / name).write_bytes(pickle.dumps(batch, protocol=protocol))
-    names = {"label_names": list(version.class_names), "fine_label_names": ["x"] * 100}
-    (folder / version.names_file).write_bytes(pickle.dumps(names, protocol=protocol))
-    assert_same(read_cifar_python(folder), images)
-    assert len(read_cifar_python(folder, "train")) == 10
-    found = load(tmp_path)  # torchvision's root
-    assert_same(found, images)
-    assert found.class_names in (CIFAR10_CLASSES, ("x",) * 100)
-
-
-def test_a_pickle_of_python_2_is_read(make_images, tmp_path):
-    """The opcodes and module names that Python 2 wrote, byte by byte."""
-    images = make_images(4)
-    pixels = planes(images).tobytes()
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
-        b"(K\x01(K\x04M\x00\x0ctcnumpy\ndtype\n(U\x02u1K\x00K\x01tR"
-        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        b"\x89T" + len(pixels).to_bytes(4, "little") + pixels + b"tb"
-    )
-    labels = b"](" + b"".join(b"K" + bytes([label]) for label in images.labels) + b"e"
-    batch = b"\x80\x02}(U\x04data" + array + b"U\x06labels" + labels + b"u."
-    (tmp_path / "test_batch").write_bytes(batch)
-    assert_same(read_cifar_python(tmp_path), images)
-
-
-def test_copies_that_others_made_are_read(make_images, tmp_path):
-    """Keys in bytes, labels in an array, names that are no UTF-8."""
-    images = make_images(2)
-    batch = {b"data": planes(images), b"fine_labels": images.labels}
-    (tmp_path / "test").write_bytes(pickle.dumps(batch))
-    names = [b"caf\xe9", *(name.encode() for name in CIFAR100_CLASSES[1:])]
-    (tmp_path / "meta").write_bytes(pickle.dumps({b"fine_label_names": names}))
-    found = read_cifar_python(tmp_path)
-    assert_same(found, images)
-    assert found.class_names == ("caf\N{REPLACEMENT CHARACTER}", *CIFAR100_CLASSES[1:])
-
-
-DATA = np.zeros((1, 3072), np.uint8)
-GOOD = {"data": DATA, "fine_labels": [0]}
-
-
-@pytest.mark.parametrize(
-    ("batch", "meta", "message"),
-    [
-        ([1, 2], {}, "must hold a dict; found list"),
-        ({}, {}, "entries `data` and `fine_labels`; found none"),
-        ({"data": DATA}, {}, "found `data`"),
-        (GOOD | {"data": [1]}, {}, "must be a uint8 array"),
-        (GOOD | {"data": DATA.astype(float)}, {}, "must be a uint8 array"),
-        (GOOD | {"data": DATA[0]}, {}, "must be a uint8 array"),
-        (GOOD | {"data": DATA[:, 1:]}, {}, r"found \(1, 3071\) and 1 labels"),
-        (GOOD | {"fine_labels": [0, 1]}, {}, r"found \(1, 3072\) and 2 labels"),
-        (GOOD | {"fine_labels": 7}, {}, "`fine_labels` must be a list; found 7"),
-        *(
-            (GOOD | {"fine_labels": [label]}, {}, r"`fine_labels\[0\]` must be a whole number")
-            for label in ("x", 1.0, True, -1, 10**7, [0])
-        ),
-        (GOOD, {"fine_label_names": []}, "meta must have a list"),
-        (GOOD, {"fine_label_names": [[]]}, "meta: .* must be a list of text"),
-    ],
-)
-def test_a_pickle_of_something_else_is_refused(batch, meta, message, tmp_path):
-    (tmp_path / "test").write_bytes(pickle.dumps(batch))
-    (tmp_path / "meta").write_bytes(pickle.dumps(meta))
-    with pytest.raises(DataFormatError, match=message):
-        read_cifar_python(tmp_path)
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""CIFAR-10 and CIFAR-100 in the official binary and python versions, and the CIFAR-C layout.
+"""CIFAR-10 and CIFAR-100 in the official binary version, and the CIFAR-C layout.
 
 A binary file is a row of records of one size: the label in one byte (CIFAR-100: the coarse label,
 then the fine one), then 3,072 bytes of pixels: the red, the green and the blue plane, 32 rows of 32
-each. A python file, which torchvision uses as well, is a pickled dict: `data` of shape (n, 3072) in
-the same planes, and `labels` or `fine_labels`.
+each. The python version has the same planes (`cifar_python`).
 
 CIFAR-C has an `.npy` for each corruption, with a block of images for each severity, and
 `labels.npy`. The official sets hold five blocks of 10,000 images. A generated set may hold fewer
@@ -20,11 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca._checks import ListOf, Plain, Record, Such, Text, Whole, conform
+from ttapca._checks import ListOf, Plain, Record, Such, Text, Whole
 from ttapca.datasets.images import Images
-from ttapca.datasets.plain_pickle import read_plain_pickle
 from ttapca.datasets.reading import (
-    LABELS,
     MAX_CLASSES,
     Split,
     check_split,
@@ -127,10 +124,10 @@ BINARY_VERSIONS = (CIFAR10_BINARY, CIFAR100_BINARY)
 PYTHON_VERSIONS = (CIFAR10_PYTHON, CIFAR100_PYTHON)
 
 
-def _find_split(
+def find_split(
     folder: Path, split: Split, versions: Sequence[CifarVersion]
 ) -> tuple[CifarVersion, list[Path]]:
-    """Return which version is in a folder, and the files of one split."""
+    """Return the version in a folder, and the files of one split."""
     check_split(split)
     version = next((known for known in versions if known.is_in(folder)), None)
     if version is None:
@@ -165,7 +162,7 @@ def read_cifar_binary(folder: Path | str, split: Split = "test") -> Images:
         [3, 5]
     """
     folder = Path(folder)
-    version, files = _find_split(folder, split, BINARY_VERSIONS)
+    version, files = find_split(folder, split, BINARY_VERSIONS)
     parts = [_map_records(path, version.label_bytes) for path in files]
     pixels, labels = parts[0]
     if len(parts) > 1:
@@ -225,73 +222,6 @@ def write_cifar_binary(folder: Path, version: CifarVersion, splits: Mapping[Spli
             (folder / name).write_bytes(part.data)
     # The official file ends with an empty line; the same bytes, so that checksums agree.
     (folder / version.names_file).write_text("\n".join(version.class_names) + "\n\n")
-
-
-def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
-    """Read CIFAR-10 or CIFAR-100 (fine labels) in the official python version.
-
-    The files are pickles; only arrays and plain containers are accepted, and nothing is run.
-
-    Args:
-        folder: `cifar-10-batches-py` or `cifar-100-python`, under any name.
-        split: `train` or `test`.
-
-    Example:
-        >>> import pickle, tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> batch = {"data": np.zeros((1, 3072), np.uint8), "labels": [7]}
-        >>> _ = (folder / "test_batch").write_bytes(pickle.dumps(batch))
-        >>> read_cifar_python(folder).labels.tolist()
-        [7]
-    """
-    folder = Path(folder)
-    version, files = _find_split(folder, split, PYTHON_VERSIONS)
-    parts = [_read_batch(path, version.labels_key) for path in files]
-    pixels = np.concatenate([planes for planes, _ in parts])  # (n, 3, 32, 32)
-    labels = np.concatenate([numbers for _, numbers in parts])
-    names, path = version.class_names, folder / version.names_file
-    if path.is_file():
-        key = f"{version.labels_key.removesuffix('s')}_names"
-        found = _entries(path).get(key)
-        if not isinstance(found, list) or not found:
-            raise DataFormatError(f"{path} must have a list `{key}`.")
-        if not all(isinstance(name, str | bytes) for name in found):
-            raise DataFormatError(f"{path}: `{key}` must be a list of text.")
-        names = tuple(map(_text, found))
-    return make_images(folder, pixels.transpose(0, 2, 3, 1), labels, names)
-
-
-def _read_batch(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    entries = _entries(path)
-    data, labels = entries.get("data"), entries.get(labels_key)
-    if data is None or labels is None:
-        there = ", ".join(f"`{key[:SHOWN]}`" for key in list(entries)[:SHOWN])
-        raise DataFormatError(
-            f"{path} must have the entries `data` and `{labels_key}`; found {there or 'none'}."
-        )
-    if isinstance(labels, np.ndarray):  # the official files have a list
-        labels = labels.tolist()
-    conform(labels, LABELS, str(path), DataFormatError, labels_key)
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2:
-        raise DataFormatError(f"{path}: `data` must be a uint8 array of shape (n, {PIXEL_BYTES}).")
-    if data.shape != (len(labels), PIXEL_BYTES):
-        raise DataFormatError(
-            f"{path}: `data` must have shape (n, {PIXEL_BYTES}) with n labels; "
-            f"found {data.shape} and {len(labels)} labels."
-        )
-    return data.reshape(len(data), CHANNELS, SIDE, SIDE), np.array(labels, np.int64)
-
-
-def _entries(path: Path) -> dict[str, Any]:
-    content = read_plain_pickle(path)
-    if not isinstance(content, dict):
-        raise DataFormatError(f"{path} must hold a dict; found {type(content).__name__}.")
-    # Keys are bytes if Python 3 copied what it had read with encoding="bytes".
-    return {_text(key): value for key, value in content.items()}
-
-
-def _text(found: str | bytes) -> str:
-    return found if isinstance(found, str) else found.decode("utf-8", errors="replace")
 
 
 def read_cifar_c(

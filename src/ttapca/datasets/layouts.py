@@ -16,8 +16,8 @@ from ttapca.datasets.cifar import (
     corruptions_in,
     read_cifar_binary,
     read_cifar_c,
-    read_cifar_python,
 )
+from ttapca.datasets.cifar_python import read_cifar_python
 from ttapca.datasets.images import Images
 from ttapca.datasets.pictures import PictureSize, class_folders, pictures_in, read_pictures
 from ttapca.datasets.reading import (
