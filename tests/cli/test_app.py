@@ -212,10 +212,14 @@ def test_other_failures_are_not_taken_for_memory() -> None:
 
 def test_fitting_reports_every_batch_and_the_steps_without_batches() -> None:
     told: list[tuple[object, ...]] = []
-    recorder = SimpleNamespace(advance=lambda *state: told.append(state))
+    notes: list[str] = []
+    recorder = SimpleNamespace(
+        advance=lambda *state: told.append(state), note=lambda text: notes.append(text)
+    )
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
     data = torch.randn(96, 4, generator=torch.Generator().manual_seed(0)).split(32)
     ttapca.fit(model, "0", data, 2, progress=Steps(recorder, "fit"))  # type: ignore[arg-type]
+    assert [note.partition(",")[0] for note in notes] == ["fit: exact"]
     assert told == [
         *(("fit", done, 3) for done in range(4)),
         ("fit", 3, None, "decomposing"),

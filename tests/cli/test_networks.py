@@ -38,7 +38,7 @@ def test_layers(digits: Path, command) -> None:
     text = command("layers resnet20 --route pca").out
     row = next(line for line in text.splitlines() if line.startswith("conv1 "))
     assert row.split()[5:9] == ["2,000", "49.2", "30.1", "folded"]
-    assert "Route, time and memory are those of a fit of 10,000 images" in text
+    assert "Route and memory are those of a fit of 10,000 images" in text
     assert "272,474 parameters, 40.8 million multiply-adds for an image of 3x32x32" in text
     assert text.endswith("Recommended: conv1\n")
     facts = json.loads(command(f"layers {digits} --components 10 --json").out)

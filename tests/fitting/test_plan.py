@@ -14,7 +14,7 @@ import ttapca
 from oracles import DensePCA, images
 from ttapca.errors import OptionError, OutOfMemoryError, ShapeError
 from ttapca.fitting import network_cost, routes
-from ttapca.fitting.fit_plan import LARGEST_DENSE, FitPlan, NetworkTimes, Stage, plan_of
+from ttapca.fitting.fit_plan import LARGEST_DENSE, FitPlan, plan_of
 from ttapca.fitting.route_costs import Problem, route_cost
 from ttapca.spectral import few_inputs
 from ttapca.spectral.affine import LinearPart
@@ -120,24 +120,15 @@ def test_the_plan_is_told_before_the_work() -> None:
         fitted = ttapca.fit(model, "0", data, 20, progress=listener)
         (plan,) = listener.told
         assert (plan.route, plan.samples) == (fitted.route, samples)
-        assert (plan.seconds is None) == (samples is None)
-        # Everything that is done has been announced.
-        announced = {stage.name for stage in plan.stages}
-        assert not announced or set(listener.stages) <= announced
+        assert listener.stages[:2] == ["decomposing", "calibrating"]
         assert "GB of memory" in str(plan)
 
 
 def test_a_plan_in_one_line() -> None:
-    times = NetworkTimes(0.0, 0.0, 0.0, 0.5, measured=10, compared=0)
-    plan = plan_of(Problem(*STEM_224, True, samples=700), times=times, memory=100 * GB)
-    assert plan.seconds is not None
-    assert plan.seconds >= 5.0  # ten samples, half a second each
-    line = str(FitPlan("gram", 96, 10**9, 3 * 10**6, "", 1, (Stage("reading", 150.0),)))
-    assert line == (
-        "exact, by the Gram matrix of few samples (gram), 96 samples: about 2 min, up to 1.0 GB of "
-        "memory, 3.0 MB on disk"
+    assert str(FitPlan("gram", 96, 10**9, 3 * 10**6)) == (
+        "exact, by the Gram matrix of few samples (gram), 96 samples: up to 1.0 GB of memory, "
+        "3.0 MB on disk"
     )
-    assert "\n" not in str(plan)
 
 
 @pytest.mark.parametrize("route", ["folded", "exact", "gram", "randomised", "dct"])

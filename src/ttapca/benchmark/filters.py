@@ -19,8 +19,7 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.routes import plan_fit
 from ttapca.support.disk import make_folder, queued
 from ttapca.support.outputs import OutputKind
-from ttapca.support.progress import Reporter, Silent
-from ttapca.support.timed_stages import TimedStages
+from ttapca.support.progress import Reporter, Silent, Steps
 
 FIT_BATCH = 250  # images
 
@@ -88,20 +87,21 @@ def usual_fit(
         >>> usual_fit(networks.load("digits-small-cnn"), "conv1", batches)
         FittedFilter(layer='conv1', 60 components, 1201 samples, folded (1, 8, 8) -> (16, 8, 8))
     """
+    progress = Steps(reporter or Silent(), f"fitting {layer}")
 
-    def fit(count: int | None, *, again: bool = False) -> FittedFilter:
-        task = f"fitting {layer}"
-        with TimedStages(reporter or Silent(), task, announce=not again) as progress:
-            return ttapca.fit(
-                network,
-                layer,
-                batches,
-                count,
-                route=route,
-                outputs=outputs,
-                progress=progress,
-                engine=engine,
-            )
+    def fit(count: int | None) -> FittedFilter:
+        fitted = ttapca.fit(
+            network,
+            layer,
+            batches,
+            count,
+            route=route,
+            outputs=outputs,
+            progress=progress,
+            engine=engine,
+        )
+        progress.finish()
+        return fitted
 
     if components is not None:
         return fit(components)
@@ -119,7 +119,7 @@ def usual_fit(
     try:
         return fit(most)
     except NotEnoughDataError:  # of components, or of images, which the second try says again
-        return fit(None, again=True)
+        return fit(None)
 
 
 def kept_filter(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
+from ttapca._checks import OneOf, check_option
 from ttapca.benchmark import paper
 from ttapca.cli import arguments
 from ttapca.cli.console import print_json
@@ -42,7 +44,7 @@ def layers(
         ),
     ] = None,
     images: Annotated[
-        int, Option(min=32, help="Images of the fit whose route, time and memory are shown.")
+        int, Option(min=32, help="Images of the fit whose route and memory are shown.")
     ] = FITTED_IMAGES,
     route: arguments.RouteOption = "auto",
     as_json: arguments.AsJson = False,
@@ -67,9 +69,7 @@ def layers(
         table = networks.describe_layers(network, shape, components)
     except ShapeError as error:  # the shape is an option here
         raise OptionError(f"{error} Name it with --input CxHxW.") from error
-    from ttapca.cli.fit_estimates import planned_fits
-
-    plans = planned_fits(network, shape, table, components, images, route)
+    plans = _planned_fits(network, shape, table, components, images, route)
     if as_json:
         facts = dataclasses.asdict(table)
         for layer in facts["layers"]:
@@ -91,7 +91,7 @@ def _print(
         grid.add_column(heading, no_wrap=True)
     for heading in ("output", "p", "folds", "components", "filter [MB]", "cost [%]"):
         grid.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("route", "fit", "[GB]"):
+    for heading in ("route", "[GB]"):
         grid.add_column(Text(heading), justify="right", no_wrap=True)
     for layer in table.layers:
         style = "bold" if layer.name == table.recommended else None
@@ -103,8 +103,8 @@ def _print(
         f"multiply-adds for an image of {times}. The cost of a filter is relative to that."
     )
     console.print(
-        f"Route, time and memory are those of a fit of {images:,} images, without reading them; "
-        "a layer without any needs more memory than there is."
+        f"Route and memory are those of a fit of {images:,} images; a layer without any needs "
+        "more memory than there is."
     )
     if table.recommended is None:
         console.print("No layer returns one tensor per forward pass, so none can carry a filter.")
@@ -134,9 +134,51 @@ def _cells(layer: LayerFacts) -> tuple[str, ...]:
 def _fit_cells(layer: LayerFacts, plan: FitPlan | None) -> tuple[str, ...]:
     if plan is None or layer.calls != 1:
         return ()
-    from ttapca.fitting.fit_plan import seconds_in_words
+    return (plan.route, f"{plan.memory_bytes / 1e9:.1f}")
 
-    return (plan.route, seconds_in_words(plan.seconds or 0), f"{plan.memory_bytes / 1e9:.1f}")
+
+def _planned_fits(
+    network: nn.Module,
+    shape: tuple[int, ...],
+    table: LayerTable,
+    components: int | None,
+    images: int,
+    route: str,
+) -> dict[str, FitPlan | None]:
+    """Return the plan of a fit at each layer; None if it needs more memory than there is."""
+    import torch
+
+    from ttapca.errors import OutOfMemoryError
+    from ttapca.fitting.fit_plan import RouteChoice, plan_of
+    from ttapca.fitting.route_costs import Problem
+    from ttapca.fitting.source_channels import found_logits
+    from ttapca.spectral.basis import Cosine, cosines_serve
+    from ttapca.support.modules import device_and_dtype, evaluation_mode
+
+    check_option("route", route, OneOf(get_args(RouteChoice)))
+    device, dtype = device_and_dtype(network, network)
+    with torch.no_grad(), evaluation_mode(network):
+        logits = found_logits(network(torch.zeros(2, *shape, device=device, dtype=dtype)))
+    plans: dict[str, FitPlan | None] = {}
+    for layer in table.layers:
+        filtered = layer.input_shape if layer.folds else layer.output_shape
+        all_cosines = components is None and cosines_serve(filtered or (), shape)
+        problem = Problem(
+            layer.input_shape,
+            layer.output_shape,
+            layer.folds,
+            None if all_cosines else min(layer.components, images - 1),
+            images,
+            classes=0 if logits is None else logits.shape[1],
+            data_shape=shape,
+        )
+        impossible = route == "folded" and not problem.folds
+        impossible |= route == "dct" and not Cosine.takes(problem.filtered_shape)
+        plans[layer.name] = None
+        if not impossible:
+            with suppress(OutOfMemoryError):
+                plans[layer.name] = plan_of(problem, cast("RouteChoice", route))
+    return plans
 
 
 def methods(as_json: arguments.AsJson = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +24,11 @@ from ttapca.errors import (
     TtapcaError,
 )
 from ttapca.fitting.collected import Collected, MomentsKind, Reading, Side
-from ttapca.fitting.fit_plan import FitPlan, NetworkTimes
+from ttapca.fitting.fit_plan import FitPlan
 from ttapca.fitting.fitted_filter import carries_filter
 from ttapca.fitting.measuring_rule import MeasuringRule, measuring_rule
-from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES, ModelInputs, kept_of_a_batch
-from ttapca.fitting.network_cost import NetworkCost, seconds_of, watched
+from ttapca.fitting.model_inputs import KEPT_SAMPLES, ModelInputs
+from ttapca.fitting.network_cost import NetworkCost, watched
 from ttapca.fitting.source_channels import FindLogits, SourceChannels, found_logits
 from ttapca.spectral.affine import acts_on_input
 from ttapca.spectral.even_sample import Positions
@@ -138,7 +137,6 @@ class SourceActivations:
         self.classes = 0  # that the model predicts, once probed
         self._first: ModelInputs | None = None
         self._shapes: Shapes | None = None
-        self._fetching = 0.0
 
     def probe(self) -> Shapes:
         """Run a sample or two through the whole model to see what the layer takes and returns."""
@@ -153,14 +151,12 @@ class SourceActivations:
         return self._shapes
 
     def _first_batch(self) -> Any:
-        """Return the first batch, which will be read again, and note how long that took."""
-        start = time.perf_counter()
+        """Return the first batch, which will be read again."""
         iterator = iter(self._data)
         try:
             first = next(iterator)
         except StopIteration:
             raise NotEnoughDataError("Fitting needs data; found none.") from None
-        self._fetching = time.perf_counter() - start
         if self._one_shot:
             self._data = itertools.chain([first], iterator)
         return first
@@ -208,7 +204,7 @@ class SourceActivations:
 
     def _look_ahead(self, batch: ModelInputs, output: Any) -> None:
         """Note what the first batch and its output say about the work to come."""
-        self._first = batch.head(self.cost.timed)
+        self._first = batch.head(2)
         self.batch_size = max(1, len(batch.first))
         self.block = self.block or self.batch_size
         self.samples = _count_samples(self._data, self.batch_size)
@@ -250,27 +246,6 @@ class SourceActivations:
     def _numbers(self) -> int:
         """Numbers in a sample of the data."""
         return max(1, math.prod(self.data_shape))
-
-    @torch.no_grad()
-    def times(self, at: Side) -> NetworkTimes:
-        """Run a part of the first batch again, to see how long the network takes for a sample."""
-        inputs, measured = self.inputs, self.measuring_rule().expected
-        count = len(inputs.first)
-
-        def reach() -> None:
-            with stopped_at(self.layer, before=at == "input"):
-                inputs.run(self.model)
-
-        trial = SourceChannels(self.model, self.find_logits)
-        part = KEPT_PARTS * kept_of_a_batch(self._numbers)
-        return NetworkTimes(
-            fetching=self._fetching / self.batch_size,
-            up_to_layer=seconds_of(reach) / count,
-            whole=seconds_of(lambda: inputs.run(self.model)) / count,
-            measuring=seconds_of(lambda: trial.see(inputs)) / count if measured else 0.0,
-            measured=measured or 0,
-            compared=min(part, self.samples or part),
-        )
 
     @torch.no_grad()
     def collect(self, into: Collected, positions: Positions, name: str = "") -> int:
@@ -382,11 +357,6 @@ class SourceActivations:
         listen = getattr(self._progress, "plan", None)
         if listen is not None:
             listen(plan)
-
-    @property
-    def wants_plan(self) -> bool:
-        """Whether the progress display wants to know how long the work will take."""
-        return hasattr(self._progress, "plan")
 
     def watched(self, steps: Iterable[Step], unit: str, count: int) -> Iterable[Step]:
         """Let the progress display follow steps that are not batches.

@@ -1,4 +1,4 @@
-"""The plan of a fit: which route it takes, how long that will take, and how much memory.
+"""The plan of a fit: which route it takes, and how much memory and disk that needs.
 
 The route follows from sizes alone, so the same call takes the same route on every machine that has
 the memory for it:
@@ -36,7 +36,6 @@ from ttapca.spectral import pca
 from ttapca.spectral.basis import LARGEST_DENSE, MATRIX_LIMIT, SMALL, Cosine, cosines_serve
 from ttapca.spectral.outliers import is_image
 from ttapca.support.machine_memory import available_memory, resident_memory
-from ttapca.support.speed import machine_speed
 
 RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
 # What one can ask for: `auto` leaves it to `fit`, `pca` is the best route to principal components.
@@ -63,40 +62,6 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A part of the work.
-
-    Attributes:
-        name: What `progress.stage` is told; `reading` is the batches.
-        seconds: How long it will take.
-    """
-
-    name: str
-    seconds: float
-
-
-@dataclass(frozen=True)
-class NetworkTimes:
-    """Seconds that a network takes for one sample, and how many samples are run through all of it.
-
-    Attributes:
-        fetching: To read a sample.
-        up_to_layer: To compute the layer's input or output.
-        whole: To compute the network's output.
-        measuring: To compute it, and measure the normalisation layers on the way.
-        measured: Samples whose normalisation layers are measured during the first pass.
-        compared: Samples that are predicted again after the fit, twice in each of two stages.
-    """
-
-    fetching: float
-    up_to_layer: float
-    whole: float
-    measuring: float
-    measured: int
-    compared: int
-
-
-@dataclass(frozen=True)
 class FitPlan:
     """What a fit will do.
 
@@ -107,8 +72,6 @@ class FitPlan:
         worker_bytes: The same for each of the processes that read the data for it; 0 without.
         filter_bytes: Size of the filter on disk, about, as float32.
         reason: Why not another route, in a few words; empty where there is nothing to say.
-        passes: How often the data are read, about.
-        stages: The parts of the work and their seconds; empty where nobody asked for the time.
         spread: How the reading is spread over processes; None where this one reads.
         tasks: In how many tasks parts are given out to these processes.
         cosines_serve: Whether the filter acts on images for which cosines are the default.
@@ -124,43 +87,23 @@ class FitPlan:
     memory_bytes: int
     filter_bytes: int
     reason: str = ""
-    passes: int = 1
-    stages: tuple[Stage, ...] = ()
     spread: Spread | None = None
     tasks: int = 1
     worker_bytes: int = 0
     cosines_serve: bool = False
 
-    @property
-    def seconds(self) -> float | None:
-        """How long it will take; None where nobody asked, or nobody knows how many samples."""
-        return sum(stage.seconds for stage in self.stages) if self.stages else None
-
     def __str__(self) -> str:
         """Return one line for a person."""
         count = "samples" if self.samples is None else f"{self.samples:,} samples"
-        time = "" if self.seconds is None else f"about {seconds_in_words(self.seconds)}, "
         why = f" ({self.reason})" if self.reason else ""
         memory = f"up to {self.memory_bytes / 1e9:.1f} GB of memory"
         if self.spread is not None:
             count += f" {self.spread.words}"
             memory += f" here and {self.worker_bytes / 1e9:.1f} GB in each process that reads"
         return (
-            f"{NAMES[self.route]}, {count}: {time}{memory}, "
+            f"{NAMES[self.route]}, {count}: {memory}, "
             f"{self.filter_bytes / 1e6:,.1f} MB on disk{why}"
         )
-
-
-def seconds_in_words(seconds: float) -> str:
-    """Return a duration that is not known exactly.
-
-    Example:
-        >>> seconds_in_words(0.4), seconds_in_words(12.3), seconds_in_words(400)
-        ('1 s', '12 s', '7 min')
-    """
-    if seconds < 120:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60):,} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
 def plan_of(
@@ -169,7 +112,6 @@ def plan_of(
     *,
     network_bytes: int = 0,
     norm_bytes: int = 0,
-    times: NetworkTimes | None = None,
     memory: int | None = None,
     spread: Spread | None = None,
 ) -> FitPlan:
@@ -180,7 +122,6 @@ def plan_of(
         route: The route, or `pca` for any but `dct`, for whoever wants to say it.
         network_bytes: Memory that running the network takes.
         norm_bytes: Size of what is stored about normalisation layers.
-        times: How long the network takes; without, the plan does not tell the time.
         memory: Bytes at hand; by default what the system says.
         spread: How the reading is spread over processes; None where this one reads.
 
@@ -210,7 +151,7 @@ def plan_of(
         candidates = _summed(candidates, problem)
     for name, reason in candidates:
         if most is None or needs_here(name) <= most:
-            plan = _plan(name, reason, problem, needs(name), times, spread)
+            plan = _plan(name, reason, problem, needs(name), spread)
             if spread is not None:
                 worker = spread.worker_bytes(route_cost(name, problem), network_bytes)
                 tasks = spread.tasks(route_cost(name, problem))
@@ -332,38 +273,14 @@ def _plan(
     reason: str,
     problem: Problem,
     needs: int,
-    times: NetworkTimes | None,
     spread: Spread | None,
 ) -> FitPlan:
-    cost = route_cost(route, problem)
-    stages: tuple[Stage, ...] = ()
-    if times is not None and problem.samples is not None:
-        speed = machine_speed()
-
-        def seconds(work: tuple[float, float]) -> float:
-            return work[0] / speed.products + work[1] / speed.decompositions
-
-        workers, quicker = (spread.workers, spread.quicker) if spread else (1, 1.0)
-        computing = (times.up_to_layer + cost.reading / speed.products) / quicker
-        reading = cost.passes * problem.samples * (times.fetching / workers + computing)
-        reading += times.measured * times.measuring / quicker
-        twice = 2 * times.compared * times.whole
-        stages = (
-            Stage("reading", reading),
-            Stage("decomposing", seconds(cost.decomposing)),
-            Stage("calibrating", seconds(cost.calibrating)),
-            # With all components, nothing is dropped and predictions stay.
-            Stage("comparing predictions", 0.0 if problem.components is None else twice),
-            Stage("mirroring images", twice),
-        )
     return FitPlan(
         route=route,
         samples=problem.samples,
         memory_bytes=resident_memory() + needs,
-        filter_bytes=int(cost.stored),
+        filter_bytes=int(route_cost(route, problem).stored),
         reason=reason,
-        passes=cost.passes,
-        stages=stages,
         spread=spread,
         cosines_serve=_cosines_serve(problem),
     )

@@ -1,15 +1,13 @@
-"""What running a network costs: seen in one forward pass, and timed where somebody asks."""
+"""What running a network costs, seen in one forward pass."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ttapca.support.modules import multiply_adds
@@ -21,10 +19,6 @@ RUN_NUMBERS = 2**24
 
 # Bytes at once for each of these numbers: inputs, outputs and work space of a layer, and shortcuts.
 BYTES_A_NUMBER = 4 * 5
-
-# A timed run takes about a second.
-TIMED_MULTIPLY_ADDS = 2e10
-MOST_TIMED = 64
 
 
 @dataclass
@@ -44,11 +38,6 @@ class NetworkCost:
         """How many samples to run at once, at most."""
         return max(1, RUN_NUMBERS // self.largest)
 
-    @property
-    def timed(self) -> int:
-        """How many samples to time."""
-        return max(2, min(MOST_TIMED, int(TIMED_MULTIPLY_ADDS / max(1, self.multiply_adds))))
-
     def bytes_for(self, samples: int) -> int:
         """Return the memory that running so many samples takes, about."""
         return BYTES_A_NUMBER * self.largest * min(samples, self.together)
@@ -59,6 +48,7 @@ def watched(model: nn.Module, samples: int) -> Iterator[NetworkCost]:
     """Add up the cost of what the model runs in this block, on so many samples at once.
 
     Example:
+        >>> import torch
         >>> model = nn.Linear(10, 20)
         >>> with watched(model, samples=2) as cost:
         ...     _ = model(torch.zeros(2, 10))
@@ -79,15 +69,3 @@ def watched(model: nn.Module, samples: int) -> Iterator[NetworkCost]:
         for module in leaves:
             patches.hook_output(module, see)
         yield cost
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    """Return how long a piece of work takes: the less of two tries, in case the machine is busy."""
-    tries = []
-    for _ in range(2):
-        start = time.perf_counter()
-        work()
-        if torch.cuda.is_available():  # it may have been put off
-            torch.cuda.synchronize()
-        tries.append(time.perf_counter() - start)
-    return min(tries)

@@ -1,4 +1,4 @@
-"""What each route of a fit costs: arithmetic, memory, and the size of the filter that it finds.
+"""The memory that each route of a fit needs, and the size of the filter that it finds.
 
 docs/scaling.md derives these formulas and compares them with measurements. Memory is an upper
 bound: a fit that has said how much it needs must not need more.
@@ -14,15 +14,12 @@ from ttapca.fitting.class_means import MOST_NUMBERS as MOST_CLASS_MEANS
 from ttapca.spectral.affine import CHUNK_NUMBERS as AFFINE_CHUNK
 from ttapca.spectral.calibration import TOGETHER
 from ttapca.spectral.cosine import CHUNK_NUMBERS as COSINE_CHUNK
-from ttapca.spectral.even_sample import HELD_OUT, SAMPLED_NUMBERS, SAMPLES
+from ttapca.spectral.even_sample import SAMPLED_NUMBERS, SAMPLES
 from ttapca.spectral.pca import MOST_BYTES, MOST_SAMPLES
 from ttapca.spectral.randomised import MAX_PASSES, OVERSAMPLING
 
 FLOAT32, FLOAT64 = 4, 8
 PACKED = 2  # a number of a saved filter of cosines; see `ttapca.fitting.packing`
-
-# Passes of the randomised route that real activations take (docs/scaling.md).
-USUAL_PASSES = 5
 
 # Numbers that are stored of a sample of the calibration: energies of bands, textures, outliers.
 CALIBRATED = 36
@@ -83,21 +80,12 @@ class Problem:
         fitting = max(2, SAMPLED_NUMBERS // self.filtered)
         return min(SAMPLES, fitting, self.samples or SAMPLES)
 
-    @property
-    def held_out(self) -> int:
-        """How many of these principal components are measured on: they must not know them."""
-        return min(self.sampled, self.samples // HELD_OUT) if self.samples else self.sampled
-
 
 @dataclass(frozen=True)
 class RouteCost:
-    """Multiply-adds, n^3 of eigendecompositions, and bytes.
+    """Bytes that a route takes.
 
     Attributes:
-        passes: How often all data are read.
-        reading: Multiply-adds a sample and pass, without running the network.
-        decomposing: Multiply-adds, and n^3 of eigendecompositions, after the reading.
-        calibrating: The same for the calibration.
         memory: Bytes that the route needs beyond what the process has, at most.
         stored: Bytes of the filter on disk, as float32.
         summed: Bytes of the sums over the samples, which processes that read parts send; 0 where
@@ -105,10 +93,6 @@ class RouteCost:
         beside: Bytes that a pass takes beside these sums.
     """
 
-    passes: int
-    reading: float
-    decomposing: tuple[float, float]
-    calibrating: tuple[float, float]
     memory: float
     stored: float
     summed: float = 0.0
@@ -143,13 +127,8 @@ def route_cost(route: str, problem: Problem) -> RouteCost:
 
 def _folded(problem: Problem) -> RouteCost:
     size, kept = problem.filtered, problem.kept()
-    cube, work = float(size) ** 3, 2.5 * size**2 * kept
     there_and_back = AFFINE_CHUNK * FLOAT64 * 3
     return RouteCost(
-        passes=1,
-        reading=size**2 / 2,
-        decomposing=(2 * cube + work + cube / 6, cube),
-        calibrating=(2 * cube + work + problem.held_out * size * (kept + size / 2), cube),
         memory=FLOAT64 * (6 * size**2 + 2 * size * kept) + there_and_back,
         stored=2 * FLOAT32 * size * kept,
         summed=FLOAT64 * size**2,
@@ -158,12 +137,7 @@ def _folded(problem: Problem) -> RouteCost:
 
 def _exact(problem: Problem) -> RouteCost:
     size, kept = problem.outputs, min(problem.kept(), problem.outputs)
-    cube = float(size) ** 3
     return RouteCost(
-        passes=1,
-        reading=size**2 / 2,
-        decomposing=(0.0, cube),
-        calibrating=(problem.held_out * size * (kept + size / 2), cube),
         memory=FLOAT64 * (6 * size**2 + 2 * size * kept),
         stored=FLOAT32 * size * kept,
         summed=FLOAT64 * size**2,
@@ -174,13 +148,8 @@ def _gram(problem: Problem) -> RouteCost:
     size, kept = problem.filtered, problem.kept()
     # Where nobody knows how many there are, the route gives up beyond these.
     samples = problem.samples or min(MOST_SAMPLES, MOST_BYTES // (FLOAT32 * size))
-    cube, work = float(samples) ** 3, 3.0 * samples * size * kept + size * kept**2
     matrices = 2 if problem.folds else 1
     return RouteCost(
-        passes=1,
-        reading=0.0,
-        decomposing=(samples**2 * size + work, cube),
-        calibrating=(work + problem.held_out * size * kept, cube),
         memory=FLOAT32 * (3 if problem.folds else 1) * samples * size
         + FLOAT64 * (5 * samples**2 + (5 + matrices) * size * kept)
         + FLOAT64 * (samples * size + 3 * AFFINE_CHUNK) * problem.folds,
@@ -191,27 +160,15 @@ def _gram(problem: Problem) -> RouteCost:
 def _randomised(problem: Problem) -> RouteCost:
     size, kept = problem.outputs, problem.kept()
     columns = min(size, kept + OVERSAMPLING)
-    orthogonal = 2.0 * USUAL_PASSES**2 * size * columns**2
     return RouteCost(
-        passes=USUAL_PASSES,
-        reading=2.0 * size * columns,
-        decomposing=(orthogonal, (USUAL_PASSES * columns) ** 3),
-        calibrating=(problem.held_out * size * kept, 0.0),
         memory=FLOAT64 * (MAX_PASSES + 4) * size * columns,
         stored=FLOAT32 * size * kept,
     )
 
 
 def _dct(problem: Problem) -> RouteCost:
-    shape, size = problem.filtered_shape, problem.filtered
-    channels, sides = shape[0], sum(shape[1:])
-    transform = size * (sides + channels)
+    size, channels = problem.filtered, problem.filtered_shape[0]
     return RouteCost(
-        passes=1,
-        # Copies and a small product for each frequency: as long as 1,500 multiply-adds a number.
-        reading=float(size * (sides + 1500)),
-        decomposing=(2.0 * size * channels**2, 0.0),
-        calibrating=(float(problem.sampled * transform * 10), 0.0),
         memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
         stored=float(PACKED * size),
         summed=FLOAT64 * (channels + 1) * size,

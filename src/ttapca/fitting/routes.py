@@ -271,15 +271,11 @@ def _plan(
         source.classes,
         source.data_shape,
     )
-    times = None
-    if source.wants_plan:
-        times = source.times("input" if problem.folds else "output")
     return plan_of(
         problem,
         route,
         network_bytes=source.bytes_to_run(),
         norm_bytes=source.measuring_rule().stored_bytes(source.model),
-        times=times,
         spread=gathering.spread,
     )
 

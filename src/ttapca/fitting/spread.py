@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
-
-import torch
 
 from ttapca.fitting.route_costs import RouteCost
 from ttapca.support.machine_memory import resident_memory
@@ -49,10 +46,3 @@ class Spread:
     def worker_bytes(self, cost: RouteCost, network_bytes: int) -> int:
         """Return the memory of a process that only reads, at most."""
         return int(resident_memory() + network_bytes + 2 * cost.summed + cost.beside)
-
-    @property
-    def quicker(self) -> float:
-        """How many times quicker they compute than one process does, all together."""
-        if not self.here:
-            return float(self.workers)
-        return float(max(1, min(self.workers, (os.cpu_count() or 1) // torch.get_num_threads())))

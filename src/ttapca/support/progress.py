@@ -106,10 +106,21 @@ class Steps:
     ) -> None:
         self._reporter, self._task = reporter, task
         self._done, self._total, self._fixed = done, total, total is not None
+        self._plan = ""
+
+    def plan(self, plan: object) -> None:
+        """Note what the task will do; a second try with the same plan is not noted again."""
+        if self._plan != str(plan):
+            self._plan = str(plan)
+            self._reporter.note(f"{self._task}: {plan}")
 
     def stage(self, name: str) -> None:
         """Name the work that is done now, if nobody knows how much of it is left."""
         self._reporter.advance(self._task, self._done, None, name)
+
+    def finish(self) -> None:
+        """End the task, after a stage or an unknown number of batches."""
+        self._reporter.advance(self._task, self._done, self._done)
 
     def __call__(self, steps: Iterable[Step]) -> Iterator[Step]:
         """Yield the steps, and report each when it is done."""
