@@ -31,15 +31,6 @@ ABLATION = {
         "exponents (1, 1/2)": "(1, 1/2)",
         "exponents (1/2, 1/2)": "(1/2, 1/2), matching",
     },
-    "smoothing": {
-        "window of 51": "window of 51 components",
-        "window of 11": "window of 11",
-        "no smoothing": "none",
-    },
-    "options": {
-        "centred": "mean corrected, `center=1`",
-        "noise floor of 8 bits": "noise floor of 8 bits",
-    },
     "components": {
         "components 50": "50",
         "components 250": "250",
@@ -66,7 +57,7 @@ def main() -> None:
 
 def filled(name: str) -> str:
     """A place with its table."""
-    made = {"ablation": ablation, "sizes": sizes, "single": single, "clean": clean}[name]()
+    made = {"ablation": ablation, "sizes": sizes}[name]()
     return f"<!-- {name} -->\n\n{made}\n\n<!-- end -->"
 
 
@@ -113,28 +104,6 @@ def sizes() -> str:
         found = [rows[stem if size == SIZES[0] else f"{stem}, batch {size}"] for size in SIZES]
         cells = " | ".join(f"{mean(each):.1f} ({each['clean']:.1f})" for each in found)
         lines.append(f"| {shown} | {cells} |")
-    return "\n".join(lines)
-
-
-def single() -> str:
-    lines = ["| network | | mean of 15 | under the source | clean |", "|---|---|--:|--:|--:|"]
-    for network, rows in read("single.json").items():
-        for name, errors in rows.items():
-            under = mean(rows["source"]) - mean(errors)
-            lines.append(
-                f"| {network} | {name} | {mean(errors):.1f} | {under:.1f} | {errors['clean']:.1f} |"
-            )
-    return "\n".join(lines)
-
-
-def clean() -> str:
-    found = read("clean.json")
-    columns = list(next(iter(found.values())))
-    heads = ["untouched" if each == "source" else f"batch {each}" for each in columns]
-    lines = [f"| network | {' | '.join(heads)} |", "|---|" + "--:|" * len(columns)]
-    for network, errors in found.items():
-        cells = " | ".join(f"{float(str(errors[each])):.2f}" for each in columns)
-        lines.append(f"| {network} | {cells} |")
     return "\n".join(lines)
 
 
