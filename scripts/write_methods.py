@@ -1,8 +1,9 @@
-"""Write the table of methods in docs/methods.md, from what is registered.
+"""Write what is made of the registered methods: the table in docs/methods.md, and their types.
 
     python scripts/write_methods.py
 
-A test fails when the page is out of date.
+The types are for editors and type checkers, in `src/ttapca/methods/__init__.pyi`: the package
+imports its modules by itself. A test fails when one of both is out of date.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ttapca.methods import METHODS
+from ttapca.methods import METHODS, Method
 from ttapca.methods.method import GradientMethod, Registration
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+TYPES = Path(__file__).parents[1] / "src" / "ttapca" / "methods" / "__init__.pyi"
 BEGIN, END = "<!-- methods: written by scripts/write_methods.py -->", "<!-- end of methods -->"
 NEEDS = {
     "model": "the model",
@@ -24,6 +26,25 @@ NEEDS = {
 }
 # What methods with gradient steps have in common, as the text above the table says.
 SHARED = {each.name: each.default for each in dataclasses.fields(GradientMethod)}
+
+
+def types() -> str:
+    """The stub file of `ttapca.methods`."""
+    classes = {each.method.__name__: each.method.__module__ for each in METHODS.values()}
+    classes |= dict.fromkeys(("METHODS", "Method", "Mixture"), Method.__module__)
+    found = sorted((home, name) for name, home in classes.items())
+    lines = [
+        '"""Types of `ttapca.methods`; written by scripts/write_methods.py."""',
+        "",
+        "from typing import Literal",
+        "",
+        *(f"from {home} import {name} as {name}" for home, name in found),
+        "",
+        "MethodName = Literal[",
+        *(f'    "{name}",' for name in METHODS),
+        "]",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def with_table(page: str) -> str:
@@ -97,3 +118,4 @@ def shown(value: Any) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(with_table(PAGE.read_text()))
+    TYPES.write_text(types())

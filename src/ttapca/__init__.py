@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from ttapca.adaptation.surfaces import Surface as Surface
     from ttapca.methods import METHODS as METHODS
     from ttapca.methods import Method as Method
+    from ttapca.methods import MethodName as MethodName
     from ttapca.methods import Mixture as Mixture
-    from ttapca.methods.adapt import MethodName as MethodName
 
     # See what it does and what it costs
     from ttapca.adaptation.costs import Cost as Cost
@@ -70,12 +70,12 @@ _NAMES = {
     "fitting.routes": ("fit",),
     "fitting.fitted_filter": ("FittedFilter", "load", "Attachment", "attach"),
     # Adapt a model
-    "methods.adapt": ("adapt", "MethodName"),
+    "methods.adapt": ("adapt",),
     "adaptation.adapter": ("Adapter", "detach"),
     "adaptation.named_streams": ("NamedStream",),
     "adaptation.guards": ("CollapseGuard",),
     # Choose or write a method
-    "methods": ("METHODS", "Method", "Mixture"),
+    "methods": ("METHODS", "Method", "MethodName", "Mixture"),
     "adaptation.surfaces": ("Surface", "BatchNormStatistics", "SpectralGains"),
     # See what it does and what it costs
     "adaptation.explanation": ("Explanation", "explain"),

@@ -89,7 +89,7 @@ PLACES = (
     "ttapca/support/wrapping.py",
     "ttapca/adaptation/surfaces/base.py",
     "ttapca/adaptation/surfaces/trainable.py",
-    "ttapca/methods/temporary_values.py",
+    "ttapca/methods/weights.py",
     "ttapca/methods/rotta.py",
     "ttapca/methods/pea.py",
 )

@@ -25,7 +25,7 @@ def ask(what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 
 def test_all_methods_and_networks_are_known() -> None:
-    assert set(completion.METHOD_NAMES) == set(METHODS)
+    assert set(completion.method_names()) == set(METHODS)
     assert completion.packaged_networks() == sorted({"digits", *packaged()})
     assert completion.corruptions("") == ["standard", "extra", "all", "clean", *CORRUPTIONS]
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import ttapca
 from oracles import images, small_convnet
 from ttapca.errors import InputTypeError, OptionError
-from ttapca.methods.source_data import batches_of
-from ttapca.support.batches import arguments_in, as_tensor
+from ttapca.support.batches import arguments_in, as_tensor, source_batches
 
 DATA = images(150).float()
 LABELS = torch.zeros(50)
@@ -136,6 +135,6 @@ def test_sources_of_methods() -> None:
         [(DATA.numpy(), LABELS)],
     ]
     for source in given:
-        assert torch.equal(torch.cat(list(batches_of(source, convnet()))), DATA)
+        assert torch.equal(torch.cat(list(source_batches(source, convnet()))), DATA)
     with pytest.raises(OptionError, match=r"dicts with an `image`; batch 0 .* is a dict"):
-        list(batches_of([{"photo": DATA}], convnet()))
+        list(source_batches([{"photo": DATA}], convnet()))

@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pea": {"augment": "none"},
     "neo": {"classifier": "fc.1"},  # in the other network it does not make two logits
 }
-SERVED = [method for method in ttapca.METHODS if method != "t3a"]  # see test_t3a.py
+SERVED = [name for name, each in ttapca.METHODS.items() if "binary" in each.method.outputs]
 
 
 def options_for(method: str, model: nn.Module) -> dict[str, Any]:

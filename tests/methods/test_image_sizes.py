@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ttapca
 from oracles import left_untouched, natural, salted
 from ttapca.errors import ShapeError
-from ttapca.methods.adapt import MethodName
+from ttapca.methods import MethodName
 from ttapca.spectral.filter import SpectralFilter
 
 SIZES = ((20, 20), (16, 16), (28, 24))

@@ -30,8 +30,7 @@ from ttapca.errors import (
     OptionError,
     ShapeError,
 )
-from ttapca.methods import TTAPCA, Tent, Wiener
-from ttapca.methods.adapt import MethodName
+from ttapca.methods import TTAPCA, MethodName, Tent, Wiener
 from ttapca.methods.method import GradientMethod
 
 DATA = images(150)
@@ -351,6 +350,7 @@ def test_a_name_is_short_for_a_method() -> None:
 
 def test_what_is_registered_is_what_editors_offer() -> None:
     assert tuple(ttapca.METHODS) == get_args(MethodName)
+    assert write_methods.TYPES.read_text() == write_methods.types(), "run scripts/write_methods.py"
     for name, found in ttapca.METHODS.items():
         assert found.summary[0].isupper(), name
         assert not found.summary.endswith("."), name

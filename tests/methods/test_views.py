@@ -5,8 +5,8 @@ import torch
 from torch import Generator, nn
 
 from oracles import images
-from ttapca.methods.temporary_values import with_values
 from ttapca.methods.views import CROP, GENTLE, Jitter, mixed_views
+from ttapca.methods.weights import with_values
 
 X = images(40, shape=(3, 16, 12))
 

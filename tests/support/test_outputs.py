@@ -101,9 +101,9 @@ def test_shapes_that_are_not_what_was_said(
 
 def test_kinds_that_a_method_cannot_serve() -> None:
     for reads in ("probabilities", "classes"):
-        with pytest.raises(OptionError, match=r"a regression have none\. Choose .* `wiener`"):
+        with pytest.raises(OptionError, match=r"a regression have none\. Choose one"):
             Outputs("regression", reads=reads)
-    with pytest.raises(OptionError, match=r"exclude each other; the labels.*do not.*as `tent`"):
+    with pytest.raises(OptionError, match=r"exclude each other; the labels.*do not"):
         Outputs("multilabel", reads="classes")
     with pytest.raises(OptionError, match=r"`outputs` must be one of multiclass.*Did you mean"):
         Outputs("multi-label")  # type: ignore[arg-type]

@@ -23,7 +23,8 @@ from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.subject import FORGETTING, Subject, segments
 from ttapca.datasets import Images, TensorBatches, to_tensor
 from ttapca.errors import BasisWarning
-from ttapca.methods.adapt import MethodName, adapt
+from ttapca.methods import MethodName
+from ttapca.methods.adapt import adapt
 from ttapca.methods.method import registration
 from ttapca.networks.evaluation import Watch, predict_all
 from ttapca.support.machine_memory import forget_peak_memory, peak_memory

@@ -7,6 +7,7 @@ and no name fits, the shell offers files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 
@@ -15,12 +16,6 @@ from ttapca.datasets.layouts import DIGITS
 from ttapca.datasets.packages import FROST
 from ttapca.datasets.shipped import CIFAR10_500
 
-# Methods register themselves when they are imported, and that imports torch. A test compares.
-METHOD_NAMES = (
-    *("source", "bn", "tent", "shot", "slr+it", "eata", "roid", "lame", "sar", "memo", "cotta"),
-    *("rotta", "pea", "neo", "t3a", "ttt", "ttapca", "ttapca-relu", "ttapca-exp"),
-    *("ttapca-multiplicative", "wiener", "match", "two-sided", "ttapca-closed"),
-)
 GROUPS = ("standard", "extra", "all", "clean")
 
 Complete = Callable[[str], list[str]]
@@ -57,6 +52,21 @@ def some_of(names: Callable[[], Iterable[str]]) -> Complete:
     return complete
 
 
+def method_names() -> list[str]:
+    """Return the names of all methods, read from their files: to import them takes torch.
+
+    Example:
+        >>> "tent" in method_names()
+        True
+    """
+    sources = (
+        each.read_text("utf-8")
+        for each in files("ttapca").joinpath("methods").iterdir()
+        if each.name.endswith(".py")
+    )
+    return [name for source in sources for name in re.findall(r'@register\(\s*"([^"]+)"', source)]
+
+
 def packaged_networks() -> list[str]:
     """Return the names of networks that come with the package, and of the one of the demo.
 
@@ -83,8 +93,8 @@ def corruption_names() -> Iterable[str]:
     return CORRUPTIONS
 
 
-method = one_of(lambda: METHOD_NAMES)
-methods = some_of(lambda: METHOD_NAMES)
+method = one_of(method_names)
+methods = some_of(method_names)
 data_set = one_of(lambda: (DIGITS, CIFAR10_500, *DATA_SETS))
 to_fetch = one_of(lambda: (*DATA_SETS, FROST))
 corruption = one_of(corruption_names)

@@ -191,7 +191,9 @@ def methods(as_json: arguments.AsJson = False) -> None:
                 "name": each.name,
                 "summary": each.summary,
                 "paper": each.paper,
+                "url": each.url,
                 "needs": NEEDS[each.needs],
+                "outputs": list(each.method.outputs),
                 "options": {name: _plain(value) for name, value in each.options.items()},
             }
             for each in METHODS.values()
@@ -202,7 +204,13 @@ def methods(as_json: arguments.AsJson = False) -> None:
     for each in METHODS.values():
         typer.secho(each.name, bold=True)
         options = ", ".join(f"{name}={_plain(value)}" for name, value in each.options.items())
-        lines = [each.summary, each.paper, f"needs: {NEEDS[each.needs]}", f"options: {options}"]
+        lines = [
+            each.summary,
+            " ".join([each.paper, each.url]).strip(),
+            f"needs: {NEEDS[each.needs]}",
+            f"outputs: {', '.join(each.method.outputs)}",
+            f"options: {options}",
+        ]
         for text in lines:
             if text not in ("", "options: "):
                 typer.echo(_indented(text, width))

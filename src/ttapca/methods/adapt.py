@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -19,33 +19,8 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import Method, registration
 from ttapca.support.outputs import FindLogits, OutputKind
 
-# For editors and type checkers; a test compares it with what is registered.
-MethodName = Literal[
-    "source",
-    "bn",
-    "tent",
-    "shot",
-    "slr+it",
-    "eata",
-    "roid",
-    "lame",
-    "sar",
-    "memo",
-    "cotta",
-    "rotta",
-    "pea",
-    "neo",
-    "t3a",
-    "ttt",
-    "ttapca",
-    "ttapca-relu",
-    "ttapca-exp",
-    "ttapca-multiplicative",
-    "wiener",
-    "match",
-    "two-sided",
-    "ttapca-closed",
-]
+if TYPE_CHECKING:
+    from ttapca.methods import MethodName
 
 # What every method takes, beside its own options.
 BESIDE = ("forgetting", "guard", "outputs", "on_shift", "strict")

@@ -23,9 +23,8 @@ from torch import Tensor
 from ttapca.adaptation.optimisation import Run
 from ttapca.adaptation.surfaces.trainable import Weights, all_parameters
 from ttapca.methods.method import Assembly, Count, GradientMethod, Seed, Share, register
-from ttapca.methods.slow_teacher import TaughtSteps, surprise_of
-from ttapca.methods.temporary_values import with_values
 from ttapca.methods.views import STRONG, STRONG_COLOURS, Forward, Jitter, images_and_forward
+from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
 
 
 @register("cotta", paper="Wang et al. (CVPR 2022)")

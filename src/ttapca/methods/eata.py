@@ -21,8 +21,8 @@ from ttapca.adaptation.optimisation import (
 )
 from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import NonFiniteError, NotEnoughDataError
-from ttapca.methods.method import Assembly, GradientMethod, Positive, register
-from ttapca.methods.source_data import SourceData, batches_of
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, register
+from ttapca.support.batches import SourceData, source_batches
 from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.modules import evaluation_mode
 from ttapca.support.outputs import Outputs
@@ -64,6 +64,7 @@ class EATA(GradientMethod):
         fisher_weight: Weight of the penalty; by default 1, and 2,000 for more than 100 classes.
     """
 
+    outputs = CLASSES
     optimiser: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM)
 
     lr: Positive = 2.5e-4
@@ -186,7 +187,7 @@ def fisher_information(
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        for samples in batches_of(source, model):
+        for samples in source_batches(source, model):
             count += 1
             log_probabilities = log_softmax(outputs(model(samples)))
             loss = F.nll_loss(log_probabilities, log_probabilities.argmax(1))

@@ -18,8 +18,8 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import Mover, Run, log_predictions
-from ttapca.methods.classifier_features import features_of
 from ttapca.methods.method import (
+    CLASSES,
     Assembly,
     Count,
     Method,
@@ -27,7 +27,7 @@ from ttapca.methods.method import (
     register,
     statistics_surfaces,
 )
-from ttapca.support.modules import caught_inputs, find_classifier
+from ttapca.support.modules import caught_inputs, classifier_features, find_classifier
 from ttapca.support.outputs import Reads
 
 Affinity = Literal["knn", "rbf", "linear"]
@@ -54,6 +54,8 @@ class LAME(Method):
             by default.
         statistics: What BatchNorm layers normalise with.
     """
+
+    outputs = CLASSES
 
     affinity: Affinity = "knn"
     neighbours: Count | None = None
@@ -97,7 +99,7 @@ class LaplacianCorrection(Mover):
         with caught_inputs(self._classifier) as caught:
             logits = run(*inputs, **options)
         own = log_predictions(logits).to(logits.dtype)
-        features = features_of(caught, len(logits))
+        features = classifier_features(caught, len(logits))
         if len(logits) == 1:
             return own
         if not (torch.isfinite(own).all() and torch.isfinite(features).all()):

@@ -29,8 +29,8 @@ from ttapca.methods.method import (
     Statistics,
     register,
 )
-from ttapca.methods.temporary_values import put_back
 from ttapca.methods.views import Forward, images_and_forward, mixed_views, refuse_pixels
+from ttapca.methods.weights import put_back
 from ttapca.support.logits import log_softmax
 
 

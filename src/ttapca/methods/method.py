@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
@@ -65,6 +66,10 @@ from ttapca.spectral.source_classes import SourceClasses
 from ttapca.support.outputs import OutputKind
 
 SourceNeed = Literal["model", "data", "training"]
+# Kinds of outputs, for `Method.outputs`: of anything that is or is not so, and of classes that
+# exclude each other.
+PROBABILITIES: tuple[OutputKind, ...] = ("multiclass", "binary", "multilabel")
+CLASSES: tuple[OutputKind, ...] = ("multiclass", "binary")
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
 
 # Types of options, with the rules for their values.
@@ -134,11 +139,13 @@ class Method:
         needs_filter: Whether it cannot do without a fitted filter.
         learns: Whether it takes gradient steps.
         made_for_pca: Whether it is about principal components. It runs with other ones, and warns.
+        outputs: The kinds of outputs that it serves.
     """
 
     needs_filter: ClassVar[bool] = False
     learns: ClassVar[bool] = False
     made_for_pca: ClassVar[bool] = False
+    outputs: ClassVar[tuple[OutputKind, ...]] = get_args(OutputKind)
 
     def __post_init__(self) -> None:
         """Check the values of all options."""
@@ -149,9 +156,20 @@ class Method:
         raise NotImplementedError
 
     def for_outputs(self, kind: OutputKind | None) -> Method:
-        """Return the method as it serves a model whose outputs mean this."""
-        del kind
-        return self
+        """Return the method as it serves a model whose outputs mean this.
+
+        Raises:
+            OptionError: It cannot serve them.
+        """
+        check_option("outputs", kind, Maybe(OneOf(get_args(OutputKind))))
+        if kind is None or kind in self.outputs:
+            return self
+        others = [name for name, each in METHODS.items() if kind in each.method.outputs]
+        raise OptionError(
+            f"`{type(self).__name__}` serves outputs of the kind {' or '.join(self.outputs)}; "
+            f'found `outputs="{kind}"`. Choose a method that serves these: '
+            f"{', '.join(f'`{name}`' for name in others)}."
+        )
 
     def refuse(self, option: str, because: str) -> None:
         """Raise `OptionError` where an option was given that would have no effect."""
@@ -175,6 +193,7 @@ class GradientMethod(Method):
     """
 
     learns: ClassVar[bool] = True
+    outputs = PROBABILITIES
     optimiser: ClassVar[Any] = staticmethod(adam)  # makes one from a learning rate
 
     filter: FittedFilter | None = field(default=None, kw_only=False)
@@ -313,6 +332,18 @@ class Registration:
     fixed: tuple[str, ...]
 
     @property
+    def year(self) -> float:
+        """When its paper was published: 0 if it has none, infinity for those of this library."""
+        found = re.search(r"\b(?:19|20)\d\d\b", self.paper)
+        return float(found[0]) if found else math.inf if self.paper else 0.0
+
+    @property
+    def url(self) -> str:
+        """The address of the paper, which is the first one in the docstring."""
+        found = re.search(r"https://[^\s>]+", inspect.getdoc(self.method) or "")
+        return found[0].rstrip(".") if found else ""
+
+    @property
     def options(self) -> dict[str, Any]:
         """All options with their defaults."""
         return {
@@ -351,7 +382,13 @@ class Registration:
 
 
 METHODS: dict[str, Registration] = {}
-"""All methods by name, in the order in which `ttapca.methods` imports them."""
+"""All methods by name: those of the literature by year, and those of this library after them."""
+
+
+def in_order() -> list[Registration]:
+    """Return all methods in the order of tables; of one year, in the order of registration."""
+    return sorted(METHODS.values(), key=lambda each: each.year)
+
 
 AnyMethod = TypeVar("AnyMethod", bound=type[Method])
 

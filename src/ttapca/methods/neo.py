@@ -19,8 +19,8 @@ from torch.nn.modules.conv import _ConvNd
 from ttapca.adaptation.optimisation import Mover, Run
 from ttapca.adaptation.surfaces import Surface
 from ttapca.errors import LayerOutputError
-from ttapca.methods.classifier_features import path_of
 from ttapca.methods.method import (
+    CLASSES,
     Assembly,
     Method,
     Share,
@@ -29,7 +29,7 @@ from ttapca.methods.method import (
     statistics_surfaces,
 )
 from ttapca.spectral.stream import Stream
-from ttapca.support.modules import find_classifier
+from ttapca.support.modules import find_classifier, path_of
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import Wrapper
@@ -49,6 +49,8 @@ class NEO(Method):
             default.
         statistics: What BatchNorm layers normalise with.
     """
+
+    outputs = CLASSES
 
     momentum: Share | None = None
     classifier: str | None = None

@@ -29,11 +29,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ttapca.adaptation.optimisation import Mover, Run
 from ttapca.adaptation.surfaces import Surface
 from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError, OptionError
-from ttapca.methods.method import Assembly, Count, Method, Positive, Share, register
-from ttapca.methods.source_data import SourceData, batches_of
+from ttapca.methods.method import PROBABILITIES, Assembly, Count, Method, Positive, Share, register
 from ttapca.methods.views import images_and_forward, refuse_pixels
 from ttapca.spectral.moments import Moments
 from ttapca.spectral.stream import Stream
+from ttapca.support.batches import SourceData, source_batches
 from ttapca.support.channel_moments import channel_moments
 from ttapca.support.logits import softmax_entropy
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
@@ -76,6 +76,8 @@ class PEA(Method):
         augment: Which views are predicted together with each image and averaged: the middle 90 % of
             it, enlarged, and its mirror image.
     """
+
+    outputs = PROBABILITIES
 
     source: SourceData | None = None
     layers: Sequence[str] | None = None
@@ -167,7 +169,7 @@ class Alignment(Surface):
         with torch.random.fork_rng(devices=[]), evaluation_mode(model), temporary_patches() as seen:
             for number, layer in enumerate(layers):
                 seen.hook_output(layer, functools.partial(see, number))
-            for samples in batches_of(source, model):
+            for samples in source_batches(source, model):
                 model(samples)
         if len(found) < len(layers) or any(groups[0].count < 2 for groups in found.values()):
             raise NotEnoughDataError(

@@ -14,7 +14,7 @@ from ttapca._checks import Number
 from ttapca.adaptation.optimisation import GradientSteps, Run, class_marginal, log_predictions
 from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import ShapeError
-from ttapca.methods.method import Assembly, GradientMethod, Positive, Seed, register
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, Seed, register
 from ttapca.methods.slr import soft_likelihood_ratio
 from ttapca.methods.views import Jitter
 from ttapca.support.logits import log_softmax
@@ -42,6 +42,8 @@ class ROID(GradientMethod):
         class_prior_correction: Whether predictions are weighted by the batch's own class marginal.
         seed: Draws the views; 0 by default.
     """
+
+    outputs = CLASSES
 
     source_momentum: Annotated[float, Number(above=0, high=1)] = 0.99
     temperature: Positive = 1 / 3

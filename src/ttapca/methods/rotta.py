@@ -29,6 +29,7 @@ from ttapca.adaptation.surfaces import NormAffine, Surface
 from ttapca.adaptation.surfaces.statistics import refuse_replaced
 from ttapca.errors import OptionError, ShapeError
 from ttapca.methods.method import (
+    CLASSES,
     Assembly,
     Count,
     GradientMethod,
@@ -37,9 +38,8 @@ from ttapca.methods.method import (
     Share,
     register,
 )
-from ttapca.methods.slow_teacher import TaughtSteps, surprise_of
-from ttapca.methods.temporary_values import with_values
 from ttapca.methods.views import STRONG, Forward, images_and_forward
+from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
 from ttapca.spectral.stream import Stream
 from ttapca.support.batch_norms import (
     by_running_statistics,
@@ -78,6 +78,8 @@ class RoTTA(GradientMethod):
             that then mean something else.
         seed: Draws the student's views.
     """
+
+    outputs = CLASSES
 
     capacity: Count = 64
     update_every: Count = 64

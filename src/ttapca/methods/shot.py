@@ -27,7 +27,7 @@ from ttapca.adaptation.optimisation import (
 )
 from ttapca.adaptation.surfaces.trainable import Place, Weights
 from ttapca.errors import LayerOutputError
-from ttapca.methods.method import Assembly, GradientMethod, NotNegative, register
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, NotNegative, register
 from ttapca.support.modules import caught_inputs, find_classifier
 
 
@@ -45,6 +45,7 @@ class SHOT(GradientMethod):
             0.3 in the paper.
     """
 
+    outputs = CLASSES
     optimiser: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM, nesterov=True)
 
     logits: Logits = "after"

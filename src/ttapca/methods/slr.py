@@ -18,6 +18,7 @@ from ttapca.adaptation.optimisation import (
 )
 from ttapca.adaptation.surfaces import InputTransform, NormAffine
 from ttapca.methods.method import (
+    CLASSES,
     Assembly,
     Count,
     GradientMethod,
@@ -47,6 +48,8 @@ class SLR(GradientMethod):
         channels: Number of channels of the images; by default those of the first convolution.
         seed: Draws the weights of the input transformation.
     """
+
+    outputs = CLASSES
 
     lr: Positive = 6e-4
     logits: Logits = "after"

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import Mover, Run, log_predictions
 from ttapca.errors import AttachError, LayerOutputError
-from ttapca.methods.classifier_features import features_of, path_of
 from ttapca.methods.method import (
     Assembly,
     Count,
@@ -29,7 +28,7 @@ from ttapca.methods.method import (
 )
 from ttapca.spectral.stream import Stream
 from ttapca.support.logits import softmax_entropy
-from ttapca.support.modules import caught_inputs, find_classifier
+from ttapca.support.modules import caught_inputs, classifier_features, find_classifier, path_of
 from ttapca.support.outputs import Reads
 
 # How far the classifier's output may be from what the model returns, relative to the largest logit:
@@ -52,6 +51,8 @@ class T3A(Method):
         classifier: Dotted path of the `nn.Linear` that makes the logits; the last one by default.
         statistics: What BatchNorm layers normalise with.
     """
+
+    outputs = ("multiclass",)
 
     supports: Count | None = 100
     classifier: str | None = None
@@ -108,7 +109,7 @@ class Prototypes(Mover):
         with caught_inputs(self._classifier) as caught:
             logits = run(*inputs, **options)
         own = log_predictions(logits)
-        features = features_of(caught, len(logits))
+        features = classifier_features(caught, len(logits))
         self._check_rows(logits)
         if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
             self.skipped += 1

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ttapca.adaptation.optimisation import Logits, Run, Stepper, sgd
 from ttapca.adaptation.surfaces.trainable import Place, Weights, all_parameters
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
-from ttapca.methods.method import Assembly, GradientMethod, Seed, Statistics, register
+from ttapca.methods.method import Assembly, GradientMethod, Method, Seed, Statistics, register
 from ttapca.methods.views import Forward, images_and_forward
 from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
 from ttapca.support.outputs import Reads
@@ -42,6 +42,7 @@ class TTT(GradientMethod):
         seed: Draws the random rotations.
     """
 
+    outputs = Method.outputs
     optimiser: ClassVar[Any] = staticmethod(sgd)
 
     logits: Logits = "after"

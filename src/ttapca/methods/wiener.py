@@ -21,6 +21,7 @@ from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, StreamStati
 from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import (
+    PROBABILITIES,
     Assembly,
     Count,
     Method,
@@ -179,9 +180,9 @@ class Wiener(Method):
         known = isinstance(self.statistics, Mixture | str)
         return known and self.statistics not in ("source", "batch")
 
-    def for_outputs(self, kind: OutputKind | None) -> Wiener:
-        """Leave classes aside where there are none that exclude each other."""
-        if kind not in ("multilabel", "regression"):
+    def for_outputs(self, kind: OutputKind | None) -> Method:
+        """Leave classes aside if there are none that exclude each other."""
+        if super().for_outputs(kind) is not self or kind not in ("multilabel", "regression"):
             return self
         if self.order not in (None, "shuffled"):
             raise OptionError(
@@ -256,6 +257,7 @@ class PulledWiener(Wiener):
     """
 
     learns: ClassVar[bool] = True
+    outputs = PROBABILITIES
     gain: ClassVar[GainName] = "pulled"
 
     pull: NotNegative = 1.0

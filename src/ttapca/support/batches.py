@@ -7,7 +7,7 @@ in.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ttapca.errors import InputTypeError
+from ttapca.errors import InputTypeError, OptionError
+from ttapca.support.modules import device_and_dtype
 
 # Names in a dict, in the order to look for them, for models whose arguments have other names.
 SAMPLES = ("pixel_values", "image", "images", "img", "inputs", "input", "x", "data")
 # A model may take these to compute a loss; a filter is fitted without them.
 LABELS = frozenset({"label", "labels", "target", "targets", "y"})
+
+# Unlabelled source data, as methods take them: one tensor or array, or batches of any kind.
+SourceData = Iterable[Any] | Tensor
+SOURCE_BATCH = 64  # into which one tensor is split
 
 
 def arguments_in(batch: Any, model: nn.Module) -> tuple[Any, ...] | dict[str, Any] | None:
@@ -128,3 +133,33 @@ def precision_of(model: nn.Module) -> torch.dtype | None:
     """
     tensors = (*model.parameters(), *model.buffers())
     return next((each.dtype for each in tensors if each.is_floating_point()), None)
+
+
+def source_batches(source: SourceData, model: nn.Module) -> Iterator[Tensor]:
+    """Yield batches of unlabelled source data, on the device of a model and in its precision.
+
+    Args:
+        source: One tensor or array of samples, or batches of any kind.
+        model: The model.
+
+    Raises:
+        OptionError: The source yields something that holds no batch.
+
+    Example:
+        >>> [len(batch) for batch in source_batches(torch.zeros(100, 3), nn.Linear(3, 2))]
+        [64, 36]
+    """
+    device, dtype = device_and_dtype(model, model)
+    batches: Iterable[Any] = source
+    if isinstance(source, np.ndarray):
+        batches = array_batches(source, SOURCE_BATCH)
+    elif isinstance(source, Tensor):
+        batches = torch.split(source, SOURCE_BATCH)
+    for number, batch in enumerate(batches):
+        samples = as_tensor(samples_in(batch))
+        if not isinstance(samples, Tensor):
+            raise OptionError(
+                "`source` yields tensors, pairs that start with one, or dicts with an `image`; "
+                f"batch {number} (counting from 0) is a {type(batch).__name__}."
+            )
+        yield samples.to(device, dtype) if samples.is_floating_point() else samples.to(device)

@@ -32,9 +32,6 @@ Reads = Literal["nothing", "classes, if any", "probabilities", "classes"]
 # Finds the logits in what a model returns.
 FindLogits = Callable[[Any], Tensor]
 
-ANY_OUTPUT = "`bn`, `wiener`, `match`, `two-sided` or `ttt`"
-EACH_LABEL = "`tent`, `sar`, `memo`, `cotta`, `pea` or `ttapca`"
-
 
 class Outputs:
     """Reads what a model returns as logits of classes, and writes such logits as it returns them.
@@ -80,14 +77,14 @@ class Outputs:
         if self.kind == "regression" and self.reads in ("probabilities", "classes"):
             raise OptionError(
                 "This method looks at class probabilities; the outputs of a regression have none. "
-                f"Choose a method that takes any output: {ANY_OUTPUT}; or leave "
+                "Choose one that takes any output, or leave "
                 '`outputs="regression"` out if the model predicts classes.'
             )
         if self.kind == "multilabel" and self.reads == "classes":
             raise OptionError(
                 "This method is for classes that exclude each other; the labels of "
-                '`outputs="multilabel"` do not. Choose one that looks at each label by itself, '
-                f"such as {EACH_LABEL}, or one that takes any output: {ANY_OUTPUT}."
+                '`outputs="multilabel"` do not. Choose one that looks at each label by itself, or '
+                "one that takes any output."
             )
 
     @property
