@@ -27,7 +27,7 @@ from PIL import Image
 from ttapca import networks
 from ttapca.benchmark import Results, read_preset
 from ttapca.benchmark.comparisons import frame
-from ttapca.benchmark.demo_tables import mean_errors
+from ttapca.benchmark.demo_report import mean_errors
 from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
 from ttapca.cli.arguments import cache_root
 from ttapca.corruptions import TEXTURE_FILES, load_textures

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from ttapca.benchmark import Results, Row
 from ttapca.benchmark.comparisons import comparisons
+from ttapca.benchmark.difference_tables import paper_tables
 from ttapca.benchmark.exports import export, markdown
 from ttapca.benchmark.figures import figures
-from ttapca.benchmark.paper_tables import paper_tables
 from ttapca.benchmark.svg import file_svg
 from ttapca.benchmark.tables import error_tables
 

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
+from scipy import stats
 
 from ttapca.benchmark import Results
 from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row
+from ttapca.benchmark.comparisons import Comparison, comparisons
+from ttapca.benchmark.tables import ResultTable
 from ttapca.corruptions import STANDARD
 
 METHODS = ("source", "bn", "tent", "ttapca-relu", "ttapca-exp")
@@ -119,6 +123,60 @@ def with_bits(rows: list[Row], noise: float = 0.5) -> list[Row]:
             each = Row(each.cell, dataclasses.replace(each.outcome, **facts))
         found.append(each)
     return found
+
+
+def grid(
+    errors: dict[str, float],
+    names: tuple[str, ...] = ("fog", "snow"),
+    *,
+    seeds: int = 1,
+    noise: float = 0.5,
+    **changes: Any,
+) -> list[Row]:
+    """Methods with given errors, and which images were right."""
+    cells = itertools.product(errors, names, range(seeds))
+    rows = [
+        row(cell(method, name, seed=seed, **changes), error=errors[method])
+        for method, name, seed in cells
+    ]
+    return with_bits(rows, noise)
+
+
+def without_bits(rows: list[Row]) -> list[Row]:
+    """The same rows as ttapca 0.1 wrote them."""
+    return [Row(each.cell, dataclasses.replace(each.outcome, correct=b"")) for each in rows]
+
+
+def wrong(each: Row) -> NDArray[np.float64]:
+    """100 for each image that was predicted wrong, in the order of the images."""
+    bits = [int(bit) for byte in each.outcome.correct for bit in f"{byte:08b}"]
+    return 100.0 - 100.0 * np.array(bits[: each.cell.images])
+
+
+def mean_wrong(rows: list[Row], method: str) -> NDArray[np.float64]:
+    """The mean of `wrong` over the rows of a method."""
+    return np.mean([wrong(each) for each in rows if each.cell.method == method], axis=0)
+
+
+def half_width(values: NDArray[np.float64]) -> float:
+    low, high = stats.t.interval(0.95, len(values) - 1, values.mean(), stats.sem(values))
+    return float(high - low) / 2
+
+
+def one_comparison(rows: list[Row]) -> Comparison:
+    (found,) = comparisons(rows)
+    return found
+
+
+def texts(table: ResultTable, column: str) -> dict[str, str]:
+    """The texts of a column, by the name of the line."""
+    at = table.columns.index(column)
+    return {line[0].text: line[at].text for line in table.rows}
+
+
+def bold(table: ResultTable, column: str) -> set[str]:
+    at = table.columns.index(column)
+    return {line[0].text for line in table.rows if line[at].best}
 
 
 def picture(shade: int) -> bytes:

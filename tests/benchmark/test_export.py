@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmark.synthetic_rows import cell, everything, failed, paper_grid, row, write_everything
+from ttapca.benchmark.difference_tables import paper_tables
 from ttapca.benchmark.exports import export, latex, markdown
-from ttapca.benchmark.paper_tables import paper_tables
 from ttapca.benchmark.tables import ResultTable, Value, error_tables
 from ttapca.cli import app as command_line
 from ttapca.cli.terminal_tables import rich_table

@@ -16,11 +16,13 @@ from benchmark.synthetic_rows import (
     error,
     everything,
     failed,
+    half_width,
     observations,
     paper_grid,
     row,
     sweeps,
     with_bits,
+    wrong,
 )
 from ttapca.benchmark import Results, Row
 from ttapca.benchmark.chosen_observations import chosen_observations
@@ -307,3 +309,23 @@ def test_the_command_writes_one_figure(tmp_path: Path, capsys: pytest.CaptureFix
     assert "A figure ends with .svg, .png, .pdf; found `.gif`." in capsys.readouterr().err
     assert command_line.run(["figure", str(results), "rnak"]) == 2
     assert "found `rnak`. Did you mean `rank`?" in capsys.readouterr().err
+
+
+def test_figures_draw_the_interval_of_the_images() -> None:
+    rows = with_bits([each for each in sweeps() if each.cell.setting == "episodic"])
+    drawn = {figure.name: figure for figure in figures(rows)}
+    for name in ("rank", "cost"):
+        assert "95 % interval over images" in drawn[name].caption
+        assert "standard deviation" not in drawn[name].caption
+    handles, names = drawn["rank"].drawing.axes[0].get_legend_handles_labels()
+    bars = dict(zip(names, handles, strict=True))["ttapca-exp"][2][0].get_segments()
+    for components, bar in zip((50, 200, 1000, 2000), bars, strict=True):
+        own = [
+            wrong(each)
+            for each in rows
+            if each.cell.method == "ttapca-exp"
+            and (each.cell.components, each.cell.setting, each.cell.batch_size)
+            == (components, "episodic", 200)
+        ]
+        assert len(own) == 6  # two corruptions, three seeds
+        assert float(np.ptp(bar[:, 1])) / 2 == pytest.approx(half_width(np.mean(own, axis=0)))

@@ -1,35 +1,47 @@
+"""Tables of errors, settings, costs and failures, with and without intervals."""
+
 from __future__ import annotations
 
 import dataclasses
+import io
 import statistics
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from benchmark.synthetic_rows import (
     METHODS,
+    bold,
     cell,
     error,
     everything,
     failed,
+    grid,
+    half_width,
+    mean_wrong,
     paper_grid,
     row,
-    sweeps,
+    texts,
+    with_bits,
+    wrong,
 )
 from ttapca.benchmark import frame
 from ttapca.benchmark.cells import CLEAN, Row
 from ttapca.benchmark.comparisons import comparisons
-from ttapca.benchmark.failure_table import failure_table
-from ttapca.benchmark.headline import NOT_TESTED, headline
-from ttapca.benchmark.paper_tables import paper_tables
-from ttapca.benchmark.report_page import cost_table, facts
-from ttapca.benchmark.tables import ResultTable, error_tables, setting_tables
+from ttapca.benchmark.difference_tables import difference_table, paper_tables
+from ttapca.benchmark.findings import NOT_TESTED, headline
+from ttapca.benchmark.report_page import facts
+from ttapca.benchmark.tables import (
+    INTERVAL,
+    NO_INTERVALS,
+    cost_table,
+    error_tables,
+    failure_table,
+    setting_tables,
+)
+from ttapca.cli.terminal_tables import print_table
 from ttapca.corruptions import STANDARD
-
-
-def texts(table: ResultTable, column: str) -> dict[str, str]:
-    at = table.columns.index(column)
-    return {line[0].text: line[at].text for line in table.rows}
 
 
 def test_a_frame_has_every_field_and_can_be_selected_from() -> None:
@@ -130,62 +142,7 @@ def test_clean_images_join_every_table_of_the_same_conditions() -> None:
     (only,) = error_tables([row(cell("bn", CLEAN))])
     assert only.columns == ("method", "Clean")
     assert "clean images" in only.title
-    assert "on Clean" in headline([row(cell("bn", CLEAN))])[0]
-
-
-def test_ours_beside_the_papers() -> None:
-    (table,) = paper_tables(paper_grid())
-    ours, theirs, gap = table.rows[6:9]
-    assert [line[0].text for line in (ours, theirs, gap)] == [
-        "tent, ours", "tent, paper", "tent, difference",
-    ]  # fmt: skip
-    assert theirs[1].text == "20.42 (printed 19.96)"
-    at = table.columns.index("Fog")
-    assert theirs[at].number == 15.23
-    assert ours[at].number == pytest.approx(error(cell("tent")))
-    assert gap[at].number == pytest.approx(error(cell("tent")) - 15.23)
-    assert gap[at].text.startswith("−")  # noqa: RUF001
-    assert gap[1].number == pytest.approx(statistics.fmean(errors_of("tent")) - theirs[1].number)
-    rows = [row(cell("bn", name), error=30.0) for name in ("fog", "snow")]
-    extra = dataclasses.replace(rows[0].cell, corruption="spatter")  # which the paper has not
-    (table,) = paper_tables([*rows, Row(extra, rows[0].outcome)])
-    assert table.columns == ("method", "Mean of 2", "Snow", "Fog")
-    assert [line[1].text for line in table.rows] == ["30.0", "16.27", "+13.73"]
-
-
-@pytest.mark.parametrize(
-    "changes", [{"batch_size": 50}, {"data": "digits"}, {"setting": "continual"}, {"severity": 3}]
-)
-def test_only_the_papers_protocol_is_compared(changes: dict[str, Any]) -> None:
-    assert paper_tables([row(cell("tent", "fog"))])
-    assert paper_tables([row(cell("tent", "fog", **changes))]) == []
-
-
-def test_of_several_options_the_papers_and_of_several_comparisons_the_fullest() -> None:
-    tables = paper_tables([*sweeps(), *paper_grid()])
-    assert [len(table.columns) for table in tables] == [17, 4]
-    assert [len(table.rows) for table in tables] == [15, 9]
-    online = tables[1]  # three seeds, steps 1, 3 and 10: the paper's is one step
-    one_step = [error(cell("tent", "shot_noise", setting="online", seed=s)) for s in range(3)]
-    assert online.rows[0][-1].number == pytest.approx(statistics.fmean(one_step))
-
-
-def test_the_headline_is_computed() -> None:
-    rows = everything()
-    said = " ".join(headline(rows)).replace("\u00a0", " ")
-    lines = comparisons(paper_grid())[0].lines.set_index("method")
-    mean = f"{lines['mean']['ttapca-exp']:.1f} %"
-    assert f"ttapca-exp has the lowest mean error over 15 corruptions, {mean}" in said
-    assert f"{lines['mean']['source']:.1f} % for the untouched network" in said
-    assert "Not ranked, because some corruptions are missing: tent." in said
-    assert "On clean images ttapca-exp has 8.4 % where the untouched network has 8.0 %." in said
-    assert said.endswith(f"2 of {len(rows)} measurements failed.")
-    rows = [row(cell("source", "fog"), error=5.0), row(cell("bn", "fog"), error=9.0)]
-    said = " ".join(headline(rows)).replace("\u00a0", " ")
-    assert "no method beats the untouched network, 5.0 % mean error on Fog." in said
-    assert "All 2 measurements finished." in said
-    assert NOT_TESTED in said  # these rows do not say which images were right
-    assert "no method was measured" in headline([failed(cell("bn", "fog"))])[0]
+    assert "over Clean" in headline([row(cell("bn", CLEAN))])[1]
 
 
 def test_settings_beside_one_another() -> None:
@@ -262,3 +219,101 @@ def test_what_was_run_and_what_failed() -> None:
     table = failure_table(everything())
     assert [line[2].text for line in table.rows] == ["Frost", "Snow"]
     assert table.rows[0][-1].text == "AttachError: no BatchNorm <layer> & co"
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_mean_has_the_interval_of_the_images_not_of_the_seeds(seeds: int) -> None:
+    rows = grid({"bn": 21.0, "tent": 24.0}, seeds=seeds)
+    (table,) = error_tables(rows)
+    for method in ("bn", "tent"):
+        values = mean_wrong(rows, method)  # corruptions and seeds first, then the images
+        expected = f"{values.mean():.1f} ±{half_width(values):.1f}"
+        assert texts(table, "Mean of 2")[method] == expected
+        assert texts(table, "Fog")[method] == f"{values.mean():.1f}"  # too many columns for it
+    widths = [half_width(wrong(each)) for each in rows]
+    if seeds == 1:
+        assert f"at most ±{max(widths):.1f} for a single corruption." in table.notes[1]
+    else:
+        assert "seeds 0, 1, 2: mean; corrupted" in table.notes[0]
+        assert "standard deviation over seeds at most 0.0" in table.notes[1]
+    at = table.columns.index("Fog")
+    assert all("95 % interval over images: " in line[at].note for line in table.rows)
+
+
+def test_a_single_corruption_shows_its_interval() -> None:
+    rows = [each for each in grid({"bn": 21.0, "tent": 30.0}) if each.cell.corruption == "fog"]
+    (table,) = error_tables(rows)
+    assert table.columns == ("method", "Fog", "rank")
+    assert texts(table, "Fog")["bn"] == f"21.0 ±{half_width(wrong(rows[0])):.1f}"
+    (alone,) = error_tables(rows[:1])
+    assert alone.columns == ("method", "Fog")
+    assert not alone.rows[0][1].best
+
+
+def test_methods_that_are_not_told_apart_share_rank_and_bold() -> None:
+    rows = grid({"source": 40.0, "bn": 21.0, "tent": 20.8, "ttapca-exp": 28.0})
+    (table,) = error_tables(rows)
+    assert texts(table, "rank") == {"source": "4", "bn": "1", "tent": "1", "ttapca-exp": "3"}
+    assert bold(table, "Mean of 2") == bold(table, "Fog") == {"bn", "tent"}
+    assert "Holm" in table.notes[2]
+    # The same small difference, on images that are almost the same for both.
+    (sure,) = error_tables(grid({"bn": 21.5, "tent": 20.5}, noise=0.0))
+    assert texts(sure, "rank") == {"bn": "2", "tent": "1"}
+    assert bold(sure, "Mean of 2") == {"tent"}
+
+
+def test_a_line_that_lacks_a_corruption_has_no_rank() -> None:
+    rows = grid({"bn": 21.0, "tent": 40.0})
+    rows[0] = failed(rows[0].cell)
+    (table,) = error_tables([*rows, row(cell("source", "fog"), error=9.0)])
+    assert "rank" not in table.columns  # one line is left, and another has no bits
+    only_unranked = [row(cell("source", "fog"), error=9.0), row(cell("ttapca-exp", "snow"))]
+    (table,) = error_tables([*grid({"bn": 21.0, "tent": 40.0}), *only_unranked])
+    assert texts(table, "rank") == {"bn": "1", "tent": "2", "source": "—", "ttapca-exp": "—"}
+    assert table.notes[1] == f"{INTERVAL}."
+    rows = grid({"bn": 21.0, "tent": 40.0, "source": 50.0})
+    rows[0] = failed(rows[0].cell)
+    (table,) = error_tables(rows)
+    assert texts(table, "rank") == {"bn": "—", "tent": "1", "source": "2"}
+    assert texts(table, "Mean of 2")["bn"] == "21.0 (1/2)"
+    assert bold(table, "Snow") == {"bn"}
+
+
+def test_rows_of_before_are_shown_as_before_with_a_note() -> None:
+    rows = grid({"bn": 21.0, "tent": 40.0}, seeds=2)
+    known = frame(rows)
+    old = dataclasses.replace(rows[0], outcome=dataclasses.replace(rows[0].outcome, correct=b""))
+    for given in ([old, *rows[1:]], known.assign(correct=b""), known.drop(columns="correct")):
+        (table,) = error_tables(given)
+        assert "rank" not in table.columns
+        assert texts(table, "Mean of 2") == {"bn": "21.0 ±0.0", "tent": "40.0 ±0.0"}
+        assert "seeds 0, 1: mean and standard deviation" in table.notes[0]
+        assert table.notes[1] == NO_INTERVALS
+        assert difference_table(comparisons(given)[0]) is None
+        assert NOT_TESTED in headline(given)
+
+
+def test_settings_and_the_papers_numbers_stand_beside_intervals_too() -> None:
+    rows = [
+        Row(dataclasses.replace(each.cell, setting=setting), each.outcome)
+        for setting in ("episodic", "online", "correlated")
+        for each in grid({"source": 40.0, "bn": 21.0, "tent": 20.8})
+    ]
+    (table,) = setting_tables(comparisons(rows))
+    (own,) = error_tables(rows[:6])
+    for name in ("episodic", "online", "correlated"):
+        assert texts(table, name) == texts(own, "Mean of 2")
+        assert bold(table, name) == {"bn", "tent"}
+    assert table.notes[1].startswith("±: half the width of the 95 % interval over images.")
+    beside = paper_tables(rows[:6])[0]
+    assert beside.rows[0][1].text == texts(own, "Mean of 2")["source"]
+    assert beside.notes[-1].endswith("interval over images; the paper prints standard deviations.")
+
+
+def test_a_narrow_terminal_puts_the_interval_below_the_mean() -> None:
+    (table,) = error_tables(with_bits(paper_grid()))
+    console = Console(file=io.StringIO(), width=70)
+    print_table(console, table)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    (at,) = [number for number, line in enumerate(lines) if "Mean of 15" in line]
+    assert (lines[at].count("±"), lines[at + 1].count("±")) == (0, len(METHODS))

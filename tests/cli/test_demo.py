@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from ttapca.benchmark import Plan, Results, plan, read_preset
-from ttapca.benchmark.demo_tables import mean_errors
+from ttapca.benchmark.demo_report import mean_errors
 from ttapca.benchmark.inspection import one_thread
 from ttapca.cli import arguments
 

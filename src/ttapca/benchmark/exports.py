@@ -7,10 +7,8 @@ import math
 
 from ttapca._checks import OneOf, check_option
 from ttapca.benchmark.comparisons import Rows, comparisons, frame
-from ttapca.benchmark.difference_table import difference_table
-from ttapca.benchmark.failure_table import failure_table
-from ttapca.benchmark.paper_tables import paper_tables
-from ttapca.benchmark.tables import ResultTable, error_table, setting_tables
+from ttapca.benchmark.difference_tables import difference_table, paper_tables
+from ttapca.benchmark.tables import ResultTable, error_table, failure_table, setting_tables
 from ttapca.support.json_values import finite
 
 FORMATS = ("csv", "json", "markdown", "latex")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,28 +16,27 @@ from typing import TYPE_CHECKING, Any
 from ttapca import __version__
 from ttapca.benchmark.cells import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
 from ttapca.benchmark.chosen_observations import chosen_observations
-from ttapca.benchmark.class_table import class_table
 from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, largest
-from ttapca.benchmark.deployment import deployment
-from ttapca.benchmark.difference_table import difference_table
-from ttapca.benchmark.failure_table import failure_table
+from ttapca.benchmark.difference_tables import (
+    class_table,
+    difference_table,
+    heat_tables,
+    paper_tables,
+)
 from ttapca.benchmark.figures import figures
-from ttapca.benchmark.headline import headline, question, title
-from ttapca.benchmark.heat_table import heat_tables
-from ttapca.benchmark.paper_tables import paper_tables
+from ttapca.benchmark.findings import deployment, headline, question, title
 from ttapca.benchmark.svg import PALETTE, look, page_svg, styles_of
 from ttapca.benchmark.tables import (
-    MISSING,
-    ResultTable,
-    Value,
+    cost_table,
     error_table,
+    failure_table,
     full_name,
     setting_tables,
 )
 from ttapca.support.page_colours import page_colours
 
 if TYPE_CHECKING:  # it needs torch, which a page does not
-    from ttapca.benchmark.turned_predictions import TurnedPrediction
+    from ttapca.benchmark.demo_report import RepairedImage
 
 PAGE = Path(__file__).with_name("page")
 SETTINGS = {
@@ -55,16 +53,6 @@ SETTINGS = {
     "adaptation is not told, and never starts anew",
     "mixed": "all corruptions at once, image by image; adaptation never starts anew",
 }
-COSTS = {  # by column of the lines: its heading, and the format of its numbers
-    "milliseconds": ("ms per image", ".2f"),
-    "times_source": ("times source", ".2f"),
-    "parameters": ("parameters", ",.0f"),
-    "peak_memory": ("peak MB", ",.0f"),
-    "updates": ("updates", ",.0f"),
-    "skipped": ("skipped", ",.0f"),
-    "calibration_error": ("calibration error", ".1f"),
-    "entropy": ("entropy", ".3f"),
-}
 # Options of `ttapca bench` that take several values, separated by commas.
 LISTS = (
     "--corruptions", "--methods", "--settings", "--seeds",
@@ -76,7 +64,7 @@ def report(
     rows: Sequence[Row],
     observations: Sequence[Observation] = (),
     remember: str = "",
-    turned: Sequence[TurnedPrediction] = (),
+    repaired: Sequence[RepairedImage] = (),
     labels: Sequence[ClassLabels] = (),
 ) -> str:
     """Write the page.
@@ -85,7 +73,7 @@ def report(
         rows: As `Results.rows()` returns them.
         observations: From the same file, for spectra and images before and after the filter.
         remember: A line that the page begins with; none by default.
-        turned: Images to show, whose prediction turned from wrong to right.
+        repaired: Images to show, whose prediction a method turned from wrong to right.
         labels: As `Results.labels()` returns them, for errors by class.
 
     Returns:
@@ -100,6 +88,7 @@ def report(
 
     every = frame(rows)
     found = comparisons(every)
+    full, (choice, choices) = _full(found), deployment(found)
     script, style = (
         (PAGE / name).read_text(encoding="utf-8") for name in ("report.js", "report.css")
     )
@@ -114,23 +103,21 @@ def report(
     return environment.get_template("report.html").render(
         title=title(every),
         question=question(every),
-        deployment=deployment(found),
+        choice=choice,
+        choices=choices,
         version=__version__,
         headline=headline(every),
         remember=remember.replace(" %", "\u00a0%"),
-        turned=_turned(turned),
+        repaired=_repaired(repaired),
         bars=_bars(largest(found)) if found else [],
         bars_title=largest(found).conditions.title if found else "",
         facts=facts(every),
         glossary=glossary(every),
-        tables=[
-            *setting_tables(found),
-            *(error_table(each) for each in found if _is_full(each, found)),
-        ],
-        more_tables=[error_table(each) for each in found if not _is_full(each, found)],
-        told_apart=_differences(found),
-        heat=[table for each in _fullest(found) for table in heat_tables(each)],
-        by_class=[t for each in _fullest(found) if (t := class_table(each, labels)) is not None],
+        tables=[*setting_tables(found), *(error_table(each) for each in found if each in full)],
+        more_tables=[error_table(each) for each in found if each not in full],
+        told_apart=[table for each in full if (table := difference_table(each)) is not None],
+        heat=[table for each in full for table in heat_tables(each)],
+        by_class=[t for each in full if (t := class_table(each, labels)) is not None],
         compared=paper_tables(every),
         figures=[(each, Markup(page_svg(each))) for each in figures(every, observations)],  # noqa: S704
         examples=_examples(observations, found),
@@ -195,26 +182,6 @@ def glossary(rows: Rows) -> list[tuple[str, str]]:
     return [(word, meanings[word]) for word in words if word in meanings]
 
 
-def cost_table(comparison: Comparison) -> ResultTable | None:
-    """Return what each method costs, over all corruptions; None when nothing was measured."""
-    body = [
-        (Value(line["label"]), *(_formatted(line[name], form) for name, (_, form) in COSTS.items()))
-        for line in comparison.lines.dropna(subset="milliseconds").to_dict("records")
-    ]
-    notes = (
-        "Time is that spent in the method, without reading images. Peak memory is that of the "
-        "whole process. Updates are counted over all corruptions; skipped are those that would "
-        "not have been finite. Calibration error in percent and entropy in nats are means over "
-        "the corruptions.",
-    )
-    columns = ("method", *(name for name, _ in COSTS.values()))
-    return ResultTable(comparison.conditions.title, columns, tuple(body), notes) if body else None
-
-
-def _formatted(number: float, form: str) -> Value:
-    return MISSING if math.isnan(number) else Value(f"{number:{form}}", float(number), "number")
-
-
 def condensed(commands: Iterable[str]) -> list[str]:
     """Join commands that differ in one list only, as often as that is possible.
 
@@ -248,14 +215,17 @@ def _words(command: str) -> list[str]:
         return [command]
 
 
-def _is_full(comparison: Comparison, found: Sequence[Comparison]) -> bool:
-    """Whether no comparison of the same kind has more corruptions; sweeps often have few."""
+def _full(found: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons with all corruptions, the largest first; sweeps often have few."""
 
     def kind(each: Comparison) -> tuple[str, str, str]:
         return each.conditions.model, each.conditions.data, each.conditions.setting
 
-    same = [other for other in found if kind(other) == kind(comparison)]
-    return len(comparison.corruptions) == max(len(other.corruptions) for other in same)
+    most: dict[tuple[str, str, str], int] = {}
+    for each in found:
+        most[kind(each)] = max(most.get(kind(each), 0), len(each.corruptions))
+    full = [each for each in found if len(each.corruptions) == most[kind(each)]]
+    return sorted(full, key=lambda each: len(each.rows), reverse=True)
 
 
 def _bars(comparison: Comparison) -> list[dict[str, Any]]:
@@ -272,18 +242,6 @@ def _bars(comparison: Comparison) -> list[dict[str, Any]]:
     return list(shown[["label", "error", "share", "best", "spread", "series"]].to_dict("records"))
 
 
-def _differences(found: Sequence[Comparison]) -> list[ResultTable]:
-    """Return which methods are told apart, the largest comparison first."""
-    every = map(difference_table, _fullest(found))
-    return [table for table in every if table is not None]
-
-
-def _fullest(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return the comparisons with all corruptions, the largest first."""
-    chosen = [each for each in found if _is_full(each, found)]
-    return sorted(chosen, key=lambda each: len(each.rows), reverse=True)
-
-
 def _examples(
     observations: Sequence[Observation], comparisons: Sequence[Comparison]
 ) -> list[dict[str, Any]]:
@@ -298,8 +256,8 @@ def _examples(
     return found
 
 
-def _turned(found: Sequence[TurnedPrediction]) -> list[dict[str, str]]:
-    """Return images whose prediction turned, with the words below them."""
+def _repaired(found: Sequence[RepairedImage]) -> list[dict[str, str]]:
+    """Return repaired images, with the words below them."""
     return [
         vars(each)
         | {"title": full_name(each.corruption)}

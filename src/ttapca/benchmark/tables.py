@@ -1,4 +1,4 @@
-"""Tables of results: errors, and errors by setting.
+"""Tables of results: errors, errors by setting, costs and failures.
 
 A `ResultTable` has no markup: a terminal, a page and a LaTeX file show the same table.
 """
@@ -14,16 +14,10 @@ from typing import Any, Literal
 import pandas as pd
 
 from ttapca.benchmark.cells import AMONG, CLEAN, SETTINGS
-from ttapca.benchmark.comparisons import (
-    LINE,
-    Comparison,
-    Rows,
-    comparisons,
-    labels,
-)
+from ttapca.benchmark.comparisons import LINE, Comparison, Rows, comparisons, frame, labels
 from ttapca.benchmark.uncertainty import MeanInterval
 
-# How the paper heads its columns, where that is not the corruption's name.
+# The paper's headings of columns, if they are not the corruption's name.
 SHORT = {
     "gaussian_noise": "Gauss", "shot_noise": "Shot", "impulse_noise": "Impulse",
     "defocus_blur": "Defocus", "glass_blur": "Glass", "motion_blur": "Motion", "zoom_blur": "Zoom",
@@ -41,6 +35,17 @@ TEST = (
 NO_INTERVALS = "Without intervals: which images were predicted right is not known for all rows."
 LEAST_SETTINGS = 3  # that are worth a table of their own
 PARTIAL = "†"  # marks a number for which some seeds failed
+FAILURES = ["method", "setting", "corruption", "severity", "seed", "reason"]
+COSTS = {  # by column of the lines: its heading, and the format of its numbers
+    "milliseconds": ("ms per image", ".2f"),
+    "times_source": ("times source", ".2f"),
+    "parameters": ("parameters", ",.0f"),
+    "peak_memory": ("peak MB", ",.0f"),
+    "updates": ("updates", ",.0f"),
+    "skipped": ("skipped", ",.0f"),
+    "calibration_error": ("calibration error", ".1f"),
+    "entropy": ("entropy", ".3f"),
+}
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,11 @@ def heading(corruption: str) -> str:
     return SHORT.get(corruption, full_name(corruption))
 
 
+def mean_heading(corruptions: Sequence[str]) -> str:
+    """Return the heading of the mean over corruptions."""
+    return f"Mean of {len(corruptions)}" if len(corruptions) > 1 else heading(corruptions[0])
+
+
 def error_tables(rows: Rows) -> list[ResultTable]:
     """Return the tables of errors: one for each set of conditions that can be compared.
 
@@ -131,18 +141,20 @@ def error_tables(rows: Rows) -> list[ResultTable]:
 def error_table(comparison: Comparison) -> ResultTable:
     """Return the errors of one comparison: the mean first, as in the paper, clean images last."""
     names = comparison.with_clean
+    columns = ["method", *map(heading, names)]
     several = len(comparison.corruptions) > 1
+    if several:
+        columns.insert(1, mean_heading(comparison.corruptions))
     lines = []
     for line, label in comparison.lines.label.items():
         mean = [mean_value(comparison, line)] if several else []
         lines.append((Value(label), *mean, *(error_value(comparison, line, n) for n in names)))
-    first = ("method", f"Mean of {len(comparison.corruptions)}") if several else ("method",)
-    columns = (*first, *map(heading, names))
     marked = _with_best(lines)
     if len(comparison.standings()) > 1:  # after the number that it is the rank of
-        columns = (*columns[:2], RANK, *columns[2:])
+        columns.insert(2, RANK)
         marked = tuple((*line[:2], rank_value(line[1]), *line[2:]) for line in marked)
-    return ResultTable(comparison.conditions.title, columns, marked, _notes(comparison, lines))
+    title, notes = comparison.conditions.title, _notes(comparison, lines)
+    return ResultTable(title, tuple(columns), marked, notes)
 
 
 def rank_value(value: Value) -> Value:
@@ -203,12 +215,12 @@ def _setting_table(group: dict[str, Comparison]) -> ResultTable:
 
 def _value_with_clean(comparison: Comparison, line: tuple[Any, ...]) -> Value:
     """Return the mean error of a method with its options, and that on clean images in brackets."""
-    for found in comparison.lines.itertuples():
-        if tuple(getattr(found, name) for name in LINE) == tuple(line):
-            mean = mean_value(comparison, found.Index)
-            if mean.number is None or math.isnan(found.clean) or CLEAN in comparison.corruptions:
-                return mean
-            return replace(mean, text=f"{mean.text} ({_number(comparison, found.clean)})")
+    lines = comparison.lines
+    for number in lines.index[(lines[LINE] == list(line)).all(axis=1)]:
+        mean, clean = mean_value(comparison, number), lines.clean[number]
+        if mean.number is None or math.isnan(clean) or CLEAN in comparison.corruptions:
+            return mean
+        return replace(mean, text=f"{mean.text} ({_number(comparison, clean)})")
     return MISSING
 
 
@@ -289,14 +301,13 @@ def _best_marked(column: Line) -> Line:
 
 def _notes(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, ...]:
     seeds = ", ".join(map(str, comparison.seeds))
-    several, ranked = len(comparison.seeds) > 1, comparison.standings()
-    spread = "" if ranked else " and standard deviation"
+    ranked, values = comparison.standings(), [value for line in lines for value in line]
+    deviation = "" if ranked else " and standard deviation"
+    said = f"seeds {seeds}: mean{deviation}" if len(comparison.seeds) > 1 else f"seed {seeds}"
     notes = [
         f"Classification error in percent; {comparison.conditions.images:,} images per corruption; "
-        + (f"seeds {seeds}: mean{spread}" if several else f"seed {seeds}")
-        + f"; corrupted images: {comparison.conditions.corrupted}."
+        f"{said}; corrupted images: {comparison.conditions.corrupted}."
     ]
-    values = [value for line in lines for value in line]
     if ranked:
         notes += _interval_notes(comparison)
     elif any(value.number is not None for value in values):
@@ -314,13 +325,49 @@ def _interval_notes(comparison: Comparison) -> list[str]:
     if len(comparison.corruptions) > 1:
         every = [comparison.standings(name).values() for name in comparison.corruptions]
         widths = [each.error.half_width for column in every for each in column]
-        if widths:  # a line that is not ranked may lack bits, and then its corruptions are without
+        if widths:  # a line without rank may lack bits, and then its corruptions have none
             facts.append(f"at most ±{max(widths):.1f} for a single corruption")
-    if comparison.lines.deviation.notna().any():
-        facts.append(
-            f"standard deviation over seeds at most {comparison.lines.deviation.max():.1f}"
-        )
+    deviations = comparison.lines.deviation
+    if deviations.notna().any():
+        facts.append(f"standard deviation over seeds at most {deviations.max():.1f}")
     notes = ["; ".join(facts) + "."]
     if len(comparison.standings()) > 1:
         notes.append(f"{BOLD} Methods share a rank that are not told apart from its lowest. {TEST}")
     return notes
+
+
+def cost_table(comparison: Comparison) -> ResultTable | None:
+    """Return what each method costs, over all corruptions; None if nothing was measured."""
+    body = [
+        (Value(comparison.lines.label[line]), *(cost_value(comparison, line, n) for n in COSTS))
+        for line in comparison.lines.dropna(subset="milliseconds").index
+    ]
+    notes = (
+        "Time is that of the method, without reading images. Peak memory is that of the whole "
+        "process. Updates are counted over all corruptions; skipped are updates that would not "
+        "have been finite. Calibration error in percent and entropy in nats are means over the "
+        "corruptions.",
+    )
+    columns = ("method", *(name for name, _ in COSTS.values()))
+    return ResultTable(comparison.conditions.title, columns, tuple(body), notes) if body else None
+
+
+def cost_value(comparison: Comparison, line: int, name: str) -> Value:
+    """Return a cost of one line, by its name in `COSTS`."""
+    number = float(comparison.lines.loc[line, name])
+    return MISSING if math.isnan(number) else Value(f"{number:{COSTS[name][1]}}", number, "number")
+
+
+def failure_table(rows: Rows) -> ResultTable | None:
+    """Return every measurement that failed, and why; None if none failed."""
+    every = frame(rows)
+    failed = every[(every.status != "done") | every.error.isna()][FAILURES]
+    failed = failed.assign(corruption=failed.corruption.map(heading))
+    body = [
+        tuple(
+            Value(each) if isinstance(each, str) else Value(f"{each}", float(each), "number")
+            for each in line
+        )
+        for line in failed.itertuples(index=False)
+    ]
+    return ResultTable("What failed", tuple(FAILURES), tuple(body)) if body else None

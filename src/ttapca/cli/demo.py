@@ -17,7 +17,7 @@ from ttapca.support.disk import make_folder
 
 if TYPE_CHECKING:
     from ttapca.benchmark.cells import Row
-    from ttapca.benchmark.turned_predictions import TurnedPrediction
+    from ttapca.benchmark.demo_report import RepairedImage
 
 IN_BATCHES, ONE_BY_ONE = "demo", "demo-camera"  # presets
 HEADINGS = (
@@ -62,29 +62,29 @@ def demo(
 
 
 def _photographs(to: Path, seed: int) -> None:
-    from ttapca.benchmark.demo_tables import demo_tables, line_to_remember
+    from ttapca.benchmark.demo_report import demo_tables, line_to_remember
     from ttapca.cli.publish import write_report
     from ttapca.cli.terminal_tables import print_table
 
     make_folder(to)
     results, page = to / "results.sqlite", to / "report.html"
-    rows, turned = _measured(results, seed)
+    rows, repaired = _measured(results, seed)
     out = Console()
     for heading, table in zip(HEADINGS, demo_tables(rows), strict=True):
         out.print(f"\n{heading}", highlight=False)
         print_table(out, table)
     line = line_to_remember(rows)
-    write_report(results, page, line, turned)
+    write_report(results, page, line, repaired)
     out.print(f"\n{line}\n", highlight=False)
     typer.echo(f"The report: {page.absolute()}")
     exit_if_failed(rows)
 
 
-def _measured(results: Path, seed: int) -> tuple[list[Row], list[TurnedPrediction]]:
+def _measured(results: Path, seed: int) -> tuple[list[Row], list[RepairedImage]]:
     """Run both comparisons of photographs, and find images that they turn from wrong to right."""
+    from ttapca.benchmark.demo_report import repaired_images
     from ttapca.benchmark.plan import RECOMMENDED, read_preset
     from ttapca.benchmark.session import Benchmark
-    from ttapca.benchmark.turned_predictions import turned_predictions
     from ttapca.engines import SerialEngine, engine_of
 
     # Each process computes on one thread, so that sums round alike on any machine.
@@ -99,4 +99,4 @@ def _measured(results: Path, seed: int) -> tuple[list[Row], list[TurnedPredictio
     settings = pictured.plan.settings
     cells = [row.cell for row in rows if row.cell.setting in settings]
     shown = [cell for cell in cells if cell.method == RECOMMENDED]
-    return rows, turned_predictions(shown, pictured.prepare(results, SerialEngine()))
+    return rows, repaired_images(shown, pictured.prepare(results, SerialEngine()))

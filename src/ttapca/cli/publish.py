@@ -14,7 +14,7 @@ from ttapca.errors import OptionError, did_you_mean
 from ttapca.support.disk import replace_file
 
 if TYPE_CHECKING:
-    from ttapca.benchmark.turned_predictions import TurnedPrediction
+    from ttapca.benchmark.demo_report import RepairedImage
 
 FORMAT = (
     "csv, json (every measurement), markdown or latex (the tables); by default what the name of "
@@ -36,7 +36,7 @@ def report(
 
 
 def write_report(
-    results: Path, to: Path, remember: str = "", turned: Sequence[TurnedPrediction] = ()
+    results: Path, to: Path, remember: str = "", repaired: Sequence[RepairedImage] = ()
 ) -> int:
     """Write the page of a results file, and return how many measurements it shows.
 
@@ -44,7 +44,7 @@ def write_report(
         results: The file.
         to: The page.
         remember: A line that the page begins with.
-        turned: Images to show, whose prediction turned from wrong to right.
+        repaired: Images to show, whose prediction a method turned from wrong to right.
     """
     from ttapca.benchmark import Results
     from ttapca.benchmark.report_page import report as page
@@ -52,7 +52,7 @@ def write_report(
     check_place(to)  # before the work, so that a wrong place is reported at once
     with Results(results, readonly=True) as file:
         rows, observations, labels = file.rows(), file.observations(), file.labels()
-    replace_file(to, page(rows, observations, remember, turned, labels).encode())
+    replace_file(to, page(rows, observations, remember, repaired, labels).encode())
     return sum(row.outcome.status != "pruned" for row in rows)
 
 

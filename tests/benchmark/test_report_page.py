@@ -1,4 +1,4 @@
-"""The page as text; `test_page.py` opens it in a browser."""
+"""The page as text; `test_report_in_browser.py` opens it in a browser."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark.synthetic_rows import cell, failed, observations, paper_grid, row
+from benchmark.synthetic_rows import (
+    cell,
+    failed,
+    grid,
+    observations,
+    one_comparison,
+    paper_grid,
+    row,
+)
 from ttapca.benchmark import Results, cells
 from ttapca.benchmark.report_page import SETTINGS, condensed, glossary, report
+from ttapca.benchmark.tables import error_table
 from ttapca.cli import app as command_line
 from ttapca.methods import METHODS
 
@@ -128,6 +137,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert command_line.run(["report", str(results), "--to", str(page)]) == 0
     assert capsys.readouterr().out == f"{page}: 1 measurement\n"
     assert "</html>" in page.read_text()
+
+
+def test_the_page_says_what_is_told_apart() -> None:
+    rows = grid({"bn": 21.0, "tent": 20.8})
+    page = report(rows)
+    assert '<section id="told-apart">' in page
+    assert '<a href="#told-apart">' in page
+    for line in error_table(one_comparison(rows)).rows:
+        assert f"{line[1].text}</td>" in page
+        assert f"{line[1].text}</span></li>" in page  # beside its bar
+    assert "told-apart" not in report(rows[:1])
 
 
 def test_the_picture_of_the_idea_is_whole() -> None:

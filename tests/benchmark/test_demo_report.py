@@ -14,9 +14,9 @@ from PIL import Image
 import ttapca
 from ttapca import networks
 from ttapca.benchmark import Benchmark, Plan, expand
+from ttapca.benchmark.demo_report import RepairedImage, repaired_images
 from ttapca.benchmark.report_page import report
 from ttapca.benchmark.subject import segments
-from ttapca.benchmark.turned_predictions import TurnedPrediction, turned_predictions
 from ttapca.datasets import to_tensor
 from ttapca.engines import SerialEngine
 
@@ -35,7 +35,7 @@ PLAN = Plan(
 def test_the_first_images_that_turn_are_shown(tmp_path: Path) -> None:
     subject = Benchmark(PLAN).prepare(tmp_path / "r.sqlite", SerialEngine())
     cells = [unit.cells[0] for unit in expand(PLAN, subject)]
-    shown = turned_predictions(cells, subject)
+    shown = repaired_images(cells, subject)
     assert [each.corruption for each in shown] == ["contrast"] * 2  # pixelate is of its family
 
     images = subject.source.images([("contrast", 5)])
@@ -59,13 +59,13 @@ def test_the_first_images_that_turn_are_shown(tmp_path: Path) -> None:
         assert np.array_equal(before, images.images[row, ..., 0])
         seen = given[-1][place, 0] * model.normalise.std.item() + model.normalise.mean.item()
         assert np.abs(after - 255 * seen.clamp(0, 1).numpy()).max() <= 0.51
-    assert turned_predictions(cells[-1:], subject) == []  # clean images have no corruption
+    assert repaired_images(cells[-1:], subject) == []  # clean images have no corruption
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_the_page_shows_them_and_begins_with_the_line(count: int) -> None:
     one: dict[str, Any] = {"wrong": "<b>cat", "right": "dog", "before": b"1", "after": b"2"}
-    turned = [TurnedPrediction("jpeg_compression", "wiener", **one)] * count
+    turned = [RepairedImage("jpeg_compression", "wiener", **one)] * count
     page = report([], (), "To remember: 5 < 7." if count else "", turned)
     assert page.count("taken for <span") == count
     assert ("From wrong to right" in page) == bool(count)
