@@ -24,8 +24,8 @@ from common import Loader, natural_images, stem
 from measuring import Goal, Result, Spread, Table
 from ttapca.spectral.affine import CHUNK_NUMBERS, LinearPart
 from ttapca.spectral.cosine import dct_coefficients, dct_matrix
-from ttapca.spectral.even_sample import HELD_OUT, SAMPLES
 from ttapca.spectral.moments import Moments
+from ttapca.spectral.position_sample import HELD_OUT, SAMPLES
 from ttapca.support.machine_memory import forget_peak_memory
 
 CHANNELS = 16

@@ -28,8 +28,7 @@ import ttapca
 from measuring import Goal, Result, Table
 from ttapca.datasets.pictures import PictureSize, open_picture, picture_pixels
 from ttapca.engines import engine_of
-from ttapca.fitting.route_costs import Problem, RouteCost, route_cost
-from ttapca.fitting.spread import Spread
+from ttapca.fitting.plan import Problem, RouteCost, Spread, route_cost
 from ttapca.spectral.cosine import CoefficientMoments
 from ttapca.spectral.moments import Moments
 

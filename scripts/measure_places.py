@@ -29,7 +29,7 @@ from ttapca import networks
 from ttapca.benchmark import ImageSource
 from ttapca.corruptions import STANDARD
 from ttapca.datasets import Images, TensorBatches, load, read_cifar_c, read_digits
-from ttapca.fitting.fit_plan import RouteChoice
+from ttapca.fitting.plan import RouteChoice
 
 SEVERITY = 5
 RESULTS = Path(__file__).parent / "results" / "places.json"

@@ -25,11 +25,11 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     # Fit a filter and keep it
-    from ttapca.fitting.fitted_filter import Attachment as Attachment
-    from ttapca.fitting.fitted_filter import attach as attach
+    from ttapca.fitting.attachment import Attachment as Attachment
+    from ttapca.fitting.attachment import attach as attach
     from ttapca.fitting.fitted_filter import FittedFilter as FittedFilter
     from ttapca.fitting.fitted_filter import load as load
-    from ttapca.fitting.routes import fit as fit
+    from ttapca.fitting.fit import fit as fit
 
     # Adapt a model
     from ttapca.adaptation.adapter import Adapter as Adapter
@@ -67,8 +67,9 @@ if TYPE_CHECKING:
 # The same names for the interpreter; a test keeps the two lists equal.
 _NAMES = {
     # Fit a filter and keep it
-    "fitting.routes": ("fit",),
-    "fitting.fitted_filter": ("FittedFilter", "load", "Attachment", "attach"),
+    "fitting.fit": ("fit",),
+    "fitting.fitted_filter": ("FittedFilter", "load"),
+    "fitting.attachment": ("Attachment", "attach"),
     # Adapt a model
     "methods.adapt": ("adapt",),
     "adaptation.adapter": ("Adapter", "detach"),

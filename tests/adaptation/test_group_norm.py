@@ -18,7 +18,7 @@ from adapters import LEARNING
 from known_shifts import followed, passed
 from ttapca.adaptation.surfaces import StreamStatistics
 from ttapca.errors import AttachError, LayerNotFoundError
-from ttapca.fitting.measuring_rule import MEASURED, ONE_IN
+from ttapca.fitting.channel_statistics import MEASURED, ONE_IN
 from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES
 
 

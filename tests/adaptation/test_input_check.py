@@ -19,8 +19,7 @@ from ttapca import datasets
 from ttapca.adaptation.surfaces.input_check import MOST_IMAGES
 from ttapca.corruptions import corrupt
 from ttapca.errors import InputRangeWarning
-from ttapca.fitting.input_range import InputRange
-from ttapca.fitting.input_units import FEWEST, mistake_in
+from ttapca.fitting.input_range import FEWEST, InputRange, mistake_in
 from ttapca.networks.factories import NormalisedNetwork
 from ttapca.networks.network import NORMALISATIONS
 

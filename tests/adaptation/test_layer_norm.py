@@ -18,8 +18,8 @@ from known_shifts import followed, passed
 from oracles import left_untouched
 from ttapca.adaptation.surfaces import StreamStatistics
 from ttapca.errors import AttachError, OptionError, SavedFilterError
+from ttapca.fitting.channel_statistics import SourceChannels
 from ttapca.fitting.model_inputs import ModelInputs
-from ttapca.fitting.source_channels import SourceChannels
 from ttapca.fitting.store import read_folder, write_folder
 from ttapca.spectral.class_plan import LayerClasses
 from ttapca.spectral.source_classes import PairStatistic

@@ -188,7 +188,7 @@ def test_memory_that_is_not_there(
     error: Exception, said: str, weights: Path, monkeypatch: pytest.MonkeyPatch, command
 ) -> None:
     network = f"own:flat --weights {weights} --data digits"
-    monkeypatch.setattr("ttapca.fitting.summed_routes.fold", refusing(error))
+    monkeypatch.setattr("ttapca.fitting.routes.fold", refusing(error))
     told = command(f"fit {network} --components 8 --to f", 1).err
     assert f"error: Fitting at `1` needs more memory than there is: {said}" in told
     assert told.endswith("ask for fewer components, or a smaller --batch-size.\n")

@@ -262,7 +262,7 @@ def test_what_truncation_does_is_said_at_fit_and_at_eval(weights: Path, command)
 def test_images_get_cosines_and_the_methods_of_the_paper_say_so(
     monkeypatch: pytest.MonkeyPatch, place: Path, pictures, command
 ) -> None:
-    monkeypatch.setattr("ttapca.fitting.fit_plan.SAMPLES_A_COMPONENT", 0)  # none are too few
+    monkeypatch.setattr("ttapca.fitting.plan.SAMPLES_A_COMPONENT", 0)  # none are too few
     pictures(place / "images", side=20)
     words = "fit own:mean --data images --layer stem"
     said = "for the paper's methods, such as ttapca-relu, fit with --route pca"

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import ttapca
 from oracles import images, left_untouched
 from ttapca.errors import BasisWarning, OutOfMemoryError
-from ttapca.fitting.fit_plan import RouteName, plan_of
-from ttapca.fitting.route_costs import Problem
+from ttapca.fitting.plan import Problem, RouteName, plan_of
 from ttapca.spectral.basis import SMALL
 
 SHAPE = (3, 20, 20)  # more numbers than `SMALL`

@@ -19,7 +19,7 @@ from ttapca.errors import (
     OptionError,
     ShapeError,
 )
-from ttapca.fitting.measuring_rule import MEASURED
+from ttapca.fitting.channel_statistics import MEASURED
 from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES
 
 DATA = images(150)

@@ -28,11 +28,11 @@ from ttapca.errors import (
     OutOfMemoryError,
     ShapeError,
 )
-from ttapca.fitting import measuring_rule
-from ttapca.fitting.collected import merged
-from ttapca.fitting.gathering import LOOKED_AT
-from ttapca.fitting.routes import plan_fit
-from ttapca.spectral import even_sample
+from ttapca.fitting import channel_statistics
+from ttapca.fitting.fit import plan_fit
+from ttapca.fitting.readers import LOOKED_AT
+from ttapca.fitting.source_statistics import merged
+from ttapca.spectral import position_sample
 
 SAMPLES, BATCH = 420, 16
 DATA = images(SAMPLES)
@@ -54,10 +54,10 @@ CASES = [
 def small_choices() -> Iterator[None]:
     """Choices that these few samples are too many for, so that they matter."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(even_sample, "SAMPLES", 300)
-        patch.setattr(measuring_rule, "MEASURED", 120)
-        patch.setattr(measuring_rule, "MEASURED_PER_CLASS", 1)
-        patch.setattr(measuring_rule, "ONE_IN", 4)
+        patch.setattr(position_sample, "SAMPLES", 300)
+        patch.setattr(channel_statistics, "MEASURED", 120)
+        patch.setattr(channel_statistics, "MEASURED_PER_CLASS", 1)
+        patch.setattr(channel_statistics, "ONE_IN", 4)
         yield
 
 
@@ -102,7 +102,7 @@ def test_the_choices_matter_in_the_test_above(small_choices: None) -> None:
     found = whole("BatchNorm", "conv1", "dct")
     assert found.energies_ is not None
     assert len(found.energies_) == 210  # every other one
-    rule = measuring_rule.measuring_rule(small_convnet(), SAMPLES, 5)
+    rule = channel_statistics.choose_subsample(small_convnet(), SAMPLES, 5)
     assert 40 < int(rule.of(torch.arange(SAMPLES)).sum()) < SAMPLES
 
 
@@ -181,14 +181,14 @@ def test_routes_that_need_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
             alone.singular_values_, exact.singular_values_, rtol=1e-6, atol=0
         )
     with monkeypatch.context() as patch:
-        patch.setattr("ttapca.fitting.fit_plan.MATRIX_LIMIT", 20)
+        patch.setattr("ttapca.fitting.plan.MATRIX_LIMIT", 20)
         plan = plan_fit(small_convnet(), "bn1", data, 12, engine=engine)
         assert (plan.route, plan.reason) == ("dct", "from sums, since several processes read")
         flat = nn.Sequential(nn.Flatten(), nn.Linear(108, 90), nn.ReLU()).double()
         with pytest.raises(OptionError, match=r"The gram route .* 90 x 90 .*`route=\"exact\"`"):
             ttapca.fit(flat, "2", data, 12, engine=engine)
-    monkeypatch.setattr("ttapca.fitting.fit_plan.FEW_FROM", 20)
-    monkeypatch.setattr("ttapca.fitting.fit_plan.SMALL", 10**6)
+    monkeypatch.setattr("ttapca.fitting.plan.FEW_FROM", 20)
+    monkeypatch.setattr("ttapca.fitting.plan.SMALL", 10**6)
     few = parts_of(DATA[:100], [50])
     assert plan_fit(small_convnet(), "bn1", few, 12).route == "gram"
     plan = plan_fit(small_convnet(), "bn1", few, 12, engine=engine)
@@ -197,9 +197,9 @@ def test_routes_that_need_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_processes_of_this_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     data = parts_of(DATA, range(10, 400, 10))
-    monkeypatch.setattr("ttapca.fitting.fit_plan.available_memory", lambda: 3 * 10**9)
+    monkeypatch.setattr("ttapca.fitting.plan.available_memory", lambda: 3 * 10**9)
     # This process has whatever earlier tests left in it.
-    monkeypatch.setattr("ttapca.fitting.spread.resident_memory", lambda: 4 * 10**8)
+    monkeypatch.setattr("ttapca.fitting.plan.resident_memory", lambda: 4 * 10**8)
     assert plan_fit(small_convnet(), "conv1", data, 12, engine="joblib:2").worker_bytes > 10**8
     with pytest.raises(OutOfMemoryError, match="Let fewer processes read"):
         plan_fit(small_convnet(), "conv1", data, 12, engine="joblib:40")

@@ -15,8 +15,7 @@ import ttapca
 from oracles import DensePCA, images, left_untouched
 from small_networks import PatchTransformer, smooth_images
 from ttapca.errors import OutOfMemoryError
-from ttapca.fitting import fit_plan
-from ttapca.fitting.routes import plan_fit
+from ttapca.fitting.fit import plan_fit
 from ttapca.spectral.affine import LinearPart, acts_on_input, is_affine
 
 IMAGE = (3, 32, 32)
@@ -157,7 +156,7 @@ def test_tokens_take_principal_components(monkeypatch: pytest.MonkeyPatch) -> No
         plan = plan_fit(model, layer, photographs(300))
         assert plan.route == "gram"
         assert plan.filter_bytes == pytest.approx(4 * 299 * count, rel=0.02)
-        monkeypatch.setattr(fit_plan, "available_memory", lambda: 16 * 10**9)
+        monkeypatch.setattr("ttapca.fitting.plan.available_memory", lambda: 16 * 10**9)
         for route in ("auto", "randomised"):
             with pytest.raises(OutOfMemoryError, match=r"through an `nn\.Identity` first"):
                 plan_fit(model, layer, photographs(50_000), 2000, route=route)

@@ -13,11 +13,16 @@ from torch.utils.data import DataLoader
 import ttapca
 from oracles import DensePCA, images
 from ttapca.errors import OptionError, OutOfMemoryError, ShapeError
-from ttapca.fitting import network_cost, routes
-from ttapca.fitting.fit_plan import LARGEST_DENSE, FitPlan, plan_of
-from ttapca.fitting.route_costs import Problem, route_cost
-from ttapca.spectral import few_inputs
-from ttapca.spectral.affine import LinearPart
+from ttapca.fitting import activations
+from ttapca.fitting.fit import ROUTES
+from ttapca.fitting.plan import (
+    LARGEST_DENSE,
+    FitPlan,
+    Problem,
+    plan_of,
+    route_cost,
+)
+from ttapca.spectral.affine import InputGram, LinearPart
 from ttapca.spectral.source_classes import corrections
 
 GB = 2**30
@@ -85,7 +90,7 @@ def test_with_less_memory_another_route_is_taken() -> None:
 
 
 def test_fit_refuses_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttapca.fitting.fit_plan.available_memory", lambda: 1000)
+    monkeypatch.setattr("ttapca.fitting.plan.available_memory", lambda: 1000)
     calls = []
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
     model[0].register_forward_hook(lambda *_: calls.append(1))
@@ -151,7 +156,7 @@ def test_few_inputs_give_the_pca_of_the_outputs(samples: int) -> None:
     layer = nn.Conv2d(2, 5, 3, stride=1, padding=1).double()
     data = images(samples, shape=(2, 6, 6)) + 3
     linear = LinearPart(layer, (2, 6, 6))
-    gram = few_inputs.InputGram(data.split(7), linear)
+    gram = InputGram(data.split(7), linear)
     with torch.no_grad():
         outputs = layer(data)
     for left_out in ((), range(0, samples, 4)):
@@ -194,7 +199,7 @@ def test_a_large_batch_is_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model.append(nn.Linear(256, 2)).double().eval()
     data = images(90, shape=(1, 8, 8))
     whole = ttapca.fit(model, "1", data, 20)
-    monkeypatch.setattr(network_cost, "RUN_NUMBERS", 256 * 7)
+    monkeypatch.setattr(activations, "RUN_NUMBERS", 256 * 7)
     sizes: list[int] = []
     handle = model[3].register_forward_hook(lambda _m, args, _o: sizes.append(len(args[0])))
     parts = ttapca.fit(model, "1", data, 20)
@@ -260,7 +265,7 @@ def test_classes_of_a_narrow_model_are_summed_precisely(dtype: torch.dtype) -> N
 def test_an_unknown_route_is_refused_first() -> None:
     with pytest.raises(OptionError, match="`route` must be one of auto, pca, folded"):
         ttapca.fit(nn.Linear(4, 2), "", images(40, shape=(4,)), route="quick")  # type: ignore[arg-type]
-    assert set(routes.ROUTES) == {"folded", "exact", "gram", "randomised", "dct"}
+    assert set(ROUTES) == {"folded", "exact", "gram", "randomised", "dct"}
 
 
 def test_images_of_another_size_are_refused_clearly_or_taken() -> None:

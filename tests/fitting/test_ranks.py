@@ -26,7 +26,7 @@ from golden.record import with_weights
 from oracles import small_convnet
 from small_networks import group_norm_convnet
 from ttapca.errors import EngineError, NonFiniteError, ShapeError
-from ttapca.fitting import ranks
+from ttapca.fitting import readers
 from ttapca.fitting.fitted_filter import filter_of
 from ttapca.support.process_group import several_ranks
 
@@ -156,8 +156,8 @@ def together(
 ) -> list[Any]:
     """What each of several threads gets of a common fit, a filter or an error."""
     meeting = Meeting(count)
-    monkeypatch.setattr("ttapca.fitting.gathering.several_ranks", lambda: True)
-    monkeypatch.setattr(ranks, "ProcessGroup", meeting.group)
+    monkeypatch.setattr("ttapca.fitting.readers.several_ranks", lambda: True)
+    monkeypatch.setattr(readers, "ProcessGroup", meeting.group)
 
     def fit(rank: int) -> Any:
         meeting.mine.rank = rank

@@ -15,7 +15,7 @@ import ttapca
 from oracles import DensePCA, images, left_untouched, small_convnet
 from ttapca import networks
 from ttapca.errors import OptionError
-from ttapca.fitting import fit_plan
+from ttapca.fitting import plan
 from ttapca.spectral import pca
 from ttapca.spectral.randomised import TOLERANCE
 
@@ -49,7 +49,7 @@ def test_any_layer(layer: str, route: str) -> None:
 
 
 def test_few_samples_of_a_long_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_plan, "MATRIX_LIMIT", 20)
+    monkeypatch.setattr(plan, "MATRIX_LIMIT", 20)
     model = small_convnet()
     fitted = ttapca.fit(model, "act", iter(DATA.split(40)), 10)  # which can be read once only
     assert (fitted.route, fitted.error_bound_) == ("gram", None)
@@ -66,7 +66,7 @@ def test_few_samples_of_a_long_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_samples_of_a_long_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_plan, "MATRIX_LIMIT", 20)
+    monkeypatch.setattr(plan, "MATRIX_LIMIT", 20)
     monkeypatch.setattr(pca, "MOST_SAMPLES", 60)
     model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 2)).double()
     data = images(200, shape=(40,))

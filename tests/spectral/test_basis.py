@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images, small_convnet
-from ttapca.fitting.routes import ROUTES
+from ttapca.fitting.fit import ROUTES
 from ttapca.spectral.basis import BASES, Basis, basis_kind, usual_basis
 
 DATA = images(90)

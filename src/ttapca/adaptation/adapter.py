@@ -29,7 +29,7 @@ from ttapca.adaptation.shift_alarm import ShiftAlarm, ShiftWatch, make_alarm
 from ttapca.adaptation.surfaces import SpectralGains, Surface
 from ttapca.adaptation.surfaces.base import CommonSwitch
 from ttapca.errors import AttachError, OptionError, SavedStreamError
-from ttapca.fitting.fitted_filter import detach_filter
+from ttapca.fitting.attachment import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
 from ttapca.spectral.stream_batch import Rows, StreamBatch
 from ttapca.spectral.stream_state import StreamState

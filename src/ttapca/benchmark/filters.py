@@ -14,9 +14,9 @@ from ttapca.benchmark import paper
 from ttapca.datasets import Images, Shards, TensorBatches
 from ttapca.engines import Engine
 from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.fitting.fit_plan import FitPlan, RouteChoice
+from ttapca.fitting.fit import plan_fit
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.fitting.routes import plan_fit
+from ttapca.fitting.plan import FitPlan, RouteChoice
 from ttapca.support.disk import make_folder, queued
 from ttapca.support.outputs import OutputKind
 from ttapca.support.progress import Reporter, Silent, Steps

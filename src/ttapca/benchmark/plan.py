@@ -31,7 +31,7 @@ from ttapca.benchmark.subject import Condition, Subject
 from ttapca.corruptions import SEVERITIES, STANDARD
 from ttapca.corruptions.catalogue import find_all
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
-from ttapca.fitting.fit_plan import RouteChoice
+from ttapca.fitting.plan import RouteChoice
 from ttapca.methods.method import registration
 from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded

@@ -47,7 +47,7 @@ def fit(
     """
     from ttapca._checks import OneOf, check_option
     from ttapca.benchmark.filters import recommended_layer, usual_fit
-    from ttapca.fitting.fit_plan import RouteChoice
+    from ttapca.fitting.plan import RouteChoice
     from ttapca.fitting.store import check_target, stored_dtype
     from ttapca.support.outputs import Outputs
 

@@ -23,7 +23,7 @@ from ttapca.errors import OptionError, ShapeError
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.fitting.fit_plan import FitPlan
+    from ttapca.fitting.plan import FitPlan
     from ttapca.networks import LayerFacts, LayerTable
 
 NEEDS = {"model": "the model", "data": "source data, unlabelled", "training": "its own training"}
@@ -149,9 +149,8 @@ def _planned_fits(
     import torch
 
     from ttapca.errors import OutOfMemoryError
-    from ttapca.fitting.fit_plan import RouteChoice, plan_of
-    from ttapca.fitting.route_costs import Problem
-    from ttapca.fitting.source_channels import found_logits
+    from ttapca.fitting.channel_statistics import found_logits
+    from ttapca.fitting.plan import Problem, RouteChoice, plan_of
     from ttapca.spectral.basis import Cosine, cosines_serve
     from ttapca.support.modules import device_and_dtype, evaluation_mode
 

@@ -1,4 +1,4 @@
-"""What source data become at one layer of a network, batch by batch."""
+"""The activations of one layer of a network on source data, batch by batch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +24,19 @@ from ttapca.errors import (
     ShapeError,
     TtapcaError,
 )
-from ttapca.fitting.collected import Collected, MomentsKind, Reading, Side
-from ttapca.fitting.fit_plan import FitPlan
-from ttapca.fitting.fitted_filter import carries_filter
-from ttapca.fitting.measuring_rule import MeasuringRule, measuring_rule
+from ttapca.fitting.attachment import carries_filter
+from ttapca.fitting.channel_statistics import (
+    FindLogits,
+    SourceChannels,
+    Subsample,
+    choose_subsample,
+    found_logits,
+)
 from ttapca.fitting.model_inputs import KEPT_SAMPLES, ModelInputs
-from ttapca.fitting.network_cost import NetworkCost, watched
-from ttapca.fitting.source_channels import FindLogits, SourceChannels, found_logits
+from ttapca.fitting.plan import FitPlan
+from ttapca.fitting.source_statistics import MomentsKind, Reading, Side, SourceStatistics
 from ttapca.spectral.affine import acts_on_input
-from ttapca.spectral.even_sample import Positions
+from ttapca.spectral.position_sample import Positions
 from ttapca.support.batches import SAMPLES, arguments_in, array_batches, precision_of
 from ttapca.support.modules import (
     LayerPaths,
@@ -39,10 +44,69 @@ from ttapca.support.modules import (
     core_of,
     device_and_dtype,
     explained_inputs,
+    multiply_adds,
     stopped_at,
 )
 from ttapca.support.progress import Counted, Step
 from ttapca.support.wrapping import temporary_patches
+
+# A network is run on at most so many samples at once that no layer gives more numbers than this
+# (64 MB), however many a batch of the user's has.
+RUN_NUMBERS = 2**24
+
+# Bytes at once for each of these numbers: inputs, outputs and work space of a layer, and shortcuts.
+BYTES_A_NUMBER = 4 * 5
+
+
+@dataclass
+class NetworkCost:
+    """What one sample costs in a forward pass.
+
+    Attributes:
+        largest: Numbers in the largest output of a layer.
+        multiply_adds: In convolutions and linear layers.
+    """
+
+    largest: int = 1
+    multiply_adds: int = 0
+
+    @property
+    def together(self) -> int:
+        """How many samples to run at once, at most."""
+        return max(1, RUN_NUMBERS // self.largest)
+
+    def bytes_for(self, samples: int) -> int:
+        """Return the memory that running so many samples takes, about."""
+        return BYTES_A_NUMBER * self.largest * min(samples, self.together)
+
+
+@contextmanager
+def watched(model: nn.Module, samples: int) -> Iterator[NetworkCost]:
+    """Add up the cost of what the model runs in this block, on so many samples at once.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(10, 20)
+        >>> with watched(model, samples=2) as cost:
+        ...     _ = model(torch.zeros(2, 10))
+        >>> cost
+        NetworkCost(largest=20, multiply_adds=200)
+    """
+    cost = NetworkCost()
+
+    def see(module: nn.Module, _args: Any, output: Any) -> None:
+        if not isinstance(output, Tensor) or not output.numel():
+            return
+        numbers = math.ceil(output.numel() / samples)
+        cost.largest = max(cost.largest, numbers)
+        cost.multiply_adds += multiply_adds(module, numbers)
+
+    leaves = [module for module in model.modules() if next(module.children(), None) is None]
+    with temporary_patches() as patches:
+        for module in leaves:
+            patches.hook_output(module, see)
+        yield cost
+
 
 # Wraps the batches while they are read. If it has a method `plan`, that is given the `FitPlan`
 # before the work begins; if it has a method `stage`, that is told the name of work without batches,
@@ -218,9 +282,9 @@ class SourceActivations:
             raise RuntimeError("`probe` comes first.")
         return self._first
 
-    def measuring_rule(self) -> MeasuringRule:
+    def subsample(self) -> Subsample:
         """Return which samples are run through the whole model; `probe` comes first."""
-        return measuring_rule(
+        return choose_subsample(
             self.model,
             self.samples,
             self.classes,
@@ -238,7 +302,7 @@ class SourceActivations:
             self._numbers,
             self.cost.together,
             self.block,
-            self.measuring_rule(),
+            self.subsample(),
             moments,
         )
 
@@ -248,7 +312,7 @@ class SourceActivations:
         return max(1, math.prod(self.data_shape))
 
     @torch.no_grad()
-    def collect(self, into: Collected, positions: Positions, name: str = "") -> int:
+    def collect(self, into: SourceStatistics, positions: Positions, name: str = "") -> int:
         """Read all data once, and return how many samples there were.
 
         Args:
@@ -265,7 +329,7 @@ class SourceActivations:
     def batches(
         self,
         reading: Reading,
-        into: Collected | None,
+        into: SourceStatistics | None,
         positions: Positions = ALL,
         name: str = "",
     ) -> Iterator[Tensor]:
@@ -296,16 +360,16 @@ class SourceActivations:
                 yield activation
 
     def _measure(
-        self, inputs: ModelInputs, activation: Tensor, positions: Tensor, into: Collected
+        self, inputs: ModelInputs, activation: Tensor, positions: Tensor, into: SourceStatistics
     ) -> None:
         """Run the samples through the whole model that the rule chooses."""
-        rule = into.reading.rule
-        measured = rule.of(positions)
+        subsample = into.reading.subsample
+        measured = subsample.of(positions)
         if not bool(measured.any()):
             return
         some = inputs.chosen(measured)
         # Each stands for those around it that are not measured.
-        weights = rule.rates(positions[measured]).reciprocal()
+        weights = subsample.rates(positions[measured]).reciprocal()
         channels = SourceChannels(self.model, self.find_logits, into.channels)
         shares = channels.see(some, weights)
         if shares is not None:
@@ -348,7 +412,7 @@ class SourceActivations:
         """Return the memory that running the network takes."""
         first = self._shapes is not None and self._shapes.input == self.data_shape
         # Where nothing is measured, only what is kept runs through more than one layer.
-        if first and self.measuring_rule().expected == 0:
+        if first and self.subsample().expected == 0:
             return self.cost.bytes_for(min(self.batch_size, KEPT_SAMPLES))
         return self.cost.bytes_for(self.batch_size)
 

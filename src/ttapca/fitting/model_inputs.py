@@ -92,7 +92,7 @@ class ModelInputs:
 class KeptInputs:
     """The first samples of some blocks of the data, evenly spread over all blocks.
 
-    Which ones those are depends on positions alone, as in `ttapca.spectral.even_sample`.
+    Which ones those are depends on positions alone, as in `ttapca.spectral.position_sample`.
 
     Args:
         block: Samples in a block, a batch as it is usually read.

@@ -1,316 +1,288 @@
-"""`fit`: from a model, a layer and source data to a fitted filter.
+"""The routes of a fit: five ways from source data to a basis.
 
-Only the part of the network up to the layer is run, but for some of the samples, which show what
-normalisation layers and classes do (`ttapca.fitting.source_channels`, and which ones
-`ttapca.fitting.measuring_rule`). `ttapca.fitting.fit_plan` chooses one of five routes to the
-components. Three need sums over the samples (`ttapca.fitting.summed_routes`), so that several
-processes can read the data (`ttapca.fitting.gathering`); two need the samples themselves
-(`ttapca.fitting.sample_routes`).
+Three need sums over the samples only, so that several processes can read the data:
+
+- **folded**, for an affine layer whose input is smaller than its output or is the model's images
+  (`acts_on_input` of `ttapca.spectral.affine`): exact, in the space of its input;
+- **exact**, for any other layer: one p x p matrix;
+- **dct**, for images, and for maps that are too large for a basis of vectors: cosines with exact
+  variances, not exactly the principal components (see `ttapca.spectral.cosine`).
+
+Two need the samples themselves, so that one process reads all of them:
+
+- **gram**, for few samples: exact, one samples x samples matrix; the only route that keeps all
+  activations in memory;
+- **randomised**, for many samples of a long layer: a few passes over the data, until an error bound
+  is met.
+
+Another route is a function here, its entry in `SUMMED` or `SAMPLED`, and its name and its cost in
+`ttapca.fitting.plan`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
-from typing import Any, get_args
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ttapca._checks import OneOf, check_option
-from ttapca.engines import Engine
-from ttapca.errors import enough_memory
-from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
-from ttapca.fitting.fit_plan import FitPlan, RouteChoice, RouteName, plan_of
-from ttapca.fitting.fit_task import FitTask
-from ttapca.fitting.fitted_filter import FittedFilter, attach
-from ttapca.fitting.gathering import Gathering, gathering_of
-from ttapca.fitting.mirror_agreement import mirror_agreement
-from ttapca.fitting.model_inputs import ModelInputs
-from ttapca.fitting.route_costs import Problem
-from ttapca.fitting.sample_routes import by_gram, randomised
-from ttapca.fitting.source_channels import SourceChannels
-from ttapca.fitting.summed_routes import SUMMED
-from ttapca.spectral.pca import check_n_components
-from ttapca.support.modules import LayerPaths, check_model, evaluation_mode
-from ttapca.support.outputs import OutputKind, Outputs
-
-# Rounding leaves a share of variance of about this size where a basis is complete.
-NOTHING_DROPPED = 1e-6
-
-_LESS_MEMORY = (
-    "Fit at a layer with fewer inputs or outputs, ask for fewer components, read smaller batches, "
-    "or take `route='dct'` for large images."
-)
+from ttapca.errors import OptionError
+from ttapca.fitting.activations import Shapes, SourceActivations
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.fitting.plan import RouteName
+from ttapca.fitting.source_statistics import MomentsKind, Reading, Side, SourceStatistics
+from ttapca.spectral.affine import InputGram, InputPCA, LinearPart, fold, is_affine, takes_images
+from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
+from ttapca.spectral.calibration import Calibration, calibrate, energies_of, rest_of
+from ttapca.spectral.cosine import fit_channel_dct
+from ttapca.spectral.outliers import measure
+from ttapca.spectral.pca import PCA, Decomposition, SampleGram, hold
+from ttapca.spectral.randomised import randomised_pca
+from ttapca.spectral.textures import textures
 
 
-ROUTES: tuple[RouteName, ...] = get_args(RouteName)
-SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
-    "gram": by_gram,
-    "randomised": randomised,
+@dataclass(eq=False)
+class FitTask:
+    """What a route works with; `on_demand` is whether the caller named the route."""
+
+    source: SourceActivations
+    shapes: Shapes
+    n_components: int | float | None
+    generator: torch.Generator | None
+    on_demand: bool
+    _begun: Iterator[Tensor] | None = None
+    _statistics: SourceStatistics | None = None
+
+    def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
+        """Return the shape of a sample at one side of the layer."""
+        if not at_input:
+            return self.shapes.output
+        if self.shapes.input is None:
+            raise OptionError(f"The input of `{self.source.path}` is not a single tensor.")
+        return self.shapes.input
+
+    @property
+    def statistics(self) -> SourceStatistics:
+        """What the first pass has collected so far."""
+        if self._statistics is None:
+            raise RuntimeError("A pass comes first.")
+        return self._statistics
+
+    @statistics.setter
+    def statistics(self, statistics: SourceStatistics) -> None:
+        self._statistics = statistics
+
+    def reading(self, *, at_input: bool, moments: MomentsKind | None = None) -> Reading:
+        """Say how a pass over one side of the layer goes."""
+        side: Side = "input" if at_input else "output"
+        return self.source.reading(side, self.shape(at_input=at_input), moments)
+
+    def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
+        """Start a pass over the activations, or continue one that another route gave up."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            return begun
+        reading = self.reading(at_input=at_input)
+        if self._statistics is not None and self._statistics.reading == reading:
+            return self.source.batches(reading, None)  # a later pass shows nothing new
+        self._statistics = SourceStatistics.empty(reading, self.source.device)
+        return self._first_pass(self._statistics)
+
+    def _first_pass(self, into: SourceStatistics) -> Iterator[Tensor]:
+        yield from self.source.batches(into.reading, into)
+        into.check_samples()
+
+    def give_back(self, held: list[Tensor], rest: Iterator[Tensor]) -> None:
+        """Leave a pass that was begun to the next route."""
+        self._begun = itertools.chain(held, rest)
+
+    def fitted(
+        self,
+        route: str,
+        basis: Basis,
+        found: Decomposition,
+        calibration: Calibration,
+        error_bound: Tensor | None = None,
+    ) -> FittedFilter:
+        """Make a filter of what a route found, with the components that calibration resolves."""
+        if calibration.variances is not None and len(calibration.variances) < basis.n_components:
+            basis = basis.truncated(len(calibration.variances))
+            found = found.truncated(len(calibration.variances))
+        shape = self.shape(at_input=basis.at_input)
+        center = mean = found.mean.cpu()
+        if basis.at_input:
+            mean = LinearPart(self.source.layer, shape).output_of(center)
+        return FittedFilter(
+            layer=self.source.path,
+            basis=basis,
+            shape=shape,
+            output_shape=self.shapes.output,
+            mean_=mean,
+            center_=center,
+            singular_values_=found.singular_values.cpu(),
+            n_samples_=found.n_samples,
+            total_variance_=found.total_variance,
+            route=route,
+            error_bound_=error_bound,
+            variances_=calibration.variances,
+            energies_=calibration.energies,
+            rest_=calibration.rest,
+        )
+
+    def with_images(self, fitted: FittedFilter, calibration: Calibration) -> FittedFilter:
+        """Measure a sample of the layer's input too, where that is the model's input images."""
+        shape = self.shapes.input
+        if shape is None or not takes_images(shape, self.source.data_shape):
+            return fitted
+        images = self.statistics.sample.all().view(-1, *shape)
+        # Textures stand beside the energies of the same images.
+        measured = textures(images[calibration.rows.to(images.device)])
+        return dataclasses.replace(
+            fitted, outliers_=measure(images), textures_=measured.float().cpu()
+        )
+
+
+@dataclass(frozen=True)
+class SummedRoute:
+    """A route of one pass.
+
+    Attributes:
+        reading: Says what the pass collects.
+        find: Makes a filter of what was collected, `task.statistics`.
+    """
+
+    reading: Callable[[FitTask], Reading]
+    find: Callable[[FitTask], FittedFilter]
+
+
+def _read_folded(task: FitTask) -> Reading:
+    layer = task.source.layer
+    if task.shapes.input is None or not is_affine(layer):
+        raise OptionError(
+            "Folding needs an affine layer (Conv1d, Conv2d, Conv3d or Linear, without hooks); "
+            f"`{task.source.path}` is a {type(layer).__name__}. Leave `route` at auto."
+        )
+    return task.reading(at_input=True, moments="scatter")
+
+
+def _folded(task: FitTask) -> FittedFilter:
+    moments = task.statistics.scatter
+    linear = LinearPart(task.source.layer, task.shape(at_input=True))
+    pca = fold(moments, linear, task.n_components)
+    basis = Folded(*pca.both_ways(linear))
+    task.source.stage("calibrating")
+
+    def without(samples: Tensor, positions: list[int]) -> InputPCA:
+        del positions
+        found = fold(moments.remove(samples), linear, None)
+        moments.update(samples)
+        return found
+
+    def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
+        return Folded(*found.both_ways(linear))
+
+    calibration = calibrate(task.statistics.sample, pca, without, basis_of)
+    return task.with_images(task.fitted("folded", basis, pca, calibration), calibration)
+
+
+def _exact(task: FitTask) -> FittedFilter:
+    moments = task.statistics.scatter
+    pca = PCA.from_moments(moments, task.n_components)
+    task.source.stage("calibrating")
+
+    def without(samples: Tensor, positions: list[int]) -> PCA:
+        del positions
+        found = PCA.from_moments(moments.remove(samples))
+        moments.update(samples)
+        return found
+
+    calibration = calibrate(task.statistics.sample, pca, without, lambda found: Dense(found.basis))
+    return task.fitted("exact", Dense(pca.basis.cpu()), pca, calibration)
+
+
+def _dct(task: FitTask) -> FittedFilter:
+    reading, samples = task.statistics.reading, task.statistics.sample.all()
+    at_input = reading.at == "input"
+    dct = fit_channel_dct(task.statistics.cosines, task.n_components)
+    task.source.stage("calibrating")
+    basis = Cosine(dct.rotation, dct.order, reading.shape, at_input=at_input)
+    quick, mean = basis.prepared(torch.float32), dct.mean.float()
+    variances = dct.explained_variance.float()
+    energies = energies_of(samples, mean, variances, quick.project, dct.n_samples)
+    rest = rest_of(samples, mean, quick) if dct.drops_something else None
+    calibration = Calibration(energies, torch.arange(len(samples)), rest)
+    fitted = task.fitted("dct", basis, dct, calibration)
+    return task.with_images(fitted, calibration) if at_input else fitted
+
+
+SUMMED: dict[RouteName, SummedRoute] = {
+    "folded": SummedRoute(_read_folded, _folded),
+    "exact": SummedRoute(lambda task: task.reading(at_input=False, moments="scatter"), _exact),
+    "dct": SummedRoute(
+        lambda task: task.reading(at_input=task.shapes.folds, moments="cosines"), _dct
+    ),
 }
 
 
-def fit(
-    model: nn.Module,
-    layer: str,
-    data: Iterable[Any] | Tensor,
-    n_components: int | float | None = None,
-    *,
-    progress: Progress | None = None,
-    prepare: Prepare | None = None,
-    logits: Callable[[Any], Tensor] | None = None,
-    outputs: OutputKind | None = None,
-    route: RouteChoice = "auto",
-    generator: torch.Generator | None = None,
-    engine: Engine | str | None = None,
-) -> FittedFilter:
-    """Fit the components of a layer on source data: principal components, or cosines of images.
-
-    The model runs in evaluation mode and without gradients, and is afterwards as it was: weights,
-    buffers, training flags, hooks. The caller's random state is not touched.
-
-    In a job of several ranks (an initialised `torch.distributed` process group), every rank calls
-    `fit` with data of its own, and all get the filter of all data; `engine=SerialEngine()` fits in
-    one rank alone.
-
-    Args:
-        model: Any trained module.
-        layer: Dotted path of one of its layers, as in `model.named_modules()`. What wrappers put in
-            front of it, such as `module.`, can be left out; the filter has the path without it.
-        data: Source data, usually a loader of training batches: tensors, pairs whose first element
-            is one, or dicts with the model's arguments; or a single tensor or array of samples; or
-            data in parts, `ttapca.datasets.Shards`. At least 32 samples: fewer do not tell how much
-            a component varies.
-        n_components: How many components to keep: a number, a fraction of the variance (a float up
-            to 1), or None for all that the data have. A number or a fraction asks for a rank, so
-            that components are principal ones, if images are not too large or too few for them.
-        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. If
-            it has a method `plan`, that is given the `FitPlan` before the work begins; if it has a
-            method `stage`, that is told the name of work without batches.
-        prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
-            of arguments by name; `lambda batch: (batch[0], batch[1])` for two inputs.
-        logits: Finds the logits in what the model returns, where that is more than one tensor:
-            `lambda output: output.logits`. From them, `fit` learns what classes do to statistics.
-        outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
-            `regression`. By default two or more are the logits of classes. Of a single one nothing
-            is learned unless it is said to be `binary`, since it may be a regression.
-        route: By default, cosines if the filter acts on the model's input images, with all
-            components, and these have more than 1,024 numbers; else principal components. `pca`
-            asks for these anywhere, and `dct` for cosines. Which of `folded`, `exact`, `gram` and
-            `randomised` finds principal components follows from the layer, the number of samples
-            and the memory at hand, unless you name one; see `ttapca.fitting.fit_plan`.
-        generator: Draws the start of the randomised route; a fixed seed by default.
-        engine: Who reads data in parts, the result being the same: `joblib:4` for four processes of
-            this machine, or an `Engine`; by default this process. See `ttapca.engines`.
-
-    Returns:
-        The fitted filter. Its `accuracy_` says how exact it is.
-
-    Warns:
-        UserWarning: The randomised route did not become as accurate as it should.
-
-    Raises:
-        LayerNotFoundError: No such layer; near names are offered.
-        LayerOutputError: The layer returns no tensor, or is not called exactly once in a pass.
-        NonFiniteError: A batch leads to NaN or infinity; its number is named.
-        NotEnoughDataError: Too few samples, or fewer components in the data than asked for.
-        OptionError: An option makes no sense, or a batch holds no tensor for the model.
-        InputTypeError: The model cannot be called on the data.
-        ShapeError: The model does not take samples of their shape.
-        OutOfMemoryError: The fit needs more memory than there is, which is said before it begins.
-        AttachError: The layer carries a filter already.
-        EngineError: Workers died whenever they read a part, or another rank failed.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 2))
-        >>> images = torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-        >>> fit(model, "0", images, n_components=20)
-        FittedFilter(layer='0', 20 components, 50 samples, folded (1, 8, 8) -> (4, 8, 8))
-    """
-    check_n_components(n_components)
-    check_option("route", route, OneOf(get_args(RouteChoice)))
-    find_classes = _finder(logits, outputs)
-    with (
-        _gathering(model, data, engine) as gathering,
-        enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
-    ):
-        source = gathering.each(
-            lambda: SourceActivations(model, layer, data, progress, prepare, find_classes)
-        )
-        shapes, plan = _planned(source, gathering, n_components, route)
-        source.tell(plan)
-        task = FitTask(source, shapes, n_components, generator, on_demand=route == plan.route)
-        if plan.route not in SUMMED:
-            return _completed(task, SAMPLED[plan.route](task))
-        summed = SUMMED[plan.route]
-        reading = gathering.each(lambda: summed.reading(task))
-        collected = gathering.collected(source, reading, plan)
-
-        def find() -> FittedFilter:
-            if collected is None:
-                raise RuntimeError("Only the process that has what was collected finds the filter.")
-            collected.check_samples()
-            task.collected = collected
-            source.stage("decomposing")
-            return _completed(task, summed.find(task))
-
-        return gathering.shared(find)
+def by_gram(task: FitTask) -> FittedFilter:
+    """Decompose few samples; where they turn out to be many, take the other route."""
+    at_input = task.shapes.folds
+    size = math.prod(task.shape(at_input=at_input))
+    batches = task.read(at_input=at_input)
+    held, complete = hold(batches, limited=not task.on_demand)
+    if not complete:
+        if not at_input:  # at the input, what was read is of no use to the randomised route
+            task.give_back(held, batches)
+        return randomised(task)
+    task.source.stage("decomposing")
+    if at_input:
+        return _gram_at_input(task, held)
+    gram = SampleGram(held, size, device=task.source.device)
+    pca, sample = gram.pca(task.n_components), task.statistics.sample
+    task.source.stage("calibrating")
+    calibration = calibrate(sample, pca, lambda _, out: gram.pca(leave_out=out), _dense)
+    return task.fitted("gram", Dense(pca.basis.cpu()), pca, calibration)
 
 
-def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
-    """Return a filter with all that was measured beside its basis."""
-    source, collected = task.source, task.collected
-    channels = SourceChannels(source.model, source.find_logits, collected.channels)
-    canonical = LayerPaths(source.model).canonical
-    classes = channels.by_class()
-    kept = [inputs.mapped(lambda x: x.to(source.device)) for inputs in collected.kept.all()]
-    found = dataclasses.replace(
-        fitted,
-        layer=canonical(fitted.layer),
-        group_norm_={canonical(path): each for path, each in channels.of(nn.GroupNorm).items()},
-        layer_norm_={canonical(path): each for path, each in channels.of(nn.LayerNorm).items()},
-        classes_=None if classes is None else classes.renamed(canonical),
-        class_reach_=fitted.reach_of(collected.class_means),
-        agreement_=_agreement(source, fitted, kept),
-        mirror_agreement_=_mirror_agreement(source, kept),
-        inputs_=collected.inputs.found(),
+def _gram_at_input(task: FitTask, held: list[Tensor]) -> FittedFilter:
+    gram = InputGram(held, LinearPart(task.source.layer, task.shape(at_input=True)))
+    pca, sample = gram.pca(task.n_components), task.statistics.sample
+    task.source.stage("calibrating")
+    calibration = calibrate(
+        sample,
+        pca,
+        lambda _, out: gram.pca(leave_out=out),
+        lambda found: Folded(found.project, found.rebuild),
     )
-    return dataclasses.replace(found, fingerprint_=found.fingerprint_of(source.model))
+    basis = Folded(pca.project, pca.rebuild)
+    return task.with_images(task.fitted("gram", basis, pca, calibration), calibration)
 
 
-def plan_fit(
-    model: nn.Module,
-    layer: str,
-    data: Iterable[Any] | Tensor,
-    n_components: int | float | None = None,
-    *,
-    prepare: Prepare | None = None,
-    logits: Callable[[Any], Tensor] | None = None,
-    outputs: OutputKind | None = None,
-    route: RouteChoice = "auto",
-    engine: Engine | str | None = None,
-) -> FitPlan:
-    """Say what `fit` would do with these arguments, which are those of `fit`, without doing it.
-
-    The model runs on a sample or two. An iterator, which can be read once, loses its first batch.
-
-    Returns:
-        The plan: the route, memory and size on disk.
-
-    Raises:
-        TtapcaError: As `fit` does before it reads the data.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.Flatten())
-        >>> plan_fit(model, "0", torch.rand(40, 3, 128, 128), n_components=10).route
-        'gram'
-    """
-    check_n_components(n_components)
-    check_option("route", route, OneOf(get_args(RouteChoice)))
-    find_classes = _finder(logits, outputs)
-    with _gathering(model, data, engine) as gathering:
-        source = gathering.each(
-            lambda: SourceActivations(model, layer, data, None, prepare, find_classes)
-        )
-        return _planned(source, gathering, n_components, route)[1]
-
-
-@contextmanager
-def _gathering(model: nn.Module, data: Any, engine: Engine | str | None) -> Iterator[Gathering]:
-    """Say who reads the data, and put the model in the state in which it is run, for a while."""
-    check_model(model)
-    # Tensors made in inference mode could not be used under gradients later.
-    with (
-        closing(gathering_of(data, engine)) as gathering,
-        torch.inference_mode(False),
-        torch.no_grad(),
-        evaluation_mode(model),
-    ):
-        yield gathering
-
-
-def _planned(
-    source: SourceActivations,
-    gathering: Gathering,
-    n_components: int | float | None,
-    route: RouteChoice,
-) -> tuple[Shapes, FitPlan]:
-    """Look at the first batch, and choose the route."""
-    shapes = gathering.each(source.probe)
-    gathering.settle(source)
-    return shapes, gathering.plan(
-        lambda asked: _plan(source, shapes, n_components, asked, gathering),
-        route,
+def randomised(task: FitTask) -> FittedFilter:
+    """Read the data several times, until an error bound is met."""
+    task.source.require_several_passes()
+    pca = randomised_pca(
+        task.read,
+        math.prod(task.shapes.output),
+        task.n_components,
+        generator=task.generator,
+        device=task.source.device,
     )
-
-
-def _finder(
-    logits: Callable[[Any], Tensor] | None, outputs: OutputKind | None
-) -> Callable[[Any], Tensor | None] | None:
-    """Return what finds the logits of classes in what a model returns; None for the output."""
-    return logits if outputs is None else Outputs(outputs, logits).of_classes
-
-
-def _plan(
-    source: SourceActivations,
-    shapes: Shapes,
-    n_components: int | float | None,
-    route: RouteChoice,
-    gathering: Gathering,
-) -> FitPlan:
-    """Choose the route, or refuse it if it needs more memory than there is."""
-    problem = Problem(
-        shapes.input,
-        shapes.output,
-        shapes.folds,
-        n_components,
-        source.samples,
-        min(source.batch_size, source.cost.together),
-        source.classes,
-        source.data_shape,
+    task.source.stage("calibrating")
+    samples = task.statistics.sample.all()
+    variances = pca.explained_variance
+    energies = energies_of(
+        samples, pca.mean, variances, lambda centred: centred @ pca.basis, pca.n_samples
     )
-    return plan_of(
-        problem,
-        route,
-        network_bytes=source.bytes_to_run(),
-        norm_bytes=source.measuring_rule().stored_bytes(source.model),
-        spread=gathering.spread,
-    )
+    rest = rest_of(samples, pca.mean, _dense(pca)) if pca.drops_something else None
+    calibration = Calibration(energies, torch.arange(len(samples)), rest)
+    basis = Dense(pca.basis.cpu())
+    return task.fitted("randomised", basis, pca, calibration, error_bound=pca.error_bound.cpu())
 
 
-def _agreement(
-    source: SourceActivations, fitted: FittedFilter, kept: list[ModelInputs]
-) -> float | None:
-    """Return the share of source predictions that stay the same with the filter at gains of 1.
-
-    Return None where nothing is dropped, and where the model predicts no classes.
-    """
-    if fitted.dropped_variance_ < NOTHING_DROPPED:
-        return None
-    source.stage("comparing predictions")
-    plain = [_classes(source, inputs) for inputs in kept]
-    attachment = attach(source.model, fitted)
-    try:
-        filtered = [_classes(source, inputs) for inputs in kept]
-    finally:
-        attachment.detach()
-    same = [
-        (one == two).flatten().cpu()
-        for one, two in zip(plain, filtered, strict=True)
-        if one is not None and two is not None
-    ]
-    return float(torch.cat(same).double().mean()) if same else None
-
-
-def _mirror_agreement(source: SourceActivations, kept: list[ModelInputs]) -> float | None:
-    """Return the share of source predictions that stay when images are mirrored."""
-    source.stage("mirroring images")
-    return mirror_agreement(source.logits_of, ((each.args, each.kwargs) for each in kept))
-
-
-def _classes(source: SourceActivations, inputs: ModelInputs) -> Tensor | None:
-    """Return the predicted classes, where a model returns logits."""
-    logits = source.logits_of(*inputs.args, **inputs.kwargs)
-    return None if logits is None else logits.argmax(1)
+def _dense(pca: PCA) -> Basis:
+    return Dense(pca.basis)

@@ -2,7 +2,7 @@
 
 There is no pickle: what is read is JSON and raw tensors. The folder appears whole or not at all,
 and every byte is covered by a checksum, so that a truncated or altered filter is refused.
-`saved_contents.py` then checks that what was read makes a filter.
+`saved_format.py` then checks that the contents make a filter.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from torch import Tensor
 
 from ttapca._checks import OneOf, check_option, shown
 from ttapca.errors import FilterExistsError, OptionError, SavedFilterError
-from ttapca.fitting.packing import packed, unpacked
-from ttapca.fitting.saved_contents import (
+from ttapca.fitting.saved_format import (
     CLASS_LIKENESS,
     CLASS_LOADINGS,
     CLASS_MOMENTS,
@@ -37,6 +36,8 @@ from ttapca.fitting.saved_contents import (
     Storage,
     check_config,
     check_tensors,
+    packed,
+    unpacked,
 )
 from ttapca.spectral.basis import Cosine
 from ttapca.support.disk import make_folder, read_replaceable, recover, staged_folder, writing

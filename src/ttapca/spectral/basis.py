@@ -10,8 +10,8 @@ numbers and centred; it has one *component* along each direction.
   (see `ttapca.spectral.cosine`).
 
 Code that uses a basis never asks which kind it is. A further kind is a class here, its entry in
-`BASES`, a route in `ttapca.fitting.routes` that finds it, and its cost in
-`ttapca.fitting.route_costs`.
+`BASES`, a route in `ttapca.fitting.fit` that finds it, and its cost in
+`ttapca.fitting.plan`.
 """
 
 from __future__ import annotations

@@ -24,12 +24,11 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.spectral.affine import InputPCA
+from ttapca.spectral.affine import FoldedPCA, InputPCA
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.constants import CONSTANTS, Constants
-from ttapca.spectral.even_sample import EvenSample
-from ttapca.spectral.few_inputs import FoldedPCA
 from ttapca.spectral.pca import MOST_DROPPED, PCA
+from ttapca.spectral.position_sample import PositionSample
 
 # Samples that are measured at a time.
 TOGETHER = 32
@@ -452,7 +451,7 @@ class Calibration:
 
     Attributes:
         energies: Band energies, shape (samples, bands).
-        rows: Which of the kept samples these are; see `EvenSample.all`.
+        rows: Which of the kept samples these are; see `PositionSample.all`.
         rest: Squared length of what lies outside the basis, shape (samples,); None where it was
             not measured.
         variances: Variance of each component, float64, shape (components,). There are fewer than
@@ -470,7 +469,7 @@ AnyPCA = TypeVar("AnyPCA", PCA, InputPCA, FoldedPCA)
 
 
 def calibrate(
-    sample: EvenSample,
+    sample: PositionSample,
     pca: AnyPCA,
     without: Callable[[Tensor, list[int]], AnyPCA],
     basis_of: Callable[[AnyPCA], Basis],

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.adaptation.surfaces.input_check import InputCheck
 from ttapca.errors import TruncationWarning, warn_caller
-from ttapca.fitting.fitted_filter import Attachment, FittedFilter, prepare
+from ttapca.fitting.attachment import Attachment, prepare
+from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, is_closed_form
@@ -102,7 +103,7 @@ class SpectralGains(Surface):
 
     @property
     def group_norm(self) -> dict[str, Tensor]:
-        """Channel statistics of GroupNorm layers; see `ttapca.fitting.source_channels`."""
+        """Channel statistics of GroupNorm layers; see `ttapca.fitting.channel_statistics`."""
         return self._fitted.group_norm_
 
     @property

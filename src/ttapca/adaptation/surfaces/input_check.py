@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.errors import InputRangeWarning, warn_caller
-from ttapca.fitting.input_range import InputRange, InputSums
-from ttapca.fitting.input_units import mistake_in
+from ttapca.fitting.input_range import InputRange, InputSums, mistake_in
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.stream import Stream
 

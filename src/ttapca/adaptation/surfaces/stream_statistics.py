@@ -79,7 +79,7 @@ class StreamStatistics(Surface):
             `prior` images.
         source: Mean and variance of every channel of GroupNorm and LayerNorm layers, before the
             layer's own scale and shift, by path, shape (2, channels); see
-            `ttapca.fitting.source_channels`.
+            `ttapca.fitting.channel_statistics`.
         classes: What is known of classes in the source; None if nobody looks at them.
         constants: See `ttapca.spectral.constants`.
 

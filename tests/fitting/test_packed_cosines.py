@@ -14,8 +14,8 @@ import ttapca
 from oracles import images, small_convnet
 from ttapca.errors import SavedFilterError
 from ttapca.fitting import store
-from ttapca.fitting.packing import (
-    LARGEST,
+from ttapca.fitting.saved_format import (
+    LARGEST_VALUE,
     LEVELS,
     MEAN_SCALE,
     MEAN_STEPS,
@@ -115,9 +115,9 @@ def test_what_it_takes_at_224_pixels() -> None:
         (MEAN_SCALE, lambda t: t[:1], "`mean_scale` .* two numbers of 64 bits"),
         (MEAN_SCALE, lambda t: t.float(), "`mean_scale` .* two numbers of 64 bits"),
         (MEAN_SCALE, lambda t: t * torch.inf, "finite numbers"),
-        (LARGEST, lambda t: t.float(), "one number of 64 bits"),
-        (LARGEST, lambda t: t * 0, "above 0 and falling"),
-        (LARGEST, lambda t: t * torch.nan, "finite numbers"),
+        (LARGEST_VALUE, lambda t: t.float(), "one number of 64 bits"),
+        (LARGEST_VALUE, lambda t: t * 0, "above 0 and falling"),
+        (LARGEST_VALUE, lambda t: t * torch.nan, "finite numbers"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, name: str, change, message: str) -> None:

@@ -1,10 +1,10 @@
-"""Some samples of many, evenly spread, whoever reads them and in whichever order.
+"""A sample of the source data that is chosen by position: the same one, however the data are read.
 
-Every sample has a position among all of them, and `spread_of` makes of it a number from 0 to 1. Kept
-are samples whose number is below 1 / 2^k, with the smallest k for which there are not too many.
-Which ones that are does not depend on how the samples were divided or in which order they came. So
-parts of the data can be read at the same time, and what each one kept merges into what one reader
-would have kept. Other choices by `spread_of` and a share have these samples in common.
+Every sample has a position among all of them, of which `position_hash` makes a number from 0 to 1.
+Kept are samples whose number is below 1 / 2^k, with the smallest k for which there are not too
+many. That does not depend on how the data were divided or in which order they came, so that the
+samples of parts merge into that of the whole. Other choices by `position_hash` and a share have
+these samples in common.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ENOUGH = 512
 GOLDEN_RATIO = 0.6180339887498949
 
 
-def spread_of(positions: Tensor) -> Tensor:
+def position_hash(positions: Tensor) -> Tensor:
     """Return a number from 0 to 1 for each position; those of any range are spread evenly.
 
     A period in the data, such as classes that take turns, leaves no trace in what is chosen by it.
 
     Example:
-        >>> chosen = (spread_of(torch.arange(1000)) < 0.1).nonzero().flatten()
+        >>> chosen = (position_hash(torch.arange(1000)) < 0.1).nonzero().flatten()
         >>> len(chosen), int(chosen.diff().max()), (chosen % 10).bincount().tolist()
         (100, 13, [9, 10, 10, 11, 10, 10, 10, 10, 10, 10])
     """
@@ -66,14 +66,14 @@ class Positions:
         return self.first + self.step * torch.arange(start, start + count)
 
 
-class EvenSample:
+class PositionSample:
     """Some samples of a stream of unknown length, evenly spread over it, without randomness.
 
     Args:
         size: Numbers in a sample.
 
     Example:
-        >>> ends = [EvenSample(1).take(torch.ones(5, 1) * k, Positions(5 * k).of(0, 5))
+        >>> ends = [PositionSample(1).take(torch.ones(5, 1) * k, Positions(5 * k).of(0, 5))
         ...     for k in range(2)]
         >>> ends[1].merge(ends[0]).all().flatten().tolist()
         [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
@@ -88,12 +88,12 @@ class EvenSample:
         self._rows: Tensor | None = None  # the first `_count` of `_limit` rows are filled
         self._positions = torch.empty(self._limit, dtype=torch.int64)  # of these rows, in any order
 
-    def take(self, batch: Tensor, positions: Tensor) -> EvenSample:
+    def take(self, batch: Tensor, positions: Tensor) -> PositionSample:
         """See samples, shape (samples, ...), at these positions, shape (samples,); return self."""
         self.seen += len(batch)
         return self._add(batch, positions)
 
-    def merge(self, other: EvenSample) -> EvenSample:
+    def merge(self, other: PositionSample) -> PositionSample:
         """See what another sample has seen, without changing it, and return self."""
         self.seen += other.seen
         self._share = min(self._share, other._share)
@@ -102,7 +102,7 @@ class EvenSample:
             return self
         return self._add(other._rows[: other._count], other._positions[: other._count])
 
-    def _add(self, samples: Tensor, positions: Tensor) -> EvenSample:
+    def _add(self, samples: Tensor, positions: Tensor) -> PositionSample:
         if self._rows is None:
             # One piece of memory for all: one per sample would fragment memory.
             self._rows = samples.new_empty(self._limit, self._size)
@@ -118,7 +118,7 @@ class EvenSample:
         return self
 
     def _below(self, positions: Tensor) -> Tensor:
-        return (spread_of(positions) < self._share).nonzero()[:, 0]
+        return (position_hash(positions) < self._share).nonzero()[:, 0]
 
     def _drop(self) -> None:
         """Drop the samples that are no longer chosen."""
@@ -149,7 +149,7 @@ class EvenSample:
         Each fold is evenly spread, and at most an eighth of all that was seen.
 
         Example:
-            >>> folds = EvenSample(1).take(torch.ones(16, 1), Positions().of(0, 16)).folds()
+            >>> folds = PositionSample(1).take(torch.ones(16, 1), Positions().of(0, 16)).folds()
             >>> len(folds), folds[1].tolist()
             (8, [1, 9])
         """
@@ -173,10 +173,10 @@ class EvenSample:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle no more than `tensors`, not the memory for rows to come."""
-        return EvenSample.from_tensors, (self._size, self.tensors())
+        return PositionSample.from_tensors, (self._size, self.tensors())
 
     @classmethod
-    def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> EvenSample:
+    def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> PositionSample:
         """Make a sample of what `tensors` returned."""
         sample = cls(size)
         seen, sample._share = tensors["seen"].tolist()

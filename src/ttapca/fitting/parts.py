@@ -14,9 +14,9 @@ from torch import nn
 from ttapca.engines.artifacts import Artifact
 from ttapca.errors import DataFormatError
 from ttapca.fitting.activations import Prepare, SourceActivations
-from ttapca.fitting.collected import Collected, Reading
-from ttapca.fitting.source_channels import FindLogits
-from ttapca.spectral.even_sample import Positions
+from ttapca.fitting.channel_statistics import FindLogits
+from ttapca.fitting.source_statistics import Reading, SourceStatistics
+from ttapca.spectral.position_sample import Positions
 from ttapca.support.modules import evaluation_mode
 
 # The layer of a network has one hook at a time; a worker of dask may have many threads.
@@ -93,20 +93,20 @@ class PartReader:
         """Return what reads parts as the source reads its own data."""
         return cls(source.model, source.path, source.prepare, source.find_logits, reading)
 
-    def __call__(self, parts: Iterable[PlacedPart]) -> Collected:
+    def __call__(self, parts: Iterable[PlacedPart]) -> SourceStatistics:
         """Read some parts, one after the other.
 
         Raises:
             DataFormatError: A part has more or fewer samples than it said.
             TtapcaError: As `ttapca.fit` does.
         """
-        into: Collected | None = None
+        into: SourceStatistics | None = None
         with torch.inference_mode(False), torch.no_grad(), evaluation_mode(self.model):
             for part in parts:
                 source = SourceActivations(
                     self.model, self.layer, part.data, None, self.prepare, self.logits
                 )
-                into = into or Collected.nothing(self.reading, source.device)
+                into = into or SourceStatistics.empty(self.reading, source.device)
                 found = source.collect(into, Positions(part.first), str(part.data))
                 if found != len(part.data):
                     raise DataFormatError(
@@ -114,7 +114,7 @@ class PartReader:
                         f"one row for each: {part.data} said {len(part.data):,}, and {found:,} "
                         "rows came. Leave its file alone while it is read."
                     )
-        return into or Collected.nothing(self.reading)
+        return into or SourceStatistics.empty(self.reading)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class SentReader:
 
     reader: Artifact[PartReader]
 
-    def __call__(self, parts: Sequence[PlacedPart]) -> Collected:
+    def __call__(self, parts: Sequence[PlacedPart]) -> SourceStatistics:
         """Read some parts; see `PartReader`."""
         with _one_at_a_time:
             return self.reader.open()(parts)

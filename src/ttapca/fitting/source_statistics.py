@@ -1,8 +1,8 @@
-"""What one pass over source data collects, for all of the data or a part of them.
+"""The statistics that one pass over source data collects, for all of the data or a part of them.
 
-Everything here is a sum, or a choice by position (`ttapca.spectral.even_sample`). So what was
-collected from parts merges, in any order, into what one pass over all of them collects, up to the
-rounding of sums in float64.
+Everything here is a sum, or a choice by position (`ttapca.spectral.position_sample`). So the
+statistics of parts merge, in any order, into those of one pass over all parts, up to the rounding
+of sums in float64.
 """
 
 from __future__ import annotations
@@ -16,14 +16,80 @@ import torch
 from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError
-from ttapca.fitting.channel_sums import ChannelSums
-from ttapca.fitting.class_means import ClassMeans
+from ttapca.fitting.channel_statistics import ChannelSums, Subsample
 from ttapca.fitting.input_range import InputSums
-from ttapca.fitting.measuring_rule import MeasuringRule
 from ttapca.fitting.model_inputs import KeptInputs, ModelInputs
 from ttapca.spectral.cosine import CoefficientMoments
-from ttapca.spectral.even_sample import EvenSample
 from ttapca.spectral.moments import Moments
+from ttapca.spectral.position_sample import PositionSample
+from ttapca.support.tensors import at_least_float32
+
+# One mean for each class and number of a sample: 1,000 classes of 224 x 224 pixels are too many.
+MOST_NUMBERS = 2**25
+
+
+class ClassMeans:
+    """Adds up samples, each weighted by its class probabilities.
+
+    Example:
+        >>> means = ClassMeans()
+        >>> means.add(torch.tensor([[1.0], [5.0]]), torch.eye(2))
+        >>> [found.tolist() for found in means.found()]  # nearer to 3, the mean of all
+        [[[2.0], [4.0]], [0.5, 0.5]]
+    """
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None
+        self._weights: Tensor | None = None
+
+    def add(self, samples: Tensor, shares: Tensor) -> None:
+        """Add samples, shape (samples, ...), and their probabilities, (samples, classes)."""
+        flat = at_least_float32(samples.detach().flatten(1))
+        shape = (shares.shape[1], flat.shape[1])
+        if len(shares) != len(flat) or shape[0] * shape[1] > MOST_NUMBERS:
+            return
+        self._add((shares.to(flat).T @ flat).cpu().double(), shares.sum(0).cpu().double())
+
+    def merge(self, other: ClassMeans) -> None:
+        """Add what others have added up."""
+        if other._sums is not None and other._weights is not None:
+            self._add(other._sums, other._weights)
+
+    def _add(self, sums: Tensor, weights: Tensor) -> None:
+        if self._sums is not None and self._weights is not None:
+            if self._sums.shape != sums.shape:
+                return
+            sums, weights = self._sums + sums, self._weights + weights
+        self._sums, self._weights = sums, weights
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what `from_tensors` makes the same of."""
+        if self._sums is None or self._weights is None:
+            return {}
+        return {"sums": self._sums, "weights": self._weights}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> ClassMeans:
+        """Make class means of what `tensors` returned."""
+        means = cls()
+        means._sums, means._weights = tensors.get("sums"), tensors.get("weights")
+        return means
+
+    def found(self) -> tuple[Tensor, Tensor] | None:
+        """Return means, shape (classes, size), and shares, (classes,); None where there are none.
+
+        Each class has one more sample, which is the mean of all, so that a rare class is not far by
+        chance.
+        """
+        if self._sums is None or self._weights is None:
+            return None
+        sums, weights = self._sums, self._weights
+        total = weights.sum()
+        if not (torch.isfinite(sums).all() and torch.isfinite(weights).all() and total > 0):
+            return None
+        mean = sums.sum(0) / total
+        return (sums + mean) / (weights[:, None] + 1), weights / total
+
 
 # With n samples a variance is known up to a factor of about 1 + sqrt(2 / n): with 32 within a
 # quarter, with 3 not within a factor of two, and gains that follow from it would be noise.
@@ -43,7 +109,7 @@ class Reading:
         numbers: Numbers in a sample of the data.
         together: How many samples are run through the network at once, at most.
         block: How many samples a batch of the data usually has.
-        rule: Which images are run through the whole network.
+        subsample: Which images are run through the whole network.
         moments: Which moments are summed up; None if a route needs the activations themselves.
     """
 
@@ -52,12 +118,12 @@ class Reading:
     numbers: int
     together: int
     block: int
-    rule: MeasuringRule
+    subsample: Subsample
     moments: MomentsKind | None = None
 
 
 @dataclass(eq=False)
-class Collected:
+class SourceStatistics:
     """What was collected from some of the data.
 
     Attributes:
@@ -72,14 +138,14 @@ class Collected:
 
     reading: Reading
     moments: Moments | CoefficientMoments | None
-    sample: EvenSample
+    sample: PositionSample
     kept: KeptInputs
     channels: ChannelSums = field(default_factory=ChannelSums)
     class_means: ClassMeans = field(default_factory=ClassMeans)
     inputs: InputSums = field(default_factory=InputSums)
 
     @classmethod
-    def nothing(cls, reading: Reading, device: torch.device | str = "cpu") -> Collected:
+    def empty(cls, reading: Reading, device: torch.device | str = "cpu") -> SourceStatistics:
         """Return what is collected before anything was read."""
         size = math.prod(reading.shape)
         moments: Moments | CoefficientMoments | None = None
@@ -87,7 +153,9 @@ class Collected:
             moments = Moments(size, device=device)
         elif reading.moments == "cosines":
             moments = CoefficientMoments(reading.shape, device=device)
-        return cls(reading, moments, EvenSample(size), KeptInputs(reading.block, reading.numbers))
+        return cls(
+            reading, moments, PositionSample(size), KeptInputs(reading.block, reading.numbers)
+        )
 
     @property
     def samples(self) -> int:
@@ -108,7 +176,7 @@ class Collected:
             raise TypeError("This pass did not sum up the coefficients of cosines.")
         return self.moments
 
-    def merge(self, other: Collected) -> Collected:
+    def merge(self, other: SourceStatistics) -> SourceStatistics:
         """Add what was collected from other data, and return self."""
         if isinstance(self.moments, Moments):
             self.moments.merge(other.scatter)
@@ -148,7 +216,7 @@ class Collected:
     @classmethod
     def from_tensors(
         cls, reading: Reading, tensors: Mapping[str, Tensor], like: ModelInputs
-    ) -> Collected:
+    ) -> SourceStatistics:
         """Make the same of `tensors`; `like` are arguments as the model takes them."""
 
         def part(name: str) -> dict[str, Tensor]:
@@ -169,7 +237,7 @@ class Collected:
         return cls(
             reading,
             moments,
-            EvenSample.from_tensors(math.prod(reading.shape), part("sample")),
+            PositionSample.from_tensors(math.prod(reading.shape), part("sample")),
             kept,
             ChannelSums.from_tensors(part("channels")),
             ClassMeans.from_tensors(part("class_means")),
@@ -177,12 +245,12 @@ class Collected:
         )
 
 
-def merged(parts: Iterable[Collected]) -> Collected | None:
+def merged(parts: Iterable[SourceStatistics]) -> SourceStatistics | None:
     """Merge what was collected from parts as a tree, while they arrive; None if there are none.
 
     Of n parts, at most log2(n) + 1 are held at a time.
     """
-    waiting: list[tuple[int, Collected]] = []  # of how many parts, ever fewer, and their sum
+    waiting: list[tuple[int, SourceStatistics]] = []  # of how many parts, ever fewer, and their sum
     for part in parts:
         count, sum_ = 1, part
         while waiting and waiting[-1][0] <= count:

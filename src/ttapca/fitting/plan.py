@@ -1,40 +1,28 @@
-"""The plan of a fit: which route it takes, and how much memory and disk that needs.
+"""The plan of a fit: which route it takes, how much memory that needs, and the size of the filter.
 
 The route follows from sizes alone, so the same call takes the same route on every machine that has
-the memory for it:
-
-- `dct` for the images that the model is given, if they have more than `SMALL` numbers and all
-  components are kept;
-- `dct` for other images and maps of that size if there are fewer than `SAMPLES_A_COMPONENT` of them
-  for each component;
-- otherwise, up to `MATRIX_LIMIT` numbers on the side that is filtered, a matrix of them is
-  decomposed: `folded` where a filter acts on the input of an affine layer (`acts_on_input`), else
-  `exact`; unless there are few samples of more than `FEW_FROM` numbers, whose own matrix is
-  smaller: `gram`;
-- past that `gram` for few samples; for many `dct` if they are images, whose cosines serve as well
-  and take seconds, else `randomised`;
-- `dct` for maps, too, where a basis of vectors would be larger than `LARGEST_DENSE` or not fit
-  into memory.
-
-Whoever asks for `pca` gets one of the other routes, chosen in the same way.
-
-Where several processes read the data, `gram` and `randomised`, which need the samples themselves in
-one process, are passed over.
+the memory for it. docs/large-images.md has the table, docs/scaling.md derives the bounds on memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from ttapca.errors import OptionError, OutOfMemoryError
-from ttapca.fitting.route_costs import FLOAT32, FLOAT64, Problem, route_cost
-from ttapca.fitting.spread import Spread
+from ttapca.fitting.source_statistics import MOST_NUMBERS as MOST_CLASS_MEANS
 from ttapca.spectral import pca
+from ttapca.spectral.affine import CHUNK_NUMBERS as AFFINE_CHUNK
 from ttapca.spectral.basis import LARGEST_DENSE, MATRIX_LIMIT, SMALL, Cosine, cosines_serve
+from ttapca.spectral.calibration import TOGETHER
+from ttapca.spectral.cosine import CHUNK_NUMBERS as COSINE_CHUNK
 from ttapca.spectral.outliers import is_image
+from ttapca.spectral.pca import MOST_BYTES, MOST_SAMPLES
+from ttapca.spectral.position_sample import SAMPLED_NUMBERS, SAMPLES
+from ttapca.spectral.randomised import MAX_PASSES, OVERSAMPLING
 from ttapca.support.machine_memory import available_memory, resident_memory
 
 RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
@@ -284,3 +272,209 @@ def _plan(
         spread=spread,
         cosines_serve=_cosines_serve(problem),
     )
+
+
+FLOAT32, FLOAT64 = 4, 8
+PACKED = 2  # a number of a saved filter of cosines; see `ttapca.fitting.saved_format`
+
+# Numbers that are stored of a sample of the calibration: energies of bands, textures, outliers.
+CALIBRATED = 36
+
+# Medians and textures of images are measured a few at a time, which takes this many bytes.
+MEASURING = 1e8
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a fit knows before it begins.
+
+    Attributes:
+        input_shape: Shape of a sample of the layer's input; None if that is not a single tensor.
+        output_shape: Shape of a sample of its output.
+        folds: Whether a filter acts on the layer's input; see `acts_on_input`.
+        components: How many to keep: a number, a share of the variance, or None for all.
+        samples: How many there are; None where the data do not tell.
+        batch: Samples in the first batch.
+        classes: How many classes the network predicts; 0 if none.
+        data_shape: Shape of a sample of what the model is given, where that is known.
+    """
+
+    input_shape: tuple[int, ...] | None
+    output_shape: tuple[int, ...]
+    folds: bool
+    components: int | float | None = None
+    samples: int | None = None
+    batch: int = 1
+    classes: int = 0
+    data_shape: tuple[int, ...] | None = None
+
+    @property
+    def outputs(self) -> int:
+        """Numbers in a sample of the output, p."""
+        return math.prod(self.output_shape)
+
+    @property
+    def filtered_shape(self) -> tuple[int, ...]:
+        """Shape of the samples that a filter acts on."""
+        return self.input_shape if self.folds and self.input_shape else self.output_shape
+
+    @property
+    def filtered(self) -> int:
+        """Numbers in such a sample."""
+        return math.prod(self.filtered_shape)
+
+    def kept(self) -> int:
+        """How many principal components there will be, at most; cosines are not counted so."""
+        most = min(self.filtered, self.outputs)
+        if self.samples is not None:
+            most = min(most, self.samples - 1)
+        return max(1, min(most, self.components) if isinstance(self.components, int) else most)
+
+    @property
+    def sampled(self) -> int:
+        """How many samples are kept to know how images vary."""
+        fitting = max(2, SAMPLED_NUMBERS // self.filtered)
+        return min(SAMPLES, fitting, self.samples or SAMPLES)
+
+
+@dataclass(frozen=True)
+class RouteCost:
+    """Bytes that a route takes.
+
+    Attributes:
+        memory: Bytes that the route needs beyond what the process has, at most.
+        stored: Bytes of the filter on disk, as float32.
+        summed: Bytes of the sums over the samples, which processes that read parts send; 0 where
+            the route needs the samples themselves.
+        beside: Bytes that a pass takes beside these sums.
+    """
+
+    memory: float
+    stored: float
+    summed: float = 0.0
+    beside: float = 0.0
+
+
+def route_cost(route: str, problem: Problem) -> RouteCost:
+    """Return what a route costs; where the number of samples is unknown, with those of one pass."""
+    common = MEASURING + FLOAT64 * 3 * problem.outputs  # means
+    # The kept samples, the batch that is read and its copy in float64.
+    common += problem.sampled * problem.filtered * FLOAT32
+    common += min(problem.batch, 4096) * problem.filtered * (FLOAT32 + 2 * FLOAT64)
+    knows_classes = 0 < problem.classes * problem.filtered <= MOST_CLASS_MEANS
+    if knows_classes:
+        common += 4 * problem.classes * problem.filtered * FLOAT64
+    found = _COSTS[route](problem)
+    beside = FLOAT64 * (problem.outputs + problem.filtered * problem.folds)  # means
+    if route == "dct" and problem.folds:
+        beside = PACKED * problem.filtered
+    if knows_classes:  # their reach, for each component
+        beside += PACKED * problem.filtered if route == "dct" else FLOAT32 * problem.kept()
+    beside += FLOAT32 * problem.sampled * CALIBRATED
+    by_class = FLOAT64 * problem.classes * problem.filtered if knows_classes else 0
+    return dataclasses.replace(
+        found,
+        memory=found.memory + common,
+        stored=found.stored + beside,
+        summed=found.summed + by_class if found.summed else 0.0,
+        beside=common,
+    )
+
+
+def _folded(problem: Problem) -> RouteCost:
+    size, kept = problem.filtered, problem.kept()
+    there_and_back = AFFINE_CHUNK * FLOAT64 * 3
+    return RouteCost(
+        memory=FLOAT64 * (6 * size**2 + 2 * size * kept) + there_and_back,
+        stored=2 * FLOAT32 * size * kept,
+        summed=FLOAT64 * size**2,
+    )
+
+
+def _exact(problem: Problem) -> RouteCost:
+    size, kept = problem.outputs, min(problem.kept(), problem.outputs)
+    return RouteCost(
+        memory=FLOAT64 * (6 * size**2 + 2 * size * kept),
+        stored=FLOAT32 * size * kept,
+        summed=FLOAT64 * size**2,
+    )
+
+
+def _gram(problem: Problem) -> RouteCost:
+    size, kept = problem.filtered, problem.kept()
+    # Where nobody knows how many there are, the route gives up beyond these.
+    samples = problem.samples or min(MOST_SAMPLES, MOST_BYTES // (FLOAT32 * size))
+    matrices = 2 if problem.folds else 1
+    return RouteCost(
+        memory=FLOAT32 * (3 if problem.folds else 1) * samples * size
+        + FLOAT64 * (5 * samples**2 + (5 + matrices) * size * kept)
+        + FLOAT64 * (samples * size + 3 * AFFINE_CHUNK) * problem.folds,
+        stored=matrices * FLOAT32 * size * kept,
+    )
+
+
+def _randomised(problem: Problem) -> RouteCost:
+    size, kept = problem.outputs, problem.kept()
+    columns = min(size, kept + OVERSAMPLING)
+    return RouteCost(
+        memory=FLOAT64 * (MAX_PASSES + 4) * size * columns,
+        stored=FLOAT32 * size * kept,
+    )
+
+
+def _dct(problem: Problem) -> RouteCost:
+    size, channels = problem.filtered, problem.filtered_shape[0]
+    return RouteCost(
+        memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
+        stored=float(PACKED * size),
+        summed=FLOAT64 * (channels + 1) * size,
+    )
+
+
+_COSTS = {
+    "folded": _folded,
+    "exact": _exact,
+    "gram": _gram,
+    "randomised": _randomised,
+    "dct": _dct,
+}
+
+
+# A worker gets its parts in so many tasks, so that a quick one can do more of them; in one task
+# where each result is larger than this, since all of them travel.
+TASKS_A_WORKER = 4
+LARGE_RESULT = 2**26  # bytes
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the reading of data is spread over processes.
+
+    Attributes:
+        parts: In how many parts the data are.
+        workers: How many processes read at the same time.
+        here: Whether they are on this machine, and share its memory.
+        words: Who they are, for people.
+        by_parts: Whether parts are given out, in tasks; else each process has data of its own.
+    """
+
+    parts: int
+    workers: int
+    here: bool
+    words: str
+    by_parts: bool = True
+
+    def tasks(self, cost: RouteCost) -> int:
+        """Return in how many tasks the parts are read."""
+        each = 1 if cost.summed > LARGE_RESULT else TASKS_A_WORKER
+        return min(self.parts, each * self.workers)
+
+    def held(self, cost: RouteCost) -> float:
+        """Return the bytes that one process holds while results are merged, at most."""
+        # Sums of 1, 2, 4, ... tasks wait for others of as many, while one comes and is unpacked.
+        waiting = math.ceil(math.log2(self.tasks(cost))) + 1 if self.by_parts else 1
+        return (waiting + 2) * cost.summed + cost.beside
+
+    def worker_bytes(self, cost: RouteCost, network_bytes: int) -> int:
+        """Return the memory of a process that only reads, at most."""
+        return int(resident_memory() + network_bytes + 2 * cost.summed + cost.beside)

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttapca.errors import NotEnoughDataError
-from ttapca.spectral import even_sample
+from ttapca.spectral import position_sample
 from ttapca.spectral.appearances import FEWEST_SOURCE
-from ttapca.spectral.even_sample import ENOUGH, HELD_OUT, SAMPLES, EvenSample, Positions
+from ttapca.spectral.position_sample import ENOUGH, HELD_OUT, SAMPLES, Positions, PositionSample
 
 
-def sample_of(first: int, last: int, batch: int = 100) -> EvenSample:
+def sample_of(first: int, last: int, batch: int = 100) -> PositionSample:
     """Of a stream whose samples are their own positions."""
-    sample, positions = EvenSample(1), Positions(first)
+    sample, positions = PositionSample(1), Positions(first)
     for start in range(0, last - first, batch):
         places = positions.of(start, min(batch, last - first - start))
         sample.take(places[:, None].double(), places)
@@ -54,11 +54,11 @@ def test_a_sample_is_spread_over_the_stream(n: int, batch: int) -> None:
 @given(st.data(), st.integers(1, 900))
 def test_parts_in_any_order_merge_into_the_sample_of_the_whole(data: st.DataObject, n: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(even_sample, "SAMPLES", 60)
+        patch.setattr(position_sample, "SAMPLES", 60)
         cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=7)))
         parts = [sample_of(*ends, batch=37) for ends in pairwise([0, *cuts, n])]
         order = data.draw(st.permutations(parts))
-        found = EvenSample(1)
+        found = PositionSample(1)
         for part in order:
             found.merge(pickle.loads(pickle.dumps(part)))
         whole = sample_of(0, n)
@@ -71,10 +71,10 @@ def test_parts_in_any_order_merge_into_the_sample_of_the_whole(data: st.DataObje
 
 def test_processes_take_turns() -> None:
     """Each of three has every third position: of each, as many are kept in the end."""
-    found = EvenSample(1)
+    found = PositionSample(1)
     for rank in range(3):
         places = Positions(rank, 3).of(0, 4000)
-        part = EvenSample(1).take(places[:, None].double(), places)
+        part = PositionSample(1).take(places[:, None].double(), places)
         found.merge(part)
     assert found.all().flatten().tolist() == chosen(12_000, SAMPLES)
     counts = (found.positions() % 3).bincount()
@@ -91,16 +91,16 @@ def test_a_period_in_the_data_leaves_no_trace(period: int) -> None:
 
 
 def test_what_is_pickled_is_what_is_kept() -> None:
-    sample = EvenSample(8192).take(torch.ones(3, 8192), torch.arange(3))
+    sample = PositionSample(8192).take(torch.ones(3, 8192), torch.arange(3))
     assert len(pickle.dumps(sample)) < 4 * 8192 * 4  # not the memory for 2,048 of them
 
 
 def test_nothing_was_seen() -> None:
     with pytest.raises(NotEnoughDataError, match="needs data; found none"):
-        pickle.loads(pickle.dumps(EvenSample(3))).all()
+        pickle.loads(pickle.dumps(PositionSample(3))).all()
 
 
 def test_photographs_are_enough_to_know_how_images_vary() -> None:
     """Kept are at least half as many as may be; with fewer, no conditions were told apart."""
     photograph, numbers = 3 * 224 * 224, 18 + 15  # energies of bands and textures
-    assert EvenSample(photograph)._limit // 2 >= FEWEST_SOURCE * numbers
+    assert PositionSample(photograph)._limit // 2 >= FEWEST_SOURCE * numbers

@@ -1,0 +1,349 @@
+"""`fit`: from a model, a layer and source data to a fitted filter.
+
+`ttapca.fitting.plan` chooses one of the five routes of `ttapca.fitting.routes`, and a reader of
+`ttapca.fitting.readers` reads the data. Only the part of the network up to the layer is run, except
+on a subsample (`ttapca.fitting.channel_statistics`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ttapca._checks import OneOf, check_option
+from ttapca.engines import Engine
+from ttapca.errors import enough_memory
+from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
+from ttapca.fitting.attachment import attach
+from ttapca.fitting.channel_statistics import SourceChannels
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.fitting.model_inputs import ModelInputs
+from ttapca.fitting.plan import FitPlan, Problem, RouteChoice, RouteName, plan_of
+from ttapca.fitting.readers import DataReader, reader_of
+from ttapca.fitting.routes import SUMMED, FitTask, by_gram, randomised
+from ttapca.spectral.pca import check_n_components
+from ttapca.support.mirroring import mirror_back, mirror_images
+from ttapca.support.modules import LayerPaths, check_model, evaluation_mode
+from ttapca.support.outputs import OutputKind, Outputs
+
+# Rounding leaves a share of variance of about this size where a basis is complete.
+NOTHING_DROPPED = 1e-6
+
+_LESS_MEMORY = (
+    "Fit at a layer with fewer inputs or outputs, ask for fewer components, read smaller batches, "
+    "or take `route='dct'` for large images."
+)
+
+
+ROUTES: tuple[RouteName, ...] = get_args(RouteName)
+SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
+    "gram": by_gram,
+    "randomised": randomised,
+}
+
+
+def fit(
+    model: nn.Module,
+    layer: str,
+    data: Iterable[Any] | Tensor,
+    n_components: int | float | None = None,
+    *,
+    progress: Progress | None = None,
+    prepare: Prepare | None = None,
+    logits: Callable[[Any], Tensor] | None = None,
+    outputs: OutputKind | None = None,
+    route: RouteChoice = "auto",
+    generator: torch.Generator | None = None,
+    engine: Engine | str | None = None,
+) -> FittedFilter:
+    """Fit the components of a layer on source data: principal components, or cosines of images.
+
+    The model runs in evaluation mode and without gradients, and is afterwards as it was: weights,
+    buffers, training flags, hooks. The caller's random state is not touched.
+
+    In a job of several ranks (an initialised `torch.distributed` process group), every rank calls
+    `fit` with data of its own, and all get the filter of all data; `engine=SerialEngine()` fits in
+    one rank alone.
+
+    Args:
+        model: Any trained module.
+        layer: Dotted path of one of its layers, as in `model.named_modules()`. What wrappers put in
+            front of it, such as `module.`, can be left out; the filter has the path without it.
+        data: Source data, usually a loader of training batches: tensors, pairs whose first element
+            is one, or dicts with the model's arguments; or a single tensor or array of samples; or
+            data in parts, `ttapca.datasets.Shards`. At least 32 samples: fewer do not tell how much
+            a component varies.
+        n_components: How many components to keep: a number, a fraction of the variance (a float up
+            to 1), or None for all that the data have. A number or a fraction asks for a rank, so
+            that components are principal ones, if images are not too large or too few for them.
+        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. If
+            it has a method `plan`, that is given the `FitPlan` before the work begins; if it has a
+            method `stage`, that is told the name of work without batches.
+        prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
+            of arguments by name; `lambda batch: (batch[0], batch[1])` for two inputs.
+        logits: Finds the logits in what the model returns, where that is more than one tensor:
+            `lambda output: output.logits`. From them, `fit` learns what classes do to statistics.
+        outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
+            `regression`. By default two or more are the logits of classes. Of a single one nothing
+            is learned unless it is said to be `binary`, since it may be a regression.
+        route: By default, cosines if the filter acts on the model's input images, with all
+            components, and these have more than 1,024 numbers; else principal components. `pca`
+            asks for these anywhere, and `dct` for cosines. Which of `folded`, `exact`, `gram` and
+            `randomised` finds principal components follows from the layer, the number of samples
+            and the memory at hand, unless you name one; see `ttapca.fitting.plan`.
+        generator: Draws the start of the randomised route; a fixed seed by default.
+        engine: Who reads data in parts, the result being the same: `joblib:4` for four processes of
+            this machine, or an `Engine`; by default this process. See `ttapca.engines`.
+
+    Returns:
+        The fitted filter. Its `accuracy_` says how exact it is.
+
+    Warns:
+        UserWarning: The randomised route did not become as accurate as it should.
+
+    Raises:
+        LayerNotFoundError: No such layer; near names are offered.
+        LayerOutputError: The layer returns no tensor, or is not called exactly once in a pass.
+        NonFiniteError: A batch leads to NaN or infinity; its number is named.
+        NotEnoughDataError: Too few samples, or fewer components in the data than asked for.
+        OptionError: An option makes no sense, or a batch holds no tensor for the model.
+        InputTypeError: The model cannot be called on the data.
+        ShapeError: The model does not take samples of their shape.
+        OutOfMemoryError: The fit needs more memory than there is, which is said before it begins.
+        AttachError: The layer carries a filter already.
+        EngineError: Workers died whenever they read a part, or another rank failed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 2))
+        >>> images = torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        >>> fit(model, "0", images, n_components=20)
+        FittedFilter(layer='0', 20 components, 50 samples, folded (1, 8, 8) -> (4, 8, 8))
+    """
+    check_n_components(n_components)
+    check_option("route", route, OneOf(get_args(RouteChoice)))
+    find_classes = _finder(logits, outputs)
+    with (
+        _reader(model, data, engine) as reader,
+        enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
+    ):
+        source = reader.each(
+            lambda: SourceActivations(model, layer, data, progress, prepare, find_classes)
+        )
+        shapes, plan = _planned(source, reader, n_components, route)
+        source.tell(plan)
+        task = FitTask(source, shapes, n_components, generator, on_demand=route == plan.route)
+        if plan.route not in SUMMED:
+            return _completed(task, SAMPLED[plan.route](task))
+        summed = SUMMED[plan.route]
+        reading = reader.each(lambda: summed.reading(task))
+        statistics = reader.read(source, reading, plan)
+
+        def find() -> FittedFilter:
+            if statistics is None:
+                raise RuntimeError("Only the process that has the statistics finds the filter.")
+            statistics.check_samples()
+            task.statistics = statistics
+            source.stage("decomposing")
+            return _completed(task, summed.find(task))
+
+        return reader.shared(find)
+
+
+def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
+    """Return a filter with all that was measured beside its basis."""
+    source, statistics = task.source, task.statistics
+    channels = SourceChannels(source.model, source.find_logits, statistics.channels)
+    canonical = LayerPaths(source.model).canonical
+    classes = channels.by_class()
+    kept = [inputs.mapped(lambda x: x.to(source.device)) for inputs in statistics.kept.all()]
+    found = dataclasses.replace(
+        fitted,
+        layer=canonical(fitted.layer),
+        group_norm_={canonical(path): each for path, each in channels.of(nn.GroupNorm).items()},
+        layer_norm_={canonical(path): each for path, each in channels.of(nn.LayerNorm).items()},
+        classes_=None if classes is None else classes.renamed(canonical),
+        class_reach_=fitted.reach_of(statistics.class_means),
+        agreement_=_agreement(source, fitted, kept),
+        mirror_agreement_=_mirror_agreement(source, kept),
+        inputs_=statistics.inputs.found(),
+    )
+    return dataclasses.replace(found, fingerprint_=found.fingerprint_of(source.model))
+
+
+def plan_fit(
+    model: nn.Module,
+    layer: str,
+    data: Iterable[Any] | Tensor,
+    n_components: int | float | None = None,
+    *,
+    prepare: Prepare | None = None,
+    logits: Callable[[Any], Tensor] | None = None,
+    outputs: OutputKind | None = None,
+    route: RouteChoice = "auto",
+    engine: Engine | str | None = None,
+) -> FitPlan:
+    """Say what `fit` would do with these arguments, which are those of `fit`, without doing it.
+
+    The model runs on a sample or two. An iterator, which can be read once, loses its first batch.
+
+    Returns:
+        The plan: the route, memory and size on disk.
+
+    Raises:
+        TtapcaError: As `fit` does before it reads the data.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.Flatten())
+        >>> plan_fit(model, "0", torch.rand(40, 3, 128, 128), n_components=10).route
+        'gram'
+    """
+    check_n_components(n_components)
+    check_option("route", route, OneOf(get_args(RouteChoice)))
+    find_classes = _finder(logits, outputs)
+    with _reader(model, data, engine) as reader:
+        source = reader.each(
+            lambda: SourceActivations(model, layer, data, None, prepare, find_classes)
+        )
+        return _planned(source, reader, n_components, route)[1]
+
+
+@contextmanager
+def _reader(model: nn.Module, data: Any, engine: Engine | str | None) -> Iterator[DataReader]:
+    """Say who reads the data, and put the model in the state in which it is run, for a while."""
+    check_model(model)
+    # Tensors made in inference mode could not be used under gradients later.
+    with (
+        closing(reader_of(data, engine)) as reader,
+        torch.inference_mode(False),
+        torch.no_grad(),
+        evaluation_mode(model),
+    ):
+        yield reader
+
+
+def _planned(
+    source: SourceActivations,
+    reader: DataReader,
+    n_components: int | float | None,
+    route: RouteChoice,
+) -> tuple[Shapes, FitPlan]:
+    """Look at the first batch, and choose the route."""
+    shapes = reader.each(source.probe)
+    reader.settle(source)
+    return shapes, reader.plan(
+        lambda asked: _plan(source, shapes, n_components, asked, reader),
+        route,
+    )
+
+
+def _finder(
+    logits: Callable[[Any], Tensor] | None, outputs: OutputKind | None
+) -> Callable[[Any], Tensor | None] | None:
+    """Return what finds the logits of classes in what a model returns; None for the output."""
+    return logits if outputs is None else Outputs(outputs, logits).of_classes
+
+
+def _plan(
+    source: SourceActivations,
+    shapes: Shapes,
+    n_components: int | float | None,
+    route: RouteChoice,
+    reader: DataReader,
+) -> FitPlan:
+    """Choose the route, or refuse it if it needs more memory than there is."""
+    problem = Problem(
+        shapes.input,
+        shapes.output,
+        shapes.folds,
+        n_components,
+        source.samples,
+        min(source.batch_size, source.cost.together),
+        source.classes,
+        source.data_shape,
+    )
+    return plan_of(
+        problem,
+        route,
+        network_bytes=source.bytes_to_run(),
+        norm_bytes=source.subsample().stored_bytes(source.model),
+        spread=reader.spread,
+    )
+
+
+def _agreement(
+    source: SourceActivations, fitted: FittedFilter, kept: list[ModelInputs]
+) -> float | None:
+    """Return the share of source predictions that stay the same with the filter at gains of 1.
+
+    Return None where nothing is dropped, and where the model predicts no classes.
+    """
+    if fitted.dropped_variance_ < NOTHING_DROPPED:
+        return None
+    source.stage("comparing predictions")
+    plain = [_classes(source, inputs) for inputs in kept]
+    attachment = attach(source.model, fitted)
+    try:
+        filtered = [_classes(source, inputs) for inputs in kept]
+    finally:
+        attachment.detach()
+    same = [
+        (one == two).flatten().cpu()
+        for one, two in zip(plain, filtered, strict=True)
+        if one is not None and two is not None
+    ]
+    return float(torch.cat(same).double().mean()) if same else None
+
+
+def _mirror_agreement(source: SourceActivations, kept: list[ModelInputs]) -> float | None:
+    """Return the share of source predictions that stay when images are mirrored."""
+    source.stage("mirroring images")
+    return mirror_agreement(source.logits_of, ((each.args, each.kwargs) for each in kept))
+
+
+def _classes(source: SourceActivations, inputs: ModelInputs) -> Tensor | None:
+    """Return the predicted classes, where a model returns logits."""
+    logits = source.logits_of(*inputs.args, **inputs.kwargs)
+    return None if logits is None else logits.argmax(1)
+
+
+def mirror_agreement(
+    predict: Callable[..., Tensor | None],
+    batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
+) -> float | None:
+    """Return the share of predicted classes that stay when images are mirrored, from 0 to 1.
+
+    Each prediction has the weight of its probability: where the network hesitates between classes,
+    any change may tip it.
+
+    Args:
+        predict: Returns the logits of the untouched model; None where there are none.
+        batches: Source images, as the arguments of the model and its keyword arguments.
+
+    Returns:
+        None where the arguments hold no images, and where the model predicts no classes.
+
+    Example:
+        >>> left_is_brighter = lambda x: torch.stack([x[:, 0, 0, 0], x[:, 0, 0, 1]], 1)
+        >>> mirror_agreement(left_is_brighter, [((torch.rand(9, 1, 1, 2),), {})])
+        0.0
+    """
+    weights = agreeing = 0.0
+    for args, kwargs in batches:
+        mirrored = mirror_images(args, kwargs)
+        plain = predict(*args, **kwargs)
+        if mirrored is None or plain is None:
+            return None
+        seen = predict(*mirrored[0], **mirrored[1])
+        back = None if seen is None else mirror_back(seen)
+        if back is None or back.shape != plain.shape:
+            return None
+        probability, classes = plain.double().softmax(1).max(1)
+        weights += float(probability.sum())
+        agreeing += float(probability[classes == back.argmax(1)].sum())
+    share = agreeing / weights if weights else torch.nan
+    return share if 0.0 <= share <= 1.0 else None  # a network may return NaN
