@@ -42,6 +42,10 @@ def module_name(path: Path) -> str:
     return path.parent.name if path.stem == "__init__" else path.stem
 
 
+# The command has the name of the function, and a fit has a plan as a benchmark has one.
+IN_TWO_ROOMS = {"fit", "plan"}
+
+
 def test_no_two_modules_or_public_classes_share_a_name() -> None:
     # The package itself has the name of the paper's method.
     files = sorted({*PACKAGE.rglob("*.py")} - {PACKAGE / "__init__.py"})
@@ -50,7 +54,8 @@ def test_no_two_modules_or_public_classes_share_a_name() -> None:
         [module_name(path) for path in files],
         [name for path in files for name in classes.findall(path.read_text(encoding="utf-8"))],
     ):
-        assert [name for name, count in Counter(names).items() if count > 1] == []
+        shared = {name for name, count in Counter(names).items() if count > 1}
+        assert shared <= IN_TWO_ROOMS
 
 
 def test_the_top_level_is_small() -> None:
