@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ttapca.support import machine_memory
+from ttapca.support import process
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -193,7 +193,7 @@ def _measured(function: Timed, arguments: tuple[object, ...]) -> Measured:
 
 def peak_memory() -> float:
     """Highest resident memory of this process so far, in GB."""
-    return machine_memory.peak_memory() / 1000
+    return process.peak_memory() / 1000
 
 
 def machine() -> dict[str, str]:

@@ -26,7 +26,7 @@ from ttapca.spectral.affine import CHUNK_NUMBERS, LinearPart
 from ttapca.spectral.cosine import dct_coefficients, dct_matrix
 from ttapca.spectral.moments import Moments
 from ttapca.spectral.position_sample import HELD_OUT, SAMPLES
-from ttapca.support.machine_memory import forget_peak_memory
+from ttapca.support.process import forget_peak_memory
 
 CHANNELS = 16
 ROUNDS = 5

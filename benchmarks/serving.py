@@ -23,7 +23,7 @@ from common import natural_images
 from measuring import Goal, Result, Spread, Table, ratio
 from ttapca import networks
 from ttapca.serving import PoolLimits, StreamPool, StreamStore
-from ttapca.support.machine_memory import resident_memory
+from ttapca.support.process import resident_memory
 
 GATHERED = 64
 SOURCE = 2000

@@ -21,7 +21,7 @@ from ttapca.adaptation.surfaces import (
     Surface,
 )
 from ttapca.errors import AttachError, LayerOutputError, OptionError
-from ttapca.support.logits import softmax_entropy
+from ttapca.support.outputs import softmax_entropy
 
 
 def spectral(method: str = "ttapca-relu", **options: Any) -> Adapter:

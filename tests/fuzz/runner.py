@@ -25,7 +25,7 @@ import torch
 
 from fuzz.mutations import Target, files_in
 from ttapca.errors import TtapcaError
-from ttapca.support.machine_memory import forget_peak_memory, peak_memory
+from ttapca.support.process import forget_peak_memory, peak_memory
 
 Kind = Literal["data", "refused", "unnamed", "raw", "hang", "crash", "memory"]
 GOOD: tuple[Kind, ...] = ("data", "refused")

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ttapca.errors import LayerOutputError, OptionError
-from ttapca.support.logits import softmax_entropy
-from ttapca.support.outputs import OutputKind, Outputs, Reads
+from ttapca.support.outputs import OutputKind, Outputs, Reads, softmax_entropy
 
 DRAWS = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
 READ: Reads = "probabilities"

@@ -33,8 +33,6 @@ from ttapca.fitting.attachment import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
 from ttapca.spectral.stream_batch import Rows, StreamBatch
 from ttapca.spectral.stream_state import StreamState
-from ttapca.support.autocast import new_casts
-from ttapca.support.group_norm import make_gradients_safe
 from ttapca.support.modules import (
     check_model,
     device_and_dtype,
@@ -42,8 +40,9 @@ from ttapca.support.modules import (
     restore_training_flags,
     training_flags,
 )
+from ttapca.support.norm_layers import make_gradients_safe
 from ttapca.support.outputs import FindLogits, OutputKind, Outputs
-from ttapca.support.tensors import not_below_float32
+from ttapca.support.tensors import new_casts, not_below_float32
 from ttapca.support.wrapping import Patches, Wrapper, finally_do, surely, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]

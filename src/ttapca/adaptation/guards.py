@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ttapca._checks import Number, OneOf, Whole, check_option
-from ttapca.support.logits import softmax_entropy
+from ttapca.support.outputs import softmax_entropy
 
 GuardAction = Literal["rollback", "reset"]
 

@@ -21,8 +21,7 @@ from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.spectral.stream import STAYS, Attributes, Stream, map_tensors
 from ttapca.spectral.stream_batch import StreamBatch
 from ttapca.spectral.stream_state import StreamState
-from ttapca.support.logits import log_softmax, softmax_entropy
-from ttapca.support.outputs import Outputs, Reads
+from ttapca.support.outputs import Outputs, Reads, log_softmax, softmax_entropy
 from ttapca.support.tensors import as_on
 
 Logits = Literal["before", "after"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ttapca.support.json_values import finite
+from ttapca.support.parsing import finite
 
 Setting = Literal[
     "episodic", "episodic-sorted",

@@ -9,7 +9,7 @@ from ttapca._checks import OneOf, check_option
 from ttapca.benchmark.comparisons import Rows, comparisons, frame
 from ttapca.benchmark.difference_tables import difference_table, paper_tables
 from ttapca.benchmark.tables import ResultTable, error_table, failure_table, setting_tables
-from ttapca.support.json_values import finite
+from ttapca.support.parsing import finite
 
 FORMATS = ("csv", "json", "markdown", "latex")
 _LATEX = str.maketrans(

@@ -27,7 +27,7 @@ from ttapca.methods import MethodName
 from ttapca.methods.adapt import adapt
 from ttapca.methods.method import registration
 from ttapca.networks.evaluation import Watch, predict_all
-from ttapca.support.machine_memory import forget_peak_memory, peak_memory
+from ttapca.support.process import forget_peak_memory, peak_memory
 
 Measured = tuple[dict[str, Any], Observation | None]
 Written = tuple[list[Row], list[Observation]]

@@ -26,7 +26,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from ttapca.support.json_values import finite
+from ttapca.support.parsing import finite
 
 
 def print_json(content: object) -> None:

@@ -45,8 +45,8 @@ from ttapca.corruptions.catalogue import (
 from ttapca.corruptions.pixels import Pixels
 from ttapca.errors import DataFormatError, OptionError, ShapeError, StorageError, TtapcaError
 from ttapca.support.disk import STAGING_MARK, flush, locked, make_folder, replace_file, writing
-from ttapca.support.interrupts import interrupts_held
 from ttapca.support.parsing import parse_json, read_bounded
+from ttapca.support.process import interrupts_held
 
 LABELS = "labels.npy"
 MANIFEST = "corruptions.json"

@@ -18,7 +18,7 @@ import torch
 
 from ttapca._checks import Whole, check_option
 from ttapca.engines.engine import Finished, Lost, Result, Task
-from ttapca.support.interrupts import interrupts_held
+from ttapca.support.process import interrupts_held
 
 if TYPE_CHECKING:
     from ttapca.engines.artifacts import Artifact

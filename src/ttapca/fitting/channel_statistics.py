@@ -28,7 +28,7 @@ from ttapca.spectral.source_classes import (
     late_layers,
     pair_statistic,
 )
-from ttapca.support.sample_norms import channels_of, is_sample_norm, normalised_alone
+from ttapca.support.norm_layers import channels_of, is_sample_norm, normalised_alone
 from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import temporary_patches
 

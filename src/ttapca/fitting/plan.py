@@ -23,7 +23,7 @@ from ttapca.spectral.outliers import is_image
 from ttapca.spectral.pca import MOST_BYTES, MOST_SAMPLES
 from ttapca.spectral.position_sample import SAMPLED_NUMBERS, SAMPLES
 from ttapca.spectral.randomised import MAX_PASSES, OVERSAMPLING
-from ttapca.support.machine_memory import available_memory, resident_memory
+from ttapca.support.process import available_memory, resident_memory
 
 RouteName = Literal["folded", "exact", "gram", "randomised", "dct"]
 # What one can ask for: `auto` leaves it to `fit`, `pca` is the best route to principal components.

@@ -23,9 +23,8 @@ from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import NonFiniteError, NotEnoughDataError
 from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, register
 from ttapca.support.batches import SourceData, source_batches
-from ttapca.support.logits import log_softmax, softmax_entropy
 from ttapca.support.modules import evaluation_mode
-from ttapca.support.outputs import Outputs
+from ttapca.support.outputs import Outputs, log_softmax, softmax_entropy
 
 MEAN_MOMENTUM = 0.9  # of the running mean prediction
 

@@ -31,7 +31,7 @@ from ttapca.methods.method import (
 )
 from ttapca.methods.views import Forward, images_and_forward, mixed_views, refuse_pixels
 from ttapca.methods.weights import put_back
-from ttapca.support.logits import log_softmax
+from ttapca.support.outputs import log_softmax
 
 
 @register("memo", paper="Zhang et al. (NeurIPS 2022)")

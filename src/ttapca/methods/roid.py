@@ -17,8 +17,8 @@ from ttapca.errors import ShapeError
 from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, Seed, register
 from ttapca.methods.slr import soft_likelihood_ratio
 from ttapca.methods.views import Jitter
-from ttapca.support.logits import log_softmax
 from ttapca.support.modules import map_first_tensor
+from ttapca.support.outputs import log_softmax
 
 # In place of the official chain of colour, affine and noise transformations.
 VIEWS = Jitter(shift=1 / 16, brightness=0.4, contrast=0.3, flip=True)

@@ -41,13 +41,13 @@ from ttapca.methods.method import (
 from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
 from ttapca.spectral.stream import Stream
-from ttapca.support.batch_norms import (
+from ttapca.support.channel_moments import channel_moments, normalised
+from ttapca.support.norm_layers import (
     by_running_statistics,
     is_plain,
     moved_to_source,
     with_running_statistics,
 )
-from ttapca.support.channel_moments import channel_moments, normalised
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import Result, Wrapper, surely

@@ -25,7 +25,7 @@ from ttapca.adaptation.optimisation import MOMENTUM, Run, Stepper, sgd
 from ttapca.adaptation.surfaces.trainable import Place, Weights, norm_affine
 from ttapca.methods.method import Assembly, GradientMethod, NotNegative, Positive, register
 from ttapca.methods.weights import put_back, with_values
-from ttapca.support.logits import softmax_entropy
+from ttapca.support.outputs import softmax_entropy
 
 # As in the official code: the last stage of a ResNet, the last three blocks of a ViT-Base and its
 # last norm, which are near the output and drift first.

@@ -27,7 +27,7 @@ from ttapca.methods.method import (
     Seed,
     register,
 )
-from ttapca.support.logits import log_softmax
+from ttapca.support.outputs import log_softmax
 
 Likelihood = Literal["soft", "hard"]
 BelowOne = Annotated[float, Number(0, below=1)]

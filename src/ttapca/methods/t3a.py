@@ -27,9 +27,8 @@ from ttapca.methods.method import (
     statistics_surfaces,
 )
 from ttapca.spectral.stream import Stream
-from ttapca.support.logits import softmax_entropy
 from ttapca.support.modules import caught_inputs, classifier_features, find_classifier, path_of
-from ttapca.support.outputs import Reads
+from ttapca.support.outputs import Reads, softmax_entropy
 
 # How far the classifier's output may be from what the model returns, relative to the largest logit:
 # above the rounding of half precision, below anything that another layer would say.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import Stepper
 from ttapca.spectral.stream import set_values
-from ttapca.support.logits import log_softmax
+from ttapca.support.outputs import log_softmax
 from ttapca.support.wrapping import Result, surely
 
 

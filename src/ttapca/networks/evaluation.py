@@ -14,8 +14,7 @@ from torch import Tensor
 from ttapca._checks import Maybe, OneOf, check_option
 from ttapca.datasets import Images, Order, TensorBatches, choose
 from ttapca.errors import NotEnoughDataError, OptionError, ShapeError, TtapcaError, refused_memory
-from ttapca.support.logits import softmax_entropy
-from ttapca.support.outputs import Outputs
+from ttapca.support.outputs import Outputs, softmax_entropy
 
 CALIBRATION_BINS = 15
 DEFAULT_BATCH = 200  # the batch of the paper

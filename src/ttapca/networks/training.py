@@ -22,7 +22,7 @@ from ttapca.errors import NotEnoughDataError, TrainingError
 from ttapca.networks.evaluation import Progress, evaluate
 from ttapca.networks.rotation import RotationNetwork, frozen_statistics, published_name, turn
 from ttapca.networks.training_options import TrainingOptions
-from ttapca.support.group_norm import safe_gradients
+from ttapca.support.norm_layers import safe_gradients
 
 EVALUATION_BATCH = 500
 

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from ttapca.errors import StorageError, UnknownStreamError
 from ttapca.serving.pool_limits import PoolObserver
-from ttapca.support.machine_memory import resident_memory
+from ttapca.support.process import resident_memory
 
 if TYPE_CHECKING:
     from ttapca.serving.answers import Answer, StreamStatus

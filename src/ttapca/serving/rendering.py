@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ttapca.serving.answers import Answer, StreamGlance, StreamStatus
 from ttapca.serving.tokens import Token
-from ttapca.support.json_values import finite
 from ttapca.support.outputs import OutputKind, Outputs
+from ttapca.support.parsing import finite
 
 
 def json_bytes(content: object) -> bytes:

@@ -31,7 +31,7 @@ from ttapca.spectral.affine import LinearPart, acts_on_input, is_affine, takes_i
 from ttapca.spectral.cosine import coefficients_of, dct_matrix, images_of
 from ttapca.spectral.fast_cosine import FastCosines, at_once, is_fast, transform_cost
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.support.last_made import LastMade
+from ttapca.support.tensors import TensorCache
 
 # The first columns of a folded basis are checked against the layer's weights, and this is how far
 # they may be from orthonormal: a bfloat16 copy of the weights passes, other weights do not.
@@ -406,7 +406,7 @@ class Cosine(Basis):
         # Not in the state dict: they follow from the shape.
         for name, size in zip(("height", "width"), shape[1:], strict=True):
             self.register_buffer(name, dct_matrix(size).to(rotation), persistent=False)
-        self._fast = LastMade[FastCosines]()
+        self._fast = TensorCache[FastCosines]()
         self.at_once = at_once(self.shape)
 
     @classmethod
@@ -440,7 +440,7 @@ class Cosine(Basis):
         return base + self.rebuilt(every)
 
     def _by_fft(self) -> FastCosines:
-        return self._fast.of([self.order], lambda: FastCosines(self.shape, self.order))
+        return self._fast.get([self.order], lambda: FastCosines(self.shape, self.order))
 
     def coefficients(self, centred: Tensor) -> Tensor:
         """Return all coefficients, also those that are no components, both (batch, d)."""

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.gains import Gain
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.support.autocast import own_precision
-from ttapca.support.tensors import identity, not_below_float32
+from ttapca.support.tensors import identity, not_below_float32, own_precision
 
 # Sizes of images that a filter is ready for: a stream may have a few of them in turn.
 SIZES_KEPT = 4

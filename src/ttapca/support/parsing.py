@@ -6,6 +6,7 @@ Whatever is read is then compared with a rule of `ttapca._checks`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import tomllib
@@ -140,3 +141,17 @@ def _children(value: object) -> Sequence[object]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else ()
+
+
+def finite(value: Any) -> Any:
+    """Return a value with null in the place of NaN and infinity, which JSON does not have.
+
+    Example:
+        >>> finite({"ratio": float("inf"), "errors": (1.5, float("nan"))})
+        {'ratio': None, 'errors': [1.5, None]}
+    """
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,12 +1,18 @@
-"""What torch does with a tensor, in less time: for calls that are made at every layer."""
+"""Tensors: casts, also under `torch.autocast`, and a cache of what was computed from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+from ttapca.support.wrapping import finally_do
+
+Made = TypeVar("Made")
 
 
 def as_on(value: Tensor, other: Tensor) -> Tensor:
@@ -55,3 +61,69 @@ def identity(tensor: Tensor) -> tuple[Any, ...]:
     # Tensors that were made in inference mode do not count how often they are written.
     version = None if tensor.is_inference() else tensor._version
     return tensor.data_ptr(), version, tensor.dtype, tensor.device
+
+
+def own_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Compute in the precision of the tensors themselves, also where autocast is on.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> with torch.autocast("cpu", torch.bfloat16), own_precision(one.device):
+        ...     (one @ one).dtype
+        torch.float32
+    """
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
+
+
+@contextmanager
+def new_casts() -> Iterator[None]:
+    """Let autocast cast weights anew in every pass.
+
+    It would keep its casts until its block ends, and so run the model with weights as they were
+    before they were moved, or exchanged.
+
+    Example:
+        >>> with new_casts():
+        ...     torch.is_autocast_cache_enabled()
+        False
+    """
+    before = torch.is_autocast_cache_enabled()
+    with finally_do(functools.partial(torch.set_autocast_cache_enabled, before)):
+        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(False)
+        yield
+
+
+class TensorCache(Generic[Made]):
+    """Keeps what was computed from some tensors, as long as these stay as they are.
+
+    Copies and pickles start empty.
+
+    Example:
+        >>> lengths, weight = TensorCache[float](), torch.tensor([3.0, 4.0])
+        >>> lengths.get([weight], lambda: float(weight.norm()))
+        5.0
+        >>> weight *= 2
+        >>> lengths.get([weight], lambda: float(weight.norm()))
+        10.0
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[list[Any], Made] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is kept."""
+        return {"_kept": None}
+
+    def get(self, tensors: Sequence[Tensor], make: Callable[[], Made]) -> Made:
+        """Return what is kept for these tensors, or make it outside of inference mode."""
+        state = [identity(each) for each in tensors]
+        kept = self._kept  # read once: threads may share it
+        if kept is None or kept[0] != state:
+            with torch.inference_mode(False), torch.no_grad():
+                kept = (state, make())
+            self._kept = kept
+        return kept[1]

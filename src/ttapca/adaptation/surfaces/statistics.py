@@ -17,19 +17,19 @@ from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
-from ttapca.support.batch_norms import (
-    by_running_statistics,
-    is_plain,
-    moved_to_source,
-    running_statistics,
-    with_running_statistics,
-)
 from ttapca.support.channel_moments import (
     LARGE,
     can_be_quick,
     channel_moments,
     mixed_moments,
     normalised,
+)
+from ttapca.support.norm_layers import (
+    by_running_statistics,
+    is_plain,
+    moved_to_source,
+    running_statistics,
+    with_running_statistics,
 )
 from ttapca.support.tensors import as_on, at_least_float32
 from ttapca.support.wrapping import Wrapper, is_replaced

@@ -1,16 +1,17 @@
-"""How much memory this process has, has had at most, and can still get.
+"""This process: the memory that it has and can get, and Ctrl-C.
 
-A container often allows less than the machine has. Linux says so in the files of the control group
-that the process belongs to, in one of two layouts: version 2 has one tree, version 1 has one tree
-for each resource. A limit holds for all groups below it, so each group up to the root is asked.
+A container often allows less memory than the machine has. Linux says so in the files of the control
+group that the process belongs to: version 2 has one tree of groups, version 1 one for each
+resource. A limit holds for all groups below it, so each group up to the root is asked.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -28,11 +29,11 @@ def available_memory(cgroups: Path = CGROUPS, proc: Path = PROC) -> int | None:
         True
     """
     limits = list(_group_limits(cgroups, proc))
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    with suppress(OSError, ValueError, IndexError):
         lines = (proc / "meminfo").read_text().splitlines()
         limits += [_kilobytes(line) for line in lines if line.startswith("MemAvailable:")]
     if not limits:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # macOS tells no more
+        with suppress(OSError, ValueError, AttributeError):  # macOS tells no more
             limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     return max(0, min(limits)) if limits else None
 
@@ -59,7 +60,7 @@ def peak_memory() -> float:
 
 def forget_peak_memory() -> None:
     """Start to measure anew, where the system can; elsewhere the peak is that of the whole run."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         (PROC / "self" / "clear_refs").write_text("5")  # Linux: forget the peak memory
 
 
@@ -69,7 +70,7 @@ def _of_this_process(entry: str) -> int:
     `getrusage` is used only where there is no other way: on Linux it starts with the peak of the
     parent process.
     """
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    with suppress(OSError, ValueError, IndexError):
         for line in (PROC / "self" / "status").read_text().splitlines():
             if line.startswith(entry):
                 return _kilobytes(line)
@@ -106,9 +107,22 @@ def _left(root: Path, group: str, limit: str, usage: str, cached: str) -> Iterat
     parts = [part for part in group.split("/") if part not in ("", "..")]
     for depth in range(len(parts) + 1):
         folder = root.joinpath(*parts[:depth])
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+        with suppress(OSError, ValueError):  # "max" is no number: no limit
             most, used = (int((folder / name).read_text()) for name in (limit, usage))
             for line in (folder / "memory.stat").read_text().splitlines():
                 name, _, value = line.partition(" ")
                 used -= int(value) if name == cached else 0
             yield most - used
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Delay Ctrl-C in the block; processes that it starts inherit the blocked signal."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ttapca.support.machine_memory import available_memory
+from ttapca.support.process import available_memory
 
 MACHINE = 8 * 2**30
 
