@@ -43,6 +43,10 @@ class InputRangeWarning(TtapcaWarning):
     """Images are in other units than those of the fit, as if a normalisation were missing."""
 
 
+class FewIndependentWarning(TtapcaWarning):
+    """A filter was fitted on samples that resemble each other so much that they count for few."""
+
+
 class CallbackWarning(TtapcaWarning):
     """A function of the user's that is called now and then has failed; the work goes on."""
 

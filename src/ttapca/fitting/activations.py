@@ -376,6 +376,7 @@ class SourceActivations:
             if len(activation) == len(measured) and some is not inputs:
                 activation = activation[measured.to(activation.device)]
             into.class_means.add(activation, weights.to(shares)[:, None] * shares)
+            into.predicted.add(positions[measured], shares)
 
     def _activation(self, inputs: ModelInputs, at: Side) -> tuple[Tensor, Any]:
         """Run the network up to the layer; return that, and what the network itself was given."""

@@ -8,7 +8,7 @@ on a subsample (`ttapca.fitting.channel_statistics`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, get_args
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ttapca._checks import OneOf, check_option
 from ttapca.engines import Engine
-from ttapca.errors import enough_memory
+from ttapca.errors import FewIndependentWarning, OptionError, enough_memory, warn_caller
 from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
 from ttapca.fitting.attachment import attach
 from ttapca.fitting.channel_statistics import SourceChannels
@@ -26,10 +26,12 @@ from ttapca.fitting.model_inputs import ModelInputs
 from ttapca.fitting.plan import FitPlan, Problem, RouteChoice, RouteName, plan_of
 from ttapca.fitting.readers import DataReader, reader_of
 from ttapca.fitting.routes import SUMMED, FitTask, by_gram, randomised
+from ttapca.fitting.source_statistics import FEWEST_SAMPLES
 from ttapca.spectral.pca import check_n_components
 from ttapca.support.mirroring import mirror_back, mirror_images
 from ttapca.support.modules import LayerPaths, check_model, evaluation_mode
 from ttapca.support.outputs import OutputKind, Outputs
+from ttapca.support.process_group import several_ranks
 
 # Rounding leaves a share of variance of about this size where a basis is complete.
 NOTHING_DROPPED = 1e-6
@@ -60,6 +62,7 @@ def fit(
     route: RouteChoice = "auto",
     generator: torch.Generator | None = None,
     engine: Engine | str | None = None,
+    groups: Sequence[Hashable] | None = None,
 ) -> FittedFilter:
     """Fit the components of a layer on source data: principal components, or cosines of images.
 
@@ -99,12 +102,17 @@ def fit(
         generator: Draws the start of the randomised route; a fixed seed by default.
         engine: Who reads data in parts, the result being the same: `joblib:4` for four processes of
             this machine, or an `Engine`; by default this process. See `ttapca.engines`.
+        groups: The group of each sample in order of the data, if samples of a group resemble each
+            other: its drive, patient or speaker, for example. A hundred frames of one drive tell
+            less than a hundred drives. Without groups, `fit` notices resemblance between
+            neighbours, if the data are in order of time.
 
     Returns:
         The fitted filter. Its `accuracy_` says how exact it is.
 
     Warns:
         UserWarning: The randomised route did not become as accurate as it should.
+        FewIndependentWarning: The samples resemble each other so much that they count for few.
 
     Raises:
         LayerNotFoundError: No such layer; near names are offered.
@@ -128,7 +136,7 @@ def fit(
     check_option("route", route, OneOf(get_args(RouteChoice)))
     find_classes = _finder(logits, outputs)
     with (
-        _reader(model, data, engine) as reader,
+        _reader(model, data, engine, groups) as reader,
         enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
     ):
         source = reader.each(
@@ -136,7 +144,9 @@ def fit(
         )
         shapes, plan = _planned(source, reader, n_components, route)
         source.tell(plan)
-        task = FitTask(source, shapes, n_components, generator, on_demand=route == plan.route)
+        task = FitTask(
+            source, shapes, n_components, generator, on_demand=route == plan.route, groups=groups
+        )
         if plan.route not in SUMMED:
             return _completed(task, SAMPLED[plan.route](task))
         summed = SUMMED[plan.route]
@@ -172,7 +182,22 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
         mirror_agreement_=_mirror_agreement(source, kept),
         inputs_=statistics.inputs.found(),
     )
+    _warn_of_few(found)
     return dataclasses.replace(found, fingerprint_=found.fingerprint_of(source.model))
+
+
+def _warn_of_few(fitted: FittedFilter) -> None:
+    """Warn if samples that resemble each other count for fewer than a filter needs."""
+    found = fitted.resemblance_
+    if found is None or not found.correlation or found.independent >= FEWEST_SAMPLES:
+        return
+    warn_caller(
+        f"The {fitted.n_samples_:,} samples resemble each other, as frames of a video do: they "
+        f"count for about {found.independent:.0f} independent ones, and a filter wants at least "
+        f"{FEWEST_SAMPLES}. So it will notice strong shifts only. Fit on data of more scenes, "
+        "drives or speakers, and name these with `groups=`.",
+        FewIndependentWarning,
+    )
 
 
 def plan_fit(
@@ -213,9 +238,17 @@ def plan_fit(
 
 
 @contextmanager
-def _reader(model: nn.Module, data: Any, engine: Engine | str | None) -> Iterator[DataReader]:
+def _reader(
+    model: nn.Module, data: Any, engine: Engine | str | None, groups: object = None
+) -> Iterator[DataReader]:
     """Say who reads the data, and put the model in the state in which it is run, for a while."""
     check_model(model)
+    if groups is not None and engine is None and several_ranks():
+        raise OptionError(
+            "`groups` names a group for each sample in order of the data, and the samples of "
+            "several ranks have no such order. Leave `groups` out, or fit in one rank alone with "
+            "`engine=SerialEngine()`."
+        )
     # Tensors made in inference mode could not be used under gradients later.
     with (
         closing(reader_of(data, engine)) as reader,

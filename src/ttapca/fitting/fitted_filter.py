@@ -47,6 +47,7 @@ from ttapca.spectral.gains import Gain, GainName, SourceComponents, make_gain
 from ttapca.spectral.means import class_reach
 from ttapca.spectral.pca import MOST_DROPPED
 from ttapca.spectral.randomised import singular_value_error
+from ttapca.spectral.resemblance import Resemblance
 from ttapca.spectral.source_classes import PairStatistic, SourceClasses
 
 # Users are warned of a filter that changes more source predictions than this. Variance is a poor
@@ -94,6 +95,9 @@ class FittedFilter:
             act on the model's input images, and in filters saved by an older ttapca.
         textures_: Textures of the samples that `energies_` are of, shape (samples, numbers); see
             `ttapca.spectral.textures`. None as for `outliers_`.
+        resemblance_: How far the samples of `energies_` resemble each other, as frames of a drive
+            do, and for how many independent ones they count; see `ttapca.spectral.resemblance`.
+            None in filters saved by an older ttapca.
         agreement_: Share of source predictions that stay the same with the filter at gains of 1,
             which drops what lies outside the basis. None where nothing is dropped, where the model
             returns no classes, and for a filter that was truncated or saved by an older ttapca.
@@ -139,6 +143,7 @@ class FittedFilter:
     class_reach_: Tensor | None = None
     outliers_: Tensor | None = None
     textures_: Tensor | None = None
+    resemblance_: Resemblance | None = None
     agreement_: float | None = None
     mirror_agreement_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
@@ -313,7 +318,7 @@ class FittedFilter:
                 f"This filter has {self.n_components_} components and can be truncated to 1 or "
                 f"more of them; found {n_components}."
             )
-        bands = len(band_edges(n_components)) - 1
+        bands, rest = len(band_edges(n_components)) - 1, self._rest_beyond(n_components)
         return dataclasses.replace(
             self,
             singular_values_=self.singular_values_[:n_components],
@@ -322,7 +327,9 @@ class FittedFilter:
             variances_=None if self.variances_ is None else self.variances_[:n_components],
             # The last band may have lost components; its old energies stand for those left.
             energies_=None if self.energies_ is None else self.energies_[:, :bands],
-            rest_=self._rest_beyond(n_components),
+            rest_=rest,
+            resemblance_=self.resemblance_
+            and self.resemblance_.truncated(bands, rest=rest is not None),
             class_reach_=None if self.class_reach_ is None else self.class_reach_[:n_components],
             # It was measured with all components.
             agreement_=self.agreement_ if n_components == self.n_components_ else None,
@@ -381,6 +388,7 @@ class FittedFilter:
             self.rest_,
             self.textures_,
             math.prod(self.shape),
+            self.resemblance_,
         )
         made: Gain | None = None
         if isinstance(gain, str):
@@ -454,6 +462,7 @@ def filter_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitte
         class_reach_=tensors.get("class_reach"),
         outliers_=tensors.get("outliers"),
         textures_=tensors.get("textures"),
+        resemblance_=_resemblance(tensors),
         agreement_=source.get("agreement"),
         mirror_agreement_=source.get("mirror_agreement"),
         group_norm_=_by_path(tensors, GROUP_NORM),
@@ -463,6 +472,12 @@ def filter_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitte
         fingerprint_=_by_path(tensors, FINGERPRINT),
         versions=config["versions"],
     )
+
+
+def _resemblance(tensors: Mapping[str, Tensor]) -> Resemblance | None:
+    if "resemblance" not in tensors:
+        return None
+    return Resemblance.of_tensors(tensors["resemblance"], tensors.get("resemblance_covariances"))
 
 
 def _classes(tensors: Mapping[str, Tensor]) -> SourceClasses | None:

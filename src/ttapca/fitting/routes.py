@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,23 +37,35 @@ from ttapca.fitting.plan import RouteName
 from ttapca.fitting.source_statistics import MomentsKind, Reading, Side, SourceStatistics
 from ttapca.spectral.affine import InputGram, InputPCA, LinearPart, fold, is_affine, takes_images
 from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
-from ttapca.spectral.calibration import Calibration, calibrate, energies_of, rest_of
+from ttapca.spectral.calibration import Calibration, calibrate, calibrate_fixed, rest_of
 from ttapca.spectral.cosine import fit_channel_dct
 from ttapca.spectral.outliers import measure
 from ttapca.spectral.pca import PCA, Decomposition, SampleGram, hold
+from ttapca.spectral.position_sample import HELD_OUT
 from ttapca.spectral.randomised import randomised_pca
+from ttapca.spectral.resemblance import Resemblance, measured_resemblance
 from ttapca.spectral.textures import textures
 
 
 @dataclass(eq=False)
 class FitTask:
-    """What a route works with; `on_demand` is whether the caller named the route."""
+    """What a route works with.
+
+    Attributes:
+        source: Reads the data.
+        shapes: Of samples at the layer.
+        n_components: As for `ttapca.fit`.
+        generator: As for `ttapca.fit`.
+        on_demand: Whether the caller named the route.
+        groups: The group of each sample; None if the caller names none.
+    """
 
     source: SourceActivations
     shapes: Shapes
     n_components: int | float | None
     generator: torch.Generator | None
     on_demand: bool
+    groups: Sequence[Hashable] | None = None
     _begun: Iterator[Tensor] | None = None
     _statistics: SourceStatistics | None = None
 
@@ -100,6 +112,64 @@ class FitTask:
         """Leave a pass that was begun to the next route."""
         self._begun = itertools.chain(held, rest)
 
+    def calibrated(
+        self, calibration: Callable[[Sequence[Hashable] | None], Calibration]
+    ) -> Calibration:
+        """Calibrate with what resembles each other held out together.
+
+        Args:
+            calibration: Calibrates, given the group of each kept sample, or None.
+        """
+        self.source.stage("calibrating")
+        positions = self.statistics.sample.positions()
+        groups = self._groups_at(positions)
+        found = calibration(groups)
+        resemblance = self._resemblance(found, positions, groups)
+        if groups is None and resemblance.correlation:
+            # A basis that was made with the neighbours of a sample knows the sample, too.
+            stretches = torch.arange(len(positions)) * HELD_OUT // len(positions)
+            found = calibration(stretches.tolist())
+            resemblance = self._resemblance(found, positions, None)
+        return dataclasses.replace(found, resemblance=resemblance)
+
+    def _groups_at(self, positions: Tensor) -> list[Hashable] | None:
+        """Return the groups of samples by their positions."""
+        if self.groups is None:
+            return None
+        if len(self.groups) != self.statistics.samples:
+            raise OptionError(
+                "`groups` names a group for each sample, in order of the data; found "
+                f"{len(self.groups):,} names for {self.statistics.samples:,} samples."
+            )
+        found = [self.groups[position] for position in positions.tolist()]
+        if len(set(found)) < 2:
+            raise OptionError(
+                "`groups` tells how much groups differ, which takes two of them or more; found "
+                f"{found[0]!r} for all samples. Leave `groups` out."
+            )
+        return found
+
+    def _resemblance(
+        self, calibration: Calibration, positions: Tensor, groups: list[Hashable] | None
+    ) -> Resemblance:
+        """Return how far the samples of a calibration resemble each other."""
+        order = calibration.rows.argsort()
+        energies, rows = calibration.energies[order], calibration.rows[order]
+        if calibration.rest is not None:
+            rest = calibration.rest[order]
+            energies = torch.cat([energies, (rest / rest.mean())[:, None]], 1)
+        classes: Tensor | None = self.statistics.predicted.at(positions[rows])
+        known = classes >= 0
+        if bool(known.any()):
+            energies, rows, classes = energies[known], rows[known], classes[known]
+        else:
+            classes = None
+        of_rows = None if groups is None else [groups[row] for row in rows.tolist()]
+        found = measured_resemblance(energies, classes, of_rows)
+        return dataclasses.replace(
+            found, independent=found.independent * len(calibration.energies) / len(energies)
+        )
+
     def fitted(
         self,
         route: str,
@@ -131,6 +201,7 @@ class FitTask:
             variances_=calibration.variances,
             energies_=calibration.energies,
             rest_=calibration.rest,
+            resemblance_=calibration.resemblance,
         )
 
     def with_images(self, fitted: FittedFilter, calibration: Calibration) -> FittedFilter:
@@ -174,7 +245,6 @@ def _folded(task: FitTask) -> FittedFilter:
     linear = LinearPart(task.source.layer, task.shape(at_input=True))
     pca = fold(moments, linear, task.n_components)
     basis = Folded(*pca.both_ways(linear))
-    task.source.stage("calibrating")
 
     def without(samples: Tensor, positions: list[int]) -> InputPCA:
         del positions
@@ -185,14 +255,15 @@ def _folded(task: FitTask) -> FittedFilter:
     def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
         return Folded(*found.both_ways(linear))
 
-    calibration = calibrate(task.statistics.sample, pca, without, basis_of)
+    calibration = task.calibrated(
+        lambda groups: calibrate(task.statistics.sample, pca, without, basis_of, groups)
+    )
     return task.with_images(task.fitted("folded", basis, pca, calibration), calibration)
 
 
 def _exact(task: FitTask) -> FittedFilter:
     moments = task.statistics.scatter
     pca = PCA.from_moments(moments, task.n_components)
-    task.source.stage("calibrating")
 
     def without(samples: Tensor, positions: list[int]) -> PCA:
         del positions
@@ -200,21 +271,25 @@ def _exact(task: FitTask) -> FittedFilter:
         moments.update(samples)
         return found
 
-    calibration = calibrate(task.statistics.sample, pca, without, lambda found: Dense(found.basis))
+    calibration = task.calibrated(
+        lambda groups: calibrate(task.statistics.sample, pca, without, _dense, groups)
+    )
     return task.fitted("exact", Dense(pca.basis.cpu()), pca, calibration)
 
 
 def _dct(task: FitTask) -> FittedFilter:
-    reading, samples = task.statistics.reading, task.statistics.sample.all()
+    reading, sample = task.statistics.reading, task.statistics.sample
     at_input = reading.at == "input"
     dct = fit_channel_dct(task.statistics.cosines, task.n_components)
-    task.source.stage("calibrating")
     basis = Cosine(dct.rotation, dct.order, reading.shape, at_input=at_input)
     quick, mean = basis.prepared(torch.float32), dct.mean.float()
     variances = dct.explained_variance.float()
-    energies = energies_of(samples, mean, variances, quick.project, dct.n_samples)
-    rest = rest_of(samples, mean, quick) if dct.drops_something else None
-    calibration = Calibration(energies, torch.arange(len(samples)), rest)
+    rest = rest_of(sample.all(), mean, quick) if dct.drops_something else None
+    calibration = task.calibrated(
+        lambda groups: calibrate_fixed(
+            sample, mean, variances, quick.project, dct.n_samples, rest, groups
+        )
+    )
     fitted = task.fitted("dct", basis, dct, calibration)
     return task.with_images(fitted, calibration) if at_input else fitted
 
@@ -243,20 +318,25 @@ def by_gram(task: FitTask) -> FittedFilter:
         return _gram_at_input(task, held)
     gram = SampleGram(held, size, device=task.source.device)
     pca, sample = gram.pca(task.n_components), task.statistics.sample
-    task.source.stage("calibrating")
-    calibration = calibrate(sample, pca, lambda _, out: gram.pca(leave_out=out), _dense)
+    calibration = task.calibrated(
+        lambda groups: calibrate(
+            sample, pca, lambda _, out: gram.pca(leave_out=out), _dense, groups
+        )
+    )
     return task.fitted("gram", Dense(pca.basis.cpu()), pca, calibration)
 
 
 def _gram_at_input(task: FitTask, held: list[Tensor]) -> FittedFilter:
     gram = InputGram(held, LinearPart(task.source.layer, task.shape(at_input=True)))
     pca, sample = gram.pca(task.n_components), task.statistics.sample
-    task.source.stage("calibrating")
-    calibration = calibrate(
-        sample,
-        pca,
-        lambda _, out: gram.pca(leave_out=out),
-        lambda found: Folded(found.project, found.rebuild),
+    calibration = task.calibrated(
+        lambda groups: calibrate(
+            sample,
+            pca,
+            lambda _, out: gram.pca(leave_out=out),
+            lambda found: Folded(found.project, found.rebuild),
+            groups,
+        )
     )
     basis = Folded(pca.project, pca.rebuild)
     return task.with_images(task.fitted("gram", basis, pca, calibration), calibration)
@@ -272,14 +352,19 @@ def randomised(task: FitTask) -> FittedFilter:
         generator=task.generator,
         device=task.source.device,
     )
-    task.source.stage("calibrating")
-    samples = task.statistics.sample.all()
-    variances = pca.explained_variance
-    energies = energies_of(
-        samples, pca.mean, variances, lambda centred: centred @ pca.basis, pca.n_samples
+    sample, basis = task.statistics.sample, _dense(pca)
+    rest = rest_of(sample.all(), pca.mean, basis) if pca.drops_something else None
+    calibration = task.calibrated(
+        lambda groups: calibrate_fixed(
+            sample,
+            pca.mean,
+            pca.explained_variance,
+            lambda centred: centred @ pca.basis,
+            pca.n_samples,
+            rest,
+            groups,
+        )
     )
-    rest = rest_of(samples, pca.mean, _dense(pca)) if pca.drops_something else None
-    calibration = Calibration(energies, torch.arange(len(samples)), rest)
     basis = Dense(pca.basis.cpu())
     return task.fitted("randomised", basis, pca, calibration, error_bound=pca.error_bound.cpu())
 

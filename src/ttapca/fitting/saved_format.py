@@ -165,6 +165,13 @@ def _forms(
         "inputs": TensorForm((4, channels), torch.float32, words, _is_range),
     }
     if "energies" in tensors:
+        words = "a number above 0, a correlation up to 1, and a correlation or -1"
+        optional["resemblance"] = TensorForm((3,), torch.float64, words, _is_resemblance)
+        side = bands + ("rest" in tensors)
+        words = "two covariances"
+        optional["resemblance_covariances"] = TensorForm(
+            (2, side, side), torch.float64, words, _are_covariances
+        )
         optional["rest"] = TensorForm((samples,), torch.float32, "not below 0", _not_negative)
     if True in kind.sides:
         side = required if kind.sides == (True,) else optional
@@ -309,6 +316,18 @@ def _are_shares(values: Tensor) -> bool:
 
 def _are_correlations(values: Tensor) -> bool:
     return bool(((values >= 0) & (values <= 1)).all())
+
+
+def _is_resemblance(values: Tensor) -> bool:
+    independent, correlation, classmates = values.tolist()
+    known = classmates == -1 or 0 <= classmates <= 1
+    return independent > 0 and 0 <= correlation <= 1 and known
+
+
+def _are_covariances(values: Tensor) -> bool:
+    least = -ROUNDING * float(values.abs().max())
+    symmetric = bool(((values - values.mT).abs() <= -least).all())
+    return symmetric and bool((torch.linalg.eigvalsh(values) >= least).all())
 
 
 def _has_shares(measured: Tensor) -> bool:

@@ -91,6 +91,53 @@ class ClassMeans:
         return (sums + mean) / (weights[:, None] + 1), weights / total
 
 
+class PredictedClasses:
+    """Remembers which class the network predicts for samples, by their positions.
+
+    Example:
+        >>> predicted = PredictedClasses()
+        >>> predicted.add(torch.tensor([4, 7]), torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
+        >>> predicted.at(torch.tensor([4, 5, 7])).tolist()  # nobody has predicted sample 5
+        [0, -1, 1]
+    """
+
+    def __init__(self) -> None:
+        self._rows = torch.empty(2, 0, dtype=torch.int64)  # positions and classes
+
+    def add(self, positions: Tensor, shares: Tensor) -> None:
+        """Add samples at these positions, given their class probabilities, (samples, classes)."""
+        if len(positions) == len(shares):
+            self._add(torch.stack([positions, shares.argmax(1).cpu()]))
+
+    def merge(self, other: PredictedClasses) -> None:
+        """Add what others remember."""
+        self._add(other._rows)
+
+    def _add(self, rows: Tensor) -> None:
+        self._rows = torch.cat([self._rows, rows], 1)
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Return the classes of the samples at these positions, -1 for those not predicted."""
+        known, order = self._rows[0].sort()
+        found = torch.full_like(positions, -1)
+        if len(known):
+            place = torch.searchsorted(known, positions).clamp(max=len(known) - 1)
+            there = known[place] == positions
+            found[there] = self._rows[1][order][place[there]]
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what `from_tensors` makes the same of."""
+        return {"rows": self._rows}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> PredictedClasses:
+        """Make the same of what `tensors` returned."""
+        predicted = cls()
+        predicted._rows = tensors["rows"]
+        return predicted
+
+
 # With n samples a variance is known up to a factor of about 1 + sqrt(2 / n): with 32 within a
 # quarter, with 3 not within a factor of two, and gains that follow from it would be noise.
 FEWEST_SAMPLES = 32
@@ -133,6 +180,7 @@ class SourceStatistics:
         kept: Some data, to predict again.
         channels: Sums over channels of normalisation layers.
         class_means: Means of the activations by class.
+        predicted: Class of some samples, as the network predicts it.
         inputs: Sums over what the network was given.
     """
 
@@ -142,6 +190,7 @@ class SourceStatistics:
     kept: KeptInputs
     channels: ChannelSums = field(default_factory=ChannelSums)
     class_means: ClassMeans = field(default_factory=ClassMeans)
+    predicted: PredictedClasses = field(default_factory=PredictedClasses)
     inputs: InputSums = field(default_factory=InputSums)
 
     @classmethod
@@ -186,6 +235,7 @@ class SourceStatistics:
         self.kept.merge(other.kept)
         self.channels.merge(other.channels)
         self.class_means.merge(other.class_means)
+        self.predicted.merge(other.predicted)
         self.inputs.merge(other.inputs)
         return self
 
@@ -205,6 +255,7 @@ class SourceStatistics:
             "kept": self.kept.tensors(),
             "channels": self.channels.tensors(),
             "class_means": self.class_means.tensors(),
+            "predicted": self.predicted.tensors(),
             "inputs": self.inputs.tensors(),
         }
         if self.moments is not None:
@@ -241,6 +292,7 @@ class SourceStatistics:
             kept,
             ChannelSums.from_tensors(part("channels")),
             ClassMeans.from_tensors(part("class_means")),
+            PredictedClasses.from_tensors(part("predicted")),
             InputSums.from_tensors(part("inputs")),
         )
 

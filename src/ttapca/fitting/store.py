@@ -108,6 +108,7 @@ def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tenso
         "class_reach": fitted.class_reach_,
         "outliers": fitted.outliers_,
         "textures": fitted.textures_,
+        **({} if fitted.resemblance_ is None else fitted.resemblance_.tensors()),
         "inputs": None if fitted.inputs_ is None else fitted.inputs_.tensor,
         **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
         **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},

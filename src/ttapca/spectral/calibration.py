@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from ttapca.spectral.basis import Basis
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.pca import MOST_DROPPED, PCA
 from ttapca.spectral.position_sample import PositionSample
+from ttapca.spectral.resemblance import Resemblance
 
 # Samples that are measured at a time.
 TOGETHER = 32
@@ -254,6 +255,7 @@ class SourceSpectrum:
     Args:
         energies: Mean of component^2 / variance in every band, shape (images, bands).
         constants: See `ttapca.spectral.constants`.
+        resemblance: How far these images resemble each other; None if they do not.
 
     Raises:
         NotEnoughDataError: There are fewer than two images.
@@ -266,12 +268,21 @@ class SourceSpectrum:
         True
     """
 
-    def __init__(self, energies: Tensor, constants: Constants = CONSTANTS) -> None:
+    def __init__(
+        self,
+        energies: Tensor,
+        constants: Constants = CONSTANTS,
+        resemblance: Resemblance | None = None,
+    ) -> None:
         if len(energies) < 2:
             raise NotEnoughDataError(
                 f"Calibration needs at least two source images; found {len(energies)}."
             )
         self._constants = constants
+        self._resemblance = resemblance
+        self._independent = float(len(energies))
+        if resemblance is not None:
+            self._independent = min(self._independent, max(2.0, resemblance.independent))
         # A black image has an energy of zero.
         self.energies = energies.detach().to("cpu", torch.float64).clamp(min=TINY)
         self._known: dict[int, Normality] = {}
@@ -356,6 +367,7 @@ class SourceSpectrum:
         if size > 1:
             # The images are a sample themselves: what they tell about the source varies, too.
             away = away * math.sqrt(1 + size / len(self.energies))
+        away = away + self._of_groups(size, len(away))
         if leeway is not None:
             generator = torch.Generator().manual_seed(SEED)
             turns = torch.rand(len(away), len(leeway), generator=generator, dtype=torch.float64)
@@ -374,6 +386,16 @@ class SourceSpectrum:
         shown = (mean + rising, mean, extremes.sort().values, precision, distances.sort().values)
         return Normality(*shown, self._constants)
 
+    def _of_groups(self, size: int, draws: int) -> Tensor | float:
+        """Return by how much drawn batches differ since images of a group resemble each other."""
+        excess = None if self._resemblance is None else self._resemblance.excess(size)
+        if excess is None:
+            return 0.0
+        values, vectors = torch.linalg.eigh(excess)
+        generator = torch.Generator().manual_seed(SEED)
+        drawn = torch.randn(draws, len(values), generator=generator, dtype=torch.float64)
+        return drawn @ (vectors * values.clamp(min=0).sqrt()).T
+
     def _uncertainty(self, draws: int, bands: int) -> Tensor:
         """Return by how much farther away new batches may seem, shape (draws, 1).
 
@@ -381,7 +403,7 @@ class SourceSpectrum:
         new batch is (n - 1) / chi squared with n - bands degrees of freedom times as large as it
         would be if that was known (Hotelling, 1931): 1.1 on average for 100 images and 8 bands.
         """
-        images = len(self.energies)
+        images = self._independent
         drawn = np.random.default_rng(SEED).chisquare(max(2, images - bands), draws)
         return torch.from_numpy((images - 1) / drawn).sqrt()[:, None]
 
@@ -457,12 +479,14 @@ class Calibration:
         variances: Variance of each component, float64, shape (components,). There are fewer than
             were found if the samples do not resolve the last ones. None where the variances are
             those that were found.
+        resemblance: How far samples resemble each other.
     """
 
     energies: Tensor
     rows: Tensor
     rest: Tensor | None = None
     variances: Tensor | None = None
+    resemblance: Resemblance | None = None
 
 
 AnyPCA = TypeVar("AnyPCA", PCA, InputPCA, FoldedPCA)
@@ -473,6 +497,7 @@ def calibrate(
     pca: AnyPCA,
     without: Callable[[Tensor, list[int]], AnyPCA],
     basis_of: Callable[[AnyPCA], Basis],
+    groups: Sequence[Any] | None = None,
 ) -> Calibration:
     """Return what new source data would look like, by cross-validation.
 
@@ -487,8 +512,9 @@ def calibrate(
         without: Decomposes all data except some samples, given these, shape (samples, size), and
             their positions.
         basis_of: Makes a basis of a decomposition.
+        groups: The group of each sample; those of one group are held out together.
     """
-    samples, positions, folds = sample.all(), sample.positions(), sample.folds()
+    samples, positions, folds = sample.all(), sample.positions(), sample.folds(groups)
     kept = len(pca.singular_values)
     # With as many components as samples allow, new samples have others as well.
     outside = pca.drops_something or kept == pca.n_samples - 1
@@ -508,15 +534,80 @@ def calibrate(
         if outside or kept < len(pca.singular_values):
             rests.append(rest_of(apart, found.mean, basis_of(found)))
             length += float((apart.to(found.mean) - found.mean).square().sum())
-    together = torch.cat(squares)
-    total = together.sum(0)
-    # Each by the variances of the others, as new samples are measured.
-    others = (total - together).maximum(total / len(together)) / (len(together) - 1)
-    energies = band_means(together / others, band_edges(kept)).float()
+    energies, variances = _by_others(squares, alone=groups is None)
     rest = torch.cat(rests) if rests else None
     if rest is not None and float(rest.sum()) <= MOST_DROPPED * length:
         rest = None
-    variances = total / len(together)
-    return Calibration(
-        energies, torch.cat(folds), rest, variances.clamp(min=TINY * variances.max())
-    )
+    return Calibration(energies, torch.cat(folds), rest, variances)
+
+
+def _by_others(squares: list[Tensor], *, alone: bool) -> tuple[Tensor, Tensor]:
+    """Return band energies of samples by the variances of others, as new samples are measured.
+
+    And the variances over all.
+
+    Args:
+        squares: Of the components of the samples of each fold, shape (samples, components).
+        alone: Whether the others are all samples but one, not all other folds.
+    """
+    together = torch.cat(squares)
+    total, count = together.sum(0), len(together)
+    if alone:
+        others = (total - together).maximum(total / count) / (count - 1)
+    else:
+        sums = torch.cat([each.sum(0).expand_as(each) for each in squares])
+        sizes = torch.cat([torch.full((len(each), 1), len(each)) for each in squares])
+        others = (total - sums).maximum(total / count) / (count - sizes)
+    variances = total / count
+    energies = band_means(together / others, band_edges(len(total))).float()
+    return energies, variances.clamp(min=TINY * variances.max())
+
+
+def calibrate_fixed(
+    sample: PositionSample,
+    mean: Tensor,
+    variances: Tensor,
+    project: Callable[[Tensor], Tensor],
+    n_samples: int,
+    rest: Tensor | None = None,
+    groups: Sequence[Any] | None = None,
+) -> Calibration:
+    """Return what new source data would look like to a basis that hardly depends on the samples.
+
+    Only mean and variances are measured without the samples that they measure.
+
+    Args:
+        sample: Samples of the data.
+        mean: Mean of the source, shape (size,).
+        variances: Variances of the components in the source, shape (components,).
+        project: From centred samples to components.
+        n_samples: How many samples mean and variances are of; these are some of them.
+        rest: As for `Calibration`, in order of the samples.
+        groups: The group of each sample; those of one group are held out together.
+    """
+    samples = sample.all()
+    if groups is None:
+        energies = energies_of(samples, mean, variances, project, n_samples)
+        return Calibration(energies, torch.arange(len(samples)), rest)
+    folds, each_stands_for = sample.folds(groups), n_samples / len(samples)
+
+    def components(rows: Tensor) -> Iterator[Tensor]:
+        for some in torch.split(samples[rows.to(samples.device)], TOGETHER):
+            yield project(some.to(mean) - mean).double()
+
+    moved, squares = [], []  # by fold: from the mean of the others, and the sum of squares from it
+    for rows in folds:
+        sums = sum(torch.stack([each.sum(0), each.square().sum(0)]) for each in components(rows))
+        away = sums[0] * each_stands_for / (n_samples - each_stands_for * len(rows))
+        moved.append(away)
+        squares.append(sums[1] + away * (2 * sums[0] + len(rows) * away))
+    total, edges, energies = torch.stack(squares).sum(0), band_edges(len(variances)), []
+    for rows, away, own in zip(folds, moved, squares, strict=True):
+        others = (total - own).maximum(total / len(samples)) / (len(samples) - len(rows))
+        energies += [
+            band_means((each + away).square() / others, edges).float().cpu()
+            for each in components(rows)
+        ]
+    rows = torch.cat(folds)
+    rest = None if rest is None else rest[rows]
+    return Calibration(torch.cat(energies), rows, rest, total.cpu() / len(samples))

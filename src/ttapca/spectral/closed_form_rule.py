@@ -172,13 +172,16 @@ class ClosedFormRule(Gain):
             )
         self.shrink, self.restore, self.largest_ratio = shrink, restore, largest_ratio
         self.threshold, self.center, self.constants = threshold, center, constants
+        if source.resemblance is not None:
+            self.constants = constants = source.resemblance.told(constants)
         deviations = source.deviations.detach()
         energies, self.rest_energy = source.energies, None
         self.watches_rest = source.rest is not None
         if source.rest is not None:  # one more band, for all that lies outside the basis
             self.rest_energy = float(source.rest.mean())
             energies = torch.cat([energies, source.rest[:, None] / self.rest_energy], 1)
-        self.normal = SourceSpectrum(energies, constants)
+        self._resemblance = source.resemblance
+        self.normal = SourceSpectrum(energies, self.constants, source.resemblance)
         self.edges = band_edges(len(deviations))
         self._between = between_bands(self.edges)
         spread, averages = spreading_matrix(self.edges), averaging_matrix(self.edges)
@@ -269,7 +272,12 @@ class ClosedFormRule(Gain):
         """Return what was seen around means that are moved back, and by how much they are."""
         energies = seen.energies
         weight = (self.center * shift).to(energies)
-        counts = (seen.samples.to(energies), seen.independent.to(energies))
+        worth = (
+            seen.independent
+            if self._resemblance is None
+            else self._resemblance.worth(seen.independent)
+        )
+        counts = (seen.samples.to(energies), worth.to(energies))
         samples, independent = (each[:, None] for each in counts)
         square = mean.square() / self.variances
         share = weight[:, None] * sure_share(

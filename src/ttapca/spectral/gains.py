@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from ttapca._checks import Number, OneOf, check_option
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.spectral.other_sizes import OtherSize
+from ttapca.spectral.resemblance import Resemblance
 
 if TYPE_CHECKING:
     from ttapca.spectral.stream import Stream
@@ -96,6 +97,8 @@ class SourceComponents:
         textures: Textures of the samples that `energies` are of, shape (samples, numbers), or None
             if they are no images. See `ttapca.spectral.textures`.
         sample_size: How many numbers a sample has.
+        resemblance: How far the samples of `energies` resemble each other; None if that is not
+            known.
     """
 
     singular_values: Tensor
@@ -106,6 +109,7 @@ class SourceComponents:
     rest: Tensor | None = None
     textures: Tensor | None = None
     sample_size: int = 0
+    resemblance: Resemblance | None = None
 
 
 class Gain(nn.Module):

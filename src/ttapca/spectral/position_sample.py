@@ -10,6 +10,7 @@ these samples in common.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,19 +144,37 @@ class PositionSample:
             return rows
         return rows[positions.argsort().to(rows.device)]
 
-    def folds(self) -> list[Tensor]:
+    def folds(self, groups: Sequence[Any] | None = None) -> list[Tensor]:
         """Return which samples to hold out of a basis together: numbers of rows of `all`.
 
         Each fold is evenly spread, and at most an eighth of all that was seen.
 
+        Args:
+            groups: The group of each row; samples of a group stay together. There are at most eight
+                folds then.
+
         Example:
-            >>> folds = PositionSample(1).take(torch.ones(16, 1), Positions().of(0, 16)).folds()
-            >>> len(folds), folds[1].tolist()
+            >>> sample = PositionSample(1).take(torch.ones(16, 1), Positions().of(0, 16))
+            >>> len(sample.folds()), sample.folds()[1].tolist()
             (8, [1, 9])
+            >>> [fold.tolist() for fold in sample.folds("aaaaabbbbbbbcccc")]
+            [[5, 6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4], [12, 13, 14, 15]]
         """
+        if groups is not None:
+            return self._folds_of_groups(groups)
         step = math.ceil(self._count * HELD_OUT / self.seen)
         number = math.ceil(min(self._count, ENOUGH) * step / self._count)
         return [torch.arange(first, self._count, step) for first in range(min(number, self._count))]
+
+    def _folds_of_groups(self, groups: Sequence[Any]) -> list[Tensor]:
+        """Return folds of whole groups, the largest ones first, each where there is most room."""
+        rows: dict[Any, list[int]] = {}
+        for row, group in enumerate(groups):
+            rows.setdefault(group, []).append(row)
+        folds: list[list[int]] = [[] for _ in range(min(HELD_OUT, len(rows)))]
+        for own in sorted(rows.values(), key=len, reverse=True):
+            min(folds, key=len).extend(own)
+        return [torch.tensor(sorted(fold)) for fold in folds]
 
     def positions(self) -> Tensor:
         """Return the positions of the rows of `all`."""

@@ -1,0 +1,265 @@
+"""How far samples resemble each other: frames of a drive, takes of a speaker, images of a class.
+
+A hundred frames of one drive say less about a source, or about a shift, than a hundred photographs.
+Let the log band energies of samples have a covariance S, of which a part B lies between groups of
+samples that belong together. Then the mean of n samples of one group varies by B + (S - B) / n, and
+not by S / n. So clean drives stay inside what is usual, and only in the directions in which drives
+differ does it take a stronger shift to be sure of one.
+
+`fit` measures B with samples grouped as the user names it (drives, patients, speakers). Without
+groups, stretches of the data in order of arrival stand for them, of 2, 4, 8, ... samples up to an
+eighth of the data, after the mean of each predicted class is taken out. So a video is noticed, data
+that are sorted by class do not look like one, and shuffled data look independent. What chance
+explains counts for nothing.
+
+A stream has one more sign, which needs no order: its samples vary less than those of the source.
+A shift changes how much bands vary, but hardly how much all of them do: under nineteen corruptions
+of CIFAR-10 the band that varies most keeps 0.97 of its variance or more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ttapca.spectral.chain import design_effect
+from ttapca.spectral.constants import CONSTANTS, Constants
+
+Numbers = NDArray[np.float64]
+
+# Stretches are at most such a part of the data: fewer of them tell nothing.
+FEWEST_STRETCHES = 8
+# A direction in which log energies hardly vary would be rounding, in units of the largest one.
+LEAST_VARIANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Resemblance:
+    """How far samples of the source resemble each other.
+
+    Attributes:
+        independent: For how many independent samples those of the source count.
+        correlation: Of the log energies of two samples of a group, from 0 to 1, on average over all
+            directions.
+        classmates: The same of two samples of a class; None if the network predicts no classes.
+        between: B above, float64, shape (bands, bands); None if nothing resembles.
+        error: What resemblance adds to the covariance of the mean of the source, likewise.
+    """
+
+    independent: float
+    correlation: float = 0.0
+    classmates: float | None = None
+    between: Tensor | None = field(default=None, repr=False)
+    error: Tensor | None = field(default=None, repr=False)
+
+    def worth(self, samples: Tensor) -> Tensor:
+        """Return for how many independent samples those of a stream count, on average."""
+        return design_effect(samples, self.correlation) if self.correlation else samples
+
+    def excess(self, samples: int) -> Tensor | None:
+        """Return what resemblance adds to the covariance of the mean of so many samples.
+
+        That is to say from the mean of the source, shape (bands, bands); None for nothing.
+        """
+        if self.between is None or self.error is None:
+            return None
+        return self.between * (1 - 1 / samples) + self.error
+
+    def told(self, constants: Constants) -> Constants:
+        """Return the constants with what is measured in place of what is supposed."""
+        if self.classmates is None:
+            return constants
+        return dataclasses.replace(constants, likeness=self.classmates)
+
+    def truncated(self, bands: int, *, rest: bool) -> Resemblance:
+        """Return the same for the first bands; `rest` adds one of which nothing is known."""
+        if self.between is None or self.error is None:
+            return self
+        sides = (0, int(rest), 0, int(rest))
+        between, error = (
+            torch.nn.functional.pad(each[:bands, :bands], sides)
+            for each in (self.between, self.error)
+        )
+        return dataclasses.replace(self, between=between, error=error)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all of it for a file; see `of_tensors`."""
+        classmates = -1.0 if self.classmates is None else self.classmates
+        numbers = [self.independent, self.correlation, classmates]
+        found = {"resemblance": torch.tensor(numbers, dtype=torch.float64)}
+        if self.between is not None and self.error is not None:
+            found["resemblance_covariances"] = torch.stack([self.between, self.error])
+        return found
+
+    @classmethod
+    def of_tensors(cls, numbers: Tensor, covariances: Tensor | None) -> Resemblance:
+        """Return what was written as `tensors`."""
+        independent, correlation, classmates = numbers.tolist()
+        between, error = (None, None) if covariances is None else covariances
+        known = None if classmates < 0 else classmates
+        return cls(independent, correlation, known, between, error)
+
+
+def measured_resemblance(
+    energies: Tensor, classes: Tensor | None, groups: Sequence[Any] | None
+) -> Resemblance:
+    """Return how far samples of the source resemble each other.
+
+    Args:
+        energies: Their band energies in order of arrival, shape (samples, bands).
+        classes: The class of each by its prediction, shape (samples,); None if there are none.
+        groups: The group of each; None if nobody has named groups.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> drives = torch.rand(16, 3, generator=generator).repeat_interleave(20, 0)
+        >>> frames = (drives + 0.1 * torch.rand(320, 3, generator=generator)).exp()
+        >>> found = measured_resemblance(frames, None, None)
+        >>> found.correlation > 0.8, found.independent < 32
+        (True, True)
+    """
+    logs = energies.double().clamp(min=1e-12).log().cpu().numpy()
+    away = logs - logs.mean(0)
+    count = len(away)
+    values, vectors = np.linalg.eigh(away.T @ away / max(1, count - 1))
+    kept = values > LEAST_VARIANCE * values.max(initial=0.0)
+    values, vectors = values[kept], vectors[:, kept]
+    rows = away @ vectors / np.sqrt(values)  # varies by 1 in each direction
+    classmates = None
+    if classes is not None:
+        number = np.unique(classes.cpu().numpy(), return_inverse=True)[1]
+        classmates = float(intraclass_correlation(rows, number).mean())
+        if groups is None:
+            rows = _around_classes(rows, number)
+    groupings = _stretches(count)
+    if groups is not None:
+        groupings = iter([np.unique(np.asarray(groups), return_inverse=True)[1]])
+    correlation, crowd = _largest(rows, list(groupings))
+    if not correlation.any():
+        return Resemblance(float(count), classmates=classmates)
+    between = (vectors * (values * correlation)) @ vectors.T
+    error = (vectors * (values * (crowd - 1) / count)) @ vectors.T
+    return Resemblance(
+        count / float(crowd.mean()),
+        float(correlation.mean()),
+        classmates,
+        torch.from_numpy(between),
+        torch.from_numpy(error),
+    )
+
+
+def _stretches(count: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the number of the stretch of each sample, for stretches of 2, 4, 8, ... samples."""
+    length = 2
+    while count >= FEWEST_STRETCHES * length:
+        yield np.arange(count) // length
+        length *= 2
+
+
+def _largest(rows: Numbers, groupings: Sequence[NDArray[np.int64]]) -> tuple[Numbers, Numbers]:
+    """Return the largest correlation within groups that chance does not explain, by direction.
+
+    And for how many samples one independent sample stands, at least 1.
+
+    Args:
+        rows: Shape (samples, directions).
+        groupings: Ways to group the samples: the number of the group of each, shape (samples,).
+    """
+    directions = rows.shape[1]
+    largest, crowd = np.zeros(directions), np.ones(directions)
+    # All directions of all groupings together are wrong as rarely as that.
+    rare = CONSTANTS.rare / max(1, directions * len(groupings))
+    for number in groupings:
+        correlation = intraclass_correlation(rows, number, rare)
+        size = np.square(np.bincount(number)).sum() / len(rows)  # of the group of a sample
+        largest = np.maximum(largest, correlation)
+        crowd = np.maximum(crowd, size / design_effect(size, correlation))
+    return largest, crowd
+
+
+def intraclass_correlation(
+    rows: Numbers, number: NDArray[np.int64], rare: float | None = None
+) -> Numbers:
+    """Return the correlation of two rows of one group, from 0 to 1, by analysis of variance.
+
+    Args:
+        rows: Shape (rows, directions).
+        number: Of the group of each row, shape (rows,).
+        rare: A correlation that chance exceeds with this probability or more counts as none.
+
+    Returns:
+        Shape (directions,).
+
+    Example:
+        >>> intraclass_correlation(np.array([[1.0], [1.0], [3.0], [3.0]]), np.array([0, 0, 1, 1]))
+        array([1.])
+    """
+    sizes = np.bincount(number).astype(np.float64)
+    groups, count = len(sizes), len(rows)
+    if not 1 < groups < count:
+        return np.zeros(rows.shape[1])
+    means = _sums(rows, number) / sizes[:, None]
+    within = np.square(rows - means[number]).sum(0) / (count - groups)
+    between = sizes @ np.square(means - rows.mean(0)) / (groups - 1)
+    size = (count - np.square(sizes).sum() / count) / (groups - 1)
+    total = between + (size - 1) * within
+    found = ((between - within) / np.maximum(total, 1e-300)).clip(0, 1)
+    if rare is not None:
+        chance = _chi_squared(groups - 1, 1 - rare) / (groups - 1)
+        found = np.where(between > chance * within, found, 0.0)
+    return found
+
+
+def _sums(rows: Numbers, number: NDArray[np.int64]) -> Numbers:
+    found = np.zeros((number.max() + 1, rows.shape[1]))
+    np.add.at(found, number, rows)
+    return found
+
+
+def _around_classes(rows: Numbers, number: NDArray[np.int64]) -> Numbers:
+    """Return rows around the mean of the others of their class; a class of one says nothing."""
+    sizes = np.bincount(number).astype(np.float64)[number][:, None]
+    others = (_sums(rows, number)[number] - rows) / np.maximum(sizes - 1, 1)
+    found: Numbers = np.where(sizes > 1, rows - others, 0.0)
+    return found
+
+
+def _chi_squared(freedom: int, share: float) -> float:
+    """Return what chi squared stays below with this probability, by its cube root.
+
+    That is about normal (Wilson and Hilferty, 1931).
+    """
+    spread = 2 / (9 * freedom)
+    return freedom * max(0.0, 1 - spread + NormalDist().inv_cdf(share) * math.sqrt(spread)) ** 3
+
+
+def resemblance_of_stream(rows: Numbers, constants: Constants = CONSTANTS) -> float:
+    """Return how far the samples of a stream resemble each other, from 0 to 1.
+
+    That is by how much less they vary than those of the source, in the band that keeps the largest
+    share of its variance. Chance is granted: a few samples vary little by accident.
+
+    Args:
+        rows: Log energies of samples around their mean, in units of the deviations of the source,
+            shape (samples, bands).
+        constants: See `ttapca.spectral.constants`.
+
+    Example:
+        >>> rows = np.random.default_rng(0).normal(size=(100, 5))
+        >>> resemblance_of_stream(rows), round(resemblance_of_stream(rows / 10), 2)
+        (0.0, 0.98)
+    """
+    if len(rows) < 2:
+        return 0.0
+    least = _chi_squared(len(rows) - 1, constants.rare)
+    squares = float(np.square(rows).sum(0).max())
+    return max(0.0, 1 - squares / least) if least > 0 else 0.0
