@@ -121,6 +121,7 @@ class ShiftWatch:
             )
         self.alarm = alarm
         self._gains = list(gains)
+        self._constants = gains[0].constants if gains else CONSTANTS
         self._shares = shares
 
     @torch.no_grad()
@@ -166,9 +167,15 @@ class ShiftWatch:
         )
         if images >= self.alarm.images:
             if ordered:
-                independent = _independent_in_block(float(images), runs, few, alike)
+                independent = _independent_in_block(
+                    float(images), runs, few, alike, self._constants.likeness
+                )
             else:
-                independent = independent_images(float(images), self._skew_of(after))
+                independent = independent_images(
+                    float(images), self._skew_of(after), self._constants
+                )
+            resemblance = batch.resemblance.get(number, 0.0)
+            independent = min(independent, design_effect(float(images), resemblance))
             p_value = joint_p_value(
                 [
                     gain.evidence(
@@ -242,7 +249,9 @@ class ShiftWatch:
             )
 
 
-def _independent_in_block(samples: float, runs: float, few: float, alike: float) -> float:
+def _independent_in_block(
+    samples: float, runs: float, few: float, alike: float, likeness: float
+) -> float:
     """Return how many independent images a block is worth by itself.
 
     Args:
@@ -250,14 +259,15 @@ def _independent_in_block(samples: float, runs: float, few: float, alike: float)
         runs: How many runs begin in it; another one may go on from the block before.
         few: How many of the images are of few classes in no order.
         alike: The same, each times how alike they are.
+        likeness: Correlation of the band energies of two images of one class.
 
     Example:
-        >>> _independent_in_block(64.0, 64.0, 0.0, 0.0)  # in no order
+        >>> _independent_in_block(64.0, 64.0, 0.0, 0.0, 0.1)  # in no order
         64.0
-        >>> round(_independent_in_block(64.0, 0.0, 0.0, 0.0), 1)  # one run
+        >>> round(_independent_in_block(64.0, 0.0, 0.0, 0.0, 0.1), 1)  # one run
         8.8
     """
-    others, likeness = samples - few, CONSTANTS.likeness
+    others = samples - few
     begun = max(min(runs + 1, others), TINY)
     found = begun * design_effect(max(others, 0.0) / begun, likeness)
     return float(found + design_effect(few, likeness * alike / max(few, TINY)))

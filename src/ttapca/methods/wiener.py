@@ -205,6 +205,11 @@ class Wiener(Method):
         """Return the filter that sees the images themselves, and knows their outliers."""
         return next((one for one in self._filters() if one.outliers_ is not None), None)
 
+    def _measured_constants(self) -> Constants:
+        """Return the constants, with what the first filter measured in place of suppositions."""
+        found = self._filters()[0].resemblance_
+        return self.constants if found is None else found.told(self.constants)
+
     def assemble(self) -> Assembly:
         """Return gains and statistics that follow the stream."""
         names = ("shrink", "restore", "largest_ratio", "center")
@@ -212,7 +217,7 @@ class Wiener(Method):
         options["threshold"] = self.threshold
         if self.threshold is None:
             options["threshold"] = self.constants.threshold
-        options["constants"] = self.constants
+        options["constants"] = constants = self._measured_constants()
         # The first filter tells conditions apart, and the others go by what it found.
         gains = [
             SpectralGains(one, self.gain, **options, states=1 if number else self.states)
@@ -220,16 +225,16 @@ class Wiener(Method):
         ]
         classes = self._classes() if self.looks_at_classes else None
         statistics = statistics_surfaces(
-            self.statistics, gains, classes=classes, constants=self.constants
+            self.statistics, gains, classes=classes, constants=constants
         )
         surfaces: list[Surface] = [*statistics, *gains]
         image_filter = self._image_filter()
         if image_filter is not None and self.outliers is not False:
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
-            surfaces.append(OutlierRepair(image_filter, self.constants))
+            surfaces.append(OutlierRepair(image_filter, constants))
         mover = Mover()
         if self._counts_classes and (known := self._classes()) is not None:
-            mover = ChainPasses(known, required=False, counts_only=True, constants=self.constants)
+            mover = ChainPasses(known, required=False, counts_only=True, constants=constants)
         if classes is not None:
             following = [each for each in statistics if isinstance(each, StreamStatistics)]
             mover = ChainPasses(
@@ -237,7 +242,7 @@ class Wiener(Method):
                 following[0] if following else None,
                 required=self.order is not None,
                 order=self.order or "auto",
-                constants=self.constants,
+                constants=constants,
             )
         if self.views == 2:
             mover = MirroredView(mover)

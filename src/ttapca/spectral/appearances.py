@@ -7,10 +7,14 @@ an image shows counts little, and what happened to it counts much.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ttapca.spectral.constants import CONSTANTS, Constants
+
+Numbers = NDArray[np.float64]
 
 # Source images for each number that describes an image; fewer do not tell how images vary.
 FEWEST_SOURCE = 4
@@ -47,6 +51,7 @@ class Appearances:
         textures: Tensor | None = None,
         constants: Constants = CONSTANTS,
     ) -> None:
+        self._bands = energies.shape[1]
         measured = _beside(energies, textures)
         self._least = LEAST * measured.median(0).values.clamp(min=torch.finfo(torch.float32).tiny)
         logarithms = (measured + self._least).log()
@@ -56,6 +61,7 @@ class Appearances:
         correlations = unit.T @ unit / (len(unit) - 1)
         ridge = constants.ridge * torch.eye(len(correlations), dtype=torch.float64)
         self._whiten = torch.linalg.cholesky(torch.linalg.inv(correlations + ridge))
+        self._unwhiten = torch.linalg.inv(self._whiten).numpy()
         self.known = len(measured) >= FEWEST_SOURCE * self.size
         self.reach = self._reach(float((unit @ self._whiten).square().sum(1).max()), len(unit))
 
@@ -75,6 +81,11 @@ class Appearances:
         logarithms = (_beside(energies, textures) + self._least).log()
         whitened: Tensor = (logarithms - self._mean) / self._deviation @ self._whiten
         return whitened
+
+    def of_bands(self, away: Numbers) -> Numbers:
+        """Return differences of descriptions by band, each in units of its own deviation."""
+        found: Numbers = away @ self._unwhiten[:, : self._bands]
+        return found
 
 
 def _beside(energies: Tensor, textures: Tensor | None) -> Tensor:

@@ -228,7 +228,7 @@ class ClosedFormGain(ClosedFormRule):
         if batch.left_out or not batch.counts:
             batch.show(self.number, newer, before, self._scaling(before))
             return
-        joined = before.joined(newer, batch.memory)
+        joined = batch.as_resembling(before.joined(newer, batch.memory))
         found = self._scaling(joined)
         joined = replace(joined, shift=found.shift, unusual=found.unusual)
         batch.show(self.number, newer, joined, found)

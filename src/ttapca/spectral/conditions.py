@@ -40,6 +40,7 @@ from torch import Tensor
 
 from ttapca.spectral.appearances import Appearances
 from ttapca.spectral.constants import CONSTANTS, Constants
+from ttapca.spectral.resemblance import resemblance_of_stream
 
 Numbers = NDArray[np.float64]
 
@@ -196,6 +197,20 @@ class ConditionStates:
                 nearest[~strange & (stay | large)] = state
         centres, weights = _moved(known.centres, known.weights, appearances, nearest)
         return replace(known, centres=centres, weights=weights), nearest, begun
+
+    def resemblance(self, known: KnownConditions) -> float:
+        """Return how far the last images of a stream resemble each other, from 0 to 1.
+
+        Those of one condition: what has happened to images is no resemblance.
+        """
+        rows = known.last(self.constants.block)
+        nearest, states = _nearest(rows, known.centres), len(known.centres)
+        sizes = np.bincount(nearest, minlength=states)
+        means = np.zeros_like(known.centres)
+        np.add.at(means, nearest, rows)
+        away = rows - (means / np.maximum(sizes, 1)[:, None])[nearest]
+        freedom = len(rows) - int((sizes > 0).sum())
+        return resemblance_of_stream(self.describe.of_bands(away), freedom, self.constants)
 
     def _place(self, known: KnownConditions, taken: Iterable[int]) -> int | None:
         """Return the number of a state that may begin, instead of none of those that are taken.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ttapca.errors import LayerOutputError
-from ttapca.spectral.chain import ChainState
+from ttapca.spectral.chain import ChainState, design_effect
 from ttapca.spectral.class_plan import ClassPlan, Places
 from ttapca.spectral.conditions import ConditionStates
 from ttapca.spectral.stream_state import (
@@ -89,6 +89,7 @@ class StreamBatch:
         implausible: Which images are no samples of any shift; None if all may be.
         traced: Whether all streams are rows of tables, for an exporter; see
             `ttapca.serving.stateful_network`.
+        resemblance: How far images of a stream resemble each other, from 0 to 1, by its number.
         settle_layers: Set by statistics that follow streams.
     """
 
@@ -120,6 +121,7 @@ class StreamBatch:
         self.outliers: dict[int, tuple[float, int]] = {}
         self.chains: list[ChainState] | None = None
         self.alarms: dict[int, AlarmState] = {}
+        self.resemblance: dict[int, float] = {}
         self.settle_layers: SettleLayers | None = None
         self.implausible: Tensor | None = None
         self._conditions = [state.conditions for state in self.states]
@@ -186,6 +188,7 @@ class StreamBatch:
                 condition_of[own], condition_of[chosen] = found[-1], found
                 self._latest[number] = int(found[-1])
                 self._begun |= {(number, condition) for condition in begun}
+                self.resemblance[number] = conditions.resemblance(self._conditions[number])
         # In the order of streams, each of which has a group even if the batch has none of its.
         keys = list(zip(streams.tolist(), condition_of.tolist(), strict=True))
         groups = sorted({*keys, *enumerate(self._latest)})
@@ -399,7 +402,15 @@ class StreamBatch:
         before = self.spectrum_before(number).independent
         before = before * torch.exp(-newer.samples / self.memory)
         independent = self.independent_samples(newer.samples)
-        return replace(spectrum, independent=before + independent)
+        return self.as_resembling(replace(spectrum, independent=before + independent))
+
+    def as_resembling(self, spectrum: Spectrum) -> Spectrum:
+        """Count images of streams for less if they resemble each other; a row for each group."""
+        if not any(self.resemblance.values()):
+            return spectrum
+        alike = torch.tensor([self.resemblance.get(stream, 0.0) for stream, _ in self.groups])
+        most = design_effect(spectrum.samples, alike.to(spectrum.samples))
+        return replace(spectrum, independent=spectrum.independent.minimum(most))
 
     def independent_samples(self, samples: Tensor) -> Tensor:
         """Return how many of the samples that each group shows to a filter say something new.
