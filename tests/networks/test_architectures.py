@@ -18,15 +18,9 @@ from torch import Tensor, nn
 from ttapca.datasets import Images
 from ttapca.errors import InputTypeError, OptionError, ShapeError
 from ttapca.networks import ARCHITECTURES, Normalisation, build, normalisation_of
-from ttapca.networks.architectures import (
-    LayeredNetwork,
-    Recipe,
-    group_norm_resnet,
-    resnet,
-    shapes_of,
-    wide_resnet,
-)
-from ttapca.networks.imagenet import small_image_resnet
+from ttapca.networks.architectures import LayeredNetwork, shapes_of
+from ttapca.networks.network import Recipe
+from ttapca.networks.resnets import group_norm_resnet, resnet, small_image_resnet, wide_resnet
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "weights"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")

@@ -24,8 +24,8 @@ from ttapca.networks import (
     load_weights,
 )
 from ttapca.networks.checkpoints import guess_architecture
-from ttapca.networks.factories import call_factory, is_factory
-from ttapca.networks.imagenet import EARLY_STRIDE
+from ttapca.networks.external import call_factory, is_factory
+from ttapca.networks.resnets import EARLY_STRIDE
 from ttapca.networks.rotation import published_name
 from ttapca.networks.weight_files import read_weights, write_safetensors, write_weights
 

@@ -18,8 +18,7 @@ from small_networks import smooth_images
 from ttapca.benchmark.network_source import NetworkSource
 from ttapca.errors import CheckpointError, OptionError
 from ttapca.networks import describe_layers, load
-from ttapca.networks.factories import is_factory
-from ttapca.networks.hubs import HubNetwork
+from ttapca.networks.external import HubNetwork, is_factory
 
 IMAGES = torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 

@@ -15,9 +15,9 @@ from ttapca.datasets import Images
 from ttapca.errors import OptionError
 from ttapca.networks import ARCHITECTURES, build, evaluate, load
 from ttapca.networks.architectures import LayeredNetwork
-from ttapca.networks.blocks import Bottleneck, stages
 from ttapca.networks.checkpoints import guess_architecture
 from ttapca.networks.mobile import SamePadding
+from ttapca.networks.resnets import Bottleneck, stages
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor
 
 from ttapca.networks import build
-from ttapca.networks.transformer import CompactTransformer
+from ttapca.networks.architectures import CompactTransformer
 
 
 def linear(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:

@@ -26,8 +26,7 @@ from ttapca.networks.layer_costs import LayerFacts, LayerTable, describe_layers
 from ttapca.networks.network import NORMALISATIONS, ImageNetwork, Normalisation, normalisation_of
 from ttapca.networks.rotation import RotationHead, RotationNetwork, add_rotation_head, turn
 from ttapca.networks.runs import train
-from ttapca.networks.training import EpochRecord, Training
-from ttapca.networks.training_options import TrainingOptions
+from ttapca.networks.training import EpochRecord, Training, TrainingOptions
 
 __all__ = [
     "ARCHITECTURES",

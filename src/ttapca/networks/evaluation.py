@@ -1,10 +1,9 @@
-"""Measure how good predictions are: the loop that every command and experiment uses."""
+"""Measure predictions against labels: the loop that every command and experiment uses."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from ttapca._checks import Maybe, OneOf, check_option
 from ttapca.datasets import Images, Order, TensorBatches, choose
-from ttapca.errors import NotEnoughDataError, OptionError, ShapeError, TtapcaError, refused_memory
+from ttapca.errors import NotEnoughDataError, OptionError
+from ttapca.networks.network import explained_shape
 from ttapca.support.outputs import Outputs, softmax_entropy
 
 CALIBRATION_BINS = 15
@@ -29,7 +29,7 @@ Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
+    """The errors, calibration and speed of some predictions.
 
     Attributes:
         images: How many there were.
@@ -87,10 +87,10 @@ def evaluate(
         data: Labelled images.
         batch_size: How many images are predicted at once; the last batch may have fewer.
         order: The order of the images, see `ttapca.datasets.choose`.
-        seed: Of the shuffle, where there is one.
-        outputs: What the logits mean. By default one is `binary`, and more are `multiclass`. Where
-            they are `multilabel`, the label with the highest logit is predicted, its confidence is
-            its sigmoid, and the entropy is the mean over labels.
+        seed: Of the shuffle, if there is one.
+        outputs: The meaning of the logits. By default one is `binary`, and more are `multiclass`.
+            If they are `multilabel`, the label with the highest logit is predicted, its confidence
+            is its sigmoid, and the entropy is the mean over labels.
         progress: Wraps the batches while they are read; silent by default.
 
     Raises:
@@ -129,9 +129,9 @@ class Predictions:
         return self.classes == self.labels
 
     def evaluation(self, chosen: Tensor | None = None) -> Evaluation:
-        """Measure all images, or those where `chosen`, of shape (n,), is true.
+        """Measure all images, or those for which `chosen`, of shape (n,), is true.
 
-        These get their share of the seconds. Batches without any are left out of the streams.
+        They get their share of the seconds. Batches without any are left out of the streams.
         """
         if chosen is None:
             chosen = torch.ones_like(self.labels, dtype=torch.bool)
@@ -161,10 +161,9 @@ def predict_all(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Predictions:
-    """Predict all images, batch by batch.
+    """Predict all images, batch by batch, as `evaluate` does.
 
-    Arguments and errors are those of `evaluate`. `watch` is called after each batch with the number
-    of its images and of wrong predictions.
+    `watch` is called after each batch with the number of its images and of wrong predictions.
     """
     check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
     if not len(batches):
@@ -182,9 +181,8 @@ def predict_all(
         parts.append((labels, predicted, confidence, entropy, torch.full_like(labels, number)))
         if watch:
             watch(len(labels), int((predicted != labels).sum()))
-    labels, *others = (torch.cat(column) for column in zip(*parts, strict=True))
-    classes, confidences, entropies, numbers = others
-    return Predictions(labels, classes, confidences, entropies, numbers, seconds, n_classes)
+    columns = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Predictions(*columns, seconds, n_classes)
 
 
 def expected_calibration_error(
@@ -209,19 +207,6 @@ def expected_calibration_error(
     return float(gaps.abs().sum() / len(confidence))
 
 
-@contextmanager
-def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
-    """Say that a network does not take images of this shape if it fails inside the block."""
-    try:
-        yield
-    except TtapcaError:
-        raise
-    except (RuntimeError, ValueError, IndexError) as error:  # the shapes do not fit
-        if refused_memory(error) is not None:
-            raise
-        raise ShapeError(f"The network cannot take images of shape {shape}: {error}") from error
-
-
 @torch.no_grad()
 def _logits(predict: Predict, images: Tensor) -> Tensor:
     with explained_shape(tuple(images.shape[1:])):
@@ -229,7 +214,7 @@ def _logits(predict: Predict, images: Tensor) -> Tensor:
 
 
 def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the class of each image, its probability and the entropy, each of shape (batch,)."""
+    """Return the class of each image, its probability and its entropy, each of shape (batch,)."""
     if classes == 1 and logits.dim() == 2 and logits.shape[1] == 1 and read_as.kind is None:
         nothing = logits.new_zeros(len(logits))  # with a single class nothing is uncertain
         return nothing.long(), nothing + 1, nothing
@@ -249,7 +234,7 @@ def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, 
 
 
 def _means(values: Tensor, groups: Tensor, count: int = 0) -> list[float | None]:
-    """Return the mean of the values in each group; None for an empty one."""
+    """Return the mean of the values of each group; None for an empty one."""
     sizes = torch.bincount(groups, minlength=count)
     sums = torch.bincount(groups, weights=values.double(), minlength=count)
     pairs = zip(sums.tolist(), sizes.tolist(), strict=True)

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import LayerOutputError, ShapeError
 from ttapca.networks.network import CIFAR_SHAPE, conv3x3, initialise
 from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
+from ttapca.support.norm_layers import with_running_statistics
 
 TURNS = 4  # 0, 90, 180 and 270 degrees
 HEAD_CHANNELS = 64
@@ -24,7 +24,7 @@ HEAD_PREFIX = "rotation_head."
 
 
 class RotationHead(nn.Module):
-    """Map features of the split layer, with so many channels, to four logits.
+    """Map features of the split layer to four logits.
 
     It has GroupNorm, because test-time training often sees one image at a time.
 
@@ -174,7 +174,7 @@ def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Keep BatchNorm's running statistics as they are while turned images run in training mode."""
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    layers = with_running_statistics(model).values()
     before = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
     for layer, (_, count) in zip(layers, before, strict=True):
         layer.momentum = 0.0

@@ -24,8 +24,7 @@ from ttapca._checks import ListOf, Maybe, Number, Plain, Record, Such, Whole, co
 from ttapca.datasets import Images
 from ttapca.errors import CheckpointError, OptionError, TrainingError
 from ttapca.networks.evaluation import Progress
-from ttapca.networks.training import EpochRecord, Training
-from ttapca.networks.training_options import TrainingOptions
+from ttapca.networks.training import EpochRecord, Training, TrainingOptions
 from ttapca.networks.weight_files import (
     DESCRIPTION,
     read_safetensors,

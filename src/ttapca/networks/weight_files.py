@@ -41,7 +41,7 @@ WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
 PREFIX = re.compile(rf"^(?:{'|'.join(WRAPPED)})\.")
 FORMAT = "ttapca.weights"
 
-# What a file of ours says about its network. Callers of `train` may add anything that is plain.
+# The description that a file of ours has of its network. Callers of `train` may add plain values.
 DESCRIPTION = Record(
     optional={
         "architecture": Text(100),
@@ -69,7 +69,7 @@ DESCRIPTION = Record(
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The weights of a file, and what a file of ours says about its network.
+    """The weights of a file, and the description that a file of ours has of its network.
 
     Attributes:
         path: The file.
@@ -83,17 +83,13 @@ class WeightFile:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The weights by name, without the prefixes of what wrapped the network."""
+        """The weights by name, without the prefixes of modules that wrapped the network."""
         return self.named_like(None)
 
     def named_like(self, wanted: Collection[str] | None) -> dict[str, Tensor]:
         """Return the weights by the names of a network, which may have such prefixes itself.
 
-        Args:
-            wanted: These names; None for a network without any.
-
-        Raises:
-            CheckpointError: Two weights have one name but for a prefix.
+        Prefixes are removed one by one until the wanted names are there; all of them for None.
         """
         found = self.stored
         while wanted is None or not found.keys() >= set(wanted):
@@ -142,12 +138,7 @@ def read_weights(path: Path) -> WeightFile:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> None:
-    """Write a `.safetensors` file in one step, with a description of its network.
-
-    Raises:
-        OptionError: The description is invalid.
-        StorageError: The file cannot be written.
-    """
+    """Write a `.safetensors` file in one step, with a description of its network."""
     conform(description, DESCRIPTION, "The description of a network", OptionError)
     write_safetensors(path, tensors, {"format": FORMAT, "description": json.dumps(description)})
 
