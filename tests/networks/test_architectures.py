@@ -216,7 +216,7 @@ def test_normalisation_of_a_data_set() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: build("wrn28-10"), "no architecture `wrn28-10`. Did you mean `wrn-28-10`"),
+        (lambda: build("wrn28-10"), "`architecture` must be one of .*; found .wrn28-10.. Did you mean `wrn-28-10`"),
         (lambda: wide_resnet(3, 10, depth=27, width=10), r"must be 6 n \+ 4, .* found 27"),
         (lambda: resnet(3, 10, depth=21), r"must be 6 n \+ 2, .* found 21"),
         (lambda: build("resnet20", classes=0), "at least 1 class; found 0"),

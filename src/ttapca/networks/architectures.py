@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca._checks import Number, check_option
-from ttapca.errors import OptionError, did_you_mean
+from ttapca._checks import Number, OneOf, check_option
 from ttapca.networks.mobile import efficientnet_lite0, mobilenet_v2
 from ttapca.networks.network import (
     CIFAR_SHAPE,
@@ -48,14 +47,7 @@ class LayeredNetwork(ImageNetwork):
             self.add_module(name, layer)
 
     def take_any_size(self) -> None:
-        """Take images of any height and width from now on, instead of those of `input_shape`.
-
-        Example:
-            >>> network = build("resnet20").eval()
-            >>> network.take_any_size()
-            >>> network(torch.zeros(1, 3, 40, 24)).shape
-            torch.Size([1, 10])
-        """
+        """Take images of any height and width from now on, instead of those of `input_shape`."""
         self.normalise.any_size = True
 
     def forward(self, images: Tensor) -> Tensor:
@@ -182,14 +174,12 @@ def build(
 
     Args:
         architecture: One of `ARCHITECTURES`.
-        classes: How many logits the network returns for an image; by default 10, and 1,000 for
-            networks of photographs.
-        normalisation: What the network does to images in [0, 1]: one of `NORMALISATIONS`, or
-            numbers.
+        classes: The number of logits for an image; by default 10, and 1,000 for networks of
+            photographs.
+        normalisation: Of images in [0, 1]: one of `NORMALISATIONS`, or numbers.
         input_shape: The shape of one image: channels, height, width; by default 3 x 32 x 32, and
             3 x 224 x 224 for networks of photographs.
-        eps: What norms add to a variance before they divide by its root; by default what the
-            architecture is known for, mostly 1e-5.
+        eps: Number that norms add to a variance; by default the architecture's own, mostly 1e-5.
         generator: Draws the weights; by default one with a fixed seed.
 
     Raises:
@@ -216,12 +206,7 @@ def build(
 
 
 def default_shape(architecture: str) -> tuple[int, int, int]:
-    """Return the shape of the images that an architecture is mostly used with.
-
-    Example:
-        >>> default_shape("resnet20"), default_shape("resnet50")
-        ((3, 32, 32), (3, 224, 224))
-    """
+    """Return the shape of the images that an architecture is mostly used with."""
     return IMAGENET_SHAPE if architecture in _FOR_PHOTOGRAPHS else CIFAR_SHAPE
 
 
@@ -234,9 +219,5 @@ def shapes_of(architecture: str, classes: int, channels: int) -> dict[str, tuple
 
 
 def _find(architecture: str) -> Maker:
-    if architecture not in ARCHITECTURES:
-        raise OptionError(
-            f"There is no architecture `{architecture}`."
-            f"{did_you_mean(architecture, ARCHITECTURES)} There are: {', '.join(ARCHITECTURES)}."
-        )
+    check_option("architecture", architecture, OneOf(tuple(ARCHITECTURES)))
     return ARCHITECTURES[architecture]

@@ -50,15 +50,15 @@ def load(
         source: A name of `packaged()`, or a file: `.safetensors`, or `.pt`, `.pth`, `.pth.tar`
             with the weights bare or under `state_dict`, `model_state_dict`, `net`; or `hf:NAME` and
             `timm:NAME` for networks of transformers and timm that are on this machine.
-        architecture: One of `ARCHITECTURES`; by default found out from the weights. Weights do not
-            tell where a ResNet-50, 101 or 152 strides: it is taken for torchvision's unless you say
-            `resnet50-early-stride`.
-        normalisation: What the network does to images in [0, 1] before anything else: one of
-            `NORMALISATIONS`, or numbers. Files written by `train` say it; for others, state it.
-        input_shape: The shape of one image; by default what the file says, or else 32 x 32 pixels,
-            and 224 x 224 for networks of photographs.
-        eps: What norms add to a variance, if it is not what the architecture is known for, mostly
-            1e-5; weights that come from TensorFlow or Keras often need 1e-3.
+        architecture: One of `ARCHITECTURES`; by default found out from the weights. They do not
+            tell the strides of a ResNet-50, 101 or 152: it is taken for torchvision's unless you
+            say `resnet50-early-stride`.
+        normalisation: Of images in [0, 1]: one of `NORMALISATIONS`, or numbers. Files written by
+            `train` state it; for others, state it yourself.
+        input_shape: The shape of one image; by default the file's, or else 32 x 32 pixels, and
+            224 x 224 for networks of photographs.
+        eps: Number that norms add to a variance, by default mostly 1e-5; weights that come from
+            TensorFlow or Keras often need 1e-3.
 
     Raises:
         OptionError: There is no such name or file, or an option is missing or impossible.
@@ -166,12 +166,7 @@ def _shipped() -> Path:
 
 
 def describe_weights(source: str | Path) -> dict[str, Any]:
-    """Return the description of a packaged network or of a file that `train` wrote; else nothing.
-
-    Example:
-        >>> describe_weights("digits-small-cnn")["data"]["name"]
-        'digits'
-    """
+    """Return the description that `train` wrote of a packaged network or a file; else nothing."""
     return read_weights(find_weights(source)).description
 
 
@@ -239,12 +234,7 @@ def _network(
 
 
 def stated_normalisation(description: Mapping[str, Any]) -> Normalisation | None:
-    """Return the normalisation that a description of weights states; None if it states none.
-
-    Example:
-        >>> stated_normalisation(describe_weights("digits-small-cnn"))
-        Normalisation(mean=(0.0,), std=(1.0,))
-    """
+    """Return the normalisation that a description of weights states; None if it states none."""
     values = description.get("normalisation")
     return None if values is None else Normalisation(tuple(values["mean"]), tuple(values["std"]))
 
@@ -312,20 +302,20 @@ def _check_shapes(wanted: Shapes, tensors: Tensors, name: str, path: Path) -> No
     found = _shapes_in(tensors, wanted)
     if found == wanted:
         return
-    common = [key for key in wanted if key in found]
     differences = {
         "missing": [f"`{key}`" for key in wanted if key not in found],
         "unexpected": [f"`{shown(key)[1:-1]}`" for key in found if key not in wanted],
         "wrong shape": [
-            f"`{key}` {found[key]} for {wanted[key]}" for key in common if found[key] != wanted[key]
+            f"`{key}` {found[key]} for {shape}"
+            for key, shape in wanted.items()
+            if found.get(key, shape) != shape
         ],
     }
     wrong = []
     for difference, names in differences.items():
-        more = len(names) - NAMES_SHOWN
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         if names:
-            listed = ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-            wrong.append(f"{difference} {listed}")
+            wrong.append(f"{difference} {', '.join(names[:NAMES_SHOWN])}{more}")
     fitting = guess_architecture(tensors)
     advice = (
         f"They are those of the architecture `{fitting}` with {_classes_in(tensors)} classes."

@@ -85,7 +85,7 @@ def evaluate(
         predict: A model in evaluation mode, an `Adapter`, or any function from images in [0, 1] to
             logits of shape (batch, classes); or one logit, for two classes.
         data: Labelled images.
-        batch_size: How many images are predicted at once; the last batch may have fewer.
+        batch_size: Images that are predicted at once; the last batch may have fewer.
         order: The order of the images, see `ttapca.datasets.choose`.
         seed: Of the shuffle, if there is one.
         outputs: The meaning of the logits. By default one is `binary`, and more are `multiclass`.
@@ -133,18 +133,16 @@ class Predictions:
 
         They get their share of the seconds. Batches without any are left out of the streams.
         """
-        if chosen is None:
-            chosen = torch.ones_like(self.labels, dtype=torch.bool)
-        images = int(chosen.sum())
+        rows = slice(None) if chosen is None else chosen
+        labels, batches, correct = self.labels[rows], self.batches[rows], self.correct[rows]
+        entropies, images = self.entropies[rows], len(labels)
         if not images:
             raise NotEnoughDataError("Evaluation needs images; found none.")
-        labels, batches = self.labels[chosen], self.batches[chosen]
-        correct, entropies = self.correct[chosen], self.entropies[chosen]
         errors, by_class = _means(~correct, batches), _means(correct, labels, self.n_classes)
         return Evaluation(
             images=images,
             error=100 * float((~correct).double().mean()),
-            calibration_error=100 * expected_calibration_error(self.confidences[chosen], correct),
+            calibration_error=100 * expected_calibration_error(self.confidences[rows], correct),
             accuracy_of_class=tuple(None if mean is None else 100 * mean for mean in by_class),
             entropy=float(entropies.mean()),
             error_stream=tuple(100 * mean for mean in errors if mean is not None),
@@ -172,10 +170,11 @@ def predict_all(
     n_classes = len(batches.data.class_names)
     parts: list[tuple[Tensor, ...]] = []
     seconds = 0.0
-    read: Iterable[Any] = progress(batches) if progress else batches
-    for number, (images, labels) in enumerate(read):
+    for number, (images, labels) in enumerate(progress(batches) if progress else batches):
         start = time.perf_counter()
-        logits = _logits(predict, images).double().cpu()
+        with torch.no_grad(), explained_shape(tuple(images.shape[1:])):
+            logits = predict(images)
+        logits = logits.double().cpu()
         seconds += time.perf_counter() - start
         predicted, confidence, entropy = _predicted(logits, read_as, n_classes)
         parts.append((labels, predicted, confidence, entropy, torch.full_like(labels, number)))
@@ -207,12 +206,6 @@ def expected_calibration_error(
     return float(gaps.abs().sum() / len(confidence))
 
 
-@torch.no_grad()
-def _logits(predict: Predict, images: Tensor) -> Tensor:
-    with explained_shape(tuple(images.shape[1:])):
-        return predict(images)
-
-
 def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the class of each image, its probability and its entropy, each of shape (batch,)."""
     if classes == 1 and logits.dim() == 2 and logits.shape[1] == 1 and read_as.kind is None:
@@ -226,11 +219,11 @@ def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, 
             f"one for two of them; it gives {tuple(logits.shape[1:])} for each image. Choose the "
             "data set or the network that fits the other."
         )
-    if found.dim() == 2:
-        confidence, predicted = found.softmax(1).max(1)
-        return predicted, confidence, softmax_entropy(found)
-    confidence, predicted = found.softmax(1)[:, 1].max(1)
-    return predicted, confidence, softmax_entropy(found).mean(1)
+    probabilities, entropies = found.softmax(1), softmax_entropy(found)
+    if found.dim() == 3:
+        probabilities, entropies = probabilities[:, 1], entropies.mean(1)
+    confidence, predicted = probabilities.max(1)
+    return predicted, confidence, entropies
 
 
 def _means(values: Tensor, groups: Tensor, count: int = 0) -> list[float | None]:

@@ -85,12 +85,7 @@ class HubNetwork(ImageNetwork):
 
 
 def is_hub_name(name: str) -> bool:
-    """Tell whether a word names a network of `transformers` or `timm`.
-
-    Example:
-        >>> is_hub_name("hf:google/vit-base-patch16-224"), is_hub_name("weights.pth")
-        (True, False)
-    """
+    """Tell whether a word names a network of `transformers` or `timm`."""
     return name.startswith((TRANSFORMERS, TIMM))
 
 
@@ -133,14 +128,17 @@ def _from_transformers(name: str, stated: Normalisation | None) -> HubNetwork:
         ) from error
     processor = _processor(transformers, name)
     normalisation = stated or _stated_normalisation(processor, name)
-    fallback = getattr(model.config, "image_size", None)
-    pictures = _pictures(processor, fallback, name)
-    height, width = _sides(pictures.size) or (1, 1)
+    pictures = _pictures(processor, getattr(model.config, "image_size", None), name)
     channels = int(getattr(model.config, "num_channels", 3))
+    classes = model.config.num_labels
     labels = getattr(model.config, "id2label", None) or {}
-    names = [str(labels[number]) for number in range(model.config.num_labels) if number in labels]
     return HubNetwork(
-        model, model.config.num_labels, normalisation, (channels, height, width), pictures, names
+        model,
+        classes,
+        normalisation,
+        (channels, *(_sides(pictures.size) or (1, 1))),
+        pictures,
+        [str(labels[number]) for number in range(classes) if number in labels],
     )
 
 

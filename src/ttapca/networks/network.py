@@ -1,7 +1,7 @@
-"""What all networks here have in common: they take images in [0, 1] and return logits.
+"""The base of all networks here: they take images in [0, 1], normalise them and return logits.
 
-Each network normalises its images itself, so no caller has to know the numbers. They are kept in
-buffers outside the state dict, so published weights load name for name.
+The numbers of a normalisation are buffers outside the state dict, so published weights load name
+for name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ INPUT_SHAPE = Such(
 
 @dataclass(frozen=True)
 class Normalisation:
-    """What is subtracted from the pixels of each channel, and what they are then divided by.
+    """The mean that is subtracted from pixels, and the deviation by which they are then divided.
 
     Attributes:
         mean: One number for each channel, or one for all, on pixels in [0, 1].
@@ -217,10 +217,9 @@ class ImageNetwork(nn.Module):
 
 
 class NormalisedNetwork(nn.Module):
-    """A network of your own that takes normalised images, behind their normalisation.
+    """Takes images in [0, 1] for a network of your own that needs normalised ones.
 
-    So it takes images in [0, 1], as all networks do here. Its layers get `model.` in front of their
-    names.
+    Its layers get `model.` in front of their names.
 
     Attributes:
         model: The network as the factory made it.
@@ -281,14 +280,7 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def looks_untrained(network: nn.Module) -> bool:
-    """Tell whether every BatchNorm layer still has its initial statistics.
-
-    The first training step changes them. Without such layers the answer is False.
-
-    Example:
-        >>> looks_untrained(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
-        True
-    """
+    """Tell whether there are BatchNorm layers, all with the statistics from before training."""
     pairs = [running_statistics(norm) for norm in with_running_statistics(network).values()]
     fresh = [not mean.any() and bool((var == 1).all()) for mean, var in pairs]
     return bool(fresh) and all(fresh)
@@ -297,12 +289,7 @@ def looks_untrained(network: nn.Module) -> bool:
 def settings_beside_weights(network: nn.Module) -> list[str]:
     """Return the unusual settings that change predictions and are in no tensor of a network.
 
-    Two networks may have the same weights and differ in this: `eps` of norms, and a stride in the
-    first 1x1 convolution of a bottleneck.
-
-    Example:
-        >>> settings_beside_weights(nn.Sequential(nn.BatchNorm1d(3, eps=1e-3), nn.BatchNorm1d(3)))
-        ['0 eps 0.001']
+    They are the `eps` of norms, and a stride in the first 1x1 convolution of a bottleneck.
     """
     settings = []
     for name, module in network.named_modules():

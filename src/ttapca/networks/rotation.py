@@ -50,17 +50,9 @@ class RotationHead(nn.Module):
 
 
 class RotationNetwork(nn.Module):
-    """A network and its rotation head.
+    """A network and its rotation head, which takes the output of the layer `split`.
 
     Calling it returns the network's logits; `rotation_logits` returns those of the head.
-
-    Args:
-        network: Any classifier of images.
-        split: Dotted path of the last shared layer; its output has shape (batch, channels, h, w).
-        head: Takes that output.
-
-    Raises:
-        LayerNotFoundError: The network has no such layer.
 
     Example:
         >>> from ttapca.networks import build
@@ -97,9 +89,9 @@ def add_rotation_head(
 
     Args:
         network: Any classifier of images.
-        split: Dotted path of the last shared layer.
+        split: Dotted path of the last shared layer; its output has shape (batch, channels, h, w).
         generator: Draws the head's weights.
-        input_shape: The shape of one image, to find out how many channels the features have.
+        input_shape: The shape of one image, by which the channels of that output are found.
 
     Raises:
         LayerNotFoundError: The network has no such layer.
@@ -139,11 +131,7 @@ def published_name(name: str) -> str:
 
 
 def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Turn each square image by a random multiple of 90 degrees.
-
-    Args:
-        images: Shape (batch, channels, side, side); left as they were.
-        generator: Draws how far.
+    """Turn each square image, (batch, channels, side, side), by random quarter turns.
 
     Returns:
         The turned images, and their numbers of quarter turns, shape (batch,).

@@ -110,13 +110,7 @@ class TrainingOptions:
             check_option(name, getattr(self, name), rule)
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
-        """Return the learning rate of a step, which depends on nothing but its number.
-
-        Example:
-            >>> options = TrainingOptions(epochs=10, peak=1.0)
-            >>> [round(options.learning_rate(step, 1), 2) for step in range(10)]
-            [0.04, 0.36, 0.68, 1.0, 0.95, 0.81, 0.61, 0.39, 0.19, 0.05]
-        """
+        """Return the learning rate of a step, which depends on nothing but its number."""
         steps = self.epochs * steps_per_epoch
         rise = round(ONE_CYCLE_RISE * steps)
         if self.schedule == "cosine":

@@ -1,12 +1,12 @@
-"""Read the weight files that people have, safely, and write our own.
+"""Read weight files of any origin safely, and write our own.
 
-A checkpoint can be a program in disguise: pickle runs what it is told to. Only tensors and plain
-containers are read here; a file that holds more is refused, with advice on how to convert it.
+A checkpoint can be a program in disguise: pickle runs the functions that it names. Only tensors and
+plain containers are read here; a file that holds more is refused.
 
 `torch.load(weights_only=True)` runs no code from a file, but it believes the sizes in the file and
 calls some functions it considers harmless: thirty bytes can ask it for all the memory there is. So
-the pickle is first run by Python's own unpickler over stand-ins that make nothing and check what
-they are asked for. Only then does torch read the file.
+the pickle is first run by Python's own unpickler over stand-ins that make nothing and check every
+request. Only then does torch read the file.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ SAFETENSORS = ".safetensors"
 WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
 PREFIX = re.compile(rf"^(?:{'|'.join(WRAPPED)})\.")
 FORMAT = "ttapca.weights"
+_DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.complex128, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
 
 # The description that a file of ours has of its network. Callers of `train` may add plain values.
 DESCRIPTION = Record(
@@ -69,16 +74,10 @@ DESCRIPTION = Record(
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The weights of a file, and the description that a file of ours has of its network.
-
-    Attributes:
-        path: The file.
-        stored: The weights by the names that they have there.
-        description: Of the network.
-    """
+    """The weights of a file, and the description that a file of ours has of its network."""
 
     path: Path
-    stored: dict[str, Tensor]
+    stored: dict[str, Tensor]  # by the names that they have there
     description: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -131,10 +130,9 @@ def read_weights(path: Path) -> WeightFile:
         tensors, metadata = read_safetensors(path)
         return WeightFile(path, _state_dict(tensors, path), _description(metadata, path))
     content = _read_torch(path)
-    for name in WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            return WeightFile(path, _state_dict(content[name], path))
-    return WeightFile(path, _state_dict(content, path))
+    named = content if isinstance(content, Mapping) else {}
+    inner = [named[name] for name in WRAPPERS if isinstance(named.get(name), Mapping)]
+    return WeightFile(path, _state_dict(inner[0] if inner else content, path))
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> None:
@@ -179,29 +177,18 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
             "`model.state_dict()`."
         )
     for name, tensor in tensors.items():
-        _check_tensor(name, tensor, path)
+        dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+        if not dense or tensor.dtype not in _DTYPES:
+            raise CheckpointError(
+                f"Weights are dense tensors of common types; `{name[:200]}` in {path} has type "
+                f"{tensor.dtype} and layout {tensor.layout}. Save `model.state_dict()` in float32."
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(
+                f"Weights are finite numbers; `{name[:200]}` in {path} holds others: the training "
+                "diverged, or the file was changed. Take an earlier checkpoint."
+            )
     return tensors
-
-
-_DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-    *(torch.complex128, torch.complex64),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-)
-
-
-def _check_tensor(name: str, tensor: Tensor, path: Path) -> None:
-    dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not dense or tensor.dtype not in _DTYPES:
-        raise CheckpointError(
-            f"Weights are dense tensors of common types; `{name[:200]}` in {path} has type "
-            f"{tensor.dtype} and layout {tensor.layout}. Save `model.state_dict()` in float32."
-        )
-    if not bool(torch.isfinite(tensor).all()):
-        raise CheckpointError(
-            f"Weights are finite numbers; `{name[:200]}` in {path} holds others: the training "
-            "diverged, or the file was changed. Take an earlier checkpoint."
-        )
 
 
 def _description(metadata: dict[str, str], path: Path) -> dict[str, Any]:
