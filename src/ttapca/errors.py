@@ -44,7 +44,7 @@ class InputRangeWarning(TtapcaWarning):
 
 
 class CallbackWarning(TtapcaWarning):
-    """A function of the user's that is called now and then has failed; the work goes on."""
+    """A callback of the user has failed; the work goes on."""
 
 
 class UntrainedWarning(TtapcaWarning):
@@ -55,12 +55,14 @@ class OptionError(TtapcaError, ValueError):
     """An option has a value that makes no sense, or does not exist."""
 
 
-class LayerNotFoundError(TtapcaError, KeyError):
-    """No layer of the model has the given dotted path."""
-
+class _NameError(TtapcaError, KeyError):
     def __str__(self) -> str:
         """Return the message itself: `KeyError` would print its `repr`, with quotes."""
         return str(self.args[0])
+
+
+class LayerNotFoundError(_NameError):
+    """No layer of the model has the given dotted path."""
 
 
 class LayerOutputError(TtapcaError, TypeError):
@@ -76,7 +78,7 @@ class InputTypeError(TtapcaError, TypeError):
 
 
 class OutOfMemoryError(TtapcaError, MemoryError):
-    """There is not enough memory for what was asked."""
+    """There is not enough memory for the task."""
 
 
 class FactoryError(TtapcaError, RuntimeError):
@@ -92,7 +94,7 @@ class NonFiniteError(TtapcaError, ValueError):
 
 
 class NotEnoughDataError(TtapcaError, ValueError):
-    """There are too few samples, or their rank is too low, for what was asked."""
+    """There are too few samples for the task, or their rank is too low."""
 
 
 class AttachError(TtapcaError, RuntimeError):
@@ -120,7 +122,7 @@ class TrainingError(TtapcaError, RuntimeError):
 
 
 class DataFormatError(TtapcaError, ValueError):
-    """A data file is truncated, has another layout, or holds what must not be there."""
+    """A data file is truncated, has another layout, or holds values that it must not hold."""
 
 
 class DataNotFoundError(TtapcaError, FileNotFoundError):
@@ -144,7 +146,7 @@ class StorageError(TtapcaError, OSError):
 
 
 class DamagedStreamError(StorageError):
-    """What is kept of a stream on disk cannot be read."""
+    """The record of a stream on disk cannot be read."""
 
 
 class ExportError(TtapcaError, RuntimeError):
@@ -152,7 +154,7 @@ class ExportError(TtapcaError, RuntimeError):
 
 
 class EngineError(TtapcaError, RuntimeError):
-    """An engine cannot run tasks: no workers, other versions, or data that they do not see."""
+    """An engine cannot run tasks: it has no workers, other versions, or data they do not see."""
 
 
 class PoolFullError(TtapcaError, RuntimeError):
@@ -167,12 +169,8 @@ class TooManyStreamsError(TtapcaError, RuntimeError):
     """A pool knows as many streams as it may."""
 
 
-class UnknownStreamError(TtapcaError, KeyError):
+class UnknownStreamError(_NameError):
     """A pool knows no stream of this name."""
-
-    def __str__(self) -> str:
-        """Return the message itself: `KeyError` would print its `repr`, with quotes."""
-        return str(self.args[0])
 
 
 class StreamNameError(TtapcaError, ValueError):
@@ -180,7 +178,7 @@ class StreamNameError(TtapcaError, ValueError):
 
 
 def warn_caller(message: str, category: type[TtapcaWarning]) -> None:
-    """Warn with the line of the user's code that called, whatever of us and torch lies between."""
+    """Warn with the line of the user's code, through all callers in ttapca and torch."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(BETWEEN):
         level, frame = level + 1, frame.f_back
@@ -203,7 +201,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def refused_memory(error: BaseException) -> str | None:
-    """Return what a `MemoryError`, or torch's `RuntimeError`, says about missing memory, or None.
+    """Return the reason of a `MemoryError`, or of torch's `RuntimeError` for memory; else None.
 
     Example:
         >>> refused_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to "
@@ -223,15 +221,8 @@ def refused_memory(error: BaseException) -> str | None:
 
 
 @contextmanager
-def enough_memory(what: str, remedy: str) -> Iterator[None]:
-    """Say what needed more memory than there is, and what to do about it.
-
-    Args:
-        what: The beginning of a sentence, such as `Fitting conv1`.
-        remedy: Another sentence.
-
-    Raises:
-        OutOfMemoryError: An allocation inside the block was refused.
+def enough_memory(task: str, remedy: str) -> Iterator[None]:
+    """Raise `OutOfMemoryError` with a remedy if an allocation inside the block is refused.
 
     Example:
         >>> with enough_memory("Adding", "Add less."):
@@ -245,5 +236,5 @@ def enough_memory(what: str, remedy: str) -> Iterator[None]:
         if refused is None or isinstance(error, OutOfMemoryError):
             raise
         raise OutOfMemoryError(
-            f"{what} needs more memory than there is: {refused}. {remedy}"
+            f"{task} needs more memory than there is: {refused}. {remedy}"
         ) from error
