@@ -3,7 +3,7 @@
 All derive from `TtapcaError`, so that a caller can catch errors of this library alone. Each class
 is also the builtin that a Python programmer would expect, so that `except ValueError` works.
 
-A message states the rule, then what was found, then what to do.
+A message states the rule, then the value that was found, then the way out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TtapcaError(Exception):
 
 
 class TtapcaWarning(UserWarning):
-    """Base of all warnings of this library: something works, but may not be what you want."""
+    """Base of all warnings of this library: something works, but perhaps not as you want it."""
 
 
 class TruncationWarning(TtapcaWarning):
@@ -90,7 +90,7 @@ class PixelTypeError(TtapcaError, TypeError):
 
 
 class NonFiniteError(TtapcaError, ValueError):
-    """Data hold NaN or infinity where finite numbers are needed."""
+    """Data hold NaN or infinity, and finite numbers are needed."""
 
 
 class NotEnoughDataError(TtapcaError, ValueError):
@@ -106,7 +106,7 @@ class SavedFilterError(TtapcaError, ValueError):
 
 
 class FilterExistsError(SavedFilterError, FileExistsError):
-    """Something is where a filter is to be saved: another filter, or something else."""
+    """There is a filter, or something else, in the place of a filter to be saved."""
 
 
 class SavedStreamError(TtapcaError, ValueError):
@@ -138,7 +138,7 @@ class DownloadError(TtapcaError, OSError):
 
 
 class FeedError(TtapcaError, OSError):
-    """A server cannot be reached, or refuses what it is sent."""
+    """A server cannot be reached, or refuses images."""
 
 
 class StorageError(TtapcaError, OSError):

@@ -7,8 +7,8 @@
     outcome = networks.evaluate(network, test_images)                # error, calibration, speed
 
 `build` makes an untrained network, `load` one with weights, `train` trains one in a folder that
-survives a crash, `describe_layers` says where a filter can go and what it costs there. All networks
-take images in [0, 1]: normalisation is their first layer.
+survives a crash, `describe_layers` lists the layers for a filter and its costs. All networks take
+images in [0, 1]: normalisation is their first layer.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def evaluate(
 
     Raises:
         OptionError: The number of logits is not the number of classes.
-        LayerOutputError: The logits are not what `outputs` says.
+        LayerOutputError: The logits do not have the shape that `outputs` needs.
         ShapeError: The network does not take images of this shape.
         NotEnoughDataError: There are no images.
 
@@ -180,8 +180,9 @@ def predict_all(
         parts.append((labels, predicted, confidence, entropy, torch.full_like(labels, number)))
         if watch:
             watch(len(labels), int((predicted != labels).sum()))
-    columns = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Predictions(*columns, seconds, n_classes)
+    labels, *others = (torch.cat(column) for column in zip(*parts, strict=True))
+    classes, confidences, entropies, numbers = others
+    return Predictions(labels, classes, confidences, entropies, numbers, seconds, n_classes)
 
 
 def expected_calibration_error(

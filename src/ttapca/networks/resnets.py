@@ -1,4 +1,4 @@
-"""ResNets: blocks with a shortcut, in three or four stages. Names are those of published weights.
+"""ResNets: blocks with a shortcut, in three or four stages, with the names of published weights.
 
 Three stages are for small images (He and others, 2016; Zagoruyko and Komodakis, 2016). Four are for
 photographs: the stem has 7x7 weights, stride 2 and a pooling with stride 2; with a stem of 3x3 and
@@ -274,7 +274,7 @@ SMALL_RESNETS: dict[str, Recipe] = {
     "resnet34-cifar": partial(small_image_resnet, depth=34),
     "resnet18-cifar-32": partial(small_image_resnet, depth=18, width=32),
 }
-# The usual ones come first: by names and shapes they cannot be told from those that stride early.
+# Those with an early stride come last: names and shapes are the same, and the first one is found.
 IMAGENET_RESNETS: dict[str, Recipe] = {
     **{f"resnet{depth}": partial(imagenet_resnet, depth=depth) for depth in BLOCKS},
     **{

@@ -113,14 +113,14 @@ def add_rotation_head(
 
 def _features_at(network: nn.Module, split: str, images: Tensor) -> Tensor:
     """Return the output of a layer without running the rest of the network."""
-    with stopped_at(find_layer(network, split)) as seen:
+    with stopped_at(find_layer(network, split)) as caught:
         network(images)
-    if not seen or not isinstance(seen[0], Tensor) or seen[0].dim() != 4:
+    if not caught or not isinstance(caught[0], Tensor) or caught[0].dim() != 4:
         raise LayerOutputError(
             "A rotation head needs a layer that is called and returns a tensor of shape (batch, "
             f"channels, height, width); `{split}` does not. Choose another layer."
         )
-    features: Tensor = seen[0]
+    features: Tensor = caught[0]
     return features
 
 

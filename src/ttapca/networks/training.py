@@ -74,8 +74,8 @@ class TrainingOptions:
         rotation: Weight of the rotation loss, for a network with a rotation head.
         channels_last: Memory layout; a third faster on the CPU that was measured.
         bfloat16: Whether convolutions and matrices are multiplied in bfloat16 (`torch.autocast`);
-            weights stay float32. Twice as fast where the processor has such instructions
-            (`avx512_bf16`, `amx_bf16`), slower elsewhere.
+            weights stay float32. Twice as fast if the processor has such instructions
+            (`avx512_bf16`, `amx_bf16`), slower otherwise.
         seed: Of the order of images and their augmentation.
 
     Raises:
@@ -395,9 +395,9 @@ def _averaged(network: nn.Module, decay: float) -> AveragedModel:
     return AveragedModel(network, multi_avg_fn=average, use_buffers=True)
 
 
-def _diverged(what: str) -> TrainingError:
+def _diverged(value: str) -> TrainingError:
     return TrainingError(
-        f"{what} is not finite any more: the training diverged. Start again in a new folder "
+        f"{value} is not finite any more: the training diverged. Start again in a new folder "
         "with a lower peak learning rate."
     )
 

@@ -312,7 +312,7 @@ _ITEM_SIZES = {
 _REBUILD = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"}
 _CALLED = {"OrderedDict", "_rebuild_parameter", "Size", "device"}
 _DTYPE_NAMES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
-_ALLOWED = {  # what a pickle may name, by module
+_ALLOWED = {  # names in a pickle, by module
     "torch": {*_ITEM_SIZES, *_DTYPE_NAMES, "Size", "device"},
     "torch.storage": {"UntypedStorage"},
     "torch._utils": {*_REBUILD, "_rebuild_parameter"},
@@ -330,9 +330,9 @@ def _push_container(unpickler: Any) -> None:
 
 
 class _Inspector(pickle._Unpickler):  # the one in Python: its instructions can be replaced
-    """Follow a pickle without making what it describes, and compare its sizes with the file.
+    """Follow a pickle without making its objects, and compare its sizes with the file.
 
-    `records` holds the bytes of each storage by name, where the file has a directory.
+    `records` has the bytes of each storage by name, if the file has a directory.
     """
 
     def __init__(self, content: bytes, size: int, records: Mapping[str, int] | None = None) -> None:
@@ -343,7 +343,7 @@ class _Inspector(pickle._Unpickler):  # the one in Python: its instructions can 
         self._shown = 0  # numbers in all tensors
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a stand-in for what tensors are made of; refuse everything else."""
+        """Return a stand-in for a part of tensors; refuse everything else."""
         if name not in _ALLOWED.get(module, ()):
             raise _MoreThanTensors(f"{module}.{name}")
         return _Named(name, self)
