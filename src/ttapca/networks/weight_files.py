@@ -366,20 +366,19 @@ class _Inspector(pickle._Unpickler):  # the one in Python: its instructions can 
         return _Storage(count)
 
     def check_tensor(
-        self, storage: object, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+        self, storage: _Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> None:
-        """Raise `ValueError` unless a tensor lies within its storage."""
-        if not isinstance(storage, _Storage):
-            raise ValueError("a tensor without a storage")
+        """Raise an error of any kind unless this is a storage, and a tensor lies within it."""
         if not all(isinstance(each, int) and each >= 0 for each in (offset, *shape, *strides)):
             raise ValueError("a size that is no number")
-        if len(shape) != len(strides) or len(shape) > MOST_DIMENSIONS:
-            raise ValueError("a shape without strides")
-        count = math.prod(shape)
+        if len(shape) > MOST_DIMENSIONS:
+            raise ValueError("a shape that no tensor has")
         steps = zip(shape, strides, strict=True)
         last = offset + sum((side - 1) * stride for side, stride in steps)
+        count = math.prod(shape)
         self._shown += count
-        if count and (last >= storage.numbers or self._shown > SHARING * self._size):
+        # Only a storage has `numbers`: this is also the check that there is one.
+        if (last >= storage.numbers or self._shown > SHARING * self._size) and count:
             raise ValueError("a tensor of more numbers than its storage")
         if not count and max((*shape, 0)) > self._size:
             raise ValueError("an empty tensor of an absurd shape")
