@@ -46,10 +46,6 @@ class LayeredNetwork(ImageNetwork):
         for name, layer in recipe(self.input_shape[0], classes).items():
             self.add_module(name, layer)
 
-    def take_any_size(self) -> None:
-        """Take images of any height and width from now on, instead of those of `input_shape`."""
-        self.normalise.any_size = True
-
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of shape (batch, classes) for images in [0, 1]."""
         x = images

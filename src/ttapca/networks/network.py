@@ -209,11 +209,13 @@ class ImageNetwork(nn.Module):
         Raises:
             OptionError: The network needs images of one size.
         """
-        raise OptionError(
-            f"Networks that average over pixels before their classifier take images of any size; "
-            f"{type(self).__name__} takes those of {_times(self.input_shape)} only. Resize the "
-            "images, or choose another network."
-        )
+        if self.normalise.any_size is None:
+            raise OptionError(
+                f"Networks that average over pixels before their classifier take images of any "
+                f"size; {type(self).__name__} takes those of {_times(self.input_shape)} only. "
+                "Resize the images, or choose another network."
+            )
+        self.normalise.any_size = True
 
 
 class NormalisedNetwork(nn.Module):
