@@ -1,11 +1,10 @@
-"""Rules for values: what an option may be, and what a file may hold.
+"""Rules for the values of options and the contents of files.
 
-Rules are plain objects that nest as the values do:
+Rules nest as the values do:
 
     Record({"layer": Text(), "shape": ListOf(Whole(1, 4096), 1, 8)}, {"note": Text()})
 
-`check_option` compares an option with a rule, `conform` the content of a file, with the error that
-its reader wants. The message names the option or field, the rule, and what was found.
+The message of an error names the option or field, the rule, and the value that was found.
 """
 
 from __future__ import annotations
@@ -27,40 +26,25 @@ ErrorType = Callable[[str], TtapcaError]
 
 
 class Broken(Exception):  # noqa: N818 - a signal inside this module
-    """A value breaks a rule.
+    """A value breaks a rule, which follows "must be" in the message.
 
-    Args:
-        at: Path of the field, such as `source.shape[2]`; empty for the whole content.
-        rule: What it must be.
-        found: What it is.
-        hint: A sentence that starts with a space, or nothing.
+    The path of the field is such as `source.shape[2]`, and empty for the whole content.
     """
 
     def __init__(self, at: str, rule: str, found: str, hint: str = "") -> None:
-        super().__init__(at, rule, found)
-        self.at, self.rule, self.found, self.hint = at, rule, found, hint
-
-    def __str__(self) -> str:
-        """Return the message for the user."""
-        what = f"`{self.at}`" if self.at else "the content"
-        return f"{what} must be {self.rule}; found {self.found}.{self.hint}"
+        field_or_all = f"`{at}`" if at else "the content"
+        super().__init__(f"{field_or_all} must be {rule}; found {found}.{hint}")
+        self.rule = rule
 
 
 class Rule(Protocol):
-    """Checks a value: `_check` raises `Broken` unless the value, at this path, is as it must be."""
+    """Its `_check` raises `Broken` unless the value at a path follows the rule."""
 
     def _check(self, value: object, at: str) -> None: ...
 
 
 def conform(value: object, rule: Rule, where: str, error: ErrorType, at: str = "") -> None:
-    """Raise the reader's error unless a value from a file is as a rule says.
-
-    Args:
-        value: Anything, as a parser returned it.
-        rule: What it must be.
-        where: The file, for the message.
-        error: Makes the error that is raised.
-        at: Path of the field, if the value is not the whole content.
+    """Raise the reader's error unless a value from a file, or its field `at`, follows a rule.
 
     Example:
         >>> from ttapca.errors import DataFormatError
@@ -76,7 +60,7 @@ def conform(value: object, rule: Rule, where: str, error: ErrorType, at: str = "
 
 
 def check_option(name: str, value: object, rule: Rule) -> None:
-    """Raise `OptionError` unless an option is as a rule says.
+    """Raise `OptionError` unless an option follows a rule.
 
     Example:
         >>> check_option("steps", 0, Whole(1))
@@ -226,7 +210,7 @@ class InstanceOf:
 
 @dataclass(frozen=True)
 class Maybe:
-    """None, or what another rule says."""
+    """None, or a value that follows another rule."""
 
     rule: Rule
 
@@ -237,7 +221,7 @@ class Maybe:
 
 @dataclass(frozen=True)
 class Either:
-    """What one of several rules says; `words` follow "must be" instead of all of these rules.
+    """A value that follows one of several rules; `words` replace all of them in the message.
 
     Example:
         >>> check_option("n_components", "many", Either((Whole(1), Number(0, below=1))))
@@ -263,7 +247,7 @@ number from 0 below 1; found 'many'.
 
 @dataclass(frozen=True)
 class Such:
-    """What another rule says, and for which `holds` is true; `words` follow "must be"."""
+    """A value that follows another rule, and for which `holds` is true; `words` say so."""
 
     rule: Rule
     holds: Callable[[Any], bool]

@@ -3,7 +3,7 @@
 All derive from `TtapcaError`, so that a caller can catch errors of this library alone. Each class
 is also the builtin that a Python programmer would expect, so that `except ValueError` works.
 
-A message states the rule, then what was found, then what to do.
+A message states the rule, then the value that was found, then the way out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TtapcaError(Exception):
 
 
 class TtapcaWarning(UserWarning):
-    """Base of all warnings of this library: something works, but may not be what you want."""
+    """Base of all warnings of this library: something works, but perhaps not as you want it."""
 
 
 class TruncationWarning(TtapcaWarning):
@@ -48,7 +48,7 @@ class FewIndependentWarning(TtapcaWarning):
 
 
 class CallbackWarning(TtapcaWarning):
-    """A function of the user's that is called now and then has failed; the work goes on."""
+    """A callback of the user has failed; the work goes on."""
 
 
 class UntrainedWarning(TtapcaWarning):
@@ -59,12 +59,14 @@ class OptionError(TtapcaError, ValueError):
     """An option has a value that makes no sense, or does not exist."""
 
 
-class LayerNotFoundError(TtapcaError, KeyError):
-    """No layer of the model has the given dotted path."""
-
+class _NameError(TtapcaError, KeyError):
     def __str__(self) -> str:
         """Return the message itself: `KeyError` would print its `repr`, with quotes."""
         return str(self.args[0])
+
+
+class LayerNotFoundError(_NameError):
+    """No layer of the model has the given dotted path."""
 
 
 class LayerOutputError(TtapcaError, TypeError):
@@ -80,7 +82,7 @@ class InputTypeError(TtapcaError, TypeError):
 
 
 class OutOfMemoryError(TtapcaError, MemoryError):
-    """There is not enough memory for what was asked."""
+    """There is not enough memory for the task."""
 
 
 class FactoryError(TtapcaError, RuntimeError):
@@ -92,11 +94,11 @@ class PixelTypeError(TtapcaError, TypeError):
 
 
 class NonFiniteError(TtapcaError, ValueError):
-    """Data hold NaN or infinity where finite numbers are needed."""
+    """Data hold NaN or infinity, and finite numbers are needed."""
 
 
 class NotEnoughDataError(TtapcaError, ValueError):
-    """There are too few samples, or their rank is too low, for what was asked."""
+    """There are too few samples for the task, or their rank is too low."""
 
 
 class AttachError(TtapcaError, RuntimeError):
@@ -108,7 +110,7 @@ class SavedFilterError(TtapcaError, ValueError):
 
 
 class FilterExistsError(SavedFilterError, FileExistsError):
-    """Something is where a filter is to be saved: another filter, or something else."""
+    """There is a filter, or something else, in the place of a filter to be saved."""
 
 
 class SavedStreamError(TtapcaError, ValueError):
@@ -124,7 +126,7 @@ class TrainingError(TtapcaError, RuntimeError):
 
 
 class DataFormatError(TtapcaError, ValueError):
-    """A data file is truncated, has another layout, or holds what must not be there."""
+    """A data file is truncated, has another layout, or holds values that it must not hold."""
 
 
 class DataNotFoundError(TtapcaError, FileNotFoundError):
@@ -140,7 +142,7 @@ class DownloadError(TtapcaError, OSError):
 
 
 class FeedError(TtapcaError, OSError):
-    """A server cannot be reached, or refuses what it is sent."""
+    """A server cannot be reached, or refuses images."""
 
 
 class StorageError(TtapcaError, OSError):
@@ -148,7 +150,7 @@ class StorageError(TtapcaError, OSError):
 
 
 class DamagedStreamError(StorageError):
-    """What is kept of a stream on disk cannot be read."""
+    """The record of a stream on disk cannot be read."""
 
 
 class ExportError(TtapcaError, RuntimeError):
@@ -156,7 +158,7 @@ class ExportError(TtapcaError, RuntimeError):
 
 
 class EngineError(TtapcaError, RuntimeError):
-    """An engine cannot run tasks: no workers, other versions, or data that they do not see."""
+    """An engine cannot run tasks: it has no workers, other versions, or data they do not see."""
 
 
 class PoolFullError(TtapcaError, RuntimeError):
@@ -171,12 +173,8 @@ class TooManyStreamsError(TtapcaError, RuntimeError):
     """A pool knows as many streams as it may."""
 
 
-class UnknownStreamError(TtapcaError, KeyError):
+class UnknownStreamError(_NameError):
     """A pool knows no stream of this name."""
-
-    def __str__(self) -> str:
-        """Return the message itself: `KeyError` would print its `repr`, with quotes."""
-        return str(self.args[0])
 
 
 class StreamNameError(TtapcaError, ValueError):
@@ -184,7 +182,7 @@ class StreamNameError(TtapcaError, ValueError):
 
 
 def warn_caller(message: str, category: type[TtapcaWarning]) -> None:
-    """Warn with the line of the user's code that called, whatever of us and torch lies between."""
+    """Warn with the line of the user's code, through all callers in ttapca and torch."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(BETWEEN):
         level, frame = level + 1, frame.f_back
@@ -207,7 +205,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def refused_memory(error: BaseException) -> str | None:
-    """Return what a `MemoryError`, or torch's `RuntimeError`, says about missing memory, or None.
+    """Return the reason of a `MemoryError`, or of torch's `RuntimeError` for memory; else None.
 
     Example:
         >>> refused_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to "
@@ -227,15 +225,8 @@ def refused_memory(error: BaseException) -> str | None:
 
 
 @contextmanager
-def enough_memory(what: str, remedy: str) -> Iterator[None]:
-    """Say what needed more memory than there is, and what to do about it.
-
-    Args:
-        what: The beginning of a sentence, such as `Fitting conv1`.
-        remedy: Another sentence.
-
-    Raises:
-        OutOfMemoryError: An allocation inside the block was refused.
+def enough_memory(task: str, remedy: str) -> Iterator[None]:
+    """Raise `OutOfMemoryError` with a remedy if an allocation inside the block is refused.
 
     Example:
         >>> with enough_memory("Adding", "Add less."):
@@ -249,5 +240,5 @@ def enough_memory(what: str, remedy: str) -> Iterator[None]:
         if refused is None or isinstance(error, OutOfMemoryError):
             raise
         raise OutOfMemoryError(
-            f"{what} needs more memory than there is: {refused}. {remedy}"
+            f"{task} needs more memory than there is: {refused}. {remedy}"
         ) from error

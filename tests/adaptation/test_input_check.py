@@ -20,8 +20,7 @@ from ttapca.adaptation.surfaces.input_check import MOST_IMAGES
 from ttapca.corruptions import corrupt
 from ttapca.errors import InputRangeWarning
 from ttapca.fitting.input_range import FEWEST, InputRange, mistake_in
-from ttapca.networks.factories import NormalisedNetwork
-from ttapca.networks.network import NORMALISATIONS
+from ttapca.networks.network import NORMALISATIONS, NormalisedNetwork
 
 
 def normalised(name: str) -> Callable[[Tensor], Tensor]:

@@ -23,7 +23,7 @@ from ttapca.benchmark import Results
 from ttapca.benchmark.network_source import NetworkSource
 from ttapca.errors import UntrainedWarning
 from ttapca.networks import build, runs
-from ttapca.networks.factories import NormalisedNetwork
+from ttapca.networks.network import NormalisedNetwork
 from ttapca.networks.runs import WEIGHTS
 from ttapca.networks.weight_files import read_weights
 

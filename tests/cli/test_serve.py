@@ -24,7 +24,7 @@ from ttapca.cli.served_network import ServedNetwork, _described_names
 from ttapca.datasets import TensorBatches, read_digits
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import OptionError
-from ttapca.networks.hubs import HubNetwork
+from ttapca.networks.external import HubNetwork
 from ttapca.serving.http_app import create_app
 from ttapca.serving.service import Service
 

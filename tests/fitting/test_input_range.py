@@ -18,7 +18,7 @@ from oracles import images, small_convnet
 from ttapca.errors import SavedFilterError
 from ttapca.fitting import store
 from ttapca.fitting.input_range import InputRange, InputSums
-from ttapca.networks.factories import NormalisedNetwork
+from ttapca.networks.network import NormalisedNetwork
 
 DATA = images(60)
 

@@ -17,8 +17,8 @@ from golden.record import with_weights
 from oracles import images, small_convnet
 from small_networks import TokenNet, group_norm_convnet
 from ttapca.adaptation.surfaces import SpectralGains, StreamStatistics
-from ttapca.networks.factories import NormalisedNetwork
 from ttapca.networks.layer_costs import describe_layers
+from ttapca.networks.network import NormalisedNetwork
 
 DATA = images(300)
 SHIFTED = images(40, seed=5) + 0.7 * torch.randn(

@@ -1,200 +1,47 @@
-"""The networks against published facts, and against forward passes written out by hand."""
+"""Architectures by name: published sizes, how networks are built, and the compact transformer."""
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import json
-import pickle
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
-from ttapca.datasets import Images
-from ttapca.errors import InputTypeError, OptionError, ShapeError
-from ttapca.networks import ARCHITECTURES, Normalisation, build, normalisation_of
-from ttapca.networks.architectures import (
-    LayeredNetwork,
-    Recipe,
-    group_norm_resnet,
-    resnet,
-    shapes_of,
-    wide_resnet,
-)
-from ttapca.networks.imagenet import small_image_resnet
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "weights"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")
-
-# Of RobustBench's Standard WRN-28-10: SHA-256 of the sorted lines "name shape".
-ROBUSTBENCH_NAMES = "733853da8aaa8952f93cc846d83f8ae7c5665e5a202157657c90cf5cddea0dec"
-ROBUSTBENCH_ENTRIES = 155
-ROBUSTBENCH_PARAMETERS = 36_479_194
-ROBUSTBENCH_BATCH_NORM = 17_952
-
-
-def count(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
-def test_wrn_28_10_is_robustbenchs() -> None:
-    shapes = shapes_of("wrn-28-10", 10, 3)
-    lines = "\n".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
-    assert len(shapes) == ROBUSTBENCH_ENTRIES
-    assert hashlib.sha256(lines.encode()).hexdigest() == ROBUSTBENCH_NAMES
-    with torch.device("meta"):
-        network = ARCHITECTURES["wrn-28-10"](10, "none", (3, 32, 32))
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-    assert count(network) == ROBUSTBENCH_PARAMETERS
-    assert sum(count(norm) for norm in norms) == ROBUSTBENCH_BATCH_NORM
-
-
-@needs_shared
-def test_the_frozen_facts_are_those_of_the_list() -> None:
-    listed = json.loads((SHARED / "robustbench_standard_wrn28_10_keys.json").read_text())
-    assert shapes_of("wrn-28-10", 10, 3) == {name: tuple(shape) for name, shape in listed.items()}
+from networks.by_hand import ByHand
+from ttapca.errors import OptionError
+from ttapca.networks import ARCHITECTURES, build
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
+    ("name", "parameters", "entries"),
     [
         # Published counts: chenyaofo's, and for zeros those of common reimplementations.
-        ("resnet20", 272_474),
-        ("resnet56", 855_770),
-        ("resnet20-zeros", 269_722),
-        ("resnet110-zeros", 1_727_962),
-        ("wrn-40-2", 2_243_546),
-        ("resnet18-cifar", 11_173_962),  # kuangliu's, with a 3x3 stem
-        ("resnet34-cifar", 21_282_122),
+        ("resnet20", 272_474, None),
+        ("resnet56", 855_770, None),
+        ("resnet20-zeros", 269_722, None),
+        ("resnet110-zeros", 1_727_962, None),
+        ("wrn-40-2", 2_243_546, None),
+        ("resnet18-cifar", 11_173_962, None),  # kuangliu's, with a 3x3 stem
+        ("resnet34-cifar", 21_282_122, None),
+        ("cct-2", 246_763, None),
+        # torchvision's documentation, and the entries of its files.
+        ("resnet18", 11_689_512, 122),
+        ("resnet34", 21_797_672, 218),
+        ("resnet50", 25_557_032, 320),
+        ("resnet101", 44_549_160, 626),
+        ("resnet152", 60_192_808, 932),
+        ("mobilenet-v2", 3_504_872, 314),
+        ("efficientnet-lite0", 4_652_008, 296),  # 4.652M: d-li14/efficientnet-lite.pytorch
     ],
 )
-def test_published_parameter_counts(name: str, parameters: int) -> None:
+def test_published_parameter_counts(name: str, parameters: int, entries: int | None) -> None:
+    classes, shape = (10, (3, 32, 32)) if entries is None else (1000, (3, 224, 224))
     with torch.device("meta"):
-        network = ARCHITECTURES[name](10, "half", (3, 32, 32))
-    assert count(network) == parameters
-
-
-class ByHand:
-    """Forward passes with nothing but a state dict: what the layouts mean, written out."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self.weights = {name: value.double() for name, value in network.state_dict().items()}
-
-    def conv(self, name: str, x: Tensor, stride: int = 1) -> Tensor:
-        weight = self.weights[f"{name}.weight"]
-        return F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        mean, var = (self.weights[f"{name}.running_{what}"] for what in ("mean", "var"))
-        scale, shift = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-        columns = [part[None, :, None, None] for part in (mean, var, scale, shift)]
-        return (x - columns[0]) / torch.sqrt(columns[1] + 1e-5) * columns[2] + columns[3]
-
-    def group_norm(self, name: str, x: Tensor) -> Tensor:
-        groups = x.reshape(len(x), 8, -1)
-        centred = groups - groups.mean(2, keepdim=True)
-        scaled = centred / torch.sqrt(centred.square().mean(2, keepdim=True) + 1e-5)
-        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-        return scaled.reshape(x.shape) * weight[:, None, None] + bias[:, None, None]
-
-    def classify(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3)) @ self.weights["fc.weight"].T + self.weights["fc.bias"]
-
-
-def wide_by_hand(hand: ByHand, x: Tensor) -> Tensor:
-    x = hand.conv("conv1", x)
-    for stage in (1, 2, 3):
-        block = f"block{stage}.layer.0"
-        stride = 1 if stage == 1 else 2
-        active = hand.norm(f"{block}.bn1", x).clamp(min=0)
-        out = hand.norm(f"{block}.bn2", hand.conv(f"{block}.conv1", active, stride)).clamp(min=0)
-        if f"{block}.convShortcut.weight" in hand.weights:
-            x = hand.conv(f"{block}.convShortcut", active, stride)
-        x = x + hand.conv(f"{block}.conv2", out)
-    return hand.classify(hand.norm("bn1", x).clamp(min=0))
-
-
-def residual_by_hand(hand: ByHand, x: Tensor, *, zeros: bool) -> Tensor:
-    x = hand.norm("bn1", hand.conv("conv1", x)).clamp(min=0)
-    for block in (name.removesuffix(".bn1.bias") for name in hand.weights if ".bn1.bias" in name):
-        halved = block.endswith(".0") and block != "layer1.0"
-        stride = 2 if halved else 1
-        out = hand.norm(f"{block}.bn1", hand.conv(f"{block}.conv1", x, stride)).clamp(min=0)
-        out = hand.norm(f"{block}.bn2", hand.conv(f"{block}.conv2", out))
-        if halved and zeros:
-            nothing = torch.zeros_like(x[:, : x.shape[1] // 2, ::2, ::2])
-            x = torch.cat([nothing, x[:, :, ::2, ::2], nothing], 1)
-        elif halved:
-            x = hand.norm(f"{block}.downsample.1", hand.conv(f"{block}.downsample.0", x, stride))
-        x = (x + out).clamp(min=0)
-    return hand.classify(x)
-
-
-def group_norm_by_hand(hand: ByHand, x: Tensor) -> Tensor:
-    x = hand.conv("conv1", x)
-    for stage in (1, 2, 3):
-        for number in range(4):
-            block = f"layer{stage}.{number}"
-            halved = stage > 1 and number == 0
-            out = hand.group_norm(f"{block}.bn1", x).clamp(min=0)
-            out = hand.conv(f"{block}.conv1", out, 2 if halved else 1)
-            out = hand.conv(f"{block}.conv2", hand.group_norm(f"{block}.bn2", out).clamp(min=0))
-            if halved:
-                corners = [x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)]
-                pooled = torch.stack(corners).mean(0)
-                x = torch.cat([pooled, torch.zeros_like(pooled)], 1)
-            x = x + out
-    return hand.classify(hand.group_norm("bn", x).clamp(min=0))
-
-
-def randomise_norms(network: nn.Module) -> nn.Module:
-    generator = torch.Generator().manual_seed(1)
-    for value in network.state_dict().values():
-        if value.dim() == 1 and value.is_floating_point():
-            value.copy_(torch.rand(value.shape, generator=generator, dtype=value.dtype) + 0.5)
-    return network.double().eval()
-
-
-SMALL = (3, 16, 16)
-ZEROS = partial(resnet, depth=8, zero_shortcut=True)
-FOUR_STAGES = partial(small_image_resnet, depth=18, width=8)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "by_hand"),
-    [
-        (partial(wide_resnet, depth=10, width=1), wide_by_hand),
-        (partial(wide_resnet, depth=10, width=2), wide_by_hand),  # its first shortcut convolves
-        (partial(resnet, depth=8), partial(residual_by_hand, zeros=False)),
-        (ZEROS, partial(residual_by_hand, zeros=True)),
-        (FOUR_STAGES, partial(residual_by_hand, zeros=False)),
-        (partial(group_norm_resnet, depth=26), group_norm_by_hand),
-    ],
-    ids=["wide", "wider", "convolution", "zeros", "four-stages", "group-norm"],
-)
-def test_forward_passes_by_hand(
-    recipe: Recipe, by_hand: Callable[[ByHand, Tensor], Tensor]
-) -> None:
-    images = torch.rand(2, *SMALL, dtype=torch.float64)
-    network = randomise_norms(LayeredNetwork(recipe, input_shape=SMALL))
-    torch.testing.assert_close(network(images), by_hand(ByHand(network), images))
-
-
-def test_normalisation_is_part_of_the_network_and_not_of_its_weights() -> None:
-    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
-    plain = build("wrn-10-1").eval()
-    normal = build("wrn-10-1", normalisation=Normalisation(mean, std)).eval()
-    assert list(normal.state_dict()) == list(plain.state_dict())
-    images = torch.rand(4, 3, 32, 32)
-    scaled = (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
-    torch.testing.assert_close(normal(images), plain(scaled))
-    for other in (copy.deepcopy(normal), pickle.loads(pickle.dumps(normal))):
-        assert torch.equal(other(images), normal(images))
+        network = ARCHITECTURES[name](classes, "half", shape)
+    assert sum(parameter.numel() for parameter in network.parameters()) == parameters
+    assert entries in (None, len(network.state_dict()))
 
 
 def test_build_is_repeatable_and_leaves_the_random_state() -> None:
@@ -206,47 +53,62 @@ def test_build_is_repeatable_and_leaves_the_random_state() -> None:
     assert not torch.equal(one["conv1.weight"], other["conv1.weight"])
 
 
-def test_normalisation_of_a_data_set() -> None:
-    pixels = torch.randint(0, 256, (20, 4, 4, 3), generator=torch.Generator().manual_seed(0))
-    pixels[..., 2] = 51
-    images = Images(pixels.to(torch.uint8).numpy(), torch.zeros(20).long().numpy(), ("a",))
-    found = normalisation_of(images)
-    scaled = pixels.double() / 255
-    assert found.mean == pytest.approx(scaled.mean((0, 1, 2)).tolist(), abs=1e-4)
-    assert found.std[:2] == pytest.approx(
-        scaled.std((0, 1, 2), correction=0).tolist()[:2], abs=1e-4
-    )
-    assert found.std[2] == 1.0  # a constant channel
+def test_defaults_of_small_images_and_of_photographs() -> None:
+    network = build("mobilenet-v2")
+    assert (network.classes, network.input_shape) == (1000, (3, 224, 224))
+    assert (build("resnet20").classes, build("resnet20").input_shape) == (10, (3, 32, 32))
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("name", "options", "message"),
     [
-        (lambda: build("wrn28-10"), "no architecture `wrn28-10`. Did you mean `wrn-28-10`"),
-        (lambda: wide_resnet(3, 10, depth=27, width=10), r"must be 6 n \+ 4, .* found 27"),
-        (lambda: resnet(3, 10, depth=21), r"must be 6 n \+ 2, .* found 21"),
-        (lambda: build("resnet20", classes=0), "at least 1 class; found 0"),
-        (lambda: build("resnet20", normalisation="cifar"), "Did you mean `cifar10`"),
+        ("wrn28-10", {}, "one of wrn.*; found 'wrn28-10'. Did you mean `wrn-28-10`"),
+        ("resnet20", {"classes": 0}, "at least 1 class; found 0"),
         *(
-            (partial(build, "small-cnn", input_shape=shape), "`input_shape.* must be")
-            for shape in ((32, 32), (3, 0, 32), (3, 10**6, 10**6), (3.0, 32, 32))
-        ),
-        (lambda: Normalisation((0.5,), (0.0,)), "above 0; found"),
-        (lambda: Normalisation((), (1.0,)), "`mean` must be a list of 1 to 1,024 entries; found 0"),
-        (lambda: Normalisation((float("nan"),), (1.0,)), r"`mean\[0\]` must be a finite number"),
-        (
-            lambda: build("resnet20", normalisation=Normalisation((0.1, 0.2), (1.0,))),
-            "one for each of the 3 channels; found 2",
+            ("resnet20", {"eps": eps}, "`eps` must be a finite number above 0 below 1")
+            for eps in (0.0, -1.0, 1.0, math.nan)
         ),
     ],
 )
-def test_what_makes_no_sense(call: object, message: str) -> None:
+def test_what_cannot_be_built(name: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        call()  # type: ignore[operator]
+        build(name, **options)  # type: ignore[arg-type]
 
 
-def test_images_of_another_size_or_type() -> None:
-    with pytest.raises(ShapeError, match=r"of shape 3x32x32; found 3x64x64. Resize .* `size=`"):
-        build("wrn-10-1")(torch.rand(1, 3, 64, 64))
-    with pytest.raises(InputTypeError, match=r"in \[0, 1\]; found uint8. Convert pixels"):
-        build("wrn-10-1")(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+def attention(hand: ByHand, name: str, tokens: Tensor) -> Tensor:
+    """For the tokens of one image, head by head and token by token."""
+    query, key, value = hand.linear(f"{name}.qkv", tokens).split(128, 1)
+    heads = []
+    for start in (0, 64):
+        rows = []
+        for token in range(len(tokens)):
+            likeness = key[:, start : start + 64] @ query[token, start : start + 64]
+            rows.append((likeness / math.sqrt(64)).softmax(0) @ value[:, start : start + 64])
+        heads.append(torch.stack(rows))
+    return hand.linear(f"{name}.proj", torch.cat(heads, 1))
+
+
+def transformer_by_hand(hand: ByHand, image: Tensor) -> Tensor:
+    x = image[None]
+    for conv in ("conv1", "conv2"):
+        x = F.max_pool2d(hand.conv(conv, x).clamp(min=0), 3, stride=2, padding=1)
+    tokens = x[0].flatten(1).T + hand.weights["position"][0]
+    for block in ("blocks.0", "blocks.1"):
+        normal = hand.layer_norm(f"{block}.norm1", tokens)
+        tokens = tokens + attention(hand, f"{block}.attention", normal)
+        normal = hand.layer_norm(f"{block}.norm2", tokens)
+        wide = F.gelu(hand.linear(f"{block}.linear1", normal))
+        tokens = tokens + hand.linear(f"{block}.linear2", wide)
+    tokens = hand.layer_norm("norm", tokens)
+    shares = hand.linear("importance", tokens).softmax(0)
+    return hand.linear("fc", (shares * tokens).sum(0))
+
+
+def test_the_compact_transformer_by_hand() -> None:
+    network = build("cct-2", input_shape=(3, 10, 12)).double().eval()  # 3 x 3 tokens
+    generator = torch.Generator().manual_seed(1)
+    for value in network.state_dict().values():
+        value.add_(0.1 * torch.randn(value.shape, generator=generator, dtype=value.dtype))
+    images = torch.rand(2, 3, 10, 12, dtype=torch.float64, generator=generator)
+    expected = torch.stack([transformer_by_hand(ByHand(network), image) for image in images])
+    torch.testing.assert_close(network(images), expected)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ttapca.datasets import read_npz
-from ttapca.errors import CheckpointError, FactoryError, OptionError
+from ttapca.benchmark.network_source import fingerprint
+from ttapca.datasets import Images, read_npz
+from ttapca.errors import CheckpointError, OptionError
 from ttapca.networks import (
     ARCHITECTURES,
     Normalisation,
@@ -24,8 +25,7 @@ from ttapca.networks import (
     load_weights,
 )
 from ttapca.networks.checkpoints import guess_architecture
-from ttapca.networks.factories import call_factory, is_factory
-from ttapca.networks.imagenet import EARLY_STRIDE
+from ttapca.networks.resnets import EARLY_STRIDE
 from ttapca.networks.rotation import published_name
 from ttapca.networks.weight_files import read_weights, write_safetensors, write_weights
 
@@ -205,34 +205,47 @@ def test_weights_that_share_memory_can_be_written(tmp_path: Path) -> None:
     assert read_weights(tmp_path / "w.safetensors").tensors.keys() == {"a", "b"}
 
 
+def test_early_strides_and_eps_must_be_stated(tmp_path: Path) -> None:
+    path = tmp_path / "resnet50.pth"
+    torch.save({"state_dict": build("resnet50", classes=3).state_dict()}, path)
+    found = load(path, normalisation="imagenet")
+    assert found.input_shape == (3, 224, 224)
+    assert found.layer2[0].conv2.stride == (2, 2)
+    early = load(path, "resnet50-early-stride", normalisation="imagenet", input_shape=(3, 64, 64))
+    assert early.layer2[0].conv1.stride == (2, 2)
+    assert early.layer2[0].conv2.stride == (1, 1)
+    assert early.input_shape == (3, 64, 64)
+    other_eps = load(path, normalisation="imagenet", eps=1e-3)
+    assert {norm.eps for norm in other_eps.modules() if isinstance(norm, nn.BatchNorm2d)} == {1e-3}
+    # They have the same weights, and results of one are not those of another.
+    assert len({fingerprint(network) for network in (found, early, other_eps)}) == 3
+
+
+def photographs(count: int) -> Images:
+    """Return the centres, 224 by 224, of the first photographs; the number of each is its class."""
+    from PIL import Image
+
+    paths = sorted((SHARED / "imagenet" / "photos").glob("*.jpg"))
+    pixels = [np.asarray(Image.open(path))[16:240, 16:240] for path in paths[:count]]
+    return Images(np.stack(pixels), np.arange(count), tuple(path.stem for path in paths))
+
+
+@needs_shared
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "error", "message"),
+    ("file", "architecture", "eps", "normalisation"),
     [
-        ("my_nets:smal", OptionError, "no function or class `smal`. Did you mean `small`"),
-        ("my_nets:number", OptionError, "no function or class `number`[.]$"),
-        ("my_nets:wrong", OptionError, "returns an `nn.Module`; .* returned a int"),
-        ("my_net:small", OptionError, "no module `my_net`"),
-        ("my_broken:small", FactoryError, "be imported: .*surely_not_installed.*line 1"),
-        ("my_nets:needy", OptionError, r"without arguments; `my_nets:needy` takes \(width"),
-        ("my_nets:raising", FactoryError, "`my_nets:raising` has failed: KeyError: 'gone'"),
-        ("small", OptionError, "own network as `package.module:factory`; found `small`"),
+        ("imagenet_resnet50.safetensors", "resnet50-early-stride", 1e-3, "imagenet-255"),
+        ("imagenet_mobilenet_v2.pth", None, None, "imagenet"),
     ],
 )
-def test_factories_that_do_not_work(
-    name: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: Any
+def test_published_weights_know_photographs(
+    file: str, architecture: str | None, eps: float | None, normalisation: str
 ) -> None:
-    (tmp_path / "my_nets.py").write_text(
-        "from torch import nn\ndef small(): return nn.Linear(2, 3)\nnumber = 3\n"
-        "def wrong(): return 3\n"
-        "def needy(width, depth=2): return nn.Linear(width, depth)\n"
-        "def raising(): return {}['gone']\n"
-    )
-    (tmp_path / "my_broken.py").write_text("import surely_not_installed\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert isinstance(call_factory("my_nets:small"), nn.Linear)
-    assert not any(map(is_factory, ("a/b:c", "weights.pth", "C:/weights.pth")))
-    with pytest.raises(error, match=message):
-        call_factory(name)
+    """Chance would be right once in a thousand; docs/networks.md has the errors on many more."""
+    network = load(SHARED / "weights" / file, architecture, normalisation=normalisation, eps=eps)
+    assert network.classes == 1000
+    assert evaluate(network, photographs(32), batch_size=16).error < 50
 
 
 @needs_shared

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ttapca.errors import LayerNotFoundError
-from ttapca.networks.factories import NormalisedNetwork
+from ttapca.networks.network import NormalisedNetwork
 from ttapca.support.modules import LayerPaths, core_of, find_layer
 
 

@@ -20,9 +20,7 @@ from ttapca.benchmark.cells import Cell, Observation
 from ttapca.benchmark.subject import Subject
 from ttapca.datasets import Images, to_tensor
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.networks.evaluation import explained_shape
-from ttapca.networks.factories import NormalisedNetwork
-from ttapca.networks.network import ImageNetwork, Normalise
+from ttapca.networks.network import ImageNetwork, Normalise, NormalisedNetwork, explained_shape
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.support.modules import device_and_dtype, find_layer, stopped_at
 

@@ -18,9 +18,14 @@ from torch import nn
 from ttapca import networks
 from ttapca.datasets import DIGITS
 from ttapca.errors import OptionError, UntrainedWarning
-from ttapca.networks.factories import NormalisedNetwork, call_factory, is_factory
-from ttapca.networks.network import ImageNetwork, Normalisation, looks_untrained
-from ttapca.networks.settings import settings_beside_weights
+from ttapca.networks.external import call_factory, is_factory
+from ttapca.networks.network import (
+    ImageNetwork,
+    Normalisation,
+    NormalisedNetwork,
+    looks_untrained,
+    settings_beside_weights,
+)
 
 DIGITS_NETWORK = "digits-small-cnn"
 FINGERPRINT_LENGTH = 16  # hexadecimal digits

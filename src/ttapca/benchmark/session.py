@@ -36,8 +36,7 @@ from ttapca.engines.engine import Engine, engine_of
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.evaluation import predict_all
-from ttapca.networks.factories import is_factory
-from ttapca.networks.hubs import is_hub_name
+from ttapca.networks.external import is_factory, is_hub_name
 from ttapca.networks.network import ImageNetwork
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent

@@ -146,8 +146,7 @@ def _fitted_now(
 
 def _described_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:
     from ttapca.networks.checkpoints import describe_weights
-    from ttapca.networks.factories import is_factory
-    from ttapca.networks.hubs import is_hub_name
+    from ttapca.networks.external import is_factory, is_hub_name
 
     if is_hub_name(source.name):
         return tuple(getattr(model, "class_names", ()))

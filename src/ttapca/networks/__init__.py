@@ -7,8 +7,8 @@
     outcome = networks.evaluate(network, test_images)                # error, calibration, speed
 
 `build` makes an untrained network, `load` one with weights, `train` trains one in a folder that
-survives a crash, `describe_layers` says where a filter can go and what it costs there. All networks
-take images in [0, 1]: normalisation is their first layer.
+survives a crash, `describe_layers` lists the layers for a filter and its costs. All networks take
+images in [0, 1]: normalisation is their first layer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from ttapca.networks.layer_costs import LayerFacts, LayerTable, describe_layers
 from ttapca.networks.network import NORMALISATIONS, ImageNetwork, Normalisation, normalisation_of
 from ttapca.networks.rotation import RotationHead, RotationNetwork, add_rotation_head, turn
 from ttapca.networks.runs import train
-from ttapca.networks.training import EpochRecord, Training
-from ttapca.networks.training_options import TrainingOptions
+from ttapca.networks.training import EpochRecord, Training, TrainingOptions
 
 __all__ = [
     "ARCHITECTURES",

@@ -1,55 +1,34 @@
-"""The architectures by name, with layers named as in published weights.
-
-| layers | blocks | weights of |
-|---|---|---|
-| `resnet` (He and others, 2016) | convolution, norm, ReLU | chenyaofo |
-| `wide_resnet` (Zagoruyko and Komodakis, 2016) | norm and ReLU first | RobustBench |
-| `group_norm_resnet`, as in test-time training and MEMO | the same with GroupNorm | memo |
-| `small_cnn` | three convolutions | the digits that ship with this package |
-| `CompactTransformer` (after Hassani and others, 2021) | attention and LayerNorm | this package |
-| those of `imagenet.py`: ResNets of four stages | as `resnet`, and bottlenecks | torchvision |
-| those of `mobile.py` | inverted residuals | torchvision, and a package of EfficientNet-Lite0 |
-
-GroupNorm keeps no statistics of the training data, so methods that correct the statistics of
-BatchNorm have nothing to correct in such a network.
-"""
+"""The architectures by name, with layers named as in published weights (docs/networks.md)."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.errors import OptionError, did_you_mean
-from ttapca.networks.blocks import GROUPS, BasicBlock, GroupNormBlock, WideBlock, stages
-from ttapca.networks.imagenet import (
-    IMAGENET_CLASSES,
-    IMAGENET_RESNETS,
-    IMAGENET_SHAPE,
-    SMALL_IMAGE_RESNETS,
-)
+from ttapca._checks import Number, OneOf, check_option
 from ttapca.networks.mobile import efficientnet_lite0, mobilenet_v2
 from ttapca.networks.network import (
     CIFAR_SHAPE,
+    NORMS,
     ImageNetwork,
     Normalisation,
+    Recipe,
     conv3x3,
     initialise,
 )
-from ttapca.networks.settings import set_eps
-from ttapca.networks.transformer import CompactTransformer
+from ttapca.networks.resnets import IMAGENET_RESNETS, SMALL_RESNETS
 
 DEFAULT_SEED = 0
 DIGITS_SHAPE = (1, 8, 8)
 CIFAR_CLASSES = 10
-CHANNELS = (16, 16, 32, 64)  # of the stem and the three stages
+IMAGENET_CLASSES = 1000
+IMAGENET_SHAPE = (3, 224, 224)
 CLASSIFIERS = ("fc", "classifier", "_fc")  # take the average over all pixels
-
-# Makes the layers of a network by name, from the channels of an image and the number of classes.
-Recipe = Callable[[int, int], dict[str, nn.Module]]
+CCT_STEM, CCT_WIDTH, CCT_HEADS, CCT_BLOCKS = 32, 128, 2, 2  # of the compact transformer
 
 
 class LayeredNetwork(ImageNetwork):
@@ -58,7 +37,7 @@ class LayeredNetwork(ImageNetwork):
     def __init__(
         self,
         recipe: Recipe,
-        classes: int = 10,
+        classes: int = CIFAR_CLASSES,
         normalisation: str | Normalisation = "none",
         input_shape: Sequence[int] = CIFAR_SHAPE,
     ) -> None:
@@ -66,17 +45,6 @@ class LayeredNetwork(ImageNetwork):
         self.normalise.any_size = False
         for name, layer in recipe(self.input_shape[0], classes).items():
             self.add_module(name, layer)
-
-    def take_any_size(self) -> None:
-        """Take images of any height and width from now on, instead of those of `input_shape`.
-
-        Example:
-            >>> network = build("resnet20").eval()
-            >>> network.take_any_size()
-            >>> network(torch.zeros(1, 3, 40, 24)).shape
-            torch.Size([1, 10])
-        """
-        self.normalise.any_size = True
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of shape (batch, classes) for images in [0, 1]."""
@@ -86,104 +54,105 @@ class LayeredNetwork(ImageNetwork):
         return x
 
 
-def resnet(
-    channels: int, classes: int, *, depth: int, zero_shortcut: bool = False
-) -> dict[str, nn.Module]:
-    """Make the layers of a ResNet of depth 6 n + 2.
-
-    With `zero_shortcut`, shortcuts add channels of zeros, as in the paper; otherwise they are
-    1x1 convolutions with BatchNorm.
-    """
-    block = partial(BasicBlock, zero_shortcut=zero_shortcut)
-    return {
-        "conv1": conv3x3(channels, CHANNELS[0]),
-        "bn1": nn.BatchNorm2d(CHANNELS[0]),
-        "relu": nn.ReLU(),
-        **stages("layer", block, _blocks(depth, 2), CHANNELS),
-        "fc": nn.Linear(CHANNELS[-1], classes),
-    }
-
-
-def group_norm_resnet(channels: int, classes: int, *, depth: int) -> dict[str, nn.Module]:
-    """Make the layers of a ResNet with GroupNorm, of depth 6 n + 2."""
-    return {
-        "conv1": conv3x3(channels, CHANNELS[0]),
-        **stages("layer", GroupNormBlock, _blocks(depth, 2), CHANNELS),
-        "bn": nn.GroupNorm(GROUPS, CHANNELS[-1]),
-        "relu": nn.ReLU(),
-        "fc": nn.Linear(CHANNELS[-1], classes),
-    }
-
-
-def wide_resnet(channels: int, classes: int, *, depth: int, width: int) -> dict[str, nn.Module]:
-    """Make the layers of a WideResNet of depth 6 n + 4, with stages `width` times as wide."""
-    widths = (CHANNELS[0], *(width * each for each in CHANNELS[1:]))
-    wide = stages("block", WideBlock, _blocks(depth, 4), widths)
-    return {
-        "conv1": conv3x3(channels, CHANNELS[0]),
-        # RobustBench wraps each stage once more, under the name `layer`.
-        **{name: nn.Sequential(OrderedDict(layer=stage)) for name, stage in wide.items()},
-        "bn1": nn.BatchNorm2d(widths[-1]),
-        "relu": nn.ReLU(),
-        "fc": nn.Linear(widths[-1], classes),
-    }
-
-
 def small_cnn(channels: int, classes: int) -> dict[str, nn.Module]:
     """Make the layers of a network that trains in seconds: for the digits and for tests."""
-    return {
-        "conv1": conv3x3(channels, 16),
-        "bn1": nn.BatchNorm2d(16),
-        "relu1": nn.ReLU(),
-        "conv2": conv3x3(16, 32, stride=2),
-        "bn2": nn.BatchNorm2d(32),
-        "relu2": nn.ReLU(),
-        "conv3": conv3x3(32, 64),
-        "bn3": nn.BatchNorm2d(64),
-        "relu3": nn.ReLU(),
-        "fc": nn.Linear(64, classes),
-    }
+    layers: dict[str, nn.Module] = {}
+    for number, (width, stride) in enumerate(((16, 1), (32, 2), (64, 1)), 1):
+        layers[f"conv{number}"] = conv3x3(channels, width, stride)
+        layers[f"bn{number}"] = nn.BatchNorm2d(width)
+        layers[f"relu{number}"] = nn.ReLU()
+        channels = width
+    return {**layers, "fc": nn.Linear(channels, classes)}
 
 
-def _blocks(depth: int, others: int) -> tuple[int, int, int]:
-    """Return the blocks of each of the three stages; `others` layers lie outside of them."""
-    blocks, rest = divmod(depth - others, 6)  # two layers in a block of each stage
-    if rest or blocks < 1:
-        raise OptionError(
-            f"The depth of this network must be 6 n + {others}, with n blocks in each of three "
-            f"stages; found {depth}."
-        )
-    return blocks, blocks, blocks
+class Attention(nn.Module):
+    """Every token looks at all tokens, in several heads."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map (batch, tokens, width) to the same shape."""
+        batch, count, width = tokens.shape
+        parts = self.qkv(tokens).reshape(batch, count, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, ...)
+        heads = F.scaled_dot_product_attention(query, key, value)
+        mixed: Tensor = self.proj(heads.transpose(1, 2).reshape(batch, count, width))
+        return mixed
 
 
-_WIDE = (
-    *((10, 1), (16, 1), (16, 2), (16, 4), (16, 8), (22, 2), (28, 2), (28, 4), (28, 10)),
-    *((34, 10), (40, 1), (40, 2), (40, 4), (70, 16)),
-)
-_DEPTHS = (20, 32, 44, 56, 110)
-_RECIPES: dict[str, Recipe] = {
-    **{
-        f"wrn-{depth}-{width}": partial(wide_resnet, depth=depth, width=width)
-        for depth, width in _WIDE
-    },
-    **{f"resnet{depth}": partial(resnet, depth=depth) for depth in _DEPTHS},
-    **{
-        f"resnet{depth}-zeros": partial(resnet, depth=depth, zero_shortcut=True)
-        for depth in _DEPTHS
-    },
-    "resnet26-gn": partial(group_norm_resnet, depth=26),
-    "small-cnn": small_cnn,
-    **SMALL_IMAGE_RESNETS,
+class TransformerBlock(nn.Module):
+    """Attention and two linear layers, each after LayerNorm and with a shortcut around it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.linear1 = nn.Linear(width, width)
+        self.gelu = nn.GELU()
+        self.linear2 = nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map (batch, tokens, width) to the same shape."""
+        tokens = tokens + self.attention(self.norm1(tokens))
+        more: Tensor = self.linear2(self.gelu(self.linear1(self.norm2(tokens))))
+        return tokens + more
+
+
+class CompactTransformer(ImageNetwork):
+    """CCT-2/3x2 of Hassani and others (2021), which trains from scratch on CIFAR-10.
+
+    Two convolutions with pooling take the place of patches, and a weighted mean over all tokens
+    that of a class token.
+    """
+
+    def __init__(
+        self,
+        classes: int = CIFAR_CLASSES,
+        normalisation: str | Normalisation = "none",
+        input_shape: Sequence[int] = CIFAR_SHAPE,
+    ) -> None:
+        super().__init__(classes, normalisation, input_shape)
+        channels, height, width = self.input_shape
+        self.conv1 = conv3x3(channels, CCT_STEM)
+        self.conv2 = conv3x3(CCT_STEM, CCT_WIDTH)
+        self.relu = nn.ReLU()
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1)  # halves a side, and rounds up
+        tokens = -(-height // 4) * -(-width // 4)
+        self.position = nn.Parameter(torch.zeros(1, tokens, CCT_WIDTH))
+        blocks = (TransformerBlock(CCT_WIDTH, CCT_HEADS) for _ in range(CCT_BLOCKS))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(CCT_WIDTH)
+        self.importance = nn.Linear(CCT_WIDTH, 1)
+        self.fc = nn.Linear(CCT_WIDTH, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits of shape (batch, classes) for images in [0, 1]."""
+        x = self.pool(self.relu(self.conv1(self.normalise(images))))
+        x = self.pool(self.relu(self.conv2(x)))
+        tokens = self.norm(self.blocks(x.flatten(2).transpose(1, 2) + self.position))
+        weights = self.importance(tokens).softmax(1)  # (batch, tokens, 1)
+        logits: Tensor = self.fc((weights * tokens).sum(1))
+        return logits
+
+
+_FOR_SMALL_IMAGES = {**SMALL_RESNETS, "small-cnn": small_cnn}
+_FOR_PHOTOGRAPHS: dict[str, Recipe] = {
     **IMAGENET_RESNETS,
     "mobilenet-v2": mobilenet_v2,
     "efficientnet-lite0": efficientnet_lite0,
 }
-_FOR_PHOTOGRAPHS = (*IMAGENET_RESNETS, "mobilenet-v2", "efficientnet-lite0")
-
 # Makes a network from the number of classes, the normalisation and the shape of an image.
 Maker = Callable[[int, str | Normalisation, Sequence[int]], ImageNetwork]
 ARCHITECTURES: dict[str, Maker] = {
-    **{name: partial(LayeredNetwork, recipe) for name, recipe in _RECIPES.items()},
+    **{
+        name: partial(LayeredNetwork, recipe)
+        for name, recipe in {**_FOR_SMALL_IMAGES, **_FOR_PHOTOGRAPHS}.items()
+    },
     "cct-2": CompactTransformer,
 }
 
@@ -201,14 +170,12 @@ def build(
 
     Args:
         architecture: One of `ARCHITECTURES`.
-        classes: How many logits the network returns for an image; by default 10, and 1,000 for
-            networks of photographs.
-        normalisation: What the network does to images in [0, 1]: one of `NORMALISATIONS`, or
-            numbers.
+        classes: The number of logits for an image; by default 10, and 1,000 for networks of
+            photographs.
+        normalisation: Of images in [0, 1]: one of `NORMALISATIONS`, or numbers.
         input_shape: The shape of one image: channels, height, width; by default 3 x 32 x 32, and
             3 x 224 x 224 for networks of photographs.
-        eps: What norms add to a variance before they divide by its root; by default what the
-            architecture is known for, mostly 1e-5.
+        eps: Number that norms add to a variance; by default the architecture's own, mostly 1e-5.
         generator: Draws the weights; by default one with a fixed seed.
 
     Raises:
@@ -220,24 +187,22 @@ def build(
         torch.Size([2, 100])
     """
     make = _find(architecture)
-    usual = IMAGENET_CLASSES if architecture in _FOR_PHOTOGRAPHS else CIFAR_CLASSES
-    classes = usual if classes is None else classes
-    input_shape = usual_shape(architecture) if input_shape is None else input_shape
-    with torch.random.fork_rng(devices=[]):  # constructors draw weights that nobody keeps
+    if classes is None:
+        classes = IMAGENET_CLASSES if architecture in _FOR_PHOTOGRAPHS else CIFAR_CLASSES
+    input_shape = default_shape(architecture) if input_shape is None else input_shape
+    with torch.random.fork_rng(devices=[]):  # constructors draw weights that are drawn again
         network = make(classes, normalisation, input_shape)
     initialise(network, generator or torch.Generator().manual_seed(DEFAULT_SEED))
     if eps is not None:
-        set_eps(network, eps)
+        check_option("eps", eps, Number(above=0, below=1))
+        for module in network.modules():
+            if isinstance(module, NORMS):
+                module.eps = eps
     return network
 
 
-def usual_shape(architecture: str) -> tuple[int, int, int]:
-    """Return the shape of the images that an architecture is mostly used with.
-
-    Example:
-        >>> usual_shape("resnet20"), usual_shape("resnet50")
-        ((3, 32, 32), (3, 224, 224))
-    """
+def default_shape(architecture: str) -> tuple[int, int, int]:
+    """Return the shape of the images that an architecture is mostly used with."""
     return IMAGENET_SHAPE if architecture in _FOR_PHOTOGRAPHS else CIFAR_SHAPE
 
 
@@ -250,9 +215,5 @@ def shapes_of(architecture: str, classes: int, channels: int) -> dict[str, tuple
 
 
 def _find(architecture: str) -> Maker:
-    if architecture not in ARCHITECTURES:
-        raise OptionError(
-            f"There is no architecture `{architecture}`."
-            f"{did_you_mean(architecture, ARCHITECTURES)} There are: {', '.join(ARCHITECTURES)}."
-        )
+    check_option("architecture", architecture, OneOf(tuple(ARCHITECTURES)))
     return ARCHITECTURES[architecture]

@@ -1,7 +1,4 @@
-"""Turn a name or a file into a network, whatever the layout of the file.
-
-Nothing is built before the names and shapes in the file fit it.
-"""
+"""Turn a name or a file into a network. The names and shapes in a file are checked first."""
 
 from __future__ import annotations
 
@@ -14,14 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ttapca._checks import OneOf, conform, shown
-from ttapca.errors import (
-    CheckpointError,
-    LayerNotFoundError,
-    OptionError,
-    did_you_mean,
-)
-from ttapca.networks.architectures import ARCHITECTURES, build, shapes_of, usual_shape
-from ttapca.networks.hubs import is_hub_name, load_from_hub
+from ttapca.errors import CheckpointError, LayerNotFoundError, OptionError, did_you_mean
+from ttapca.networks.architectures import ARCHITECTURES, build, default_shape, shapes_of
+from ttapca.networks.external import is_hub_name, load_from_hub
 from ttapca.networks.network import (
     CIFAR_SHAPE,
     INPUT_SHAPE,
@@ -58,15 +50,15 @@ def load(
         source: A name of `packaged()`, or a file: `.safetensors`, or `.pt`, `.pth`, `.pth.tar`
             with the weights bare or under `state_dict`, `model_state_dict`, `net`; or `hf:NAME` and
             `timm:NAME` for networks of transformers and timm that are on this machine.
-        architecture: One of `ARCHITECTURES`; by default found out from the weights. Weights do not
-            tell where a ResNet-50, 101 or 152 strides: it is taken for torchvision's unless you say
-            `resnet50-early-stride`.
-        normalisation: What the network does to images in [0, 1] before anything else: one of
-            `NORMALISATIONS`, or numbers. Files written by `train` say it; for others, state it.
-        input_shape: The shape of one image; by default what the file says, or else 32 x 32 pixels,
-            and 224 x 224 for networks of photographs.
-        eps: What norms add to a variance, if it is not what the architecture is known for, mostly
-            1e-5; weights that come from TensorFlow or Keras often need 1e-3.
+        architecture: One of `ARCHITECTURES`; by default found out from the weights. They do not
+            tell the strides of a ResNet-50, 101 or 152: it is taken for torchvision's unless you
+            say `resnet50-early-stride`.
+        normalisation: Of images in [0, 1]: one of `NORMALISATIONS`, or numbers. Files written by
+            `train` state it; for others, state it yourself.
+        input_shape: The shape of one image; by default the file's, or else 32 x 32 pixels, and
+            224 x 224 for networks of photographs.
+        eps: Number that norms add to a variance, by default mostly 1e-5; weights that come from
+            TensorFlow or Keras often need 1e-3.
 
     Raises:
         OptionError: There is no such name or file, or an option is missing or impossible.
@@ -85,8 +77,8 @@ def load(
             if value is not None:
                 raise OptionError(f"`{option}=` has no meaning for `{source}`.")
         return load_from_hub(str(source), normalisation)
-    path = find_weights(source)
-    return _network(read_weights(path), path, architecture, normalisation, input_shape, eps)
+    weights = read_weights(find_weights(source))
+    return _network(weights, architecture, normalisation, input_shape, eps)
 
 
 def load_rotation(
@@ -103,8 +95,7 @@ def load_rotation(
         Traceback (most recent call last):
         ttapca.errors.OptionError: `nothing` is neither a packaged network nor a file...
     """
-    path = find_weights(source)
-    weights = read_weights(path)
+    weights = read_weights(find_weights(source))
     split = weights.description.get("rotation_split")
     tensors = {
         name.removeprefix(HEAD_PREFIX): tensor
@@ -113,17 +104,18 @@ def load_rotation(
     }
     if not split or "conv1.weight" not in tensors:
         raise CheckpointError(
-            f"Test-time training needs a rotation head; {path} has none. Train one with: ttapca "
-            "train DATA ARCHITECTURE --rotation-head LAYER --to DIR"
+            f"Test-time training needs a rotation head; {weights.path} has none. Train one with: "
+            "ttapca train DATA ARCHITECTURE --rotation-head LAYER --to DIR"
         )
-    network = _network(weights, path, None, normalisation, None)
-    channels = _size(tensors, "conv1.weight", 1, 4, MOST_CHANNELS) or 1
-    head = RotationHead(channels)
-    _fill(head, tensors, "rotation head", path)
+    network = _network(weights, None, normalisation)
+    head = RotationHead(_size(tensors, ("conv1.weight",), 1, 4, MOST_CHANNELS) or 1)
+    _fill(head, tensors, "rotation head", weights.path)
     try:
         return RotationNetwork(network, split, head).eval()
     except LayerNotFoundError as error:
-        raise CheckpointError(f"The rotation head in {path} fits no layer: {error}") from error
+        raise CheckpointError(
+            f"The rotation head in {weights.path} fits no layer: {error}"
+        ) from error
 
 
 def load_weights(network: nn.Module, path: Path | str) -> nn.Module:
@@ -174,18 +166,7 @@ def _shipped() -> Path:
 
 
 def describe_weights(source: str | Path) -> dict[str, Any]:
-    """Return what a packaged network or a file of weights says about its network.
-
-    Files of `train` and packaged networks tell names of classes, data and more; others nothing.
-
-    Raises:
-        OptionError: There is no such name or file.
-        CheckpointError: The file is damaged or unsafe.
-
-    Example:
-        >>> describe_weights("digits-small-cnn")["data"]["name"]
-        'digits'
-    """
+    """Return the description that `train` wrote of a packaged network or a file; else nothing."""
     return read_weights(find_weights(source)).description
 
 
@@ -209,8 +190,8 @@ def find_weights(source: str | Path) -> Path:
 
 
 def guess_architecture(tensors: Tensors) -> str | None:
-    """Return the architecture with these names and shapes, whatever its classes and channels."""
-    classes, channels = _classes_of(tensors), _channels_of(tensors)
+    """Return the architecture with these names and shapes, for any classes and channels."""
+    classes, channels = _classes_in(tensors), _channels_in(tensors)
     if classes is None or channels is None:
         return None
     for name in ARCHITECTURES:
@@ -222,13 +203,13 @@ def guess_architecture(tensors: Tensors) -> str | None:
 
 def _network(
     weights: WeightFile,
-    path: Path,
     architecture: str | None,
     normalisation: str | Normalisation | None,
-    input_shape: Sequence[int] | None,
+    input_shape: Sequence[int] | None = None,
     eps: float | None = None,
 ) -> ImageNetwork:
-    tensors, description = _without_head(weights.tensors), weights.description
+    path, description = weights.path, weights.description
+    tensors = _without_head(weights.tensors)
     described = description.get("architecture")
     if described is not None:
         where = f"The description in {path}"
@@ -240,26 +221,20 @@ def _network(
             f"{', '.join(f'`{each}`' for each in list(tensors)[:3])}. Name the network's factory: "
             f"--model {description.get('factory') or 'package.module:factory'} --weights {path}"
         )
-    channels, classes = _channels_of(tensors) or CIFAR_SHAPE[0], _classes_of(tensors) or 1
-    usual = (channels, *usual_shape(name)[1:]) if name in ARCHITECTURES else CIFAR_SHAPE
-    shape = input_shape or description.get("input_shape") or usual
+    channels, classes = _channels_in(tensors) or CIFAR_SHAPE[0], _classes_in(tensors) or 1
+    default = (channels, *default_shape(name)[1:])
+    shape = input_shape or description.get("input_shape") or default
     conform(tuple(shape), INPUT_SHAPE, "A network", OptionError, at="input_shape")
     if normalisation is None:
         normalisation = _required_normalisation(description, shape[0], path)
     _check_shapes(shapes_of(name, classes, shape[0]), tensors, name, path)
     network = build(name, classes=classes, normalisation=normalisation, input_shape=shape, eps=eps)
     _fill(network, tensors, name, path)
-    network.eval()
-    return network
+    return network.eval()
 
 
 def stated_normalisation(description: Mapping[str, Any]) -> Normalisation | None:
-    """Return the normalisation that a description of weights states; None if it states none.
-
-    Example:
-        >>> stated_normalisation(describe_weights("digits-small-cnn"))
-        Normalisation(mean=(0.0,), std=(1.0,))
-    """
+    """Return the normalisation that a description of weights states; None if it states none."""
     values = description.get("normalisation")
     return None if values is None else Normalisation(tuple(values["mean"]), tuple(values["std"]))
 
@@ -284,20 +259,22 @@ def _without_head(tensors: Tensors) -> dict[str, Tensor]:
     return {name: value for name, value in tensors.items() if not name.startswith(HEAD_PREFIX)}
 
 
-def _size(tensors: Tensors, name: str, axis: int, dimensions: int, most: int) -> int | None:
-    """Return one side of a tensor, if it is there and has a sensible shape."""
-    shape = tensors[name].shape if name in tensors else ()
-    return shape[axis] if len(shape) == dimensions and 1 <= shape[axis] <= most else None
+def _size(
+    tensors: Tensors, names: Sequence[str], axis: int, dimensions: int, most: int
+) -> int | None:
+    """Return one side of the first of these tensors that has a sensible shape."""
+    for shape in (tensors[name].shape for name in names if name in tensors):
+        if len(shape) == dimensions and 1 <= shape[axis] <= most:
+            return shape[axis]
+    return None
 
 
-def _classes_of(tensors: Tensors) -> int | None:
-    sizes = (_size(tensors, name, 0, 2, MOST_CLASSES) for name in LAST_WEIGHTS)
-    return next(filter(None, sizes), None)
+def _classes_in(tensors: Tensors) -> int | None:
+    return _size(tensors, LAST_WEIGHTS, 0, 2, MOST_CLASSES)
 
 
-def _channels_of(tensors: Tensors) -> int | None:
-    sizes = (_size(tensors, name, 1, 4, MOST_CHANNELS) for name in FIRST_WEIGHTS)
-    return next(filter(None, sizes), None)
+def _channels_in(tensors: Tensors) -> int | None:
+    return _size(tensors, FIRST_WEIGHTS, 1, 4, MOST_CHANNELS)
 
 
 def _fill(network: nn.Module, tensors: Tensors, name: str, path: Path) -> None:
@@ -325,23 +302,23 @@ def _check_shapes(wanted: Shapes, tensors: Tensors, name: str, path: Path) -> No
     found = _shapes_in(tensors, wanted)
     if found == wanted:
         return
-    common = [key for key in wanted if key in found]
     differences = {
         "missing": [f"`{key}`" for key in wanted if key not in found],
         "unexpected": [f"`{shown(key)[1:-1]}`" for key in found if key not in wanted],
         "wrong shape": [
-            f"`{key}` {found[key]} for {wanted[key]}" for key in common if found[key] != wanted[key]
+            f"`{key}` {found[key]} for {shape}"
+            for key, shape in wanted.items()
+            if found.get(key, shape) != shape
         ],
     }
     wrong = []
-    for what, names in differences.items():
-        more = len(names) - NAMES_SHOWN
+    for difference, names in differences.items():
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         if names:
-            listed = ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-            wrong.append(f"{what} {listed}")
+            wrong.append(f"{difference} {', '.join(names[:NAMES_SHOWN])}{more}")
     fitting = guess_architecture(tensors)
     advice = (
-        f"They are those of the architecture `{fitting}` with {_classes_of(tensors)} classes."
+        f"They are those of the architecture `{fitting}` with {_classes_in(tensors)} classes."
         if fitting
         else "No architecture of ttapca has these names and shapes; for a network of your own "
         "name its factory: `--model package.module:factory --weights FILE`."

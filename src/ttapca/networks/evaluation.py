@@ -1,10 +1,9 @@
-"""Measure how good predictions are: the loop that every command and experiment uses."""
+"""Measure predictions against labels: the loop that every command and experiment uses."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from ttapca._checks import Maybe, OneOf, check_option
 from ttapca.datasets import Images, Order, TensorBatches, choose
-from ttapca.errors import NotEnoughDataError, OptionError, ShapeError, TtapcaError, refused_memory
+from ttapca.errors import NotEnoughDataError, OptionError
+from ttapca.networks.network import explained_shape
 from ttapca.support.outputs import Outputs, softmax_entropy
 
 CALIBRATION_BINS = 15
@@ -29,7 +29,7 @@ Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
+    """The errors, calibration and speed of some predictions.
 
     Attributes:
         images: How many there were.
@@ -85,17 +85,17 @@ def evaluate(
         predict: A model in evaluation mode, an `Adapter`, or any function from images in [0, 1] to
             logits of shape (batch, classes); or one logit, for two classes.
         data: Labelled images.
-        batch_size: How many images are predicted at once; the last batch may have fewer.
+        batch_size: Images that are predicted at once; the last batch may have fewer.
         order: The order of the images, see `ttapca.datasets.choose`.
-        seed: Of the shuffle, where there is one.
-        outputs: What the logits mean. By default one is `binary`, and more are `multiclass`. Where
-            they are `multilabel`, the label with the highest logit is predicted, its confidence is
-            its sigmoid, and the entropy is the mean over labels.
+        seed: Of the shuffle, if there is one.
+        outputs: The meaning of the logits. By default one is `binary`, and more are `multiclass`.
+            If they are `multilabel`, the label with the highest logit is predicted, its confidence
+            is its sigmoid, and the entropy is the mean over labels.
         progress: Wraps the batches while they are read; silent by default.
 
     Raises:
         OptionError: The number of logits is not the number of classes.
-        LayerOutputError: The logits are not what `outputs` says.
+        LayerOutputError: The logits do not have the shape that `outputs` needs.
         ShapeError: The network does not take images of this shape.
         NotEnoughDataError: There are no images.
 
@@ -129,22 +129,20 @@ class Predictions:
         return self.classes == self.labels
 
     def evaluation(self, chosen: Tensor | None = None) -> Evaluation:
-        """Measure all images, or those where `chosen`, of shape (n,), is true.
+        """Measure all images, or those for which `chosen`, of shape (n,), is true.
 
-        These get their share of the seconds. Batches without any are left out of the streams.
+        They get their share of the seconds. Batches without any are left out of the streams.
         """
-        if chosen is None:
-            chosen = torch.ones_like(self.labels, dtype=torch.bool)
-        images = int(chosen.sum())
+        rows = slice(None) if chosen is None else chosen
+        labels, batches, correct = self.labels[rows], self.batches[rows], self.correct[rows]
+        entropies, images = self.entropies[rows], len(labels)
         if not images:
             raise NotEnoughDataError("Evaluation needs images; found none.")
-        labels, batches = self.labels[chosen], self.batches[chosen]
-        correct, entropies = self.correct[chosen], self.entropies[chosen]
         errors, by_class = _means(~correct, batches), _means(correct, labels, self.n_classes)
         return Evaluation(
             images=images,
             error=100 * float((~correct).double().mean()),
-            calibration_error=100 * expected_calibration_error(self.confidences[chosen], correct),
+            calibration_error=100 * expected_calibration_error(self.confidences[rows], correct),
             accuracy_of_class=tuple(None if mean is None else 100 * mean for mean in by_class),
             entropy=float(entropies.mean()),
             error_stream=tuple(100 * mean for mean in errors if mean is not None),
@@ -161,10 +159,9 @@ def predict_all(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Predictions:
-    """Predict all images, batch by batch.
+    """Predict all images, batch by batch, as `evaluate` does.
 
-    Arguments and errors are those of `evaluate`. `watch` is called after each batch with the number
-    of its images and of wrong predictions.
+    `watch` is called after each batch with the number of its images and of wrong predictions.
     """
     check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
     if not len(batches):
@@ -173,10 +170,11 @@ def predict_all(
     n_classes = len(batches.data.class_names)
     parts: list[tuple[Tensor, ...]] = []
     seconds = 0.0
-    read: Iterable[Any] = progress(batches) if progress else batches
-    for number, (images, labels) in enumerate(read):
+    for number, (images, labels) in enumerate(progress(batches) if progress else batches):
         start = time.perf_counter()
-        logits = _logits(predict, images).double().cpu()
+        with torch.no_grad(), explained_shape(tuple(images.shape[1:])):
+            logits = predict(images)
+        logits = logits.double().cpu()
         seconds += time.perf_counter() - start
         predicted, confidence, entropy = _predicted(logits, read_as, n_classes)
         parts.append((labels, predicted, confidence, entropy, torch.full_like(labels, number)))
@@ -209,27 +207,8 @@ def expected_calibration_error(
     return float(gaps.abs().sum() / len(confidence))
 
 
-@contextmanager
-def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
-    """Say that a network does not take images of this shape if it fails inside the block."""
-    try:
-        yield
-    except TtapcaError:
-        raise
-    except (RuntimeError, ValueError, IndexError) as error:  # the shapes do not fit
-        if refused_memory(error) is not None:
-            raise
-        raise ShapeError(f"The network cannot take images of shape {shape}: {error}") from error
-
-
-@torch.no_grad()
-def _logits(predict: Predict, images: Tensor) -> Tensor:
-    with explained_shape(tuple(images.shape[1:])):
-        return predict(images)
-
-
 def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the class of each image, its probability and the entropy, each of shape (batch,)."""
+    """Return the class of each image, its probability and its entropy, each of shape (batch,)."""
     if classes == 1 and logits.dim() == 2 and logits.shape[1] == 1 and read_as.kind is None:
         nothing = logits.new_zeros(len(logits))  # with a single class nothing is uncertain
         return nothing.long(), nothing + 1, nothing
@@ -241,15 +220,15 @@ def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, 
             f"one for two of them; it gives {tuple(logits.shape[1:])} for each image. Choose the "
             "data set or the network that fits the other."
         )
-    if found.dim() == 2:
-        confidence, predicted = found.softmax(1).max(1)
-        return predicted, confidence, softmax_entropy(found)
-    confidence, predicted = found.softmax(1)[:, 1].max(1)
-    return predicted, confidence, softmax_entropy(found).mean(1)
+    probabilities, entropies = found.softmax(1), softmax_entropy(found)
+    if found.dim() == 3:
+        probabilities, entropies = probabilities[:, 1], entropies.mean(1)
+    confidence, predicted = probabilities.max(1)
+    return predicted, confidence, entropies
 
 
 def _means(values: Tensor, groups: Tensor, count: int = 0) -> list[float | None]:
-    """Return the mean of the values in each group; None for an empty one."""
+    """Return the mean of the values of each group; None for an empty one."""
     sizes = torch.bincount(groups, minlength=count)
     sums = torch.bincount(groups, weights=values.double(), minlength=count)
     pairs = zip(sums.tolist(), sizes.tolist(), strict=True)

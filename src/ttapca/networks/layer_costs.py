@@ -1,25 +1,20 @@
-"""List where a filter can go in a network, and what it costs there."""
+"""The layers of a network that can carry a filter, and the cost of a filter at each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ttapca.errors import ShapeError, TtapcaError
+from ttapca.networks.network import explained_shape
 from ttapca.spectral.affine import WEIGHTED, takes_images
 from ttapca.spectral.basis import LARGEST_DENSE, cosines_serve, usual_basis
 from ttapca.spectral.outliers import is_image
-from ttapca.support.modules import (
-    LayerPaths,
-    device_and_dtype,
-    evaluation_mode,
-    multiply_adds,
-)
+from ttapca.support.modules import LayerPaths, device_and_dtype, evaluation_mode, multiply_adds
 from ttapca.support.wrapping import temporary_patches
 
 DEFAULT_COMPONENTS = 2000  # as in the paper
@@ -28,10 +23,10 @@ BYTES_A_NUMBER = 4  # a filter computes in float32
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """One layer, and what a filter would cost there.
+    """One layer, and the cost of a filter there.
 
     Attributes:
-        name: Dotted path, without what wrappers put in front of it.
+        name: Dotted path, without the names of wrappers in front.
         kind: The layer's class.
         input_shape: Shape for one sample; None if the layer does not take a tensor first.
         output_shape: Shape for one sample.
@@ -41,8 +36,8 @@ class LayerFacts:
             images themselves.
         components: How many components the cost is for: as asked, or as many as there can be.
         filter_bytes: Memory of the filter.
-        multiply_adds: What the filter adds to the forward pass of one image.
-        relative_cost: That divided by the network's own multiply-adds; None if it has none.
+        multiply_adds: Of the filter, for one image.
+        relative_cost: `multiply_adds` divided by the network's own; None if it has none.
     """
 
     name: str
@@ -67,7 +62,7 @@ class LayerTable:
         multiply_adds: In convolutions and linear layers, for one image.
         parameters: Number of parameters of the network.
         recommended: Name of the layer to start with; None if no layer can carry a filter.
-        advice: What would be better than that layer; empty where it is as good as any.
+        advice: A better place than that layer; empty if the layer is as good as any.
     """
 
     layers: tuple[LayerFacts, ...]
@@ -78,13 +73,13 @@ class LayerTable:
 
 
 @dataclass
-class _Seen:
-    """What a forward pass showed about one layer."""
+class _Calls:
+    """The calls of one layer in a forward pass."""
 
     module: nn.Module
     input_shape: tuple[int, ...] | None
     output_shape: tuple[int, ...]
-    calls: int = 0
+    number: int = 0
     multiply_adds: int = 0
 
 
@@ -113,13 +108,18 @@ def describe_layers(
         >>> table.recommended, round(table.multiply_adds / 1e6)
         ('conv1', 41)
     """
-    seen = _run(model, input_shape)
-    total = sum(entry.multiply_adds for entry in seen.values())
     image = tuple(input_shape)
-    layers = tuple(_facts(name, entry, components, total, image) for name, entry in seen.items())
-    best = _best(layers, seen, image)
+    calls = _calls(model, image)
+    total = sum(each.multiply_adds for each in calls.values())
+    layers = [_facts(name, each, components, total, image) for name, each in calls.items()]
+    usable = [layer for layer in layers if layer.calls == 1]
+    folding = [layer for layer in usable if layer.folds]
+    on_images = [layer for layer in folding if takes_images(layer.input_shape, image)]
+    # A layer that only passes the images on is second to one that makes something of them.
+    weighted = [layer for layer in on_images if isinstance(calls[layer.name].module, WEIGHTED)]
+    best = next(iter([*weighted, *on_images, *folding, *usable]), None)
     return LayerTable(
-        layers=layers,
+        layers=tuple(layers),
         multiply_adds=total,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         recommended=best.name if best else None,
@@ -127,19 +127,8 @@ def describe_layers(
     )
 
 
-def _best(
-    layers: Sequence[LayerFacts], seen: Mapping[str, _Seen], image: tuple[int, ...]
-) -> LayerFacts | None:
-    usable = [layer for layer in layers if layer.calls == 1]
-    folding = [layer for layer in usable if layer.folds]
-    on_images = [layer for layer in folding if takes_images(layer.input_shape, image)]
-    # A layer that only passes the images on is second to one that makes something of them.
-    weighted = [layer for layer in on_images if isinstance(seen[layer.name].module, WEIGHTED)]
-    return next(iter([*weighted, *on_images, *folding, *usable]), None)
-
-
 def _advice(best: LayerFacts | None, image: tuple[int, ...]) -> str:
-    """Say what to do where no affine layer takes the images, but a filter of them is worth it."""
+    """Return advice if no affine layer takes the images, and a filter of them is worth it."""
     if best is None or not is_image(image):
         return ""
     shape = best.input_shape if best.folds else best.output_shape
@@ -153,55 +142,49 @@ def _advice(best: LayerFacts | None, image: tuple[int, ...]) -> str:
     )
 
 
-def _run(model: nn.Module, input_shape: Sequence[int]) -> dict[str, _Seen]:
+def _calls(model: nn.Module, image: tuple[int, ...]) -> dict[str, _Calls]:
+    """Run one image through a model, and return the calls of each layer by its path."""
     paths = LayerPaths(model)
     names = {module: paths.canonical(path) for path, module in paths.layers.items()}
-    seen: dict[str, _Seen] = {}
+    found: dict[str, _Calls] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not isinstance(output, Tensor) or output.dim() < 2:
             return
         taken = tuple(args[0].shape[1:]) if args and isinstance(args[0], Tensor) else None
         shape = tuple(output.shape[1:])
-        entry = seen.setdefault(names[module], _Seen(module, taken, shape))
-        entry.calls += 1
-        entry.multiply_adds += multiply_adds(module, math.prod(shape))
+        calls = found.setdefault(names[module], _Calls(module, taken, shape))
+        calls.number += 1
+        calls.multiply_adds += multiply_adds(module, math.prod(shape))
 
     device, dtype = device_and_dtype(model, model)
-    try:
-        with torch.no_grad(), evaluation_mode(model), temporary_patches() as patches:
-            for module in names:
-                patches.hook_output(module, note)
-            model(torch.zeros(1, *input_shape, device=device, dtype=dtype))
-    except TtapcaError:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ShapeError(
-            f"The network must take an image of shape {tuple(input_shape)}; it does not: {error}. "
-            "Give the shape that it takes, channels first, such as 3x224x224."
-        ) from error
-    return seen
+    with torch.no_grad(), evaluation_mode(model), temporary_patches() as patches:
+        for module in names:
+            patches.hook_output(module, note)
+        with explained_shape(image):
+            model(torch.zeros(1, *image, device=device, dtype=dtype))
+    return found
 
 
 def _facts(
-    name: str, seen: _Seen, wish: int | None, total: int, image: tuple[int, ...]
+    name: str, calls: _Calls, wish: int | None, total: int, image: tuple[int, ...]
 ) -> LayerFacts:
-    outputs = math.prod(seen.output_shape)
+    outputs = math.prod(calls.output_shape)
     count = wish or DEFAULT_COMPONENTS
-    sides = (seen.input_shape, seen.output_shape)
-    basis, shape = usual_basis(seen.module, *sides, count, image, asked=wish is not None)
+    sides = (calls.input_shape, calls.output_shape)
+    basis, shape = usual_basis(calls.module, *sides, count, image, asked=wish is not None)
     if wish is None and cosines_serve(shape, image):
         count = math.prod(shape)
     components = min(count, basis.most_components(shape, outputs))
     cost = basis.cost(shape, components)
     return LayerFacts(
         name=name,
-        kind=type(seen.module).__name__,
-        input_shape=seen.input_shape,
-        output_shape=seen.output_shape,
+        kind=type(calls.module).__name__,
+        input_shape=calls.input_shape,
+        output_shape=calls.output_shape,
         outputs=outputs,
-        calls=seen.calls,
-        folds=shape is seen.input_shape,
+        calls=calls.number,
+        folds=shape is calls.input_shape,
         components=components,
         filter_bytes=BYTES_A_NUMBER * (cost.numbers + math.prod(shape)),  # and the mean
         multiply_adds=cost.multiply_adds,

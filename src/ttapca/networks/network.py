@@ -1,22 +1,32 @@
-"""What all networks here have in common: they take images in [0, 1] and return logits.
+"""The base of all networks here: they take images in [0, 1], normalise them and return logits.
 
-Each network normalises its images itself, so no caller has to know the numbers. They are kept in
-buffers outside the state dict, so published weights load name for name.
+The numbers of a normalisation are buffers outside the state dict, so published weights load name
+for name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from ttapca._checks import ListOf, Number, Such, Whole, check_option, conform
 from ttapca.datasets import Images
-from ttapca.errors import InputTypeError, OptionError, ShapeError, did_you_mean
+from ttapca.errors import (
+    InputTypeError,
+    OptionError,
+    ShapeError,
+    TtapcaError,
+    did_you_mean,
+    refused_memory,
+)
+from ttapca.support.norm_layers import running_statistics, with_running_statistics
 
 CIFAR_SHAPE = (3, 32, 32)
 MOST_CLASSES = 100_000
@@ -24,6 +34,11 @@ MOST_CHANNELS = 1024
 LARGEST_IMAGE = 2**24  # values: 64 MB in float32, 3 x 2,364 x 2,364
 LONGEST_SIDE = 16_384
 DECIMALS = 4  # of a measured normalisation
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
+DEFAULT_EPS = 1e-5  # of all these norms in PyTorch
+
+# Makes the layers of a network by name, from the channels of an image and the number of classes.
+Recipe = Callable[[int, int], dict[str, nn.Module]]
 
 INPUT_SHAPE = Such(
     ListOf(Whole(1, LONGEST_SIDE), 3, 3),
@@ -34,7 +49,7 @@ INPUT_SHAPE = Such(
 
 @dataclass(frozen=True)
 class Normalisation:
-    """What is subtracted from the pixels of each channel, and what they are then divided by.
+    """The mean that is subtracted from pixels, and the deviation by which they are then divided.
 
     Attributes:
         mean: One number for each channel, or one for all, on pixels in [0, 1].
@@ -58,19 +73,24 @@ class Normalisation:
 
     def for_channels(self, channels: int) -> Normalisation:
         """Return the same normalisation with one number for each channel."""
+        both = []
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
                 raise OptionError(
                     f"The {name} needs one number, or one for each of the {channels} channels; "
                     f"found {len(values)}."
                 )
-        return Normalisation(
-            self.mean * channels if len(self.mean) == 1 else self.mean,
-            self.std * channels if len(self.std) == 1 else self.std,
-        )
+            both.append(values * (channels // len(values)))
+        return Normalisation(*both)
+
+    def keep_in(self, module: nn.Module) -> None:
+        """Keep the numbers as buffers of a module, outside of its state dict."""
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            numbers = torch.tensor(values).reshape(-1, 1, 1)
+            module.register_buffer(name, numbers, persistent=False)
 
 
-# Those of published checkpoints. The deviations of `cifar10` are not those of its pixels
+# Of published checkpoints. The deviations of `cifar10` are not those of its pixels
 # (.2470, .2435, .2616): they are averages over images, and many networks were trained with them.
 NORMALISATIONS = {
     "none": Normalisation((0.0,), (1.0,)),
@@ -84,7 +104,7 @@ NORMALISATIONS = {
 
 
 def find_normalisation(chosen: str | Normalisation) -> Normalisation:
-    """Return the normalisation of a name; one that is given as numbers is returned as it is."""
+    """Return the normalisation of a name, or the one that is given as numbers."""
     if isinstance(chosen, Normalisation):
         return chosen
     if chosen not in NORMALISATIONS:
@@ -119,7 +139,7 @@ class Normalise(nn.Module):
 
     Attributes:
         any_size: Whether images may have another height and width than those of `input_shape`; None
-            where the network cannot take others.
+            if the network cannot take others.
     """
 
     mean: Tensor
@@ -132,9 +152,7 @@ class Normalise(nn.Module):
         channels, height, width = input_shape
         self.input_shape = (channels, height, width)
         self.values = find_normalisation(normalisation).for_channels(channels)
-        for name in ("mean", "std"):
-            values = torch.tensor(getattr(self.values, name)).reshape(channels, 1, 1)
-            self.register_buffer(name, values, persistent=False)
+        self.values.keep_in(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalise images in [0, 1] of shape (batch, channels, height, width)."""
@@ -191,11 +209,58 @@ class ImageNetwork(nn.Module):
         Raises:
             OptionError: The network needs images of one size.
         """
-        raise OptionError(
-            f"Networks that average over pixels before their classifier take images of any size; "
-            f"{type(self).__name__} takes those of {_times(self.input_shape)} only. Resize the "
-            "images, or choose another network."
-        )
+        if self.normalise.any_size is None:
+            raise OptionError(
+                f"Networks that average over pixels before their classifier take images of any "
+                f"size; {type(self).__name__} takes those of {_times(self.input_shape)} only. "
+                "Resize the images, or choose another network."
+            )
+        self.normalise.any_size = True
+
+
+class NormalisedNetwork(nn.Module):
+    """Takes images in [0, 1] for a network of your own that needs normalised ones.
+
+    Its layers get `model.` in front of their names.
+
+    Attributes:
+        model: The network as the factory made it.
+
+    Example:
+        >>> network = NormalisedNetwork(nn.Identity(), Normalisation((0.5,), (0.25,)))
+        >>> network(torch.ones(1, 1, 1, 2))
+        tensor([[[[2., 2.]]]])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, normalisation: str | Normalisation) -> None:
+        super().__init__()
+        self._values = find_normalisation(normalisation)
+        self._values.keep_in(self)
+        self.model = model
+
+    def forward(self, images: Tensor) -> Any:
+        """Return the output of the network for images in [0, 1], (batch, channels, h, w)."""
+        self._values.for_channels(images.shape[1])  # one number, or one for each of them
+        return self.model((images - self.mean) / self.std)
+
+
+@contextmanager
+def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
+    """Say that a network does not take images of this shape if it fails inside the block."""
+    try:
+        yield
+    except TtapcaError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # the shapes do not fit
+        if refused_memory(error) is not None:
+            raise
+        raise ShapeError(
+            f"The network cannot take images of shape {shape}: {error}. Give those that it takes, "
+            "channels first, such as 3x224x224."
+        ) from error
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -217,19 +282,24 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def looks_untrained(network: nn.Module) -> bool:
-    """Tell whether every BatchNorm layer still has its initial statistics.
-
-    The first training step changes them. Without such layers the answer is False.
-
-    Example:
-        >>> looks_untrained(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
-        True
-    """
-    norms = [each for each in network.modules() if isinstance(each, _BatchNorm)]
-    means = [norm.running_mean for norm in norms if norm.running_mean is not None]
-    variances = [norm.running_var for norm in norms if norm.running_var is not None]
-    fresh = [not mean.any() for mean in means] + [bool((var == 1).all()) for var in variances]
+    """Tell whether there are BatchNorm layers, all with the statistics from before training."""
+    pairs = [running_statistics(norm) for norm in with_running_statistics(network).values()]
+    fresh = [not mean.any() and bool((var == 1).all()) for mean, var in pairs]
     return bool(fresh) and all(fresh)
+
+
+def settings_beside_weights(network: nn.Module) -> list[str]:
+    """Return the unusual settings that change predictions and are in no tensor of a network.
+
+    They are the `eps` of norms, and a stride in the first 1x1 convolution of a bottleneck.
+    """
+    settings = []
+    for name, module in network.named_modules():
+        if isinstance(module, NORMS) and module.eps != DEFAULT_EPS:
+            settings.append(f"{name} eps {module.eps}")
+        if getattr(module, "early_stride", False):
+            settings.append(f"{name} early stride")
+    return settings
 
 
 def _times(shape: Sequence[int]) -> str:

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import LayerOutputError, ShapeError
 from ttapca.networks.network import CIFAR_SHAPE, conv3x3, initialise
 from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
+from ttapca.support.norm_layers import with_running_statistics
 
 TURNS = 4  # 0, 90, 180 and 270 degrees
 HEAD_CHANNELS = 64
@@ -24,7 +24,7 @@ HEAD_PREFIX = "rotation_head."
 
 
 class RotationHead(nn.Module):
-    """Map features of the split layer, with so many channels, to four logits.
+    """Map features of the split layer to four logits.
 
     It has GroupNorm, because test-time training often sees one image at a time.
 
@@ -50,17 +50,9 @@ class RotationHead(nn.Module):
 
 
 class RotationNetwork(nn.Module):
-    """A network and its rotation head.
+    """A network and its rotation head, which takes the output of the layer `split`.
 
     Calling it returns the network's logits; `rotation_logits` returns those of the head.
-
-    Args:
-        network: Any classifier of images.
-        split: Dotted path of the last shared layer; its output has shape (batch, channels, h, w).
-        head: Takes that output.
-
-    Raises:
-        LayerNotFoundError: The network has no such layer.
 
     Example:
         >>> from ttapca.networks import build
@@ -97,9 +89,9 @@ def add_rotation_head(
 
     Args:
         network: Any classifier of images.
-        split: Dotted path of the last shared layer.
+        split: Dotted path of the last shared layer; its output has shape (batch, channels, h, w).
         generator: Draws the head's weights.
-        input_shape: The shape of one image, to find out how many channels the features have.
+        input_shape: The shape of one image, by which the channels of that output are found.
 
     Raises:
         LayerNotFoundError: The network has no such layer.
@@ -121,14 +113,14 @@ def add_rotation_head(
 
 def _features_at(network: nn.Module, split: str, images: Tensor) -> Tensor:
     """Return the output of a layer without running the rest of the network."""
-    with stopped_at(find_layer(network, split)) as seen:
+    with stopped_at(find_layer(network, split)) as caught:
         network(images)
-    if not seen or not isinstance(seen[0], Tensor) or seen[0].dim() != 4:
+    if not caught or not isinstance(caught[0], Tensor) or caught[0].dim() != 4:
         raise LayerOutputError(
             "A rotation head needs a layer that is called and returns a tensor of shape (batch, "
             f"channels, height, width); `{split}` does not. Choose another layer."
         )
-    features: Tensor = seen[0]
+    features: Tensor = caught[0]
     return features
 
 
@@ -139,11 +131,7 @@ def published_name(name: str) -> str:
 
 
 def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Turn each square image by a random multiple of 90 degrees.
-
-    Args:
-        images: Shape (batch, channels, side, side); left as they were.
-        generator: Draws how far.
+    """Turn each square image, (batch, channels, side, side), by random quarter turns.
 
     Returns:
         The turned images, and their numbers of quarter turns, shape (batch,).
@@ -174,7 +162,7 @@ def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Keep BatchNorm's running statistics as they are while turned images run in training mode."""
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    layers = with_running_statistics(model).values()
     before = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
     for layer, (_, count) in zip(layers, before, strict=True):
         layer.momentum = 0.0

@@ -2,8 +2,8 @@
 
 | file | content |
 |---|---|
-| `state.safetensors` | what a resumed run needs: weights, momentum, average, generators, log |
-| `weights.safetensors` | what the run delivers so far, with a description; `load` reads it |
+| `state.safetensors` | for a resumed run: weights, momentum, average, generators, log |
+| `weights.safetensors` | the weights that the run delivers, with a description; `load` reads it |
 | `log.csv` | one line for each epoch |
 
 Each file is replaced in one step after every epoch, the state first. The others are made from it,
@@ -18,14 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ttapca._checks import ListOf, Maybe, Number, Plain, Record, Such, Whole, conform, shown
 from ttapca.datasets import Images
 from ttapca.errors import CheckpointError, OptionError, TrainingError
 from ttapca.networks.evaluation import Progress
-from ttapca.networks.training import EpochRecord, Training
-from ttapca.networks.training_options import TrainingOptions
+from ttapca.networks.training import EpochRecord, Training, TrainingOptions
 from ttapca.networks.weight_files import (
     DESCRIPTION,
     read_safetensors,
@@ -42,14 +41,15 @@ FORMAT = "ttapca.training"
 LARGEST_LOG = 200_000_000  # characters: a million epochs
 MOST_EPOCHS = 10**6
 
+_PERCENT = Number(0, 100)
 _RECORD = Record(
     {
         "epoch": Whole(1, MOST_EPOCHS),
         "learning_rate": Number(0, 1e6),
         "loss": Number(),
-        "train_accuracy": Number(0, 100),
-        "rotation_accuracy": Maybe(Number(0, 100)),
-        "test_accuracy": Number(0, 100),
+        "train_accuracy": _PERCENT,
+        "rotation_accuracy": Maybe(_PERCENT),
+        "test_accuracy": _PERCENT,
         "seconds": Number(0),
     }
 )
@@ -81,11 +81,11 @@ def train(
 
     Args:
         network: Trained in place; a `RotationNetwork` learns both tasks.
-        training_images: What it learns from.
-        test_images: What it is measured with after each epoch; nothing is chosen by it.
-        options: How to train.
+        training_images: Labelled images that it learns from.
+        test_images: Its accuracy on them is measured after each epoch; nothing is chosen by it.
+        options: Of the training.
         folder: Made if it does not exist.
-        description: What `weights.safetensors` says about the network; anything JSON can hold.
+        description: Of the network, for `weights.safetensors`; anything JSON can hold.
         progress: Wraps the batches of each epoch; silent by default.
         on_epoch: Called with each new record.
 
@@ -130,9 +130,9 @@ def train(
 
 
 def read_history(folder: Path) -> list[EpochRecord]:
-    """Return the epochs that a run has done; none where the folder holds no run."""
+    """Return the epochs that a run has done; none if the folder holds no run."""
     path = folder / STATE
-    return _history(_read_facts(read_safetensors(path)[1], path)) if path.exists() else []
+    return _read_state(path)[2] if path.exists() else []
 
 
 def _write_state(training: Training, path: Path, facts: dict[str, Any]) -> None:
@@ -157,8 +157,7 @@ def _write_results(training: Training, folder: Path, facts: dict[str, Any]) -> N
 
 
 def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
-    tensors, metadata = read_safetensors(path)
-    saved = _read_facts(metadata, path)
+    tensors, saved, history = _read_state(path)
     for part in ("options", "description"):
         before, now = saved[part], json.loads(json.dumps(facts[part]))  # tuples become lists
         for name in {**before, **now}:
@@ -169,23 +168,19 @@ def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
                     "another folder."
                 )
     try:
-        training.restore(tensors, _history(saved))
+        training.restore(tensors, history)
     except TrainingError as error:
         raise TrainingError(f"{path}: {error}") from error
 
 
-def _read_facts(metadata: dict[str, str], path: Path) -> dict[str, Any]:
+def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[EpochRecord]]:
+    """Return the tensors of a saved state, its facts, and the records of its epochs."""
+    tensors, metadata = read_safetensors(path)
     if metadata.get("format") != FORMAT:
         raise TrainingError(f"{path} is not the state of a training run. Choose another folder.")
     where = f"The log in {path}"
     if "facts" not in metadata:
         raise CheckpointError(f"{where} is missing. Start again in a new folder.")
-    facts: dict[str, Any] = parse_json(
-        metadata["facts"], where, CheckpointError, largest=LARGEST_LOG
-    )
+    facts = parse_json(metadata["facts"], where, CheckpointError, largest=LARGEST_LOG)
     conform(facts, _FACTS, where, CheckpointError)
-    return facts
-
-
-def _history(facts: dict[str, Any]) -> list[EpochRecord]:
-    return [EpochRecord(**record) for record in facts["history"]]
+    return tensors, facts, [EpochRecord(**record) for record in facts["history"]]

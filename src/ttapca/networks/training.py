@@ -10,27 +10,114 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from ttapca._checks import Flag, Number, OneOf, Rule, Whole, check_option
 from ttapca.datasets import Images
 from ttapca.errors import NotEnoughDataError, TrainingError
 from ttapca.networks.evaluation import Progress, evaluate
 from ttapca.networks.rotation import RotationNetwork, frozen_statistics, published_name, turn
-from ttapca.networks.training_options import TrainingOptions
 from ttapca.support.norm_layers import safe_gradients
 
-EVALUATION_BATCH = 500
+ScheduleName = Literal["cosine", "one-cycle"]
+OptimizerName = Literal["sgd", "adamw"]
 
-# What an optimiser remembers of each weight: the name in a saved state, and torch's own.
+EVALUATION_BATCH = 500
+ONE_CYCLE_RISE = 0.3  # of the steps
+START_FRACTION = 0.04  # of the peak, at the first step
+
+# The tensors that an optimiser keeps for each weight: the name in a saved state, and torch's own.
 _MEMORIES: dict[str, dict[str, str]] = {
     "sgd": {"momentum": "momentum_buffer"},
     "adamw": {"mean": "exp_avg", "square": "exp_avg_sq", "steps": "step"},
 }
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("epochs", "batch_size"), Whole(1, 10**6)),
+    "peak": Number(above=0),
+    "optimizer": OneOf(get_args(OptimizerName)),
+    "momentum": Number(above=0, below=1),
+    "schedule": OneOf(get_args(ScheduleName)),
+    **dict.fromkeys(("label_smoothing", "average"), Number(0, below=1)),
+    **dict.fromkeys(("weight_decay", "warmup", "rotation"), Number(0)),
+    **dict.fromkeys(("padding", "cutout"), Whole(0)),
+    **dict.fromkeys(("flip", "channels_last", "bfloat16"), Flag()),
+    "seed": Whole(-(2**63)),
+}
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How a network is trained; the checkpoint records all of it.
+
+    Attributes:
+        epochs: Passes over the training images.
+        batch_size: Images in a step; a shorter last batch is left out.
+        peak: The highest learning rate.
+        optimizer: `sgd` with Nesterov's momentum, or `adamw`, which transformers need; its peak is
+            some 0.001 and its weight decay some 0.05.
+        momentum: Nesterov's, or the decay of the mean gradient of `adamw`.
+        weight_decay: On weights of convolutions and linear layers; norms and biases have none.
+        schedule: `one-cycle` rises over the first three tenths of the training, which suits short
+            runs; `cosine` rises over a warm-up. Both then fall to zero along half a cosine.
+        warmup: Epochs of rising learning rate, for `cosine`.
+        label_smoothing: Probability that is spread over all classes.
+        padding: Largest shift of a random crop, in pixels.
+        flip: Whether to mirror half of the images.
+        cutout: Side of a square that is replaced by the mean of the image; 0 for none.
+        average: Decay of a moving average of the weights, which is then measured and delivered
+            instead of them; 0 for none. It starts lower, to forget the random start soon.
+        rotation: Weight of the rotation loss, for a network with a rotation head.
+        channels_last: Memory layout; a third faster on the CPU that was measured.
+        bfloat16: Whether convolutions and matrices are multiplied in bfloat16 (`torch.autocast`);
+            weights stay float32. Twice as fast if the processor has such instructions
+            (`avx512_bf16`, `amx_bf16`), slower otherwise.
+        seed: Of the order of images and their augmentation.
+
+    Raises:
+        OptionError: A value is out of range.
+
+    Example:
+        >>> TrainingOptions(epochs=5, peak=0.05).momentum
+        0.9
+    """
+
+    epochs: int = 25
+    batch_size: int = 128
+    peak: float = 0.2
+    optimizer: OptimizerName = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: ScheduleName = "one-cycle"
+    warmup: float = 1.0
+    label_smoothing: float = 0.0
+    padding: int = 4
+    flip: bool = True
+    cutout: int = 0
+    average: float = 0.0
+    rotation: float = 1.0
+    channels_last: bool = True
+    bfloat16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every option."""
+        for name, rule in _RULES.items():
+            check_option(name, getattr(self, name), rule)
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        """Return the learning rate of a step, which depends on nothing but its number."""
+        steps = self.epochs * steps_per_epoch
+        rise = round(ONE_CYCLE_RISE * steps)
+        if self.schedule == "cosine":
+            rise = min(round(self.warmup * steps_per_epoch), steps)
+        if step < rise:
+            return self.peak * (START_FRACTION + (1 - START_FRACTION) * step / rise)
+        return self.peak * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise))) / 2
 
 
 def augment(images: Tensor, options: TrainingOptions, generator: torch.Generator) -> Tensor:
@@ -164,7 +251,7 @@ class Training:
         return record
 
     def delivered(self) -> dict[str, Tensor]:
-        """Return the weights that the run delivers: the moving average where there is one.
+        """Return the weights that the run delivers: their moving average if there is one.
 
         The names are those of the network alone; a rotation head's start with `rotation_head.`.
         """
@@ -179,53 +266,50 @@ class Training:
         if self._averaged:
             average = self._averaged.module.state_dict()
             state |= {f"average/{name}": value for name, value in average.items()}
-        for name, parameter in self.network.named_parameters():
-            for memory, key in _MEMORIES[self.options.optimizer].items():
-                if key in self._optimizer.state[parameter]:
-                    state[f"{memory}/{name}"] = self._optimizer.state[parameter][key]
+        for name, (parameter, key) in self._memories().items():
+            if key in self._optimizer.state[parameter]:
+                state[name] = self._optimizer.state[parameter][key]
         state["generator"] = self._generator.get_state()
         state["torch_generator"] = self._torch_state
         return state
 
     def restore(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> None:
-        """Go on from what `tensors()` returned; nothing changes where it does not fit."""
+        """Go on from the tensors of another run; nothing changes if they do not fit."""
         fault = self._fault(tensors, history)
         if fault:
             raise TrainingError(
                 f"The saved state is not of this network and these options: {fault}. Start again "
                 "in a new folder."
             )
-        memories = _MEMORIES[self.options.optimizer]
-        parts: dict[str, dict[str, Tensor]] = {
-            part: {} for part in ("network", "average", *memories)
-        }
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition("/")
-            parts.setdefault(part, {})[rest] = tensor
-        self.network.load_state_dict(parts["network"])
+        for name, (parameter, key) in self._memories().items():
+            if name in tensors:
+                # In the memory layout of the weight, so that sums are rounded as before.
+                layout = parameter if tensors[name].dim() else tensors[name]
+                self._optimizer.state[parameter][key] = torch.empty_like(
+                    layout, requires_grad=False
+                )
+        for name, value in self.tensors().items():
+            value.copy_(tensors[name])
         if self._averaged:
-            self._averaged.module.load_state_dict(parts["average"])
             self._averaged.n_averaged.fill_(len(history) * self.steps_per_epoch)
-        for name, parameter in self.network.named_parameters():
-            for memory, key in memories.items():
-                if name in parts[memory]:
-                    kept = parts[memory][name]
-                    # In the memory layout of the weight, so that sums are rounded as before.
-                    buffer = torch.empty_like(
-                        parameter if kept.dim() else kept, requires_grad=False
-                    )
-                    self._optimizer.state[parameter][key] = buffer.copy_(kept)
         self._generator.set_state(tensors["generator"])
         self._torch_state = tensors["torch_generator"]
         self.history = list(history)
 
-    def _fault(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> str:
-        """Say what is wrong with a saved state; nothing if it fits."""
-        required = self.tensors()
-        possible = {
-            f"{memory}/{name}": torch.zeros(()) if key == "step" else value
-            for name, value in self.network.named_parameters()
+    def _memories(self) -> dict[str, tuple[nn.Parameter, str]]:
+        """Return the weight and torch's key of each tensor that the optimiser may keep, by name."""
+        return {
+            f"{memory}/{name}": (parameter, key)
+            for name, parameter in self.network.named_parameters()
             for memory, key in _MEMORIES[self.options.optimizer].items()
+        }
+
+    def _fault(self, tensors: dict[str, Tensor], history: list[EpochRecord]) -> str:
+        """Return the reason why a saved state does not fit; nothing if it fits."""
+        required = self.tensors()
+        possible: dict[str, Tensor] = {
+            name: torch.zeros(()) if key == "step" else parameter
+            for name, (parameter, key) in self._memories().items()
         }
         for name in {**required, **tensors}:
             wanted, found = {**possible, **required}.get(name), tensors.get(name)
@@ -311,9 +395,9 @@ def _averaged(network: nn.Module, decay: float) -> AveragedModel:
     return AveragedModel(network, multi_avg_fn=average, use_buffers=True)
 
 
-def _diverged(what: str) -> TrainingError:
+def _diverged(value: str) -> TrainingError:
     return TrainingError(
-        f"{what} is not finite any more: the training diverged. Start again in a new folder "
+        f"{value} is not finite any more: the training diverged. Start again in a new folder "
         "with a lower peak learning rate."
     )
 

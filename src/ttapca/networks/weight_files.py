@@ -1,12 +1,12 @@
-"""Read the weight files that people have, safely, and write our own.
+"""Read weight files of any origin safely, and write our own.
 
-A checkpoint can be a program in disguise: pickle runs what it is told to. Only tensors and plain
-containers are read here; a file that holds more is refused, with advice on how to convert it.
+A checkpoint can be a program in disguise: pickle runs the functions that it names. Only tensors and
+plain containers are read here; a file that holds more is refused.
 
 `torch.load(weights_only=True)` runs no code from a file, but it believes the sizes in the file and
 calls some functions it considers harmless: thirty bytes can ask it for all the memory there is. So
-the pickle is first run by Python's own unpickler over stand-ins that make nothing and check what
-they are asked for. Only then does torch read the file.
+the pickle is first run by Python's own unpickler over stand-ins that make nothing and check every
+request. Only then does torch read the file.
 """
 
 from __future__ import annotations
@@ -40,8 +40,13 @@ SAFETENSORS = ".safetensors"
 WRAPPERS = ("state_dict", "model_state_dict", "net", "model")
 PREFIX = re.compile(rf"^(?:{'|'.join(WRAPPED)})\.")
 FORMAT = "ttapca.weights"
+_DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.complex128, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
 
-# What a file of ours says about its network. Callers of `train` may add anything that is plain.
+# The description that a file of ours has of its network. Callers of `train` may add plain values.
 DESCRIPTION = Record(
     optional={
         "architecture": Text(100),
@@ -69,31 +74,21 @@ DESCRIPTION = Record(
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The weights of a file, and what a file of ours says about its network.
-
-    Attributes:
-        path: The file.
-        stored: The weights by the names that they have there.
-        description: Of the network.
-    """
+    """The weights of a file, and the description that a file of ours has of its network."""
 
     path: Path
-    stored: dict[str, Tensor]
+    stored: dict[str, Tensor]  # by the names that they have there
     description: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The weights by name, without the prefixes of what wrapped the network."""
+        """The weights by name, without the prefixes of modules that wrapped the network."""
         return self.named_like(None)
 
     def named_like(self, wanted: Collection[str] | None) -> dict[str, Tensor]:
         """Return the weights by the names of a network, which may have such prefixes itself.
 
-        Args:
-            wanted: These names; None for a network without any.
-
-        Raises:
-            CheckpointError: Two weights have one name but for a prefix.
+        Prefixes are removed one by one until the wanted names are there; all of them for None.
         """
         found = self.stored
         while wanted is None or not found.keys() >= set(wanted):
@@ -135,19 +130,13 @@ def read_weights(path: Path) -> WeightFile:
         tensors, metadata = read_safetensors(path)
         return WeightFile(path, _state_dict(tensors, path), _description(metadata, path))
     content = _read_torch(path)
-    for name in WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            return WeightFile(path, _state_dict(content[name], path))
-    return WeightFile(path, _state_dict(content, path))
+    named = content if isinstance(content, Mapping) else {}
+    inner = [named[name] for name in WRAPPERS if isinstance(named.get(name), Mapping)]
+    return WeightFile(path, _state_dict(inner[0] if inner else content, path))
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> None:
-    """Write a `.safetensors` file in one step, with a description of its network.
-
-    Raises:
-        OptionError: The description is invalid.
-        StorageError: The file cannot be written.
-    """
+    """Write a `.safetensors` file in one step, with a description of its network."""
     conform(description, DESCRIPTION, "The description of a network", OptionError)
     write_safetensors(path, tensors, {"format": FORMAT, "description": json.dumps(description)})
 
@@ -188,29 +177,18 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
             "`model.state_dict()`."
         )
     for name, tensor in tensors.items():
-        _check_tensor(name, tensor, path)
+        dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+        if not dense or tensor.dtype not in _DTYPES:
+            raise CheckpointError(
+                f"Weights are dense tensors of common types; `{name[:200]}` in {path} has type "
+                f"{tensor.dtype} and layout {tensor.layout}. Save `model.state_dict()` in float32."
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(
+                f"Weights are finite numbers; `{name[:200]}` in {path} holds others: the training "
+                "diverged, or the file was changed. Take an earlier checkpoint."
+            )
     return tensors
-
-
-_DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-    *(torch.complex128, torch.complex64),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-)
-
-
-def _check_tensor(name: str, tensor: Tensor, path: Path) -> None:
-    dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not dense or tensor.dtype not in _DTYPES:
-        raise CheckpointError(
-            f"Weights are dense tensors of common types; `{name[:200]}` in {path} has type "
-            f"{tensor.dtype} and layout {tensor.layout}. Save `model.state_dict()` in float32."
-        )
-    if not bool(torch.isfinite(tensor).all()):
-        raise CheckpointError(
-            f"Weights are finite numbers; `{name[:200]}` in {path} holds others: the training "
-            "diverged, or the file was changed. Take an earlier checkpoint."
-        )
 
 
 def _description(metadata: dict[str, str], path: Path) -> dict[str, Any]:
@@ -334,7 +312,7 @@ _ITEM_SIZES = {
 _REBUILD = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"}
 _CALLED = {"OrderedDict", "_rebuild_parameter", "Size", "device"}
 _DTYPE_NAMES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
-_ALLOWED = {  # what a pickle may name, by module
+_ALLOWED = {  # names in a pickle, by module
     "torch": {*_ITEM_SIZES, *_DTYPE_NAMES, "Size", "device"},
     "torch.storage": {"UntypedStorage"},
     "torch._utils": {*_REBUILD, "_rebuild_parameter"},
@@ -352,9 +330,9 @@ def _push_container(unpickler: Any) -> None:
 
 
 class _Inspector(pickle._Unpickler):  # the one in Python: its instructions can be replaced
-    """Follow a pickle without making what it describes, and compare its sizes with the file.
+    """Follow a pickle without making its objects, and compare its sizes with the file.
 
-    `records` holds the bytes of each storage by name, where the file has a directory.
+    `records` has the bytes of each storage by name, if the file has a directory.
     """
 
     def __init__(self, content: bytes, size: int, records: Mapping[str, int] | None = None) -> None:
@@ -365,7 +343,7 @@ class _Inspector(pickle._Unpickler):  # the one in Python: its instructions can 
         self._shown = 0  # numbers in all tensors
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a stand-in for what tensors are made of; refuse everything else."""
+        """Return a stand-in for a part of tensors; refuse everything else."""
         if name not in _ALLOWED.get(module, ()):
             raise _MoreThanTensors(f"{module}.{name}")
         return _Named(name, self)
@@ -388,20 +366,19 @@ class _Inspector(pickle._Unpickler):  # the one in Python: its instructions can 
         return _Storage(count)
 
     def check_tensor(
-        self, storage: object, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+        self, storage: _Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> None:
-        """Raise `ValueError` unless a tensor lies within its storage."""
-        if not isinstance(storage, _Storage):
-            raise ValueError("a tensor without a storage")
+        """Raise an error of any kind unless this is a storage, and a tensor lies within it."""
         if not all(isinstance(each, int) and each >= 0 for each in (offset, *shape, *strides)):
             raise ValueError("a size that is no number")
-        if len(shape) != len(strides) or len(shape) > MOST_DIMENSIONS:
-            raise ValueError("a shape without strides")
-        count = math.prod(shape)
+        if len(shape) > MOST_DIMENSIONS:
+            raise ValueError("a shape that no tensor has")
         steps = zip(shape, strides, strict=True)
         last = offset + sum((side - 1) * stride for side, stride in steps)
+        count = math.prod(shape)
         self._shown += count
-        if count and (last >= storage.numbers or self._shown > SHARING * self._size):
+        # Only a storage has `numbers`: this is also the check that there is one.
+        if (last >= storage.numbers or self._shown > SHARING * self._size) and count:
             raise ValueError("a tensor of more numbers than its storage")
         if not count and max((*shape, 0)) > self._size:
             raise ValueError("an empty tensor of an absurd shape")

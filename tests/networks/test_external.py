@@ -1,4 +1,4 @@
-"""`hf:` and `timm:`: stand-ins for both packages, and the real one where it is installed."""
+"""`hf:` and `timm:`: stand-ins for both packages, and the real one if installed; factories."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 import ttapca
 from small_networks import smooth_images
 from ttapca.benchmark.network_source import NetworkSource
-from ttapca.errors import CheckpointError, OptionError
+from ttapca.errors import CheckpointError, FactoryError, OptionError
 from ttapca.networks import describe_layers, load
-from ttapca.networks.factories import is_factory
-from ttapca.networks.hubs import HubNetwork
+from ttapca.networks.external import HubNetwork, call_factory, is_factory
 
 IMAGES = torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -81,41 +80,38 @@ def loaded(
 
 
 SCALED = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.25, 0.5, 0.5]}
+EFFICIENT = {"image_processor_type": "EfficientNetImageProcessor"}  # it divides twice
 
 
 @pytest.mark.parametrize(
-    ("said", "pixels_become"),
+    ("said", "pixels_become", "times"),
     [
-        ({}, lambda x: x / 255),
-        ({"do_rescale": True, "rescale_factor": 1 / 255}, lambda x: x / 255),
-        ({"do_rescale": False}, lambda x: x),
-        ({"rescale_factor": 1 / 127.5, "rescale_offset": True}, lambda x: x / 127.5 - 1),
+        ({}, lambda x: x / 255, 1),
+        ({"do_rescale": True, "rescale_factor": 1 / 255}, lambda x: x / 255, 1),
+        ({"do_rescale": False}, lambda x: x, 1),
+        ({"rescale_factor": 1 / 127.5, "rescale_offset": True}, lambda x: x / 127.5 - 1, 1),
+        (EFFICIENT, lambda x: x / 255, 2),
+        ({**EFFICIENT, "include_top": False}, lambda x: x / 255, 1),
     ],
 )
 def test_preprocessing_is_what_the_files_say(
-    said: dict[str, Any], pixels_become: Any, tmp_path: Path, monkeypatch: Any
+    said: dict[str, Any], pixels_become: Any, times: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
     network = loaded({**SCALED, "size": 16, **said}, tmp_path, monkeypatch)
     mean, std = (torch.tensor(values)[:, None, None] for values in SCALED.values())
-    expected = network.model((pixels_become(IMAGES * 255) - mean) / std).logits
+    expected = network.model((pixels_become(IMAGES * 255) - mean) / std**times).logits
     torch.testing.assert_close(network(IMAGES), expected)
     assert (network.classes, network.input_shape, network.training) == (5, (3, 16, 16), False)
 
 
-@pytest.mark.parametrize(
-    ("said", "std"),
-    [
-        ({}, [0.0625, 0.25, 0.25]),
-        ({"include_top": False}, [0.25, 0.5, 0.5]),
-        ({"do_normalize": False}, [0.25, 0.5, 0.5]),
-    ],
-)
-def test_the_processor_of_efficientnet_divides_twice(
-    said: dict[str, Any], std: list[float], tmp_path: Path, monkeypatch: Any
+@pytest.mark.parametrize(("kind", "std"), [({}, [1.0] * 3), (EFFICIENT, [0.25, 0.5, 0.5])])
+def test_images_that_are_not_normalised(
+    kind: dict[str, Any], std: list[float], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    kind = {"image_processor_type": "EfficientNetImageProcessor", "size": 16}
-    network = loaded({**SCALED, **kind, **said}, tmp_path, monkeypatch)
+    said = {"do_normalize": False, "size": 16, **kind, **(SCALED if kind else {})}
+    network = loaded(said, tmp_path, monkeypatch)
     assert network.normalise.std.flatten().tolist() == std
+    assert kind or not network.normalise.mean.any()
 
 
 @pytest.mark.parametrize(
@@ -133,9 +129,8 @@ def test_names_of_classes(
     assert list(loaded(said, tmp_path, monkeypatch, id2label=labels).class_names) == names
 
 
-def test_images_that_are_not_normalised(tmp_path: Path, monkeypatch: Any) -> None:
-    network = loaded({"do_normalize": False, "size": 16}, tmp_path, monkeypatch)
-    torch.testing.assert_close(network(IMAGES), network.model(IMAGES).logits)
+SQUARE = {"height": 28, "width": 28}
+CROPPED = {"size": {"shortest_edge": 32}, "do_center_crop": True, "crop_size": 28}
 
 
 @pytest.mark.parametrize(
@@ -145,24 +140,8 @@ def test_images_that_are_not_normalised(tmp_path: Path, monkeypatch: Any) -> Non
         ({"size": {"height": 20, "width": 24}}, {}, (20, 24), (20, 24), None),
         ({"size": {"shortest_edge": 20}}, {}, (20, 20), 20, None),
         ({"size": {"shortest_edge": 224}, "crop_pct": 0.875}, {}, (224, 224), 224, 256),
-        (
-            {"size": {"shortest_edge": 32}, "do_center_crop": True, "crop_size": 28},
-            {},
-            (28, 28),
-            28,
-            32,
-        ),
-        (
-            {
-                "size": {"height": 28, "width": 28},
-                "do_center_crop": True,
-                "crop_size": {"height": 28, "width": 28},
-            },
-            {},
-            (28, 28),
-            28,
-            None,
-        ),
+        (CROPPED, {}, (28, 28), 28, 32),
+        ({**CROPPED, "size": SQUARE, "crop_size": SQUARE}, {}, (28, 28), 28, None),
         ({}, {"image_size": 48}, (48, 48), 48, None),
         ({}, {"image_size": [32, 48]}, (32, 48), (32, 48), None),
         ({"size": [20, 24]}, {}, (20, 24), (20, 24), None),
@@ -170,14 +149,9 @@ def test_images_that_are_not_normalised(tmp_path: Path, monkeypatch: Any) -> Non
     ],
 )
 def test_the_size_of_pictures(
-    said: dict[str, Any],
-    config: dict[str, Any],
-    shape: tuple[int, int],
-    size: Any,
-    shorter_side: int | None,
-    tmp_path: Path,
+    said: Any, config: Any, shape: Any, size: Any, shorter_side: Any, tmp_path: Path,
     monkeypatch: Any,
-) -> None:
+) -> None:  # fmt: skip
     network = loaded({**SCALED, **said}, tmp_path, monkeypatch, **config)
     assert network.input_shape == (3, *shape)
     assert (network.pictures.size, network.pictures.shorter_side) == (size, shorter_side)
@@ -300,9 +274,35 @@ def test_timm_from_the_cache_of_torch(tmp_path: Path, monkeypatch: Any) -> None:
     assert made == [{"file": str(tmp_path / "checkpoints" / "tiny-1234.pth")}]
 
 
-def test_such_names_are_no_factories() -> None:
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("my_nets:smal", OptionError, "no function or class `smal`. Did you mean `small`"),
+        ("my_nets:number", OptionError, "no function or class `number`[.]$"),
+        ("my_nets:wrong", OptionError, "returns an `nn.Module`; .* returned a int"),
+        ("my_net:small", OptionError, "no module `my_net`"),
+        ("my_broken:small", FactoryError, "be imported: .*surely_not_installed.*line 1"),
+        ("my_nets:needy", OptionError, r"without arguments; `my_nets:needy` takes \(width"),
+        ("my_nets:raising", FactoryError, "`my_nets:raising` has failed: KeyError: 'gone'"),
+        ("small", OptionError, "own network as `package.module:factory`; found `small`"),
+    ],
+)
+def test_factories_that_do_not_work(
+    name: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "my_nets.py").write_text(
+        "from torch import nn\ndef small(): return nn.Linear(2, 3)\nnumber = 3\n"
+        "def wrong(): return 3\n"
+        "def needy(width, depth=2): return nn.Linear(width, depth)\n"
+        "def raising(): return {}['gone']\n"
+    )
+    (tmp_path / "my_broken.py").write_text("import surely_not_installed\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isinstance(call_factory("my_nets:small"), nn.Linear)
     assert is_factory("timmy:resnet50")
-    assert not is_factory("timm:resnet50")
+    assert not any(map(is_factory, ("a/b:c", "weights.pth", "C:/weights.pth", "timm:resnet50")))
+    with pytest.raises(error, match=message):
+        call_factory(name)
 
 
 def test_a_transformer_of_transformers(tmp_path: Path) -> None:

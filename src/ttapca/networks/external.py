@@ -1,33 +1,25 @@
-"""Networks of `transformers` and `timm`, with the preprocessing that their own files state.
+"""Networks of other packages by name: `hf:NAME`, `timm:NAME`, and `package.module:factory`.
 
-`hf:NAME` and `timm:NAME` name them. Both packages are the user's: they are imported when such a
-name is used. Weights come from what is on this machine already; nothing is downloaded.
+Both packages are the user's: they are imported if such a name is used. Preprocessing is as the
+network's own files state it. Weights come from this machine already; nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ttapca._checks import (
-    Either,
-    Flag,
-    ListOf,
-    Maybe,
-    Number,
-    Plain,
-    Record,
-    Text,
-    Whole,
-    conform,
-)
+from ttapca._checks import Either, Flag, ListOf, Maybe, Number, Plain, Record, Text, Whole, conform
 from ttapca.datasets.pictures import PictureSize
-from ttapca.errors import CheckpointError, OptionError, did_you_mean
+from ttapca.errors import CheckpointError, FactoryError, OptionError, TtapcaError, did_you_mean
 from ttapca.networks.network import (
     LONGEST_SIDE,
     MOST_CHANNELS,
@@ -47,19 +39,14 @@ NEVER_CROPPED = 384  # pixels: from this side on, ConvNeXt's processor brings pi
 _SIDE = Whole(1, LONGEST_SIDE)
 _SIZE = Maybe(Either((_SIDE, ListOf(_SIDE, 1, 2), Record(others=Maybe(_SIDE)))))
 _NUMBERS = Maybe(ListOf(Number(), 1, MOST_CHANNELS))
+_FLAGS = ("do_normalize", "do_rescale", "rescale_offset", "do_center_crop", "include_top")
 PROCESSOR = Record(
     optional={
-        "image_mean": _NUMBERS,
-        "image_std": _NUMBERS,
-        "do_normalize": Maybe(Flag()),
-        "do_rescale": Maybe(Flag()),
+        **dict.fromkeys(("image_mean", "image_std"), _NUMBERS),
+        **dict.fromkeys(("size", "crop_size"), _SIZE),
+        **dict.fromkeys(_FLAGS, Maybe(Flag())),
         "rescale_factor": Maybe(Number(above=0)),
-        "rescale_offset": Maybe(Flag()),
-        "do_center_crop": Maybe(Flag()),
-        "include_top": Maybe(Flag()),
         "image_processor_type": Maybe(Text(1000)),
-        "size": _SIZE,
-        "crop_size": _SIZE,
         "crop_pct": Maybe(Number(above=0, high=1)),
     },
     others=Plain(),
@@ -73,7 +60,7 @@ class HubNetwork(ImageNetwork):
         model: The network as its package makes it.
         pictures: The size that pictures are to be read in:
             `datasets.load(path, size=pictures.size, shorter_side=pictures.shorter_side)`.
-        class_names: The name of each class; empty where its package does not tell.
+        class_names: The name of each class; empty if its package does not tell.
     """
 
     def __init__(
@@ -98,26 +85,14 @@ class HubNetwork(ImageNetwork):
 
 
 def is_hub_name(name: str) -> bool:
-    """Tell whether a word names a network of `transformers` or `timm`.
-
-    Example:
-        >>> is_hub_name("hf:google/vit-base-patch16-224"), is_hub_name("weights.pth")
-        (True, False)
-    """
+    """Tell whether a word names a network of `transformers` or `timm`."""
     return name.startswith((TRANSFORMERS, TIMM))
 
 
 def load_from_hub(name: str, normalisation: str | Normalisation | None = None) -> HubNetwork:
-    """Load `hf:NAME` or `timm:NAME` from what is on this machine, in evaluation mode.
+    """Load `hf:NAME`, where NAME may be a folder, or `timm:NAME`, in evaluation mode.
 
-    Args:
-        name: The name in the hub with its prefix; after `hf:` also the path of a folder.
-        normalisation: Instead of what the files of the network state.
-
-    Raises:
-        OptionError: The package is not installed, there is no such network on this machine, or its
-            files do not state a normalisation.
-        CheckpointError: The files cannot be read.
+    A normalisation that is given takes the place of the one that the network's files state.
     """
     load = _from_transformers if name.startswith(TRANSFORMERS) else _from_timm
     stated = None if normalisation is None else find_normalisation(normalisation)
@@ -136,10 +111,9 @@ def _package(name: str) -> Any:
 
 def _from_transformers(name: str, stated: Normalisation | None) -> HubNetwork:
     transformers = _package("transformers")
-    here = {"local_files_only": True}
     try:
         model = transformers.AutoModelForImageClassification.from_pretrained(
-            name, trust_remote_code=False, **here
+            name, trust_remote_code=False, local_files_only=True
         )
     except OSError as error:
         raise OptionError(
@@ -154,32 +128,34 @@ def _from_transformers(name: str, stated: Normalisation | None) -> HubNetwork:
         ) from error
     processor = _processor(transformers, name)
     normalisation = stated or _stated_normalisation(processor, name)
-    fallback = getattr(model.config, "image_size", None)
-    pictures = _pictures(processor, fallback, name)
-    height, width = _sides(pictures.size) or (1, 1)
+    pictures = _pictures(processor, getattr(model.config, "image_size", None), name)
     channels = int(getattr(model.config, "num_channels", 3))
+    classes = model.config.num_labels
     labels = getattr(model.config, "id2label", None) or {}
-    names = [str(labels[number]) for number in range(model.config.num_labels) if number in labels]
     return HubNetwork(
-        model, model.config.num_labels, normalisation, (channels, height, width), pictures, names
+        model,
+        classes,
+        normalisation,
+        (channels, *(_sides(pictures.size) or (1, 1))),
+        pictures,
+        [str(labels[number]) for number in range(classes) if number in labels],
     )
 
 
 def _processor(transformers: Any, name: str) -> Mapping[str, Any]:
-    """Return what the network's files say about preprocessing; nothing if there is no such file."""
+    """Return the preprocessing that the network's files state; nothing if there is no such file."""
     try:
         path = transformers.utils.cached_file(name, PROCESSOR_FILE, local_files_only=True)
     except OSError:
         return {}
-    where = str(path)
-    found = parse_json(read_bounded(Path(path), CheckpointError), where, CheckpointError)
-    conform(found, PROCESSOR, where, CheckpointError)
-    processor: Mapping[str, Any] = found
+    content = read_bounded(Path(path), CheckpointError)
+    processor: Mapping[str, Any] = parse_json(content, str(path), CheckpointError)
+    conform(processor, PROCESSOR, str(path), CheckpointError)
     return processor
 
 
 def _stated_normalisation(processor: Mapping[str, Any], name: str) -> Normalisation:
-    """Return the normalisation of images in [0, 1] that a processor of pixels amounts to."""
+    """Return the normalisation of images in [0, 1] that equals a processor's of pixels."""
     mean, std = processor.get("image_mean"), processor.get("image_std")
     kind = processor.get("image_processor_type") or ""
     # EfficientNet's processor divides by the deviations once more, unless told not to.
@@ -210,24 +186,22 @@ def _pictures(processor: Mapping[str, Any], fallback: Any, name: str) -> Picture
     sides = _sides(size)
     crop = _sides(processor.get("crop_size")) or sides
     if processor.get("do_center_crop") and crop is not None:
-        side, shorter = crop[0], min(sides or crop)
-        square = crop[0] == crop[1]
-        return (
-            PictureSize(side, shorter if shorter > side else None) if square else PictureSize(crop)
-        )
+        return _cropped(crop[0], min(sides or crop)) if crop[0] == crop[1] else PictureSize(crop)
     sides = sides or _sides(fallback)
     if sides is None:
         raise CheckpointError(
             f"The files of `{TRANSFORMERS}{name}` must state the size of its images; there is "
             f"neither `size` in {PROCESSOR_FILE} nor `image_size` in its configuration."
         )
-    if sides[0] != sides[1] or (isinstance(size, Mapping) and size.get("height")):
-        return PictureSize(sides)  # whatever the proportions were
     crop_pct = processor.get("crop_pct")
-    if crop_pct is not None and sides[0] >= NEVER_CROPPED:
-        return PictureSize(sides)
-    shorter = int(sides[0] / (crop_pct or 1))
-    return PictureSize(sides[0], shorter if shorter > sides[0] else None)
+    stated = sides[0] != sides[1] or (isinstance(size, Mapping) and size.get("height"))
+    if stated or (crop_pct is not None and sides[0] >= NEVER_CROPPED):
+        return PictureSize(sides)  # of pictures with any proportions
+    return _cropped(sides[0], int(sides[0] / (crop_pct or 1)))
+
+
+def _cropped(side: int, shorter: int) -> PictureSize:
+    return PictureSize(side, shorter if shorter > side else None)
 
 
 def _sides(stated: Any) -> tuple[int, int] | None:
@@ -261,14 +235,13 @@ def _from_timm(name: str, stated: Normalisation | None) -> HubNetwork:
     model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)})
     own: Mapping[str, Any] = model.pretrained_cfg
     side = int(own["input_size"][-1])
-    shorter = int(side / (own.get("crop_pct") or 1))
     normalisation = stated or Normalisation(tuple(own["mean"]), tuple(own["std"]))
     return HubNetwork(
         model,
         int(model.num_classes),
         normalisation,
         tuple(own["input_size"]),
-        PictureSize(side, shorter if shorter > side else None),
+        _cropped(side, int(side / (own.get("crop_pct") or 1))),
     )
 
 
@@ -291,3 +264,74 @@ def _timm_file(config: Any) -> Path | None:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# Networks of your own -----------------------------------------------------------------------------
+
+
+def is_factory(name: str) -> bool:
+    """Tell whether a word has the form `package.module:factory`, which `timm:NAME` has not."""
+    if is_hub_name(name):
+        return False
+    module, colon, factory = name.partition(":")
+    dotted = all(part.isidentifier() for part in module.split("."))
+    return bool(colon) and factory.isidentifier() and dotted
+
+
+def call_factory(name: str) -> nn.Module:
+    """Import `package.module` and return the network that `factory()` makes. Runs users' code."""
+    if not is_factory(name):
+        raise OptionError(f"Name your own network as `package.module:factory`; found `{name}`.")
+    path, _, attribute = name.partition(":")
+    module = _import(path)
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        known = [name for name in dir(module) if callable(getattr(module, name, None))]
+        raise OptionError(
+            f"`{path}` has no function or class `{attribute}`.{did_you_mean(attribute, known)}"
+        )
+    try:
+        signature = inspect.signature(factory)
+        signature.bind()
+    except ValueError:  # functions written in C may have no signature
+        pass
+    except TypeError as error:
+        raise OptionError(
+            f"A factory is called without arguments; `{name}` takes {signature}: {error}. Write "
+            "one that gives them, such as: def network(): return Network(classes=10)"
+        ) from None
+    try:
+        network = factory()
+    except TtapcaError:
+        raise
+    except Exception as error:  # users' code may raise anything
+        raise FactoryError(
+            f"The factory `{name}` has failed: {_reason(error)}. Mend it; it must work without "
+            "arguments."
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise OptionError(
+            f"A factory returns an `nn.Module`; `{name}` returned a {type(network).__name__}."
+        )
+    return network
+
+
+def _import(path: str) -> ModuleType:
+    try:
+        return importlib.import_module(path)
+    except Exception as error:  # users' code may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{path}.".startswith(f"{missing}."):
+            raise OptionError(
+                f"There is no module `{path}` to import. Run the command in the folder that holds "
+                "it, or install it."
+            ) from error
+        raise FactoryError(
+            f"The module `{path}` cannot be imported: {_reason(error)}. Mend it, or install what "
+            "it needs."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} (in {frame.filename}, line {frame.lineno})"

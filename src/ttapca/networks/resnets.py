@@ -1,0 +1,285 @@
+"""ResNets: blocks with a shortcut, in three or four stages, with the names of published weights.
+
+Three stages are for small images (He and others, 2016; Zagoruyko and Komodakis, 2016). Four are for
+photographs: the stem has 7x7 weights, stride 2 and a pooling with stride 2; with a stem of 3x3 and
+no pooling they are for small images as well.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
+from torch import Tensor, nn
+
+from ttapca.errors import OptionError
+from ttapca.networks.network import Recipe, conv3x3
+
+GROUPS = 8
+SMALL_WIDTHS = (16, 16, 32, 64)  # channels of the stem and the three stages
+WIDTHS = (64, 64, 128, 256, 512)  # of the stem and the four stages
+EXPANSION = 4  # a bottleneck returns this many times as many channels
+EARLY_STRIDE = "-early-stride"
+BLOCKS = {  # in each of the four stages
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+SHALLOW = (18, 34)  # these have basic blocks, the others bottlenecks
+
+Block = Callable[[int, int, int], nn.Module]  # made from inputs, outputs and stride
+
+
+class ZeroShortcut(nn.Module):
+    """Halve the resolution and add channels of zeros before and after the others."""
+
+    def __init__(self, window: int, before: int, after: int) -> None:
+        super().__init__()
+        self._window = window  # 1 takes every second pixel, 2 averages four
+        self._padding = (0, 0, 0, 0, before, after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, outputs, h / 2, w / 2)."""
+        return F.pad(F.avg_pool2d(x, self._window, stride=2), self._padding)
+
+
+def convolved_shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """Make a shortcut of a 1x1 convolution and BatchNorm."""
+    convolution = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions, each followed by BatchNorm, and a shortcut around both.
+
+    With `zero_shortcut` it adds channels of zeros, as in the paper; otherwise it has weights.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, zero_shortcut: bool = False) -> None:
+        super().__init__()
+        self.conv1 = conv3x3(inputs, outputs, stride)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu1 = nn.ReLU()
+        self.conv2 = conv3x3(outputs, outputs)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu2 = nn.ReLU()
+        self.downsample: nn.Module | None = None
+        if stride != 1 and zero_shortcut:
+            before = (outputs - inputs) // 2
+            self.downsample = ZeroShortcut(1, before, outputs - inputs - before)
+        elif stride != 1:
+            self.downsample = convolved_shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
+        out = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
+        activated: Tensor = self.relu2(out + (x if self.downsample is None else self.downsample(x)))
+        return activated
+
+
+class Bottleneck(nn.Module):
+    """Convolutions of 1x1, 3x3 and 1x1 at a quarter of the channels, with BatchNorm; a shortcut.
+
+    The stride is on the 3x3 convolution; with `early_stride` on the first 1x1 convolution, as in
+    the first ResNets (He and others, 2016). Weights do not tell which one they were trained with.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, early_stride: bool = False) -> None:
+        super().__init__()
+        width = outputs // EXPANSION
+        self.early_stride = early_stride and stride != 1
+        first, second = (stride, 1) if early_stride else (1, stride)
+        self.conv1 = nn.Conv2d(inputs, width, 1, stride=first, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU()
+        self.conv2 = conv3x3(width, width, second)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu2 = nn.ReLU()
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.relu3 = nn.ReLU()
+        changes = stride != 1 or inputs != outputs
+        self.downsample = convolved_shortcut(inputs, outputs, stride) if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
+        out = self.relu1(self.bn1(self.conv1(x)))
+        out = self.bn3(self.conv3(self.relu2(self.bn2(self.conv2(out)))))
+        activated: Tensor = self.relu3(out + (x if self.downsample is None else self.downsample(x)))
+        return activated
+
+
+class GroupNormBlock(nn.Module):
+    """Two 3x3 convolutions, each after GroupNorm and ReLU, and a shortcut around all.
+
+    The norms are called `bn` because the published weights call them so.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.GroupNorm(GROUPS, inputs)
+        self.relu1 = nn.ReLU()
+        self.conv1 = conv3x3(inputs, outputs, stride)
+        self.bn2 = nn.GroupNorm(GROUPS, outputs)
+        self.relu2 = nn.ReLU()
+        self.conv2 = conv3x3(outputs, outputs)
+        self.downsample = None if stride == 1 else ZeroShortcut(2, 0, outputs - inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
+        out: Tensor = self.conv2(self.relu2(self.bn2(self.conv1(self.relu1(self.bn1(x))))))
+        return out + (x if self.downsample is None else self.downsample(x))
+
+
+class WideBlock(nn.Module):
+    """Two 3x3 convolutions, each after BatchNorm and ReLU, and a shortcut.
+
+    If the number of channels changes, the shortcut starts after the first norm and ReLU.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.relu1 = nn.ReLU()
+        self.conv1 = conv3x3(inputs, outputs, stride)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu2 = nn.ReLU()
+        self.conv2 = conv3x3(outputs, outputs)
+        self.convShortcut = (  # RobustBench's name
+            None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
+        activated = self.relu1(self.bn1(x))
+        out: Tensor = self.conv2(self.relu2(self.bn2(self.conv1(activated))))
+        shortcut = x if self.convShortcut is None else self.convShortcut(activated)
+        return shortcut + out
+
+
+def stages(
+    name: str, block: Block, blocks: Sequence[int], widths: Sequence[int]
+) -> dict[str, nn.Module]:
+    """Make stages of these numbers of blocks; all but the first stage halve the resolution."""
+    made: dict[str, nn.Module] = {}
+    for number, (inputs, outputs) in enumerate(pairwise(widths)):
+        first = block(inputs, outputs, 1 if number == 0 else 2)
+        others = [block(outputs, outputs, 1) for _ in range(blocks[number] - 1)]
+        made[f"{name}{number + 1}"] = nn.Sequential(first, *others)
+    return made
+
+
+def resnet(
+    channels: int, classes: int, *, depth: int, zero_shortcut: bool = False
+) -> dict[str, nn.Module]:
+    """Make the layers of a ResNet of three stages, of depth 6 n + 2."""
+    block = partial(BasicBlock, zero_shortcut=zero_shortcut)
+    return {
+        **_stem(conv3x3(channels, SMALL_WIDTHS[0])),
+        **stages("layer", block, _blocks(depth, 2), SMALL_WIDTHS),
+        "fc": nn.Linear(SMALL_WIDTHS[-1], classes),
+    }
+
+
+def group_norm_resnet(channels: int, classes: int, *, depth: int) -> dict[str, nn.Module]:
+    """Make the layers of a ResNet with GroupNorm, of depth 6 n + 2."""
+    return {
+        "conv1": conv3x3(channels, SMALL_WIDTHS[0]),
+        **stages("layer", GroupNormBlock, _blocks(depth, 2), SMALL_WIDTHS),
+        "bn": nn.GroupNorm(GROUPS, SMALL_WIDTHS[-1]),
+        "relu": nn.ReLU(),
+        "fc": nn.Linear(SMALL_WIDTHS[-1], classes),
+    }
+
+
+def wide_resnet(channels: int, classes: int, *, depth: int, width: int) -> dict[str, nn.Module]:
+    """Make the layers of a WideResNet of depth 6 n + 4, with stages `width` times as wide."""
+    widths = (SMALL_WIDTHS[0], *(width * each for each in SMALL_WIDTHS[1:]))
+    wide = stages("block", WideBlock, _blocks(depth, 4), widths)
+    return {
+        "conv1": conv3x3(channels, SMALL_WIDTHS[0]),
+        # RobustBench wraps each stage once more, under the name `layer`.
+        **{name: nn.Sequential(OrderedDict(layer=stage)) for name, stage in wide.items()},
+        "bn1": nn.BatchNorm2d(widths[-1]),
+        "relu": nn.ReLU(),
+        "fc": nn.Linear(widths[-1], classes),
+    }
+
+
+def imagenet_resnet(
+    channels: int, classes: int, *, depth: int, early_stride: bool = False
+) -> dict[str, nn.Module]:
+    """Make the layers of a ResNet of four stages for photographs; see `Bottleneck`."""
+    shallow = depth in SHALLOW
+    block: Block = BasicBlock if shallow else partial(Bottleneck, early_stride=early_stride)
+    stem, *widths = WIDTHS if shallow else (WIDTHS[0], *(EXPANSION * each for each in WIDTHS[1:]))
+    return {
+        **_stem(nn.Conv2d(channels, stem, 7, stride=2, padding=3, bias=False)),
+        "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
+        **stages("layer", block, BLOCKS[depth], (stem, *widths)),
+        "fc": nn.Linear(widths[-1], classes),
+    }
+
+
+def small_image_resnet(
+    channels: int, classes: int, *, depth: int, width: int = WIDTHS[0]
+) -> dict[str, nn.Module]:
+    """Make the layers of a ResNet of four stages for small images, with `width` channels first."""
+    widths = tuple(width * each // WIDTHS[0] for each in WIDTHS)
+    return {
+        **_stem(conv3x3(channels, width)),
+        **stages("layer", BasicBlock, BLOCKS[depth], widths),
+        "fc": nn.Linear(widths[-1], classes),
+    }
+
+
+def _stem(convolution: nn.Conv2d) -> dict[str, nn.Module]:
+    norm = nn.BatchNorm2d(convolution.out_channels)
+    return {"conv1": convolution, "bn1": norm, "relu": nn.ReLU()}
+
+
+def _blocks(depth: int, others: int) -> tuple[int, int, int]:
+    """Return the blocks of each of the three stages; `others` layers lie outside of them."""
+    blocks, rest = divmod(depth - others, 6)  # two layers in a block of each stage
+    if rest or blocks < 1:
+        raise OptionError(
+            f"The depth of this network must be 6 n + {others}, with n blocks in each of three "
+            f"stages; found {depth}."
+        )
+    return blocks, blocks, blocks
+
+
+_WIDE = (
+    *((10, 1), (16, 1), (16, 2), (16, 4), (16, 8), (22, 2), (28, 2), (28, 4), (28, 10)),
+    *((34, 10), (40, 1), (40, 2), (40, 4), (70, 16)),
+)
+_DEPTHS = (20, 32, 44, 56, 110)
+SMALL_RESNETS: dict[str, Recipe] = {
+    **{
+        f"wrn-{depth}-{width}": partial(wide_resnet, depth=depth, width=width)
+        for depth, width in _WIDE
+    },
+    **{f"resnet{depth}": partial(resnet, depth=depth) for depth in _DEPTHS},
+    **{
+        f"resnet{depth}-zeros": partial(resnet, depth=depth, zero_shortcut=True)
+        for depth in _DEPTHS
+    },
+    "resnet26-gn": partial(group_norm_resnet, depth=26),
+    "resnet18-cifar": partial(small_image_resnet, depth=18),
+    "resnet34-cifar": partial(small_image_resnet, depth=34),
+    "resnet18-cifar-32": partial(small_image_resnet, depth=18, width=32),
+}
+# Those with an early stride come last: names and shapes are the same, and the first one is found.
+IMAGENET_RESNETS: dict[str, Recipe] = {
+    **{f"resnet{depth}": partial(imagenet_resnet, depth=depth) for depth in BLOCKS},
+    **{
+        f"resnet{depth}{EARLY_STRIDE}": partial(imagenet_resnet, depth=depth, early_stride=True)
+        for depth in BLOCKS
+        if depth not in SHALLOW
+    },
+}
