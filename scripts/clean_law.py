@@ -202,7 +202,8 @@ def fit(world: World, samples: int, seed: int) -> ttapca.FittedFilter:
         rows = rows.sort().values
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few samples; that these are few is the point
-        return ttapca.fit(world.network, world.layer, world.source[rows].split(100))
+        groups = None if world.groups is None else [world.groups[row] for row in rows.tolist()]
+        return ttapca.fit(world.network, world.layer, world.source[rows].split(100), groups=groups)
 
 
 def rows_of(world: World, order: str, seed: int, most: int) -> Tensor:

@@ -65,6 +65,8 @@ class World:
         held_out: Clean samples that neither training nor a fit has seen.
         labels: Of these, shape (samples,) or (samples, height, width).
         in_order: Whether samples are frames in order; their `sorted` order is then that of time.
+        groups: Which samples of the source belong together, as windows of a series do; None if
+            none do.
     """
 
     network: nn.Module
@@ -73,6 +75,7 @@ class World:
     held_out: Tensor
     labels: Tensor
     in_order: bool = False
+    groups: list[int] | None = None
 
 
 def existing(path: Path) -> Path:
@@ -267,8 +270,10 @@ def series_in(text: str) -> Iterator[tuple[np.ndarray, str]]:
 
 def windows_of(
     places: Places, package: str, paths: list[str], length: int, most: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Cut series into windows; return those of half of the series, those of the others, and labels.
+) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """Cut series into windows: return those of half of the series, and those of the others.
+
+    Their labels, and the series of each of the former.
 
     Args:
         places: Where data are.
@@ -281,16 +286,19 @@ def windows_of(
     classes = sorted({label for _, label in series})
     parts: tuple[list[Tensor], list[Tensor]] = [], []
     numbers: tuple[list[int], list[int]] = [], []
+    whose: list[int] = []
     for place, row in enumerate(shuffled(len(series)).tolist()):
         values, label = series[row]
         half = int(place >= 0.55 * len(series))
         for first in range(0, min(values.shape[1] - length + 1, most * length), length):
             parts[half].append(torch.tensor(values[:, first : first + length]).float())
             numbers[half].append(classes.index(label))
+            whose += [row] * (1 - half)
     samples = [torch.stack(part) for part in parts]
     mean = samples[0].mean((0, 2), keepdim=True)
     deviation = samples[0].std((0, 2), keepdim=True)
-    return [(each - mean) / deviation for each in samples], [torch.tensor(each) for each in numbers]
+    labels = [torch.tensor(each) for each in numbers]
+    return [(each - mean) / deviation for each in samples], labels, whose
 
 
 def series_net(channels: int, classes: int) -> nn.Module:
@@ -331,7 +339,7 @@ def series_world(
         most: At most so many windows of a series.
         wide: Whether values span orders of magnitude, as the currents of a phone and a heater do.
     """
-    samples, labels = windows_of(places, package, paths, length, most)
+    samples, labels, whose = windows_of(places, package, paths, length, most)
     if wide:
         samples = [torch.asinh(20 * each) / 3 for each in samples]
     classes = int(torch.cat(labels).max()) + 1
@@ -343,7 +351,8 @@ def series_world(
         places,
         epochs=150 if wide else 60,
     )
-    return World(network, "0", samples[0], samples[1], labels[1])
+    groups = whose if most > 1 else None
+    return World(network, "0", samples[0], samples[1], labels[1], groups=groups)
 
 
 def vowels(places: Places) -> World:

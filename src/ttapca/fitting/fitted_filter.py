@@ -402,6 +402,32 @@ class FittedFilter:
             gain=made,
         )
 
+    def visible_shift(self, samples: int) -> float:
+        """Return the smallest shift that so many samples of a stream show for sure.
+
+        That is the factor by which the variance of the components of a band must have changed, for
+        the middle one of all bands. With few samples of the source, or with samples that resemble
+        each other, it is larger.
+
+        Args:
+            samples: How many samples the stream has shown.
+
+        Raises:
+            OptionError: The filter was saved by an older ttapca, and has no energies.
+
+        Example:
+            >>> import ttapca
+            >>> model = nn.Sequential(nn.Linear(12, 8), nn.ReLU())
+            >>> data = torch.randn(400, 12, generator=torch.Generator().manual_seed(0))
+            >>> many, few = ttapca.fit(model, "0", data), ttapca.fit(model, "0", data[:40])
+            >>> many.visible_shift(100) < few.visible_shift(100) < few.visible_shift(1)
+            True
+        """
+        gain = self.spectral_filter(closed_form.ClosedFormGain).gain
+        usual = gain.normal.batches_of(samples).usual(gain.threshold)
+        away = usual.reach * len(usual.mean) / usual.precision.diagonal()
+        return float(away.sqrt().median().exp())
+
     def save(
         self, path: str | os.PathLike[str], *, dtype: Storage = "float32", overwrite: bool = False
     ) -> None:
