@@ -218,6 +218,8 @@ class ChainPasses(Mover):
         after, reading = self.chain.read(state, predicted, log_pairs, sizes, features)
         batch.chains_after(after)
         plan = self._plan_of(batch, reading, state)
+        if self.counts_only:
+            return plan, logits
         return plan, self._outputs(batch, logits, reading, state)
 
     def _features(self, batch: StreamBatch) -> Tensor | None:

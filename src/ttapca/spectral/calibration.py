@@ -285,6 +285,9 @@ class SourceSpectrum:
             self._independent = min(self._independent, max(2.0, resemblance.independent))
         # A black image has an energy of zero.
         self.energies = energies.detach().to("cpu", torch.float64).clamp(min=TINY)
+        away = self.energies - self.energies.mean(0)
+        spread = away.square().mean(0).square().clamp(min=TINY**4)
+        self._kurtosis = max(1.5, float((away.pow(4).mean(0) / spread).median()))
         self._known: dict[int, Normality] = {}
         self._with_leeway: dict[tuple[float, ...], Normality] = {}
         self._tables: dict[float, tuple[dict[int, int], Usual]] = {}
@@ -376,7 +379,7 @@ class SourceSpectrum:
             mean, away = mean + away.mean(0), away - away.mean(0)
         covariance = away.T @ away / (len(away) - 1)
         precision = torch.linalg.inv(covariance + self._constants.ridge * torch.eye(len(mean)))
-        away = away * self._uncertainty(*away.shape)
+        away = away * self._uncertainty(*away.shape, size)
         distances = ((away @ precision) * away).mean(-1)
         # Sorted once, since a stream that grows has a new size with almost every batch.
         rising, order = away.sort(dim=0)
@@ -396,16 +399,22 @@ class SourceSpectrum:
         drawn = torch.randn(draws, len(values), generator=generator, dtype=torch.float64)
         return drawn @ (vectors * values.clamp(min=0).sqrt()).T
 
-    def _uncertainty(self, draws: int, bands: int) -> Tensor:
+    def _uncertainty(self, draws: int, bands: int, size: int) -> Tensor:
         """Return by how much farther away new batches may seem, shape (draws, 1).
 
         How the images vary is known from these images. With n of them, the squared distance of a
         new batch is (n - 1) / chi squared with n - bands degrees of freedom times as large as it
         would be if that was known (Hotelling, 1931): 1.1 on average for 100 images and 8 bands.
+
+        The mean energy of several images is ruled by the largest ones. If energies have a kurtosis
+        of k, their variance is known as that of 2 n / (k - 1) normal numbers is.
         """
-        images = self._independent
-        drawn = np.random.default_rng(SEED).chisquare(max(2, images - bands), draws)
-        return torch.from_numpy((images - 1) / drawn).sqrt()[:, None]
+        images, generator = self._independent, np.random.default_rng(SEED)
+        factor = (images - 1) / generator.chisquare(max(2, images - bands), draws)
+        if size > 1:
+            freedom = max(1.0, 2 * images / (self._kurtosis - 1))
+            factor *= freedom / generator.chisquare(freedom, draws)
+        return torch.from_numpy(factor).sqrt()[:, None]
 
     def _log_energies(self, size: int) -> Tensor:
         """Return those of drawn batches, shape (draws, bands); for a size of 1, of many images."""
