@@ -18,8 +18,8 @@ from serving.clients import Client
 from ttapca import networks
 from ttapca.datasets import TensorBatches, read_digits
 from ttapca.serving import PoolLimits, StreamPool, StreamStore
+from ttapca.serving.limits import RequestLimits
 from ttapca.serving.metrics import Metrics
-from ttapca.serving.request_limits import RequestLimits
 from ttapca.serving.service import Service, ServiceFacts
 from ttapca.serving.tokens import Token, Tokens
 

@@ -20,9 +20,9 @@ from serving.clients import npy_bytes, picture
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import DataFormatError, OptionError, ShapeError
 from ttapca.serving.decoding import FORM, JSON, MOST_JSON, NPY, ImageDecoder
+from ttapca.serving.limits import RequestLimits
 from ttapca.serving.multipart import files_of_form
 from ttapca.serving.refusals import Refusal
-from ttapca.serving.request_limits import RequestLimits
 
 COLOUR = (3, 4, 6)
 RANDOM = np.random.default_rng(0)

@@ -197,7 +197,7 @@ def test_save_writes_to_disk_at_once(serving: Serving, images: NDArray[np.uint8]
     client = serving(stored=True)
     ok(client.predict("camera-7", images[:1]))
     ok(client.ask("POST", f"{STREAM}/save"), api_models.StreamFacts)
-    store = client.service.pool._shelf._store
+    store = client.service.pool._streams._store
     assert store is not None
     assert store.read("camera-7") == client.service.pool.dump("camera-7")
 
@@ -208,7 +208,7 @@ def test_a_damaged_stream_is_listed_apart_until_it_is_deleted(
     client = serving(stored=True, pool_limits={"max_resident": 1})
     for name in ("camera-6", "camera-7", "camera-8"):
         ok(client.predict(name, images[:1]))
-    store = client.service.pool._shelf._store
+    store = client.service.pool._streams._store
     assert store is not None
     store.write({"camera-7": b"damaged"})
     for query in ("", "?brief=true"):

@@ -21,9 +21,9 @@ from ttapca._checks import InstanceOf, ListOf, Record, Whole, conform, shown
 from ttapca.datasets.pictures import PictureSize, open_picture, picture_pixels
 from ttapca.datasets.reading import parse_npy, reading
 from ttapca.errors import DataFormatError, OptionError, ShapeError
+from ttapca.serving.limits import MEGABYTE, RequestLimits
 from ttapca.serving.multipart import files_of_form
 from ttapca.serving.refusals import Refusal
-from ttapca.serving.request_limits import MEGABYTE, RequestLimits
 from ttapca.support.parsing import parse_json
 
 FORMATS = ("PNG", "JPEG")

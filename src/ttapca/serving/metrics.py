@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ttapca.errors import StorageError, UnknownStreamError
-from ttapca.serving.pool_limits import PoolObserver
+from ttapca.serving.answers import PoolObserver
 from ttapca.support.process import resident_memory
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Requests that wait for a pass of the network, and which of them go into the next one."""
+"""Requests that wait for a pass of the network, and the choice of the requests of the next pass."""
 
 from __future__ import annotations
 
@@ -12,27 +12,23 @@ from torch import Tensor
 
 from ttapca.errors import PoolFullError
 from ttapca.serving.answers import Answer
-from ttapca.serving.pool_limits import PoolLimits
-from ttapca.serving.stream_shelf import Place
+from ttapca.serving.limits import PoolLimits
+from ttapca.serving.stream_cache import Reservation
 
 
 @dataclass(eq=False)
 class Request:
-    """Images of a stream that wait for their answer.
+    """Images that wait for their answer, as the model takes them."""
 
-    Attributes:
-        stream: Its name.
-        images: As the model takes them.
-        answer: Whoever asked waits for this.
-        came: When they came, by `time.perf_counter`.
-        place: Of the stream, if it is a new one.
-    """
-
-    stream: str
+    reservation: Reservation
     images: Tensor
     answer: Future[Answer]
-    came: float
-    place: Place
+    came: float  # by `time.perf_counter`
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self.reservation.stream
 
 
 class RequestQueue:
@@ -40,7 +36,7 @@ class RequestQueue:
 
     Args:
         limits: How many images may wait, and how many fit into a pass.
-        news: Is notified of what comes. Whoever calls a method holds its lock.
+        news: Is notified of a new request. Callers of all methods hold its lock.
 
     Attributes:
         images: How many images wait.
@@ -59,7 +55,7 @@ class RequestQueue:
         return len(self._requests)
 
     def check_room(self, images: int) -> None:
-        """Raise `PoolFullError` if so many more images may not wait.
+        """Raise `PoolFullError` unless this number of images may wait as well.
 
         One request may always wait alone: a larger one than the queue would never find room.
         """
@@ -81,20 +77,19 @@ class RequestQueue:
         return requests
 
     def take(self) -> tuple[list[Request], list[Request]]:
-        """Take out requests of different streams, in order, as many as fit into a pass.
+        """Take out the next requests of different streams, as many as fit into a pass.
 
         Returns:
-            These, and requests that nobody waits for any more.
+            The requests of the pass, and others that were cancelled.
         """
         self._wait_for_others()
         chosen: dict[str, Request] = {}
-        given_up: list[Request] = []
+        cancelled: list[Request] = []
         later: deque[Request] = deque()
         images = 0
         while self._requests:
             request = self._requests.popleft()
-            fits = not chosen or images + len(request.images) <= self._limits.max_batch
-            if not fits:
+            if chosen and images + len(request.images) > self._limits.max_batch:
                 later.append(request)
                 break
             if request.stream in chosen:
@@ -103,15 +98,15 @@ class RequestQueue:
                 chosen[request.stream] = request
                 images += len(request.images)
             else:
-                given_up.append(request)
+                cancelled.append(request)
         self._requests.extendleft(reversed(later))
-        self.images -= images + sum(len(each.images) for each in given_up)
+        self.images -= images + sum(len(each.images) for each in cancelled)
         # It fades, so that one busy moment does not make quiet ones wait for ever.
         self._lately = max(len(chosen), self._lately - 1)
-        return list(chosen.values()), given_up
+        return list(chosen.values()), cancelled
 
     def _wait_for_others(self) -> None:
-        """Wait a moment where fewer streams ask than did of late."""
+        """Wait a moment if fewer streams ask than did of late."""
         until = self._requests[0].came + self._limits.max_wait
         while not self.closing and len({each.stream for each in self._requests}) < self._lately:
             left = until - time.perf_counter()

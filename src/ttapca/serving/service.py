@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from ttapca.serving.decoding import ImageDecoder
+from ttapca.serving.limits import RequestLimits, RequestRate, StreamQuotas
 from ttapca.serving.metrics import Metrics
 from ttapca.serving.refusals import SHORT_WAIT, Refusal
-from ttapca.serving.request_limits import RequestLimits, RequestRate
 from ttapca.serving.request_log import RequestRecord
-from ttapca.serving.stream_quotas import StreamQuotas
 from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
 
 if TYPE_CHECKING:
@@ -90,7 +89,9 @@ class Service:
         self.running = 0
         self._held = 0  # bytes of bodies
         self._rates = {
-            token.name: RequestRate(token.requests_per_second) for token in self.tokens.all
+            token.name: RequestRate(token.requests_per_second)
+            for token in self.tokens.all
+            if token.requests_per_second is not None
         }
         self._decoders = ThreadPoolExecutor(DECODERS, "ttapca-decoder")
 
@@ -116,7 +117,8 @@ class Service:
                 f"`{token.name}` has {', '.join(sorted(token.rights))}. Use another token, or add "
                 "the right to it.",
             )
-        wait = self._rates[token.name].wait() if self.tokens else 0.0
+        rate = self._rates.get(token.name)
+        wait = 0.0 if rate is None else rate.wait()
         if wait:
             raise Refusal(
                 429,

@@ -34,7 +34,7 @@ from ttapca.serving.rendering import (
     status_facts,
 )
 from ttapca.serving.service import Service, record_of
-from ttapca.serving.stream_names import LONGEST_NAME, PATTERN
+from ttapca.serving.stream_record import LONGEST_NAME, NAME_PATTERN
 from ttapca.serving.tokens import Right, Token
 from ttapca.support.parsing import parse_json
 
@@ -43,7 +43,7 @@ MOST_LISTED = 500
 
 # Said to clients; names are checked with the token, which has its part in them.
 _NAME: dict[str, Any] = {
-    "pattern": f"^{PATTERN}$",
+    "pattern": f"^{NAME_PATTERN}$",
     "minLength": 1,
     "maxLength": LONGEST_NAME,
 }

@@ -1,9 +1,8 @@
 """The states of streams on disk, in one SQLite file.
 
-Why SQLite and not a file for each stream: what changed in a few seconds is written in one
-transaction, which is there whole or not at all after `kill -9`; ten thousand streams are one file;
-and the name of a stream is a value in a table, never a path. A state itself is a safetensors blob:
-nothing in it is run.
+SQLite rather than a file for each stream: all changes of a few seconds are one transaction, which
+is there whole or not at all after `kill -9`; ten thousand streams are one file; and the name of a
+stream is a value in a table, never a path. A state is a safetensors blob: nothing in it is run.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SCHEMA = (
     """CREATE TABLE IF NOT EXISTS streams (
         name TEXT PRIMARY KEY NOT NULL, state BLOB NOT NULL, saved REAL NOT NULL
     ) WITHOUT ROWID""",
-    # Those whose alarm is on: to find them in the states, all of these would have to be read.
+    # Of streams whose alarm is on, so that no states must be read to find them.
     "CREATE TABLE IF NOT EXISTS shifted (name TEXT PRIMARY KEY NOT NULL) WITHOUT ROWID",
 )
 
@@ -38,7 +37,7 @@ class StreamStore:
     Raises:
         SavedStreamError: The file is something else.
         StorageError: It cannot be written, or another process serves from it. Every method raises
-            this as well where the file can no longer be read or written.
+            this as well if the file can no longer be read or written.
 
     Example:
         >>> import tempfile
@@ -90,7 +89,7 @@ class StreamStore:
         return self._names("SELECT name FROM streams ORDER BY name")
 
     def shifted(self) -> list[str]:
-        """Return the names of the streams that were said to have shifted, sorted."""
+        """Return the names of the streams that were written as shifted, sorted."""
         return self._names("SELECT name FROM shifted ORDER BY name")
 
     def _names(self, query: str) -> list[str]:
@@ -98,7 +97,7 @@ class StreamStore:
             return [name for (name,) in cursor.execute(query)]
 
     def read(self, name: str) -> bytes | None:
-        """Return the state of a stream; None where there is none."""
+        """Return the state of a stream; None if there is none."""
         with self._cursor() as cursor:
             cursor.execute("SELECT state FROM streams WHERE name = ?", (name,))
             row = cursor.fetchone()

@@ -32,7 +32,7 @@ from typing import Literal, get_args
 
 from ttapca._checks import ListOf, Maybe, Number, OneOf, Record, Such, Text, Whole, conform
 from ttapca.errors import OptionError
-from ttapca.serving.stream_names import LONGEST_NAME, check_name
+from ttapca.serving.stream_record import LONGEST_NAME, check_name
 from ttapca.support.parsing import parse_toml, read_bounded
 
 Right = Literal["read", "predict", "control", "all"]

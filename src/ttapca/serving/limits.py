@@ -1,0 +1,181 @@
+"""What a pool may hold, what a request may cost, and the quotas of a token."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ttapca._checks import Number, Whole, check_option
+from ttapca.datasets.pictures import MAX_PIXELS
+from ttapca.errors import TooManyStreamsError
+
+if TYPE_CHECKING:
+    from ttapca.serving.tokens import Token
+
+MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    """What a pool may hold.
+
+    Attributes:
+        max_batch: Images of one pass; a request may have more.
+        max_wait: Seconds to wait for other streams, if others came of late.
+        max_queue: Images that may wait; a request may have more if it waits alone.
+        max_images: Images in a request.
+        max_streams: Streams that are known, in memory or on disk.
+        max_resident: Streams in memory.
+        max_memory: Bytes of the states in memory; a stream with large images or with many
+            conditions takes more of it.
+    """
+
+    max_batch: int = 64
+    max_wait: float = 0.002
+    max_queue: int = 1024
+    max_images: int = 256
+    max_streams: int = 100_000
+    max_resident: int = 2_000
+    max_memory: int = 2**30
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for each in dataclasses.fields(self):
+            rule = Number(0) if each.name == "max_wait" else Whole(1)
+            check_option(each.name, getattr(self, each.name), rule)
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What one request over HTTP may cost.
+
+    Attributes:
+        max_body: Bytes of a body; a larger one is refused before it is read.
+        max_held: Bytes of all bodies together that are being read or decoded; beyond that, clients
+            are told to come back.
+        max_images: Images of a request.
+        max_pixels: Pixels of all pictures of a request together, counted from their headers before
+            any is decoded: a small file can hold a large picture.
+        max_running: Requests that are worked on at once.
+        body_seconds: How long a client may take to send its body.
+        answer_seconds: How long a request may wait for its answer.
+
+    Raises:
+        OptionError: A value is not possible.
+
+    Example:
+        >>> RequestLimits(max_body=1000).max_images
+        256
+    """
+
+    max_body: int = 16 * MEGABYTE
+    max_held: int = 256 * MEGABYTE
+    max_images: int = 256
+    max_pixels: int = MAX_PIXELS
+    max_running: int = 256
+    body_seconds: float = 10.0
+    answer_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        rules = {
+            "max_held": Whole(self.max_body),
+            "max_pixels": Whole(1, MAX_PIXELS),
+            "body_seconds": Number(above=0),
+            "answer_seconds": Number(above=0),
+        }
+        for each in dataclasses.fields(self):
+            check_option(each.name, getattr(self, each.name), rules.get(each.name, Whole(1)))
+
+
+class RequestRate:
+    """A token bucket: a rate of requests, of which one second's worth may come at once.
+
+    It is used from the thread of the event loop only.
+
+    Args:
+        per_second: Requests a second.
+        clock: Seconds that only grow; for tests.
+
+    Example:
+        >>> rate = RequestRate(2, clock=lambda: 0.0)
+        >>> [rate.wait() for _ in range(3)]
+        [0.0, 0.0, 0.5]
+    """
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        check_option("requests_per_second", per_second, Number(above=0))
+        self._per_second, self._clock = per_second, clock
+        self._most = max(1.0, per_second)
+        self._left, self._updated = self._most, clock()
+
+    def wait(self) -> float:
+        """Count a request, and return 0; or, if it comes too early, the seconds until it may."""
+        now = self._clock()
+        self._left = min(self._most, self._left + (now - self._updated) * self._per_second)
+        self._updated = now
+        if self._left < 1:
+            return (1 - self._left) / self._per_second
+        self._left -= 1
+        return 0.0
+
+
+class StreamQuotas:
+    """Lets a token begin streams until it has `max_streams` of them.
+
+    It is used from the thread of the event loop only. Tokens without a limit cost nothing here.
+
+    Args:
+        names: Returns the names of all streams; it is called in another thread.
+    """
+
+    def __init__(self, names: Callable[[], list[str]]) -> None:
+        self._names = names
+        self._known: dict[str, set[str]] = {}  # by token
+        self._beginning: Counter[str] = Counter()  # streams of requests that are not answered yet
+
+    @asynccontextmanager
+    async def beginning(self, token: Token, stream: str) -> AsyncIterator[None]:
+        """Reserve a stream, by its full name, while a request that may begin it runs.
+
+        Raises:
+            TooManyStreamsError: The stream is new, and the token has as many as it may.
+        """
+        if token.max_streams is None:
+            yield
+            return
+        if not self._has_room(token, stream, token.max_streams):
+            await self._count(token)  # streams may have been deleted in other ways
+            if not self._has_room(token, stream, token.max_streams):
+                raise TooManyStreamsError(
+                    f"The token `{token.name}` may have {token.max_streams:,} streams, and has as "
+                    "many. Delete one, or use one that is there."
+                )
+        self._beginning[stream] += 1
+        try:
+            yield
+        finally:
+            # Also after an error: the pool may go on with the request. If not, `_count` corrects.
+            self._known[token.name].add(stream)
+            self._beginning[stream] -= 1
+            if not self._beginning[stream]:
+                del self._beginning[stream]
+
+    def _has_room(self, token: Token, stream: str, most: int) -> bool:
+        known = self._known.get(token.name)
+        if known is None:
+            return False
+        all_of_it = known.union(name for name in self._beginning if token.owns(name))
+        return stream in all_of_it or len(all_of_it) < most
+
+    async def _count(self, token: Token) -> None:
+        before = set(self._known.get(token.name, ()))
+        names = await asyncio.to_thread(self._names)
+        begun = self._known.get(token.name, set()) - before  # meanwhile: `names` may lack them
+        self._known[token.name] = {name for name in names if token.owns(name)} | begun
