@@ -215,7 +215,7 @@ def test_a_body_that_comes_too_slowly(serving: Serving) -> None:
 def test_bodies_together_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request holds its body while another one comes."""
     client = serving(max_body=3_000, max_held=4_000)
-    monkeypatch.setattr("ttapca.serving.http_gate.DISCARD_SECONDS", 0.01)
+    monkeypatch.setattr("ttapca.serving.middleware.DISCARD_SECONDS", 0.01)
     others: list[int] = []
 
     async def pieces() -> Any:

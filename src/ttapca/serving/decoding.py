@@ -1,11 +1,12 @@
 """From the body of a request to images: pictures, `.npy` arrays, or numbers in JSON.
 
-Nothing that a header states is believed before it was compared with the bytes that are there and
-with what the network takes; nothing is unpickled.
+A statement of a header is compared with the bytes that are there and with the input of the network
+before it is believed; nothing is unpickled.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -15,15 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 from torch import Tensor
 
 from ttapca._checks import InstanceOf, ListOf, Record, Whole, conform, shown
 from ttapca.datasets.pictures import PictureSize, open_picture, picture_pixels
 from ttapca.datasets.reading import parse_npy, reading
 from ttapca.errors import DataFormatError, OptionError, ShapeError
+from ttapca.serving.http_errors import HttpError
 from ttapca.serving.limits import MEGABYTE, RequestLimits
-from ttapca.serving.multipart import files_of_form
-from ttapca.serving.refusals import Refusal
 from ttapca.support.parsing import parse_json
 
 FORMATS = ("PNG", "JPEG")
@@ -33,9 +35,10 @@ CONTENT_TYPES = (FORM, *PICTURE_TYPES, JSON, NPY)
 # A number in JSON takes 2 bytes there and 32 in memory, and is read by one thread at a time.
 MOST_JSON = 8 * MEGABYTE
 FLOATS = ("float16", "float32", "float64")
-
-
+FIELD = "images"  # of a form
 BODY = Record({"images": ListOf(InstanceOf(list), 1, 1_000_000)}, {"scale": Whole(255, 255)})
+# It would write lines to standard error for damaged forms; the answer says as much.
+logging.getLogger(FormParser.__module__).addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class ImageDecoder:
         """Return the images of a request, float32 in [0, 1], (images, channels, height, width).
 
         Raises:
-            Refusal: The content has another type, or is too large.
+            HttpError: The content has another type, or is too large.
             DataFormatError: The body cannot be read, or its numbers cannot be images.
             ShapeError: The images have another shape than the network takes.
         """
@@ -91,7 +94,7 @@ class ImageDecoder:
             return self._tensor(array)
         if kind == JSON:
             return self._tensor(self._numbers(body))
-        raise Refusal(
+        raise HttpError(
             415,
             "unsupported_type",
             f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}. Set the "
@@ -133,7 +136,7 @@ class ImageDecoder:
         resized = (size.resized(*each) for each in sizes)
         pixels = sum(max(w * h, rw * rh) for (w, h), (rw, rh) in zip(sizes, resized, strict=True))
         if pixels > self.limits.max_pixels:
-            raise Refusal(
+            raise HttpError(
                 413,
                 "too_many_pixels",
                 f"The pictures of a request have at most {self.limits.max_pixels:,} pixels "
@@ -143,7 +146,7 @@ class ImageDecoder:
     def _numbers(self, body: bytes) -> NDArray[Any]:
         """Return the array in JSON: bytes if it states their scale, else floating point."""
         if len(body) > MOST_JSON:
-            raise Refusal(
+            raise HttpError(
                 413,
                 "body_too_large",
                 f"JSON has at most {MOST_JSON:,} bytes; found {len(body):,}. Send arrays as "
@@ -170,7 +173,7 @@ class ImageDecoder:
         return found.astype(np.uint8)
 
     def _tensor(self, found: NDArray[Any]) -> Tensor:
-        """Return an array as the network takes it, or say why it cannot be images."""
+        """Return an array as the network takes it, or raise if it cannot be images."""
         kind = found.dtype.newbyteorder("=").name
         if kind not in ("uint8", *FLOATS):
             raise DataFormatError(
@@ -185,12 +188,12 @@ class ImageDecoder:
             )
         if kind != "uint8":
             low, high = float(found.min()), float(found.max())
-            if not (low >= 0 and high <= 1):  # also where they are NaN
+            if not (low >= 0 and high <= 1):  # also if they are NaN
                 raise DataFormatError(
                     f"Numbers of images must be finite, from 0 to 1; found {low:g} to {high:g}. "
                     "Divide pixels by 255, or send them as uint8 (in JSON: with `scale` 255)."
                 )
-        # Where both fit, bytes are as pictures are stored, and numbers as networks take them.
+        # If both fit, bytes are as pictures are stored, and numbers as networks take them.
         stored = found.shape[1:] == self._by_pixel and len(self.shape) == 3
         moved = stored and (kind == "uint8" or self._by_pixel != self.shape)
         planes = np.moveaxis(found, -1, 1) if moved else found
@@ -216,3 +219,56 @@ class ImageDecoder:
 
 def _reading_picture(number: int) -> AbstractContextManager[None]:
     return reading(Path(f"Picture {number + 1}"), "cannot be read", "Send PNG or JPEG files.")
+
+
+def files_of_form(body: bytes, content_type: str, most: int) -> list[bytes]:
+    r"""Return the files of a form, in their order; `most` is how many there may be.
+
+    Raises:
+        DataFormatError: It is no form, has another field than `images`, or too many files.
+
+    Example:
+        >>> head = b'--x\r\nContent-Disposition: form-data; name="images"\r\n\r\n'
+        >>> files_of_form(head + b"PNG\r\n--x--", "multipart/form-data; boundary=x", 5)
+        [b'PNG']
+    """
+    _, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise DataFormatError(
+            "A form states its boundary: `Content-Type: multipart/form-data; boundary=...`; this "
+            "one does not. Let your client make the header."
+        )
+    files: list[bytes] = []
+    ends: list[bool] = []
+
+    def add(part: Field | File) -> None:
+        if part.field_name != FIELD.encode():
+            name = (part.field_name or b"").decode("utf-8", "replace")
+            raise DataFormatError(
+                f"A form has pictures only, in fields called `{FIELD}`; found {shown(name)}. With "
+                f"curl: --form {FIELD}=@picture.png"
+            )
+        if len(files) == most:
+            raise DataFormatError(
+                f"A request has at most {most:,} images; this form has more. Send several requests."
+            )
+        if isinstance(part, File):
+            part.file_object.seek(0)
+            files.append(part.file_object.read())
+        else:
+            files.append(part.value or b"")
+
+    # A part stays in memory: the body is bounded, and is there as a whole.
+    memory = {"MAX_MEMORY_FILE_SIZE": len(body)}
+    try:
+        parser = FormParser(
+            FORM, add, add, on_end=lambda: ends.append(True), boundary=boundary, config=memory
+        )
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        raise DataFormatError(f"The form cannot be read: {str(error)[:200]}.") from error
+    if not ends:
+        raise DataFormatError("The form is cut short: its last boundary is missing. Send it whole.")
+    return files

@@ -1,4 +1,4 @@
-"""What the routes of the service share: who may do what, bodies within limits, work in threads."""
+"""What routes share: tokens and their rights, bodies within limits, work in threads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from ttapca.serving.decoding import ImageDecoder
+from ttapca.serving.http_errors import SHORT_WAIT, HttpError
 from ttapca.serving.limits import RequestLimits, RequestRate, StreamQuotas
 from ttapca.serving.metrics import Metrics
-from ttapca.serving.refusals import SHORT_WAIT, Refusal
 from ttapca.serving.request_log import RequestRecord
 from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
 
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 LONGEST_LENGTH = 18  # digits of a Content-Length
 DECODERS = 4  # threads: each holds one decoded picture of at most `max_pixels`
-RECORD = "ttapca.record"  # where the scope of a request keeps its record
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="ttapca"'}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ServiceFacts:
     Attributes:
         model: Name of the network.
         filter: The filter in words.
-        classes: Names of the classes; empty where they have none.
+        classes: Names of the classes; empty if they have none.
         bands: First and last component of every band, counting from 1.
         saves: Whether streams outlive the process.
     """
@@ -58,9 +58,9 @@ class Service:
     Args:
         pool: Answers the requests. Its owner closes it.
         facts: What the service says about itself.
-        tokens: Who may use it; without any, everybody on this machine.
-        limits: How much a request may ask for.
-        metrics: What is measured; should also be the observer of the pool.
+        tokens: Of its clients; without any, all programs on this machine may use it.
+        limits: What a request may cost.
+        metrics: Counts requests; should also be the observer of the pool.
         size: How pictures of another size are brought to the network's, as `ImageDecoder` takes it.
 
     Attributes:
@@ -103,14 +103,14 @@ class Service:
         """Return the token of a request that may do something, and count the request.
 
         Raises:
-            Refusal: It shows no token of ours, lacks a right, or comes too often.
+            HttpError: It shows no token of ours, lacks a right, or comes too often.
         """
         record = record_of(request)
         token = self._shown(request) if self.tokens else ANYBODY
         record.token = token.name if self.tokens else None
         missing = [right for right in rights if right not in token.rights]
         if missing:
-            raise Refusal(
+            raise HttpError(
                 403,
                 "right_missing",
                 f"This needs the right{'s' * (len(rights) > 1)} {' and '.join(rights)}; the token "
@@ -120,7 +120,7 @@ class Service:
         rate = self._rates.get(token.name)
         wait = 0.0 if rate is None else rate.wait()
         if wait:
-            raise Refusal(
+            raise HttpError(
                 429,
                 "too_many_requests",
                 f"The token `{token.name}` may send {token.requests_per_second:g} requests a "
@@ -133,40 +133,30 @@ class Service:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         secret = secret.strip(" ")  # nothing else: bytes of UTF-8 look like other blanks here
         if scheme.lower() != "bearer" or not secret:
-            raise Refusal(
+            raise HttpError(
                 401,
                 "token_missing",
                 "Requests show a token in the header `Authorization: Bearer TOKEN`; this one shows "
                 "none. Ask whoever runs this service for one.",
-                challenge=True,
+                headers=CHALLENGE,
             )
         token = self.tokens.find(secret.encode("latin-1"))
         if token is None:
-            raise Refusal(
+            raise HttpError(
                 401,
                 "token_unknown",
                 "The token is not one of this service. Check that it was copied as a whole, or ask "
                 "whoever runs this service for a new one.",
-                challenge=True,
+                headers=CHALLENGE,
             )
         return token
-
-    def stream(self, request: Request, token: Token, name: str) -> str:
-        """Return the full name of a stream that a request names.
-
-        Raises:
-            StreamNameError: It is no name.
-        """
-        full = token.full_name(name)
-        record_of(request).stream = full
-        return full
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
         """Read the body of a request, and count it as held until the block ends.
 
         Raises:
-            Refusal: It is too large, comes too slowly, or too much is held already.
+            HttpError: It is too large, comes too slowly, or too much is held already.
         """
         with self._holding() as hold:
             content = await self._read(request, hold)
@@ -176,7 +166,7 @@ class Service:
     async def _read(self, request: Request, hold: Callable[[int], None]) -> bytes:
         stated, length = request.headers.get("content-length", "0"), 0
         if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
-            raise Refusal(400, "bad_length", "The header Content-Length must be a number.")
+            raise HttpError(400, "bad_length", "The header Content-Length must be a number.")
         hold(int(stated))
         parts: list[bytes] = []
         try:
@@ -186,25 +176,25 @@ class Service:
                     hold(length)  # a body in chunks does not state its length
                     parts.append(part)
         except TimeoutError:
-            raise Refusal(
+            raise HttpError(
                 408,
                 "body_too_slow",
                 f"The body of a request arrives within {self.limits.body_seconds:g} s; this one "
                 "did not. Send less at once, or over a faster connection.",
             ) from None
         except ClientDisconnect:
-            raise Refusal(400, "disconnected", "The client went away.") from None
+            raise HttpError(400, "disconnected", "The client went away.") from None
         return b"".join(parts)
 
     @contextmanager
     def _holding(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that makes room for so many bytes of one body, or refuses it."""
+        """Yield a function that makes room for the bytes of one body, given their number."""
         own = 0
 
         def hold(size: int) -> None:
             nonlocal own
             if size > self.limits.max_body:
-                raise Refusal(
+                raise HttpError(
                     413,
                     "body_too_large",
                     f"The body of a request has at most {self.limits.max_body:,} bytes; this one "
@@ -212,7 +202,7 @@ class Service:
                 )
             more = max(0, size - own)
             if self._held + more > self.limits.max_held:
-                raise Refusal(
+                raise HttpError(
                     503,
                     "busy",
                     "Too many large requests are being worked on. Try again in a moment.",
@@ -230,7 +220,7 @@ class Service:
         """Decode the images of a request and return what the pool answers.
 
         Raises:
-            Refusal: It cannot be decoded, or the answer takes too long.
+            HttpError: It cannot be decoded, or the answer takes too long.
             TtapcaError: As `ImageDecoder.images` and `StreamPool.submit` raise them.
         """
 
@@ -242,7 +232,7 @@ class Service:
             try:
                 future = await asyncio.wrap_future(decoding)
             except asyncio.CancelledError:
-                decoding.add_done_callback(_give_up)  # it goes on, but nobody waits for its pass
+                decoding.add_done_callback(_give_up)  # it goes on, but needs no pass any more
                 raise
             return await asyncio.wrap_future(future)
 
@@ -262,7 +252,7 @@ class Service:
             async with asyncio.timeout(self.limits.answer_seconds):
                 yield
         except TimeoutError:
-            raise Refusal(
+            raise HttpError(
                 503,
                 "too_late",
                 f"A request is answered within {self.limits.answer_seconds:g} s; this one was not. "
@@ -279,5 +269,11 @@ def _give_up(decoding: Future[Future[Answer]]) -> None:
 
 def record_of(request: Request) -> RequestRecord:
     """Return the record of a request, which is logged when it ends."""
-    found: RequestRecord = request.scope[RECORD]
-    return found
+    record: RequestRecord = request.state.record
+    return record
+
+
+def service_of(request: Request) -> Service:
+    """Return the service that a request is for."""
+    service: Service = request.app.state.service
+    return service

@@ -1,14 +1,15 @@
-"""Why a request is not answered: a status, a code for programs and a sentence for people.
+"""Errors of HTTP: a status, a code for programs and a sentence for people.
 
-Every refusal leaves the service as `{"error": {"code": ..., "message": ...}}`. A message states the
-rule, what was found and the way out, as all errors of ttapca do; it never repeats a token or what
-was in an image.
+Every error leaves the service as `{"error": {"code": ..., "message": ...}}`. A message states the
+rule, what was found and the way out, as all errors of ttapca do; it never repeats a token or the
+content of an image.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+
+from starlette.responses import JSONResponse
 
 from ttapca.errors import (
     DamagedStreamError,
@@ -28,7 +29,7 @@ from ttapca.errors import (
 
 SHORT_WAIT = 1.0  # seconds after which a full queue or a long answer is worth another try
 
-# What the library says about a request, as status and code.
+# Status and code of the errors of the library.
 STATUS_OF_ERROR: dict[type[TtapcaError], tuple[int, str]] = {
     PoolFullError: (503, "queue_full"),
     PoolClosedError: (503, "closing"),
@@ -45,18 +46,18 @@ STATUS_OF_ERROR: dict[type[TtapcaError], tuple[int, str]] = {
 }
 
 
-class Refusal(TtapcaError, ValueError):  # noqa: N818 - an answer, not a failure of the service
-    """A request that is not answered.
+class HttpError(TtapcaError, ValueError):
+    """A request that is refused.
 
     Args:
         status: The status of HTTP.
         code: A word for programs; it stays the same when the message is improved.
         message: For people.
         retry_after: Seconds after which the same request may be answered.
-        challenge: Whether a token would help: adds `WWW-Authenticate`.
+        headers: More headers of the answer.
 
     Example:
-        >>> Refusal(429, "too_many_requests", "Wait.", retry_after=0.2).headers
+        >>> HttpError(429, "too_many_requests", "Wait.", retry_after=0.2).headers
         {'Retry-After': '1'}
     """
 
@@ -67,33 +68,41 @@ class Refusal(TtapcaError, ValueError):  # noqa: N818 - an answer, not a failure
         message: str,
         *,
         retry_after: float | None = None,
-        challenge: bool = False,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.message = status, code, message
-        self.headers: dict[str, str] = {}
+        self.status, self.code, self.headers = status, code, dict(headers or {})
         if retry_after is not None:  # whole seconds, and 0 would be an invitation to hurry
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
-        if challenge:
-            self.headers["WWW-Authenticate"] = 'Bearer realm="ttapca"'
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """The answer, as every refusal has it."""
-        return {"error": {"code": self.code, "message": self.message}}
+    def response(self) -> JSONResponse:
+        """Return the answer."""
+        content = {"error": {"code": self.code, "message": str(self)}}
+        return JSONResponse(content, self.status, self.headers)
 
 
-def refusal_of(error: TtapcaError) -> Refusal | None:
-    """Return the refusal that an error of the library means; None if it is a failure of ours.
+def http_error(error: Exception) -> HttpError | None:
+    """Return the error of HTTP for an error of the library; None for a fault of the service.
 
     Example:
-        >>> refusal_of(ShapeError("Images have 3 axes.")).status
+        >>> http_error(ShapeError("Images have 3 axes.")).status
         422
-        >>> refusal_of(TtapcaError("Something else.")) is None
+        >>> http_error(TtapcaError("Something else.")) is None
         True
     """
+    if isinstance(error, HttpError):
+        return error
     for kind, (status, code) in STATUS_OF_ERROR.items():
         if isinstance(error, kind):
             wait = SHORT_WAIT if status == 503 else None
-            return Refusal(status, code, str(error), retry_after=wait)
+            return HttpError(status, code, str(error), retry_after=wait)
     return None
+
+
+def closing() -> HttpError:
+    """Return the error of a service that is about to end."""
+    message = (
+        "The service is about to end and takes no new requests. Use another one, or wait until it "
+        "is back."
+    )
+    return HttpError(503, "closing", message, retry_after=SHORT_WAIT)
